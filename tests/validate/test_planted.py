@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,11 @@ from tokenizers import Tokenizer
 
 import sample_data
 from gymdata.checks.violations import BREAKS as BREAK_CODES
-from gymdata.rollouts.turns import encode_turns
+from gymdata.rollouts.turns import TurnEncoder
 from gymdata.validate.run import fix, validate
 from tests.check.matrix import FAMILIES, has_family, save_family
 from tests.rollout_files import rollout
-from tests.validate.generate import _lists, chat, nemo_row, write_lines, write_native
+from tests.validate.generate import chat, nemo_row, write_lines, write_native
 from tests.validate.planted import BREAKS, CHATML, FAULTS, HEADERS, Maker, Planted, encoded
 
 pytestmark = pytest.mark.torch
@@ -25,26 +26,23 @@ POLICY = Path(sample_data.__file__).parent / "policy"
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tokenizer folder for each style: the sample policy's, and the same with another template's marks."""
-    other = tmp_path_factory.mktemp("headers")
-    changed = Tokenizer.from_file(str(POLICY / "tokenizer.json"))
-    changed.add_special_tokens(["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"])
-    changed.save(str(other / "tokenizer.json"))
-    return {"chatml": POLICY, "headers": other}
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Tokenizer folders by name, made when asked for: the sample policy's, the same with another template's marks, and the
+    families that the template matrix uses."""
 
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folders of the tokenizer families that the template matrix uses, made when asked for."""
-    made: dict[str, Path] = {}
-
+    @functools.cache
     def folder(name: str) -> Path:
+        if name == "chatml":
+            return POLICY
+        made = tmp_path_factory.mktemp(name)
+        if name == "headers":
+            changed = Tokenizer.from_file(str(POLICY / "tokenizer.json"))
+            changed.add_special_tokens(["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"])
+            changed.save(str(made / "tokenizer.json"))
+            return made
         if not has_family(name):
             pytest.skip("its vocabulary is not installed")
-        if name not in made:
-            made[name] = save_family(name, tmp_path_factory.mktemp(name))
-        return made[name]
+        return save_family(name, made)
 
     return folder
 
@@ -52,7 +50,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def plants(folder: Path, style: str, each: int, seed: int) -> tuple[list[Planted], list[Any]]:
     """``each`` conversations of every fault, and as many clean ones."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    maker = Maker(tokenizer, {"chatml": CHATML, "headers": HEADERS}[style], seed)
+    maker = Maker(tokenizer, STYLES[style], seed)
     faulty = [maker.plant(name) for _ in range(each) for name in FAULTS]
     return faulty, [maker.talk().calls() for _ in range(each)]
 
@@ -66,22 +64,14 @@ def foreign(calls: list[Any], index: int) -> dict[str, Any]:
 
 
 def native(calls: list[Any], index: int) -> dict[str, Any]:
-    turns = encode_turns(list(encoded(calls)))
-    row = rollout(f"t{index}", 0, 1.0, [], messages=chat(len(turns)))
-    counts = {
-        "n_turns": len(turns),
-        "n_context_tokens": sum(len(t["prompt_delta_ids"]) for t in turns),
-        "n_generated_tokens": sum(len(t["generation_token_ids"]) for t in turns),
-    }
-    row = _lists(row | counts | {"turns": turns})
-    return row | {"messages": chat(len(turns))}
+    encoder = TurnEncoder()
+    for call in encoded(calls):
+        encoder.add(call)
+    return rollout(f"t{index}", 0, 1.0, [], messages=chat(len(encoder.turns)), **encoder.columns())
 
 
-def check(path: Path, folder: Path, faulty: list[Planted]) -> str:
-    """Every plant is found once, where it is; its cause is right in 99 % of what is decidable, which is 90 %.
-
-    Returns the shares, for the record of the test.
-    """
+def check(path: Path, folder: Path, faulty: list[Planted]) -> None:
+    """Every plant is found once, where it is; its cause is right in 99 % of what is decidable, which is 90 %."""
     report = validate(path, tokenizer=folder, ignore=["D702", "R503", "L304", "B"])
     found: dict[int, list[Any]] = {}
     for v in report.violations:
@@ -107,58 +97,41 @@ def check(path: Path, folder: Path, faulty: list[Planted]) -> str:
     assert decidable >= 0.9 * breaks
     assert right.total() >= 0.99 * decidable, wrong[:3]
     assert set(right) == set(BREAKS)
-    return f"decidable {decidable} of {breaks} breaks, right {right.total()}: {dict(right)}"
 
 
-@pytest.mark.parametrize("form", ["nemo", "parquet"])
-@pytest.mark.parametrize("style", ["chatml", "headers"])
-def test_planted_faults(tmp_path: Path, folders: dict[str, Path], style: str, form: str, record_property: Any) -> None:
-    """A few of every fault, in both formats and two templates' marks."""
-    record_property("classes", _run(tmp_path, folders[style], style, form, each=20, seed=3))
+STYLES = {"chatml": CHATML, "headers": HEADERS}
+#: Tokenizer, style, format, conversations with each fault, seed: a few; with make test-full thousands, and hundreds in every
+#: family, with a large real vocabulary as well.
+CASES = [
+    *((style, style, form, 20, 3) for style in STYLES for form in ("nemo", "parquet")),
+    ("spaces", "headers", "parquet", 12, 3),  # a tokenizer that marks leading spaces
+    ("bytes", "chatml", "parquet", 12, 3),
+    *((style, style, form, 300, 11) for style in STYLES for form in ("nemo", "parquet")),
+    *((family, style, "parquet", 100, 5) for family in FAMILIES for style in STYLES),
+]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("form", ["nemo", "parquet"])
-@pytest.mark.parametrize("style", ["chatml", "headers"])
-def test_thousands_of_planted_faults(
-    tmp_path: Path, folders: dict[str, Path], style: str, form: str, record_property: Any
+@pytest.mark.parametrize(
+    ("tokenizer", "style", "form", "each", "seed"),
+    [pytest.param(*case, marks=pytest.mark.full if case[3] > 20 else ()) for case in CASES],
+)
+def test_planted_faults(
+    tmp_path: Path, folder_of: Callable[[str], Path], tokenizer: str, style: str, form: str, each: int, seed: int
 ) -> None:
-    """The same with thousands."""
-    record_property("classes", _run(tmp_path, folders[style], style, form, each=300, seed=11))
-
-
-@pytest.mark.parametrize(("name", "style"), [("spaces", "headers"), ("bytes", "chatml")])
-def test_planted_faults_in_other_families(
-    tmp_path: Path, family: Callable[[str], Path], name: str, style: str, record_property: Any
-) -> None:
-    """A few of every fault on tokenizers that mark leading spaces, and on a byte-level one."""
-    record_property("classes", _run(tmp_path, family(name), style, "parquet", each=12, seed=3))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("style", ["chatml", "headers"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_hundreds_of_planted_faults_in_every_family(
-    tmp_path: Path, family: Callable[[str], Path], name: str, style: str, record_property: Any
-) -> None:
-    """The same in hundreds, with a large real vocabulary as well."""
-    record_property("classes", _run(tmp_path, family(name), style, "parquet", each=100, seed=5))
-
-
-def _run(tmp_path: Path, folder: Path, style: str, form: str, each: int, seed: int) -> str:
-    faulty, clean = plants(folder, style, each, seed)
+    """Every fault, in both formats, two templates' marks and the families of tokenizers."""
+    faulty, clean = plants(folder_of(tokenizer), style, each, seed)
     calls = [*(p.calls for p in faulty), *clean]
     if form == "nemo":
         path = write_lines(tmp_path / "a.jsonl", [foreign(c, i) for i, c in enumerate(calls)])
     else:
         path = write_native(tmp_path, [native(c, i) for i, c in enumerate(calls)], "parquet")
-    return check(path, folder, faulty)
+    check(path, folder_of(tokenizer), faulty)
 
 
 @pytest.mark.parametrize("choice", ["split", "truncate", "drop"])
-def test_planted_faults_are_repaired(tmp_path: Path, folders: dict[str, Path], choice: Any) -> None:
+def test_planted_faults_are_repaired(tmp_path: Path, choice: Any) -> None:
     """The copy has no errors, its account adds up, and every token in it was in the source."""
-    faulty, clean = plants(folders["chatml"], "chatml", 4, 5)
+    faulty, clean = plants(POLICY, "chatml", 4, 5)
     kept = [p.calls for p in faulty if p.name != "id_range"]
     path = write_lines(tmp_path / "a.jsonl", [foreign(c, i) for i, c in enumerate([*kept, *clean])])
     account = fix(path, choice, tmp_path / "fixed.jsonl")
