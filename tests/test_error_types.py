@@ -16,7 +16,17 @@ from gymdata.store.paths import Source
 from gymdata.validate.pairs import validate_pairs
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted([*(ROOT / "gymdata").rglob("*.py"), *(ROOT / "cli").glob("*.py")])
+
+
+@pytest.fixture(scope="module")
+def nodes() -> list[tuple[str, ast.AST]]:
+    """Every part of the sources, with its file and line."""
+    files = sorted([*(ROOT / "gymdata").rglob("*.py"), *(ROOT / "cli").glob("*.py")])
+    return [
+        (f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", node)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+    ]
 
 
 def reads_a_message(node: ast.AST) -> bool:
@@ -33,11 +43,9 @@ def reads_a_message(node: ast.AST) -> bool:
     return False
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_no_code_asks_what_a_message_says(file: Path):
+def test_no_code_asks_what_a_message_says(nodes: list[tuple[str, ast.AST]]):
     """No condition on an error's message, no ``__new__`` in place of a constructor, no ``args`` written over."""
-    found = [node for node in ast.walk(ast.parse(file.read_text())) if reads_a_message(node)]
-    assert not [node.lineno for node in found if isinstance(node, ast.expr)]
+    assert [where for where, node in nodes if reads_a_message(node) and isinstance(node, ast.expr)] == []
 
 
 def test_the_name_of_a_file_does_not_decide_a_code(tmp_path: Path):
@@ -77,11 +85,11 @@ def test_rewards_have_every_attribute_of_the_protocol(spec: str, tmp_path: Path)
     assert (function.useless, function.bounded) == (None, False)
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_no_text_leaves_the_plural_to_the_reader(file: Path):
+def test_no_text_leaves_the_plural_to_the_reader(nodes: list[tuple[str, ast.AST]]):
     """A message counts "1 row" and "2 rows", never "2 row(s)"."""
-    texts = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]
-    assert not [t.lineno for t in texts if isinstance(t.value, str) and re.search(r"(?<![({ ])\b[a-z]+\(s\)", t.value)]
+    texts = [(where, node.value) for where, node in nodes if isinstance(node, ast.Constant)]
+    left = [where for where, text in texts if isinstance(text, str) and re.search(r"(?<![({ ])\b[a-z]+\(s\)", text)]
+    assert left == []
 
 
 @pytest.mark.parametrize(

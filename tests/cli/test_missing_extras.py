@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
+
+from tests.forks import Forks, forks
+from tests.kills import run
 
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
 POLICY, BROKEN = str(ROOT / "sample_data" / "policy"), str(ROOT / "sample_data" / "rollouts" / "broken.jsonl")
 TASKS = str(ROOT / "sample_data" / "tasks" / "train.jsonl")
-#: Runs a command where some modules are as if they were not installed.
-WITHOUT = """
-import sys
-from importlib.machinery import PathFinder
-missing, real = set(sys.argv[1].split(",")), PathFinder.find_spec
-PathFinder.find_spec = staticmethod(lambda name, *a: None if name.split(".")[0] in missing else real(name, *a))
-from gymdata.cli.main import main
-sys.exit(main(sys.argv[2:]))
-"""
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Forks]:
+    with forks("gymdata.cli.main", "gymdata.train.settings", "gymdata.collect.settings") as processes:
+        yield processes
+
+
+def run_without(missing: list[str], words: list[str], folder: Path, output: Path) -> int:
+    """A command, in a fork, where some modules are as if they were not installed."""
+    real = PathFinder.find_spec
+    PathFinder.find_spec = staticmethod(lambda name, *a: None if name.split(".")[0] in missing else real(name, *a))
+    return run(words, folder, None, output, [])
 
 
 @pytest.mark.parametrize(
@@ -37,15 +44,16 @@ sys.exit(main(sys.argv[2:]))
         ("tokenizers", ["validate", BROKEN, "--decode", "--tokenizer", POLICY], "collect"),
     ],
 )
-def test_a_missing_extra_is_one_line(missing: str, words: list[str], extra: str, tmp_path: Path) -> None:
+def test_a_missing_extra_is_one_line(
+    processes: Forks, missing: str, words: list[str], extra: str, tmp_path: Path
+) -> None:
     """The command ends with 2, names the module and the extra that brings it, and writes nothing."""
-    given = [str(tmp_path / "out") if word == "OUT" else word for word in words]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, missing, *given], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 2, done.stderr
-    assert "which is not installed" in done.stderr
-    assert f"'{missing.partition(',')[0]}'" in done.stderr
-    assert f"[{extra}" in done.stderr
-    assert "defect" not in done.stderr
+    modules, shown = missing.split(","), tmp_path / "shown"
+    words = [str(tmp_path / "out") if word == "OUT" else word for word in words]
+    assert processes.start(run_without, modules, words, tmp_path, shown).wait() == 2, shown.read_text()
+    text = shown.read_text()
+    assert "which is not installed" in text
+    assert f"'{modules[0]}'" in text
+    assert f"[{extra}" in text
+    assert "defect" not in text
     assert not (tmp_path / "out").exists()

@@ -6,24 +6,20 @@ import ast
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import gymdata
 from gymdata.cli.main import COMMANDS, main
-from gymdata.collect.settings import CollectConfig
+from gymdata.cli.settings_page import configurable
 from gymdata.errors import COMMAND_LINE, DataError, UsageError, option, with_options
-from gymdata.eval.settings import EvalConfig
-from gymdata.judge.settings import JudgeConfig, ServeConfig
-from gymdata.record.settings import RecordConfig
-from gymdata.score.settings import ScoreConfig
-from gymdata.settings import Config
-from gymdata.train.settings import TRAINERS
 from tests.cli.parsers import flags_of
 
 ROOT = Path(__file__).parents[2]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]")
+SETTINGS = {command: kind for command, (kind, _) in configurable().items()}
 #: Flags of other programs, which messages name or which are passed on to them.
 OTHERS = {
     "pip install": {"--force-reinstall", "--no-deps"},
@@ -45,15 +41,23 @@ OTHERS = {
 }  # fmt: skip
 
 
-def named(*, docstrings: bool = True) -> Iterator[tuple[str, str]]:
+@cache
+def sources() -> list[tuple[str, list[ast.AST]]]:
+    """The files of gymdata/ and cli/, each with all nodes of its syntax tree."""
+    files = sorted([*(ROOT / "gymdata").rglob("*.py"), *(ROOT / "cli").glob("*.py")])
+    return [(str(file.relative_to(ROOT)), [*ast.walk(ast.parse(file.read_text()))]) for file in files]
+
+
+@cache
+def named(*, docstrings: bool = True) -> list[tuple[str, str]]:
     """(file:line, flag) of every flag in a string of the sources."""
-    for file in sorted([*(ROOT / "gymdata").rglob("*.py"), *(ROOT / "cli").glob("*.py")]):
-        nodes = [*ast.walk(ast.parse(file.read_text()))]
+    flags = []
+    for file, nodes in sources():
         skipped = set[ast.AST]() if docstrings else {node.value for node in nodes if isinstance(node, ast.Expr)}
         for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in skipped:
-                for flag in FLAG.findall(node.value):
-                    yield f"{file.relative_to(ROOT)}:{node.lineno}", flag
+                flags += [(f"{file}:{node.lineno}", flag) for flag in FLAG.findall(node.value)]
+    return flags
 
 
 def test_every_flag_that_a_message_names_exists() -> None:
@@ -77,11 +81,11 @@ def test_the_kernel_names_no_flag() -> None:
 
 def options_named() -> Iterator[tuple[str, str]]:
     """(file:line, setting) of every ``option("min_margin")``, and of every ``{min_margin}`` in an ``only_with``."""
-    for file in sorted([*(ROOT / "gymdata").rglob("*.py"), *(ROOT / "cli").glob("*.py")]):
-        for node in ast.walk(ast.parse(file.read_text())):
+    for file, nodes in sources():
+        for node in nodes:
             called = isinstance(node, ast.Call) and ast.unparse(node.func) == "option"
             if called and isinstance(node.args[0], ast.Constant):
-                yield f"{file.relative_to(ROOT)}:{node.lineno}", node.args[0].value
+                yield f"{file}:{node.lineno}", node.args[0].value
     for kind in {*SETTINGS.values(), *(getattr(gymdata, name) for name in gymdata.__all__ if name.endswith("Config"))}:
         for text, _ in (*kind.only_with.values(), *kind.not_with.values()):
             yield from ((kind.__name__, name) for name in re.findall(r"\{(\w+)", text))
@@ -133,17 +137,6 @@ def test_a_command_without_arguments_names_its_own_flags(
     assert main([command]) == 2
     said = capsys.readouterr().err
     assert set(FLAG.findall(said)) <= flags_of(command)
-
-
-SETTINGS: dict[str, type[Config]] = {
-    "collect": CollectConfig,
-    "eval": EvalConfig,
-    "score": ScoreConfig,
-    "judge": JudgeConfig,
-    "record": RecordConfig,
-    "serve-genrm": ServeConfig,
-    **{f"train-{name}": kind for name, kind in TRAINERS.items()},
-}
 
 
 @pytest.mark.parametrize("command", SETTINGS)

@@ -17,6 +17,7 @@ INVOKED = '<invoke name="look"><parameter name="n">3</parameter><parameter name=
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
+        # JSON in any spelling and white space in any amount are equal; text inside JSON is not touched.
         ('<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "é"}}\n</tool_call>',
          '<tool_call>{"arguments":{"b":"\\u00e9","a":1.0},"name":"f"}</tool_call>', True),
         ('{"name": "f", "arguments": {"a": 1}}', '{"name": "f", "arguments": "{\\"a\\": 1}"}', True),
@@ -24,16 +25,7 @@ INVOKED = '<invoke name="look"><parameter name="n">3</parameter><parameter name=
         ('{"a": 1}', '{"a": true}', False),
         ('{"a": "x  y"}', '{"a": "x y"}', False),
         ("ab", "a b", False),
-    ],
-)  # fmt: skip
-def test_json(one: str, other: str, same: bool) -> None:
-    """JSON in any spelling and white space in any amount are equal; text inside JSON is not touched."""
-    assert same_turn(one, other) is same
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
+        # Elements are compared by name and arguments: order, line feeds and the spelling of constants are nothing.
         (CODER, CODER.replace("\n", ""), True),
         (CODER, CODER.replace("3", "4"), False),
         (CODER, CODER.replace("=n>", "=m>"), False),
@@ -47,16 +39,7 @@ def test_json(one: str, other: str, same: bool) -> None:
         ("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>[1, 2]</arg_value>\n</tool_call>",
          "<tool_call>f<arg_key>a</arg_key><arg_value>[1,2]</arg_value></tool_call>", True),
         ("<tool_call>f\n</tool_call>", "<tool_call>g\n</tool_call>", False),
-    ],
-)  # fmt: skip
-def test_xml(one: str, other: str, same: bool) -> None:
-    """Elements are compared by name and arguments: order, line feeds and the spelling of constants are nothing."""
-    assert same_turn(one, other) is same
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
+        # Keyword arguments of Python calls that are constants are read; anything else is text.
         ('[f(a=1, b="x"), g()]', "[f(b='x',a=1.0),g( )]", True),
         ('f(a=[1, {"k": None}])', "f(a=[1,{'k':null}])", True),
         ("f(on=True, n=-2)", "f(n=-2, on=true)", True),
@@ -68,9 +51,9 @@ def test_xml(one: str, other: str, same: bool) -> None:
         ('f(a=")", b="\\"(")', "f(b='\"(', a=')')", True),
         ("the sum (a=1) of", "the sum ( a = 1 ) of", False),
     ],
-)
-def test_python_calls(one: str, other: str, same: bool) -> None:
-    """Keyword arguments that are constants are read; anything else is text."""
+)  # fmt: skip
+def test_renderings_are_equal_when_they_say_the_same(one: str, other: str, same: bool) -> None:
+    """In JSON, elements or Python calls."""
     assert same_turn(one, other) is same
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gymdata
 from gymdata.checks.codes.behavior import loops
 from gymdata.checks.violations import CODES
 from gymdata.cli.main import main
@@ -22,6 +23,8 @@ from gymdata.validate.run import validate
 from tests.rollout_files import rollout, two_turns, write_run
 
 Row = dict[str, Any]
+#: (code, row, turn, position, detail)
+Findings = list[tuple[str, int, int | None, int | None, str | None]]
 
 
 @pytest.fixture(params=["parquet", "jsonl"])
@@ -29,45 +32,186 @@ def suffix(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def found(folder: Path, rows: Sequence[Row], suffix: str) -> list[tuple[str, int, int | None, int | None, str | None]]:
-    """(code, row, turn, position, detail) of family B."""
+def found(folder: Path, rows: Sequence[Row], suffix: str) -> Findings:
+    """What of family B is found."""
     report = validate(write_run(folder / "run", rows, suffix), select=["B"])
     return [(v.code, v.row, v.turn, v.position, v.detail) for v in report.violations]
 
 
-def generation(ids: Sequence[int], **columns: Any) -> Row:
-    return rollout("t", 0, 1.0, [([1, 2], list(ids))], **columns)
-
-
 FRESH = list(range(100, 130))
+LOOP = [7, 8, 9] * 30
 
 
-def test_a_loop_is_found_where_it_begins(tmp_path: Path, suffix: str) -> None:
-    """B801: 30 other tokens, then [7, 8, 9] 30 times and an end token; or other tokens again; or the loop alone."""
-    loop = [7, 8, 9] * 30
-    rows = [
-        rollout("t", i, float(i), [([1, 2], ids)])
-        for i, ids in enumerate(([*FRESH, *loop, 2], [*FRESH, *loop, *FRESH], loop))
-    ]
-    assert found(tmp_path, rows, suffix) == [
-        ("B801", 0, 0, 30, "3 tokens repeated 30 times"),
-        ("B801", 1, 0, 30, "3 tokens repeated 30 times, then 30 tokens more"),
-        ("B801", 2, 0, 0, "3 tokens repeated 30 times"),
-    ]
+def sampled(*generations: Sequence[int]) -> list[Row]:
+    return [rollout("t", i, float(i), [([1, 2], list(ids))]) for i, ids in enumerate(generations)]
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        [*FRESH, *[7, 8, 9] * 26, 2],  # over 78 tokens
-        [*[7, 8, 9] * 26, *FRESH, *[7, 8, 9] * 26],  # twice over 78 tokens
-        [*FRESH, *range(200, 260), *range(200, 260), *range(200, 260), 2],  # three times
-        [*FRESH, *(x for n in range(40) for x in (7, 8, 500 + n)), 2],  # a list that counts
-    ],
-)  # fmt: skip
-def test_what_nearly_loops_is_fine(tmp_path: Path, suffix: str, ids: list[int]) -> None:
-    """B801 needs 4 repeats and 80 tokens at a stretch."""
-    assert found(tmp_path, [generation(ids)], suffix) == []
+def cut(n: int, of: int) -> list[Row]:
+    rows = sampled(*([40 + i, 2] for i in range(of)))
+    for row in rows[of - n :]:
+        row["turns"][0]["finish_reason"] = "length"
+    return rows
+
+
+def said(*messages: dict[str, Any], **columns: Any) -> Row:
+    return rollout("t", 0, 1.0, two_turns(4, 50), messages=[{"role": "user", "content": "?"}, *messages], **columns)
+
+
+def answer(**message: Any) -> list[Row]:
+    return [said({"role": "assistant", "turn": 0, **message})]
+
+
+ERRORS = ['{"error": "no such tool"}', '{ "error" : {"code": 3}}', "Error: bad argument", "ERROR 500",
+          "Traceback (most recent call last):\n  File"]  # fmt: skip
+FINE = ["42", '{"error": null, "value": 3}', "Errors: 0", '{"result": "error"}', "No error"]
+
+
+def results(texts: Sequence[str]) -> list[Row]:
+    messages: list[dict[str, Any]] = []
+    for i, text in enumerate(texts):
+        call = json.dumps([{"id": f"c{i}", "function": {"name": "f", "arguments": {}}}])
+        messages.append({"role": "assistant", "content": "calling", "tool_calls": call})
+        messages.append({"role": "tool", "content": text, "tool_call_id": f"c{i}"})
+    return [said(*messages)]
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+TOOLS = '[{"type": "function", "function": {"name": "add"}}]'
+PARSED = said({"role": "assistant", "content": "", "tool_calls": '[{"id": "a"}]', "turn": 0}, tools=TOOLS)
+BEGUN = (
+    "<tool_call>55",
+    '<tool_call>{"12',
+    "<tool_call>55</tool_call>",
+    "<function=add>",
+    '{"name": "add", "arguments": {',
+)
+
+
+def spelled(*texts: str, tools: str = TOOLS) -> list[Row]:
+    return [said({"role": "assistant", "content": text, "turn": 0}, tools=tools) for text in texts]
+
+
+def unparsed(of: int, *, more: str = "") -> Findings:
+    return [("B805", 0, 0, None, f"{of} messages spell a tool call, and none was parsed{more}")]
+
+
+def rewarded(*rewards: float | None) -> list[Row]:
+    return [rollout(f"t{i}", 0, r, two_turns(4, 50 + i)) for i, r in enumerate(rewards)]
+
+
+def parts(exact: Sequence[float], style: Sequence[float], weight: float) -> list[Row]:
+    return [
+        rollout(f"t{i}", 0, e + weight * s, two_turns(4, 50 + i),
+                rewards=[{"name": "exact", "value": e}, {"name": "style", "value": s}])
+        for i, (e, s) in enumerate(zip(exact, style, strict=True))
+    ]  # fmt: skip
+
+
+EXACT, STYLE = [0.0, 1.0] * 5, [0.0, 0.0, 1.0, 1.0] * 2 + [0.0, 1.0]
+
+
+def grown(sizes: Sequence[int], begun: Callable[[int], int] = lambda i: i) -> list[Row]:
+    """Rollouts of so many tokens, begun at these seconds."""
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    return [
+        rollout(f"t{i}", 0, float(i % 2), [([1, i], list(range(9, 9 + size)))],
+                started_at=start + timedelta(seconds=begun(i)))
+        for i, size in enumerate(sizes)
+    ]  # fmt: skip
+
+
+def jump(early: int, late: int, n: int = 200) -> list[int]:
+    return [(early if i < n // 2 else late) + i % 3 for i in range(n)]
+
+
+def by_size(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: row["n_generated_tokens"])
+
+
+DRIFT = "median of 11 sampled tokens in the first quarter of the run, 21 in the last"
+STARTS = [("B808", 0, None, None, DRIFT)]
+CASES: dict[str, tuple[list[Row], Findings]] = {
+    "B801 where a loop begins: before an end token, before other tokens, alone": (
+        sampled([*FRESH, *LOOP, 2], [*FRESH, *LOOP, *FRESH], LOOP),
+        [
+            ("B801", 0, 0, 30, "3 tokens repeated 30 times"),
+            ("B801", 1, 0, 30, "3 tokens repeated 30 times, then 30 tokens more"),
+            ("B801", 2, 0, 0, "3 tokens repeated 30 times"),
+        ],
+    ),
+    "B801 not over 78 tokens, once or twice": (
+        sampled([*FRESH, *[7, 8, 9] * 26, 2], [*[7, 8, 9] * 26, *FRESH, *[7, 8, 9] * 26]), [],
+    ),
+    "B801 not three times": (sampled([*FRESH, *[*range(200, 260)] * 3, 2]), []),
+    "B801 not a list that counts": (sampled([*FRESH, *(x for n in range(40) for x in (7, 8, 500 + n)), 2]), []),
+    "B802 2 of 20 calls, at the first of them": (
+        cut(2, 20), [("B802", 18, 0, None, "2 of 20 model calls were cut at a token limit (10%)")],
+    ),
+    "B802 not 1 of 20": (cut(1, 20), []),
+    "B802 not 2 of 19": (cut(2, 19), []),
+    **{
+        f"B803 neither text nor reasoning nor a call: {content!r}": (
+            answer(content=content), [("B803", 0, 0, None, "message 1; 3 tokens sampled")],
+        )
+        for content in ("", " \n\t ", None)
+    },
+    "B803 not a dot": (answer(content=" . "), []),
+    "B803 not with reasoning": (answer(content=None, reasoning="Hm."), []),
+    "B803 not with a call": (answer(content="", tool_calls='[{"id": "a"}]'), []),
+    "B803 not without a token, which is T212": (
+        [rollout("t", 0, 1.0, [([1, 2], [])], messages=[{"role": "assistant", "content": "", "turn": 0}])], [],
+    ),
+    "B804 four errors": (results(ERRORS[:4]), [("B804", 0, None, None, "4 of 4 tool results are errors")]),
+    "B804 half of all": (results([*ERRORS, *FINE]), [("B804", 0, None, None, "5 of 10 tool results are errors")]),
+    "B804 not three errors": (results(ERRORS[:3]), []),
+    "B804 not four of nine": (results([*ERRORS[:4], *FINE]), []),
+    **{
+        f"B805 two messages spell calls: {text[:14]!r}": (spelled(text, text), unparsed(2))
+        for text in (CALL, 'I call {"name": "add", "arguments": {"a": 1}}.', "[TOOL_CALLS][{}]", "<function=add></function>")
+    },
+    **{
+        f"B805 with a malformed one: {text!r}": (
+            spelled(text, text), unparsed(2, more=f"; all of these calls are malformed, as {text!r}"),
+        )
+        for text in BEGUN
+    },
+    "B805 with how many of them are malformed": (
+        spelled(CALL, *BEGUN[:2]), unparsed(3, more="; 2 of these calls are malformed, as '<tool_call>55'"),
+    ),
+    "B805 not one": (spelled(CALL), []),
+    "B805 not without tools": (spelled(CALL, CALL, tools="[]"), []),
+    "B805 not where another was parsed": ([*spelled(CALL, CALL), PARSED], []),
+    "B805 not plain text": (spelled(*["Use the function add."] * 3), []),
+    "B806 eight scored rollouts with one reward": (
+        rewarded(*[0.0] * 8, None), [("B806", 0, None, None, "reward 0 for all 8 scored rollouts")],
+    ),
+    "B806 not seven": (rewarded(*[0.0] * 7, None), []),
+    "B806 not when one differs": (rewarded(*[0.0] * 8, 1e-9), []),
+    "B807 not when style counts": (parts(EXACT, STYLE, 1.0), []),
+    "B807 not when style is constant": (parts(EXACT, [1.0] * 10, 0.01), []),
+    "B807 not when style agrees": (parts(EXACT, EXACT, 0.01), []),
+    "B807 not of seven": (parts(EXACT[:7], STYLE[:7], 0.01), []),
+    "B808 by when rollouts began": (grown(jump(10, 20)), STARTS),
+    "B808 whatever the order of rows": (by_size(grown(jump(10, 20))), STARTS),
+    "B808 not below a factor of 1.5": (grown(jump(20, 29)), []),
+    "B808 not below 200 rollouts": (grown(jump(10, 20, 196)), []),
+    "B808 not of rows that only end in order of length": (
+        grown([10 + i // 5 for i in range(200)], lambda i: (i * 73) % 200), [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "expected"), CASES.values(), ids=CASES)
+def test_each_finding_is_at_its_place_and_none_where_it_is_nearly_so(
+    tmp_path: Path, suffix: str, rows: list[Row], expected: Findings
+) -> None:
+    """The bounds of family B, one case for each side of them."""
+    assert found(tmp_path, rows, suffix) == expected
+
+
+def test_a_length_that_falls_drifts_too(tmp_path: Path, suffix: str) -> None:
+    """B808 in both directions."""
+    assert [code for code, *_ in found(tmp_path, grown(jump(20, 10)), suffix)] == ["B808"]
 
 
 @settings(max_examples=80)
@@ -95,129 +239,6 @@ def test_loops_are_those_of_the_definition(
         if best[0]:
             expected.append((k, *best))
     assert loops(Ragged.of_arrays([np.array(one, kind) for one in generations], kind)) == expected
-
-
-def cut(n: int, of: int) -> list[Row]:
-    rows = [rollout("t", i, float(i % 2), [([1, 2], [40 + i, 2])]) for i in range(of)]
-    for row in rows[of - n :]:
-        row["turns"][0]["finish_reason"] = "length"
-    return rows
-
-
-def test_many_generations_that_are_cut_are_one_finding(tmp_path: Path, suffix: str) -> None:
-    """B802: 2 of 20 calls, at the first of them; not 1 of 20, and not 2 of 19."""
-    assert found(tmp_path, cut(2, 20), suffix) == [
-        ("B802", 18, 0, None, "2 of 20 model calls were cut at a token limit (10%)")
-    ]
-    assert found(tmp_path, cut(1, 20), suffix) == []
-    assert found(tmp_path, cut(2, 19), suffix) == []
-
-
-def said(*messages: dict[str, Any], **columns: Any) -> Row:
-    return rollout("t", 0, 1.0, two_turns(4, 50), messages=[{"role": "user", "content": "?"}, *messages], **columns)
-
-
-@pytest.mark.parametrize(
-    ("message", "empty"),
-    [
-        ({"content": ""}, True),
-        ({"content": " \n\t "}, True),
-        ({"content": None}, True),
-        ({"content": " . "}, False),
-        ({"content": None, "reasoning": "Hm."}, False),
-        ({"content": "", "tool_calls": '[{"id": "a"}]'}, False),
-    ],
-)
-def test_a_turn_that_says_nothing_is_found(tmp_path: Path, suffix: str, message: dict[str, Any], empty: bool) -> None:
-    """B803: neither text nor reasoning nor a call, though tokens were sampled."""
-    row = said({"role": "assistant", "turn": 0, **message})
-    expected = [("B803", 0, 0, None, "message 1; 3 tokens sampled")] if empty else []
-    assert found(tmp_path, [row], suffix) == expected
-
-
-def test_a_turn_without_a_token_is_no_empty_turn(tmp_path: Path, suffix: str) -> None:
-    """It is T212."""
-    row = rollout("t", 0, 1.0, [([1, 2], [])], messages=[{"role": "assistant", "content": "", "turn": 0}])
-    assert found(tmp_path, [row], suffix) == []
-
-
-ERRORS = ['{"error": "no such tool"}', '{ "error" : {"code": 3}}', "Error: bad argument", "ERROR 500",
-          "Traceback (most recent call last):\n  File"]  # fmt: skip
-FINE = ["42", '{"error": null, "value": 3}', "Errors: 0", '{"result": "error"}', "No error"]
-
-
-def results(texts: Sequence[str]) -> Row:
-    messages: list[dict[str, Any]] = []
-    for i, text in enumerate(texts):
-        call = json.dumps([{"id": f"c{i}", "function": {"name": "f", "arguments": {}}}])
-        messages.append({"role": "assistant", "content": "calling", "tool_calls": call})
-        messages.append({"role": "tool", "content": text, "tool_call_id": f"c{i}"})
-    return said(*messages)
-
-
-def test_a_storm_of_tool_errors_is_found(tmp_path: Path, suffix: str) -> None:
-    """B804: four errors, half of all; not three, and not four of nine; and what only speaks of errors is none."""
-    assert found(tmp_path, [results(ERRORS[:4])], suffix) == [("B804", 0, None, None, "4 of 4 tool results are errors")]
-    assert found(tmp_path, [results([*ERRORS, *FINE])], suffix) == [
-        ("B804", 0, None, None, "5 of 10 tool results are errors")
-    ]
-    assert found(tmp_path, [results(ERRORS[:3])], suffix) == []
-    assert found(tmp_path, [results([*ERRORS[:4], *FINE])], suffix) == []
-
-
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-TOOLS = '[{"type": "function", "function": {"name": "add"}}]'
-
-
-def test_calls_that_nobody_parsed_are_found(tmp_path: Path, suffix: str) -> None:
-    """B805: two messages spell calls, none is parsed, and there were tools."""
-    spoken = 'I call {"name": "add", "arguments": {"a": 1}}.'
-    for text in (CALL, spoken, "[TOOL_CALLS][{}]", "<function=add></function>"):
-        rows = [said({"role": "assistant", "content": text, "turn": 0}, tools=TOOLS) for _ in range(2)]
-        assert found(tmp_path / text[:3], rows, suffix) == [
-            ("B805", 0, 0, None, "2 messages spell a tool call, and none was parsed")
-        ]
-
-
-def test_malformed_calls_are_not_blamed_on_the_parser(tmp_path: Path, suffix: str) -> None:
-    """B805 shows one; a whole call among them is counted apart."""
-    begun = '{"name": "add", "arguments": {'
-    texts = ("<tool_call>55", '<tool_call>{"12', "<tool_call>55</tool_call>", "<function=add>", begun)
-    for number, text in enumerate(texts):
-        rows = [said({"role": "assistant", "content": text, "turn": 0}, tools=TOOLS) for _ in range(2)]
-        assert found(tmp_path / str(number), rows, suffix) == [
-            (
-                *("B805", 0, 0, None),
-                f"2 messages spell a tool call, and none was parsed; all of these calls are malformed, as {text!r}",
-            )
-        ]
-    rows = [said({"role": "assistant", "content": text, "turn": 0}, tools=TOOLS) for text in (CALL, texts[0], texts[1])]
-    ((*_, detail),) = found(tmp_path / "both", rows, suffix)
-    assert str(detail).endswith("; 2 of these calls are malformed, as '<tool_call>55'")
-
-
-@pytest.mark.parametrize("case", ["one", "no tools", "another was parsed", "plain text"])
-def test_calls_that_may_be_text_are_fine(tmp_path: Path, suffix: str, case: str) -> None:
-    """B805 needs two of them, tools, and not a single parsed call anywhere in the path."""
-    text = "Use the function add." if case == "plain text" else CALL
-    spelled = said({"role": "assistant", "content": text, "turn": 0}, tools="[]" if case == "no tools" else TOOLS)
-    rows = [spelled] * (1 if case == "one" else 3)
-    if case == "another was parsed":
-        rows.append(said({"role": "assistant", "content": "", "tool_calls": '[{"id": "a"}]', "turn": 0}, tools=TOOLS))
-    assert found(tmp_path, rows, suffix) == []
-
-
-def rewarded(rewards: Sequence[float | None]) -> list[Row]:
-    return [rollout(f"t{i}", 0, r, two_turns(4, 50 + i)) for i, r in enumerate(rewards)]
-
-
-def test_equal_rewards_are_one_finding(tmp_path: Path, suffix: str) -> None:
-    """B806: eight scored rollouts with one reward; not seven, and not when one differs."""
-    assert found(tmp_path, rewarded([0.0] * 8 + [None]), suffix) == [
-        ("B806", 0, None, None, "reward 0 for all 8 scored rollouts")
-    ]
-    assert found(tmp_path, rewarded([0.0] * 7 + [None]), suffix) == []
-    assert found(tmp_path, rewarded([0.0] * 8 + [1e-9]), suffix) == []
 
 
 def message(text: str | None, ids: Sequence[int] | None = None, prompt: Sequence[int] = (1, 2)) -> Row:
@@ -296,66 +317,21 @@ def test_nemo_gym_rows_that_were_cut_or_have_one_reward_are_found(tmp_path: Path
     assert [v.code for v in validate(path, select=["B802"]).violations] == []
 
 
-def parts(exact: Sequence[float], style: Sequence[float], weight: float) -> list[Row]:
-    return [
-        rollout(f"t{i}", 0, e + weight * s, two_turns(4, 50 + i),
-                rewards=[{"name": "exact", "value": e}, {"name": "style", "value": s}])
-        for i, (e, s) in enumerate(zip(exact, style, strict=True))
-    ]  # fmt: skip
-
-
 def test_a_part_that_dominates_is_found(tmp_path: Path, suffix: str) -> None:
-    """B807: the reward follows exact, and style varies for nothing; not when style counts, is constant, or agrees."""
-    exact, style = [0.0, 1.0] * 5, [0.0, 0.0, 1.0, 1.0] * 2 + [0.0, 1.0]
-    ((code, row, _, _, detail),) = found(tmp_path / "a", parts(exact, style, 0.01), suffix)
+    """B807: the reward follows exact, and style varies for nothing; a part of weight 0 is measured only."""
+    rows = parts(EXACT, STYLE, 0.01)
+    ((code, row, _, _, detail),) = found(tmp_path, rows, suffix)
     assert (code, row) == ("B807", 0)
-    assert detail is not None
-    assert detail.startswith("the reward follows part 'exact' (correlation 1.000), whatever 'style' (0.2")
-    assert found(tmp_path / "b", parts(exact, style, 1.0), suffix) == []
-    assert found(tmp_path / "c", parts(exact, [1.0] * 10, 0.01), suffix) == []
-    assert found(tmp_path / "d", parts(exact, exact, 0.01), suffix) == []
-    assert found(tmp_path / "e", parts(exact[:7], style[:7], 0.01), suffix) == []
-    # A part of weight 0 is measured only.
-    run = write_run(tmp_path / "f" / "run", parts(exact, style, 0.01), suffix)
+    assert str(detail).startswith("the reward follows part 'exact' (correlation 1.000), whatever 'style' (0.2")
+    run = tmp_path / "run"
     weights = [{"name": "exact", "weight": 1}, {"name": "style", "weight": 0}]
     write_run_json(run, read_run_json(run) | {"identity": {"rewards": weights}})
     assert validate(run, select=["B"]).violations == []
 
 
-def drifting(early: int, late: int, n: int = 200, *, ordered: bool = True) -> list[Row]:
-    """Sizes jump in the middle; rows stand in the order of their ends when not ``ordered``."""
-    rows = []
-    for i in range(n):
-        size = (early if i < n // 2 else late) + i % 3
-        at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=i)
-        rows.append(rollout(f"t{i}", 0, float(i % 2), [([1, i], list(range(9, 9 + size)))], started_at=at))
-    return rows if ordered else sorted(rows, key=lambda row: row["n_generated_tokens"])
-
-
-def test_a_length_that_drifts_over_the_run_is_found(tmp_path: Path, suffix: str) -> None:
-    """B808: by when rollouts began, whatever the order of rows; not below a factor of 1.5, nor 200 rollouts."""
-    text = "median of 11 sampled tokens in the first quarter of the run, 21 in the last"
-    for name, rows in (("a", drifting(10, 20)), ("b", drifting(10, 20, ordered=False))):
-        assert [(code, detail) for code, *_, detail in found(tmp_path / name, rows, suffix)] == [("B808", text)]
-    assert found(tmp_path / "c", drifting(20, 29), suffix) == []
-    assert found(tmp_path / "d", drifting(10, 20, 196), suffix) == []
-    assert [code for code, *_ in found(tmp_path / "e", drifting(20, 10), suffix)] == ["B808"]
-
-
-def test_rows_that_only_end_in_order_of_length_do_not_drift(tmp_path: Path, suffix: str) -> None:
-    """Short rollouts end first in every run: rows sorted by length, begun in any order, are fine."""
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    rows = [
-        rollout(f"t{i}", 0, float(i % 2), [([1, i], list(range(9, 19 + i // 5)))],
-                started_at=start + timedelta(seconds=(i * 73) % 200))
-        for i in range(200)
-    ]  # fmt: skip
-    assert found(tmp_path, rows, suffix) == []
-
-
 def test_behavior_never_makes_a_rollout_untrainable(tmp_path: Path, suffix: str) -> None:
     """Findings of family B are warnings and information: exit code 0, and every rollout stays trainable."""
-    run = write_run(tmp_path / "run", [generation([*FRESH, *[7, 8, 9] * 30, 2])], suffix)
+    run = write_run(tmp_path / "run", sampled([*FRESH, *LOOP, 2]), suffix)
     report = validate(run)
     assert (report.by_code, report.errors, report.trainable) == ({"B801": 1}, 0, 1)
     assert main(["validate", str(run)]) == 0
@@ -364,8 +340,6 @@ def test_behavior_never_makes_a_rollout_untrainable(tmp_path: Path, suffix: str)
 
 def test_clean_sample_rollouts_raise_no_alarm() -> None:
     """The shipped rollouts, played by a real policy, have no finding of family B."""
-    import gymdata
-
     folder = Path(gymdata.__file__).parent / "sample_data/rollouts"
     for name in ("clean.jsonl", "nemo_gym.jsonl"):
         assert validate(folder / name, select=["B"]).violations == []
