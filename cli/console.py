@@ -53,6 +53,8 @@ _RATE_AFTER = 0.02
 #: The narrowest that a value may be beside its name.
 _NARROWEST = 20
 _BAR_WIDTH = 24
+#: Between two lines of progress where there is no bar.
+_LINE_EVERY_S = 5.0
 #: Significant digits of a float in a summary.
 DIGITS = 4
 
@@ -305,9 +307,8 @@ class Watch:
     stdout: prints go to stderr.
     """
 
-    def __init__(self, what: str, *, every_s: float = 5.0) -> None:
+    def __init__(self, what: str) -> None:
         self._what = what
-        self._every_s = every_s
         self._counts: dict[str, float] = {}
         #: Whether they are of what a training scores before its steps.
         self._scores = False
@@ -355,7 +356,7 @@ class Watch:
                 self._task, completed=done, total=total, of=self._of(), facts=self._facts(), left=self._left()
             )
             self._record(every_s=60)
-        elif self._latest - self._last_line_at >= self._every_s:
+        elif self._latest - self._last_line_at >= _LINE_EVERY_S:
             self._say()
 
     def message(self, text: str) -> None:

@@ -75,6 +75,8 @@ def group_statistic(what: str, values: Array, groups: Array, n_groups: int) -> A
 
 
 RESAMPLES = 2_000
+#: Of every interval: 95 % lie between.
+_BOUNDS = (0.5 - 0.95 / 2, 0.5 + 0.95 / 2)
 _DRAWS_AT_ONCE = 4_000_000
 _FEW_CELLS = 4_096
 
@@ -115,8 +117,6 @@ def pass_at_k_by_task(tasks: Sequence[Any] | np.ndarray, correct: Sequence[bool]
 def mean_ci(
     values: Sequence[float | None] | np.ndarray,
     groups: Sequence[Any] | np.ndarray | None = None,
-    seed: int = 0,
-    level: float = 0.95,
 ) -> tuple[float, float, float]:
     """Mean of ``values`` and its percentile bootstrap interval: ``(mean, low, high)``.
 
@@ -140,13 +140,13 @@ def mean_ci(
         return mean * unit, math.nan, math.nan
     # Equal groups are drawn together, which also makes the result independent of their order.
     cells, times = np.unique(np.stack([sums, counts.astype(np.float64)]), axis=1, return_counts=True)
-    means = np.concatenate(list(_resampled_means(cells, times, np.random.default_rng(seed))))
-    low, high = (float(bound) * unit for bound in np.quantile(means, [0.5 - level / 2, 0.5 + level / 2]))
+    means = np.concatenate(list(_resampled_means(cells, times, np.random.default_rng(0))))
+    low, high = (float(bound) * unit for bound in np.quantile(means, _BOUNDS))
     return mean * unit, low, high
 
 
 def paired_difference_ci(
-    a: Sequence[float | None] | np.ndarray, b: Sequence[float | None] | np.ndarray, seed: int = 0, level: float = 0.95
+    a: Sequence[float | None] | np.ndarray, b: Sequence[float | None] | np.ndarray
 ) -> tuple[float, float, float]:
     """Mean of ``b − a`` and its bootstrap interval; ``a[i]`` and ``b[i]`` belong to the same task.
 
@@ -155,10 +155,10 @@ def paired_difference_ci(
     before, after = _floats(a), _floats(b)
     if before.shape != after.shape:
         raise DataError(f"paired difference: got {len(before)} and {len(after)} values, expected the same tasks")
-    return mean_ci(after - before, seed=seed, level=level)
+    return mean_ci(after - before)
 
 
-def two_way_ci(values: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float, float]:
+def two_way_ci(values: np.ndarray) -> tuple[float, float, float]:
     """Mean of ``values``, of shape (seeds, tasks), and its percentile bootstrap interval, ``(mean, low, high)``: seeds and
     tasks are both resampled (Owen, The pigeonhole bootstrap, 2007). With one seed, over tasks; all NaN without values, and
     the bounds with fewer than two tasks."""
@@ -168,17 +168,17 @@ def two_way_ci(values: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[
     mean = math.fsum(values.ravel()) / values.size
     if tasks < 2:
         return mean, math.nan, math.nan
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     # In an order of their own, so that theirs does not matter; tasks with the same results are drawn together.
     cells, times = np.unique(values[np.lexsort(np.sort(values, axis=1).T)], axis=1, return_counts=True)
     of_seeds = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES) / seeds
     of_tasks = rng.multinomial(tasks, times / tasks, size=RESAMPLES) / tasks
     means = np.einsum("rs,sc,rc->r", of_seeds, cells, of_tasks, optimize=True)
-    low, high = (float(bound) for bound in np.quantile(means, [0.5 - level / 2, 0.5 + level / 2]))
+    low, high = (float(bound) for bound in np.quantile(means, _BOUNDS))
     return mean, low, high
 
 
-def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
+def wilson(successes: int, n: int) -> tuple[float, float]:
     """Wilson score interval of a proportion: ``(low, high)`` within [0, 1]; NaN when ``n`` is 0."""
     if not 0 <= successes <= n:
         raise DataError(f"Wilson interval: got {successes} of {n}, expected 0 ≤ successes ≤ n")
@@ -186,7 +186,7 @@ def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
         return math.nan, math.nan
     from statistics import NormalDist
 
-    z = NormalDist().inv_cdf(0.5 + level / 2)
+    z = NormalDist().inv_cdf(_BOUNDS[1])
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))

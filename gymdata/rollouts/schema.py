@@ -17,6 +17,8 @@ from gymdata.errors import DataError
 SCHEMA_KEY = b"gymdata.schema"
 VERSION_KEY = b"gymdata.version"
 
+#: Marks a field until its table is made.
+_CODED = b"coded"
 _ids = pa.list_(pa.int32())
 _floats = pa.list_(pa.float32())
 _mask = pa.list_(pa.int8())
@@ -24,6 +26,11 @@ _mask = pa.list_(pa.int8())
 
 def _f(name: str, kind: pa.DataType, null: bool = False) -> pa.Field:
     return pa.field(name, kind, nullable=null)
+
+
+def _coded(name: str, kind: pa.DataType, null: bool = False) -> pa.Field:
+    """A column of few different values, which Parquet writes as a dictionary of them."""
+    return _f(name, kind, null).with_metadata({_CODED: b""})
 
 
 TOP_LOG_PROBS = pa.list_(pa.list_(pa.struct([_f("id", pa.int32()), _f("log_prob", pa.float32())])))
@@ -119,59 +126,49 @@ class Table:
         return replace(self, schema=pa.schema(narrowed))
 
 
-ROLLOUTS = Table(
+def _table(name: str, version: int, fields: list[pa.Field], *, nested: tuple[str, ...] = (), **how: Any) -> Table:
+    """``nested``: leaves within lists that have a dictionary; ``how``: the other attributes of the table."""
+    coded = tuple(f.name for f in fields if f.metadata)
+    return Table(name, version, pa.schema([f.remove_metadata() for f in fields]), (*coded, *nested), **how)
+
+
+ROLLOUTS = _table(
     "rollouts",
     1,
-    pa.schema(
-        [
-            _f("rollout_id", pa.string()),
-            _f("run_id", pa.string()),
-            _f("task_id", pa.string()),
-            _f("group_id", pa.string()),
-            _f("rollout_index", pa.int32()),
-            _f("policy", pa.string()),
-            _f("policy_hash", pa.string()),
-            _f("policy_version", pa.int32()),
-            _f("status", pa.string()),
-            _f("stop_reason", pa.string(), null=True),
-            _f("finish_reason", pa.string(), null=True),
-            _f("reward", pa.float64(), null=True),
-            _f("rewards", pa.list_(NAMED_VALUE)),
-            _f("temperature", pa.float32()),
-            _f("n_turns", pa.int32()),
-            _f("n_breaks", pa.int32()),
-            _f("n_context_tokens", pa.int64()),
-            _f("n_generated_tokens", pa.int64()),
-            _f("prompt_hash", pa.int64(), null=True),
-            _f("generation_hash", pa.int64(), null=True),
-            _f("messages", pa.list_(MESSAGE)),
-            _f("tools", pa.string()),
-            _f("task", pa.string()),
-            _f("extra", pa.string()),
-            _f("turns", pa.list_(TURN)),
-            _f("started_at", pa.timestamp("us", tz="UTC")),
-            _f("duration_s", pa.float64()),
-        ]
-    ),
-    dictionary=(
-        "run_id",
-        "task_id",
-        "group_id",
-        "rollout_index",
-        "policy",
-        "policy_hash",
-        "policy_version",
-        "status",
-        "stop_reason",
-        "finish_reason",
+    [
+        _f("rollout_id", pa.string()),
+        _coded("run_id", pa.string()),
+        _coded("task_id", pa.string()),
+        _coded("group_id", pa.string()),
+        _coded("rollout_index", pa.int32()),
+        _coded("policy", pa.string()),
+        _coded("policy_hash", pa.string()),
+        _coded("policy_version", pa.int32()),
+        _coded("status", pa.string()),
+        _coded("stop_reason", pa.string(), null=True),
+        _coded("finish_reason", pa.string(), null=True),
+        _f("reward", pa.float64(), null=True),
+        _f("rewards", pa.list_(NAMED_VALUE)),
+        _coded("temperature", pa.float32()),
+        _coded("n_turns", pa.int32()),
+        _coded("n_breaks", pa.int32()),
+        _f("n_context_tokens", pa.int64()),
+        _f("n_generated_tokens", pa.int64()),
+        _f("prompt_hash", pa.int64(), null=True),
+        _f("generation_hash", pa.int64(), null=True),
+        _f("messages", pa.list_(MESSAGE)),
+        _coded("tools", pa.string()),
+        _f("task", pa.string()),
+        _f("extra", pa.string()),
+        _f("turns", pa.list_(TURN)),
+        _f("started_at", pa.timestamp("us", tz="UTC")),
+        _f("duration_s", pa.float64()),
+    ],
+    nested=(
         "rewards.list.element.name",
-        "temperature",
-        "n_turns",
-        "n_breaks",
         "messages.list.element.role",
         "messages.list.element.name",
         "messages.list.element.turn",
-        "tools",
         _TURNS + "parent",
         _TURNS + "finish_reason",
         _TURNS + "agent",
@@ -186,109 +183,77 @@ ROLLOUTS = Table(
 #: ROLLOUTS with the agent alone of each model call: token lists need not be read for it.
 AGENTS = ROLLOUTS.without(*(f"turns.{f.name}" for f in TURN if f.name != "agent"))
 
-SCORES = Table(
+SCORES = _table(
     "scores",
     1,
-    pa.schema(
-        [
-            _f("rollout_id", pa.string()),
-            _f("name", pa.string()),
-            _f("value", pa.float64(), null=True),
-            _f("status", pa.string()),
-            _f("source", pa.string()),
-            _f("run_id", pa.string()),
-            _f("detail", pa.string(), null=True),
-        ]
-    ),
-    dictionary=("name", "status", "source", "run_id"),
+    [
+        _f("rollout_id", pa.string()),
+        _coded("name", pa.string()),
+        _f("value", pa.float64(), null=True),
+        _coded("status", pa.string()),
+        _coded("source", pa.string()),
+        _coded("run_id", pa.string()),
+        _f("detail", pa.string(), null=True),
+    ],
 )
 
-COMPARISONS = Table(
+COMPARISONS = _table(
     "comparisons",
     1,
-    pa.schema(
-        [
-            _f("comparison_id", pa.string()),
-            _f("group_id", pa.string()),
-            _f("task_id", pa.string()),
-            _f("rollout_i", pa.string()),
-            _f("rollout_j", pa.string()),
-            _f("response_i", pa.int32()),
-            _f("response_j", pa.int32()),
-            _f("judge_idx", pa.int32()),
-            _f("score_1", pa.float64(), null=True),
-            _f("score_2", pa.float64(), null=True),
-            _f("ranking", pa.float64(), null=True),
-            _f("status", pa.string()),
-            _f("raw", pa.string(), null=True),
-            _f("principle", pa.string(), null=True),
-            _f("judge", pa.string()),
-            _f("usage", pa.string(), null=True),
-            _f("run_id", pa.string()),
-        ]
-    ),
-    dictionary=(
-        "group_id",
-        "task_id",
-        "rollout_i",
-        "rollout_j",
-        "response_i",
-        "response_j",
-        "judge_idx",
-        "score_1",
-        "score_2",
-        "ranking",
-        "status",
-        "principle",
-        "judge",
-        "run_id",
-    ),
+    [
+        _f("comparison_id", pa.string()),
+        _coded("group_id", pa.string()),
+        _coded("task_id", pa.string()),
+        _coded("rollout_i", pa.string()),
+        _coded("rollout_j", pa.string()),
+        _coded("response_i", pa.int32()),
+        _coded("response_j", pa.int32()),
+        _coded("judge_idx", pa.int32()),
+        _coded("score_1", pa.float64(), null=True),
+        _coded("score_2", pa.float64(), null=True),
+        _coded("ranking", pa.float64(), null=True),
+        _coded("status", pa.string()),
+        _f("raw", pa.string(), null=True),
+        _coded("principle", pa.string(), null=True),
+        _coded("judge", pa.string()),
+        _f("usage", pa.string(), null=True),
+        _coded("run_id", pa.string()),
+    ],
 )
 
-PAIRS = Table(
+PAIRS = _table(
     "pairs",
     1,
-    pa.schema(
-        [
-            _f("pair_id", pa.string()),
-            _f("run_id", pa.string()),
-            _f("task_id", pa.string()),
-            _f("tools", pa.string(), null=True),
-            _f("prompt", pa.list_(MESSAGE)),
-            _f("chosen", pa.list_(MESSAGE)),
-            _f("rejected", pa.list_(MESSAGE)),
-            _f("chosen_rollout_id", pa.string()),
-            _f("rejected_rollout_id", pa.string()),
-            _f("margin", pa.float64()),
-            _f("weight", pa.float64()),
-            _f("source", pa.string()),
-            _f("policy_hash", pa.string()),
-            _f("policy_version", pa.int32()),
-            _f("temperature", pa.float32()),
-            _f("prompt_ids", _ids),
-            _f("chosen_ids", _ids),
-            _f("rejected_ids", _ids),
-            _f("chosen_mask", _mask),
-            _f("rejected_mask", _mask),
-            _f("chosen_logprobs", _floats),
-            _f("rejected_logprobs", _floats),
-            _f("ref_chosen_logps", pa.float64(), null=True),
-            _f("ref_rejected_logps", pa.float64(), null=True),
-            _f("ref_hash", pa.string(), null=True),
-            _f("rendered", pa.bool_(), null=True),
-            _f("score", pa.string(), null=True),
-        ]
-    ),
-    dictionary=(
-        "run_id",
-        "task_id",
-        "tools",
-        "source",
-        "score",
-        "policy_hash",
-        "policy_version",
-        "temperature",
-        "ref_hash",
+    [
+        _f("pair_id", pa.string()),
+        _coded("run_id", pa.string()),
+        _coded("task_id", pa.string()),
+        _coded("tools", pa.string(), null=True),
+        _f("prompt", pa.list_(MESSAGE)),
+        _f("chosen", pa.list_(MESSAGE)),
+        _f("rejected", pa.list_(MESSAGE)),
+        _f("chosen_rollout_id", pa.string()),
+        _f("rejected_rollout_id", pa.string()),
+        _f("margin", pa.float64()),
+        _f("weight", pa.float64()),
+        _coded("source", pa.string()),
+        _coded("policy_hash", pa.string()),
+        _coded("policy_version", pa.int32()),
+        _coded("temperature", pa.float32()),
+        _f("prompt_ids", _ids),
+        _f("chosen_ids", _ids),
+        _f("rejected_ids", _ids),
+        _f("chosen_mask", _mask),
+        _f("rejected_mask", _mask),
+        _f("chosen_logprobs", _floats),
+        _f("rejected_logprobs", _floats),
+        _f("ref_chosen_logps", pa.float64(), null=True),
+        _f("ref_rejected_logps", pa.float64(), null=True),
+        _coded("ref_hash", pa.string(), null=True),
+        _f("rendered", pa.bool_(), null=True),
+        _coded("score", pa.string(), null=True),
+    ],
+    nested=(
         "prompt.list.element.role",
         "chosen.list.element.role",
         "rejected.list.element.role",
@@ -299,48 +264,36 @@ PAIRS = Table(
     optional=frozenset({"tools", "ref_chosen_logps", "ref_rejected_logps", "ref_hash", "rendered", "score"}),
 )
 
-EXPERIENCES = Table(
+EXPERIENCES = _table(
     "experiences",
     1,
-    pa.schema(
-        [
-            _f("run_id", pa.string()),
-            _f("task_id", pa.string()),
-            _f("group_id", pa.string()),
-            _f("rollout_id", pa.string()),
-            _f("sequence_index", pa.int32()),
-            _f("input_ids", _ids),
-            _f("loss_mask", _mask),
-            _f("logprobs", _floats),
-            _f("turn_starts", _ids),
-            _f("reward", pa.float64(), null=True),
-            _f("advantages", _floats),
-            _f("returns", _floats),
-            _f("weight", pa.float64()),
-            _f("temperature", pa.float32()),
-            _f("policy_hash", pa.string()),
-            _f("policy_version", pa.int32()),
-            _f("ref_logprobs", _floats, null=True),
-            _f("values", _floats, null=True),
-            _f("entropy", _floats, null=True),
-            _f("kl", _floats, null=True),
-            _f("rl_weight", _floats, null=True),
-            _f("ce_weight", _floats, null=True),
-            _f("ref_kl_weight", _floats, null=True),
-            _f("optimal_value", pa.float64(), null=True),
-            _f("teacher_logprobs", _floats, null=True),
-        ]
-    ),
-    dictionary=(
-        "run_id",
-        "task_id",
-        "group_id",
-        "rollout_id",
-        "sequence_index",
-        "temperature",
-        "policy_hash",
-        "policy_version",
-    ),
+    [
+        _coded("run_id", pa.string()),
+        _coded("task_id", pa.string()),
+        _coded("group_id", pa.string()),
+        _coded("rollout_id", pa.string()),
+        _coded("sequence_index", pa.int32()),
+        _f("input_ids", _ids),
+        _f("loss_mask", _mask),
+        _f("logprobs", _floats),
+        _f("turn_starts", _ids),
+        _f("reward", pa.float64(), null=True),
+        _f("advantages", _floats),
+        _f("returns", _floats),
+        _f("weight", pa.float64()),
+        _coded("temperature", pa.float32()),
+        _coded("policy_hash", pa.string()),
+        _coded("policy_version", pa.int32()),
+        _f("ref_logprobs", _floats, null=True),
+        _f("values", _floats, null=True),
+        _f("entropy", _floats, null=True),
+        _f("kl", _floats, null=True),
+        _f("rl_weight", _floats, null=True),
+        _f("ce_weight", _floats, null=True),
+        _f("ref_kl_weight", _floats, null=True),
+        _f("optimal_value", pa.float64(), null=True),
+        _f("teacher_logprobs", _floats, null=True),
+    ],
     split=tuple(
         c + _LEAF
         for c in ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl", "teacher_logprobs")
@@ -351,53 +304,48 @@ EXPERIENCES = Table(
     page_bytes=2 << 20,
 )
 
-VIOLATIONS = Table(
+VIOLATIONS = _table(
     "violations",
     1,
-    pa.schema(
-        [
-            _f("rollout_id", pa.string(), null=True),
-            _f("row", pa.int64()),
-            _f("turn", pa.int32(), null=True),
-            _f("code", pa.string()),
-            _f("severity", pa.string()),
-            _f("position", pa.int64(), null=True),
-            _f("expected", pa.string(), null=True),
-            _f("got", pa.string(), null=True),
-            _f("detail", pa.string(), null=True),
-        ]
-    ),
-    dictionary=("code", "severity"),
+    [
+        _f("rollout_id", pa.string(), null=True),
+        _f("row", pa.int64()),
+        _f("turn", pa.int32(), null=True),
+        _coded("code", pa.string()),
+        _coded("severity", pa.string()),
+        _f("position", pa.int64(), null=True),
+        _f("expected", pa.string(), null=True),
+        _f("got", pa.string(), null=True),
+        _f("detail", pa.string(), null=True),
+    ],
 )
 
 #: A model's numbers for sampled tokens: one per sampled token of the rollout, in turn order.
-AUDIT = Table(
+AUDIT = _table(
     "audit",
     1,
-    pa.schema([_f("rollout_id", pa.string()), _f("ref_logprobs", _floats), _f("entropy", _floats)]),
+    [_f("rollout_id", pa.string()), _f("ref_logprobs", _floats), _f("entropy", _floats)],
     split=("ref_logprobs" + _LEAF, "entropy" + _LEAF),
 )
 
 #: What a training step computed for a turn's sampled tokens: one number per token of the generation. A token that was
 #: not trained has NaN, 0 in ``clipped`` and ``losses``. ``losses``: the token's part of the loss of the step, which is
 #: the sum of them all.
-ANNOTATIONS = Table(
+ANNOTATIONS = _table(
     "annotations",
     1,
-    pa.schema(
-        [
-            _f("rollout_id", pa.string()),
-            _f("turn", pa.int32()),
-            _f("step", pa.int64()),
-            _f("training", pa.string()),
-            _f("logprobs", _floats, null=True),
-            _f("ratios", _floats, null=True),
-            _f("clipped", _mask, null=True),
-            _f("values", _floats, null=True),
-            _f("losses", _floats),
-        ]
-    ),
-    dictionary=("turn", "step", "training", "clipped" + _LEAF),
+    [
+        _f("rollout_id", pa.string()),
+        _coded("turn", pa.int32()),
+        _coded("step", pa.int64()),
+        _coded("training", pa.string()),
+        _f("logprobs", _floats, null=True),
+        _f("ratios", _floats, null=True),
+        _f("clipped", _mask, null=True),
+        _f("values", _floats, null=True),
+        _f("losses", _floats),
+    ],
+    nested=("clipped" + _LEAF,),
     split=tuple(c + _LEAF for c in ("logprobs", "ratios", "values", "losses")),
 )
 

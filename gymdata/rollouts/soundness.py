@@ -1,10 +1,8 @@
-"""The checks of one batch of rollouts: arrays in, violations out; and what no consumer of token data may take.
+"""What no consumer of token data may take, whatever its source.
 
-Invariants: no Python loop over tokens; every fault is found at its exact row, turn and position; a batch is checked
-alone, and what needs the whole file (duplicates, groups) is kept by ``AcrossRows`` in arrays of hashes and ids only.
-Ids outside the vocabulary (T206) and log-probabilities that are missing (L301), not finite (L302) or positive (L303)
-are refused wherever token data is used, whatever its source; the first fault is named with its code, file, rollout and
-turn.
+Invariants: no Python loop over tokens; ids outside the vocabulary (T206) and log-probabilities that are missing (L301), not
+finite (L302) or positive (L303) are refused wherever token data is used; the first fault is named with its code, file,
+rollout and turn.
 """
 
 from __future__ import annotations

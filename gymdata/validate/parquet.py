@@ -6,7 +6,6 @@ is streamed; what cannot be read is a violation that names the file, never an ex
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from gymdata.remote.reading import parquet_file
 from gymdata.rollouts import schema
 from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
-from gymdata.workers.tuning import ahead, in_order
+from gymdata.workers.tuning import ahead
 
 _SCALARS = ("rollout_id", "group_id", "reward", "temperature", "n_turns", "n_context_tokens", "n_generated_tokens")
 #: Read if present: behavior is not a fault of the file.
@@ -39,7 +38,6 @@ _REQUIRED_TURN = frozenset(_NESTED["turns"]) - {"agent", "finish_reason", "rende
 #: Uncompressed bytes of a row group above which it is streamed instead of read at once.
 _GIANT = 256 << 20
 _STREAM_BYTES = 48 << 20
-_READERS = 1
 _CHECKED_BYTES = 8 << 20
 
 
@@ -160,14 +158,13 @@ def _read_ahead(file: pq.ParquetFile, path: Path, columns: list[str]) -> Iterato
         return
     metadata = file.metadata
 
-    def read(index: int) -> list[pa.RecordBatch]:
+    def read(index: int) -> pa.Table:
         # One ParquetFile is not for two threads; opening with known metadata costs nothing.
         with parquet_file(path, metadata=metadata) as own:
-            table = own.read_row_group(index, columns=columns, use_threads=False)
-        return list(table.to_batches())
+            return own.read_row_group(index, columns=columns, use_threads=False)
 
-    filled = [i for i, group in enumerate(groups) if group.num_rows]
-    yield from in_order((functools.partial(read, i) for i in filled), _READERS, _READERS)
+    for table in ahead((read(index) for index, group in enumerate(groups) if group.num_rows), 1):
+        yield from table.to_batches()
 
 
 def _typed(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -64,13 +64,13 @@ def validate_rollouts(
         reader,
         unweighted(run or {}),
     )
-    make = _MakeChecks(settings, selection, tuple(own), nemo_gym)
+    make = partial(_make_checks, settings, selection, tuple(own))
     checks = make()
     sampled_greedily = any_log_prob = False
     #: The rows with token ids of each file.
     with_ids: dict[str, list[Ints]] = {}
     found: list[Violation] = []
-    checked = _checked_in_order(make, checks, sources, workers)
+    checked = _checked_in_order(make, checks, sources, workers, nemo_gym)
     for file, of_file in itertools.groupby(checked, lambda one: one.file):
         here: list[Violation] = []
         strange: dict[str, UnknownKey] = {}
@@ -116,6 +116,7 @@ def validate_rollouts(
 
 #: ``path.py:Class``, or the class.
 OwnCheck = str | type[Check]
+_Make = Callable[[], Checks]
 
 
 @dataclass(slots=True)
@@ -164,17 +165,9 @@ def _checked(checks: Checks, source: Source, nemo_gym: bool) -> Iterator[_Checke
     yield rest
 
 
-@dataclass(frozen=True, slots=True)
-class _MakeChecks:
-    """Makes the checks of a path, in any process."""
-
-    settings: CheckSettings
-    selection: Selection
-    own: tuple[OwnCheck, ...]
-    nemo_gym: bool
-
-    def __call__(self) -> Checks:
-        return Checks(self.settings, self.selection, own_checks(self.own))
+def _make_checks(settings: CheckSettings, selection: Selection, own: Sequence[OwnCheck]) -> Checks:
+    """The checks of a path, in any process."""
+    return Checks(settings, selection, own_checks(own))
 
 
 def own_checks(own: Sequence[OwnCheck]) -> list[type[Check]]:
@@ -194,21 +187,21 @@ def own_checks(own: Sequence[OwnCheck]) -> list[type[Check]]:
     return checks
 
 
-def _checked_apart(make: _MakeChecks, source: Source) -> Iterator[tuple[list[_Checked], Checks]]:
+def _checked_apart(make: _Make, nemo_gym: bool, source: Source) -> Iterator[tuple[list[_Checked], Checks]]:
     """All of a file, in a worker."""
     checks = make()
-    yield list(_checked(checks, source, make.nemo_gym)), checks
+    yield list(_checked(checks, source, nemo_gym)), checks
 
 
-def _checked_in_order(make: _MakeChecks, checks: Checks, sources: Sequence[Source], workers: int) -> Iterator[_Checked]:
+def _checked_in_order(
+    make: _Make, checks: Checks, sources: Sequence[Source], workers: int, nemo_gym: bool
+) -> Iterator[_Checked]:
     if workers == 1:
         for source in sources:
-            yield from _checked(checks, source, make.nemo_gym)
+            yield from _checked(checks, source, nemo_gym)
         return
-    work = partial(_checked_apart, make)
-    with contextlib.closing(
-        in_order(work, sources, workers, lambda source: str(source.path), light=make.nemo_gym)
-    ) as done:
+    work = partial(_checked_apart, make, nemo_gym)
+    with contextlib.closing(in_order(work, sources, workers, lambda source: str(source.path), light=nemo_gym)) as done:
         for parts, apart in done:
             checks.append(apart)
             yield from parts

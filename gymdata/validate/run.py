@@ -78,29 +78,23 @@ def validate(
     split = [(kind, source) for source in sources for kind in [kind_of(source)]]
     _refuse_others(split)
     rollouts, nemo, pairs = ([s for kind, s in split if kind == wanted] for wanted in ("rollouts", "nemo", "pairs"))
-    if rollouts:
+    for files, nemo_gym in ((rollouts, False), (nemo, True)):
+        if not files:
+            continue
         from gymdata.validate.rollouts import validate_rollouts
 
-        found = validate_rollouts(
-            rollouts, selection=selection, run=run, vocab_size=vocab_size, reader=reader, workers=workers, own=check
-        )
-        _merge(report, found)
-    if nemo:
-        from gymdata.validate.rollouts import validate_rollouts
-
-        if workers == 1 and len(nemo) == 1:
-            nemo = _halves(nemo[0])
-            workers = len(nemo)
-        found = validate_rollouts(
-            nemo,
+        parts = _halves(files[0]) if nemo_gym and workers == 1 and len(files) == 1 else files
+        of_kind = validate_rollouts(
+            parts,
             selection=selection,
+            run=None if nemo_gym else run,
             vocab_size=vocab_size,
             reader=reader,
-            workers=workers,
+            workers=len(parts) if parts is not files else workers,
             own=check,
-            nemo_gym=True,
+            nemo_gym=nemo_gym,
         )
-        _merge(report, found)
+        _merge(report, of_kind)
     if pairs:
         from gymdata.validate.pairs import validate_pairs
 

@@ -4,46 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 T = TypeVar("T")
+#: What an iterator without more items gives.
+_END = object()
 
 
-def in_order(jobs: Iterable[Callable[[], Sequence[T]]], workers: int, depth: int) -> Generator[T]:
-    """The items of each job, in order, with up to ``depth`` + 1 jobs in progress in ``workers`` threads.
+def ahead(items: Iterator[T], depth: int = 3) -> Generator[T]:
+    """``items``, iterated in another thread, up to ``depth`` ahead.
 
-    Ends at the first job without items, so that ``jobs`` may be endless; what a job raises is raised in its place. A caller
-    that stops waits for the jobs that run, and no more.
+    What iterating raises is raised in its place. A caller that stops waits for the item that is being made, and no more.
     """
     # Every command loads this module, and few come here.
     from concurrent.futures import ThreadPoolExecutor
 
-    pending: deque[Future[Sequence[T]]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
+    pending: deque[Future[Any]] = deque()
+    with ThreadPoolExecutor(1) as pool:
         try:
-            for job in jobs:
-                pending.append(pool.submit(job))
+            while True:
+                pending.append(pool.submit(next, items, _END))
                 if len(pending) > depth:
-                    items = pending.popleft().result()
-                    if not items:
+                    item = pending.popleft().result()
+                    if item is _END:
                         return
-                    yield from items
-            while pending:
-                yield from pending.popleft().result()
+                    yield item
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def ahead(items: Iterator[T], depth: int = 3) -> Generator[T]:
-    """``items``, iterated in another thread, up to ``depth`` ahead."""
-    return in_order(itertools.repeat(lambda: list(itertools.islice(items, 1))), 1, depth)
 
 
 #: Net allocations before a collection of the youngest generation, and collections of it before one of the next.
