@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -57,53 +59,47 @@ def test_the_parent_is_the_turn_that_shares_most_and_the_latest_among_equals():
     assert turns[3]["prefix_length"] == 5
 
 
-def test_a_retry_of_the_same_prompt_is_no_break():
-    """A prompt sampled twice is a retry, and the conversation goes on with one of them."""
-    turns = calls_of(([1, 2], [3]), ([1, 2, 3, 4], [5]), ([1, 2, 3, 4], [6]), ([1, 2, 3, 4, 6, 7], [8]))
-    assert kinds(turns) == ["first", "continues", "retry", "continues"]
-    assert count_breaks(turns) == 0
-
-
-def test_a_fork_after_a_whole_turn_is_a_branch_and_an_edited_message_is_a_break():
-    """Leaving the chain in environment tokens is a branch only when no later generation is claimed."""
-    shared = (([1, 2], [3]), ([1, 2, 3, 10, 4], [5]))
-    assert kinds(calls_of(*shared, ([1, 2, 3, 10, 9], [5])))[2] == "branch"
-    assert kinds(calls_of(*shared, ([1, 2, 3, 10, 9, 5, 6], [7])))[2] == "break"
-    assert kinds(calls_of(*shared, ([8, 8], [7])))[2] == "break"
-
-
 SAID = [50, 51, 52, 53, 54, 55, 2]
+CHAIN = (([1, 2], [3]), ([1, 2, 3, 10, 11, 12], SAID))
+SHORT = (([1, 2], [3]), ([1, 2, 3, 10, 11], [50, 2]))
+FORK = (([1, 2], [3]), ([1, 2, 3, 10, 4], [5]))
+RETRIED = (([1, 2], [3]), ([1, 2, 3, 4], [5]))
 
 
 @pytest.mark.parametrize(
-    ("prompt", "kind"),
+    ("before", "prompt", "kind"),
     [
+        # A prompt sampled twice is a retry, and the conversation continues with one of them.
+        (RETRIED, [1, 2, 3, 4], "retry"),
+        ((*RETRIED, ([1, 2, 3, 4], [6])), [1, 2, 3, 4, 6, 7], "continues"),
+        # Leaving the chain in environment tokens is a branch only when no later generation is claimed.
+        (FORK, [1, 2, 3, 10, 9], "branch"),
+        (FORK, [1, 2, 3, 10, 9, 5, 6], "break"),
+        (FORK, [8, 8], "break"),
         # The last context token and the first sampled one became one id; the same over more of them.
-        ([1, 2, 3, 10, 11, 1250, *SAID[1:], 20, 4], "break"),
-        ([1, 2, 3, 10, 11, 1250, *SAID[2:], 20, 4], "break"),
-        ([1, 2, 3, 10, 1150, *SAID[1:], 20, 4], "break"),
+        (CHAIN, [1, 2, 3, 10, 11, 1250, *SAID[1:], 20, 4], "break"),
+        (CHAIN, [1, 2, 3, 10, 11, 1250, *SAID[2:], 20, 4], "break"),
+        (CHAIN, [1, 2, 3, 10, 1150, *SAID[1:], 20, 4], "break"),
         # An edited tool result, and the generation after it without its first or last token.
-        ([1, 2, 3, 99, 11, 12, *SAID[1:], 20, 4], "break"),
-        ([1, 2, 3, 99, 11, 12, *SAID[:-1], 20, 4], "break"),
+        (CHAIN, [1, 2, 3, 99, 11, 12, *SAID[1:], 20, 4], "break"),
+        (CHAIN, [1, 2, 3, 99, 11, 12, *SAID[:-1], 20, 4], "break"),
         # The opening of a reasoning block was dropped with the block.
-        ([1, 2, 3, 10, 11, *SAID[-2:], 20, 4], "break"),
+        (CHAIN, [1, 2, 3, 10, 11, *SAID[-2:], 20, 4], "break"),
         # Another tool result, with tokens that the generation has as well.
-        ([1, 2, 3, 10, 99, 50, 51, 2, 20, 11, 12], "branch"),
-        ([1, 2, 3, 99, 2, 20, 11, 12], "branch"),
-        ([1, 2, 3, 10, 11, 13], "branch"),
-        ([1, 2, 3, 10], "branch"),
+        (CHAIN, [1, 2, 3, 10, 99, 50, 51, 2, 20, 11, 12], "branch"),
+        (CHAIN, [1, 2, 3, 99, 2, 20, 11, 12], "branch"),
+        (CHAIN, [1, 2, 3, 10, 11, 13], "branch"),
+        (CHAIN, [1, 2, 3, 10], "branch"),
+        # Of a generation of one token and an end only the end is left, right after the merged token.
+        (SHORT, [1, 2, 3, 10, 1150, 2, 20, 11], "break"),
+        (SHORT, [1, 2, 3, 10, 99], "branch"),
     ],
 )
-def test_a_generation_without_its_first_or_last_tokens_is_claimed(prompt: list[int], kind: str):
-    """A prompt that leaves a chain before a generation and holds most of it rewrites it, and is no branch."""
-    assert kinds(calls_of(([1, 2], [3]), ([1, 2, 3, 10, 11, 12], SAID), (prompt, [7])))[2] == kind
-
-
-def test_a_short_generation_merged_with_its_context_is_claimed():
-    """Of one token and an end only the end is left, right after the merged token."""
-    shared = (([1, 2], [3]), ([1, 2, 3, 10, 11], [50, 2]))
-    assert kinds(calls_of(*shared, ([1, 2, 3, 10, 1150, 2, 20, 11], [7])))[2] == "break"
-    assert kinds(calls_of(*shared, ([1, 2, 3, 10, 99], [7])))[2] == "branch"
+def test_a_prompt_that_rewrites_a_generation_is_a_break(before: tuple[Any, ...], prompt: list[int], kind: str):
+    """One that holds most of a generation that it leaves the chain before rewrites it; every other one is none."""
+    turns = calls_of(*before, (prompt, [7]))
+    assert kinds(turns)[-1] == kind
+    assert count_breaks(turns) == (kind == "break")
 
 
 @given(st.lists(st.integers(20, 60), min_size=3, max_size=12), st.data())

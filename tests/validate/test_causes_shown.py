@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +63,6 @@ def test_both_sides_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert span["before"]["ids"] == merged_calls()[0][1][1:-1]
     assert span["prompt"]["ids"] == encode("417")[1:]
     assert "evidence" not in validate(path, tokenizer=POLICY).table().column_names
-
-
-def test_a_clean_file_loads_no_tokenizer(tmp_path: Path) -> None:
-    """The tokenizer's texts are asked for only when a rollout breaks."""
-    prompt, generation = merged_calls()[0]
-    clean = write_lines(tmp_path / "a.jsonl", [nemo_row([(prompt, generation)], "q", 1.0, 0)])
-    code = (
-        "import sys; from gymdata.validate.run import validate; "
-        "assert validate(sys.argv[1], tokenizer=sys.argv[2]).ok; assert 'tokenizers' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code, str(clean), str(POLICY)], check=True)
 
 
 def test_a_generation_that_is_not_its_message(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import gymdata
 from gymdata.cli.main import main
 from tests.validate.generate import native_rows, nemo_rows, with_ids, write_lines, write_native
 
@@ -60,8 +59,6 @@ def test_lines_say_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "1  T200" in out
     assert main(["validate", str(path), "--quiet"]) == 1
     assert len(capsys.readouterr().out.splitlines()) == 1
-    assert main(["validate", "--explain", "T209"]) == 0
-    assert "digest" in capsys.readouterr().out
 
 
 def test_lines_that_say_the_same_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,48 +143,40 @@ def test_text_of_other_tools_is_refused_in_one_way(
 
 @pytest.mark.parametrize("kind", ["nemo", "jsonl", "parquet"])
 def test_only_what_is_needed_is_loaded(tmp_path: Path, kind: str) -> None:
-    """No engine, trainer or Polars is imported; NeMo Gym rows do without pyarrow."""
+    """No engine, trainer or Polars is imported; NeMo Gym rows do without pyarrow; the tokenizer's texts are asked for only
+    when a rollout breaks."""
     path = (
         write_lines(tmp_path / "a.jsonl", nemo_rows(n=2))
         if kind == "nemo"
         else write_native(tmp_path, native_rows(n=2), kind)
     )
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 999}}}))
     code = (
-        "import sys; from gymdata.cli.main import main; status = main(['validate', sys.argv[1]]);"
-        "heavy = {'torch', 'vllm', 'trl', 'ray', 'transformers', 'polars', 'duckdb', 'pyarrow'} & set(sys.modules);"
+        "import sys; from gymdata.cli.main import main; status = main(['validate', *sys.argv[1:]]); heavy = {'torch', "
+        "'vllm', 'trl', 'ray', 'transformers', 'tokenizers', 'polars', 'duckdb', 'pyarrow'} & set(sys.modules);"
         "print(status, sorted(heavy))"
     )
-    out = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True).stdout
+    words = [sys.executable, "-c", code, str(path), "--tokenizer", str(tmp_path)]
+    out = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     assert out.splitlines()[-1] == f"0 {[] if kind == 'nemo' else ['pyarrow']}"
-
-
-def test_a_code_is_explained_as_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    """``--explain CODE --json`` prints the code with its parts."""
-    assert main(["validate", "--explain", "t209", "--json"]) == 0
-    explained = json.loads(capsys.readouterr().out)
-    assert (explained["code"], explained["severity"]) == ("T209", "error")
-    assert set(explained) == {"code", "name", "severity", "meaning", "explanation"}
 
 
 def test_an_explanation_wraps_at_words_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No line is wider than the 80 columns of the terminal, and no word is cut; in a pipe a paragraph is one line."""
+    """No line is wider than the 80 columns of the terminal, and no word is cut; in a pipe a paragraph is one line, and with
+    ``--json`` the code is an object with its parts."""
+    assert main(["validate", "--explain", "t209", "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert (explained["code"], explained["severity"]) == ("T209", "error")
+    assert set(explained) == {"code", "name", "severity", "meaning", "explanation"}
     assert main(["validate", "--explain", "T209"]) == 0
     piped = capsys.readouterr().out
     assert len(piped.split("\n\n")) == 3
+    assert "digest" in piped
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
     assert main(["validate", "--explain", "T209"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.split() == piped.split()
-
-
-def test_one_code_may_be_text(tmp_path: Path) -> None:
-    """In Python ``select="T209"`` is that code, as on the command line, not its letters."""
-    rows = native_rows(n=2)
-    rows[1]["turns"][2]["generation_token_ids"][0] ^= 1
-    broken = write_native(tmp_path, rows, "jsonl")
-    assert gymdata.validate(broken, select="T209").errors == 1
-    assert gymdata.validate(broken, ignore="T209").errors == 0

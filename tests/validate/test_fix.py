@@ -53,6 +53,7 @@ def test_breaks_are_split_truncated_or_dropped(tmp_path: Path, suffix: str) -> N
         assert validate(target).errors == 0
         assert (account.rollouts_in, account.rollouts_with_errors, account.errors_after) == (3, 1, 0)
         assert account.rollouts_out == len(expected[choice])
+        assert validate(target).turns == validate(source).turns - account.costs[choice].turns_lost
         lost = {name: cost.generated_tokens_lost for name, cost in account.costs.items()}
         assert lost == {"split": 0, "truncate": 5, "drop": 7}
     parts = read_table(tmp_path / "split.parquet")
@@ -63,11 +64,15 @@ def test_breaks_are_split_truncated_or_dropped(tmp_path: Path, suffix: str) -> N
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_native_fault_is_repaired(tmp_path: Path, choice: Any) -> None:
-    """Whatever errors are planted, the copy has none, clean rollouts are all in it, and the source is as it was."""
+    """Whatever errors are planted, the copy has none, clean rollouts are all in it, its account adds up, and the source is
+    as it was."""
     rows = one_in_two(native_rows(n=2 * len(NATIVE_PLANTS)), NATIVE_PLANTS)
     source = write_native(tmp_path, rows, "jsonl")
     before = source.read_bytes()
-    assert fix(source, choice, tmp_path / "fixed.jsonl").errors_after == 0
+    account = fix(source, choice, tmp_path / "fixed.jsonl")
+    assert account.errors_after == 0
+    clean = account.rollouts_in - account.rollouts_with_errors
+    assert account.rollouts_out == clean + account.costs[choice].rollouts_after
     kept = read_table(tmp_path / "fixed.jsonl")["rollout_id"].to_pylist()
     assert set(kept) >= {row["rollout_id"] for row in rows[::2]}
     assert source.read_bytes() == before
@@ -78,9 +83,12 @@ def test_every_foreign_fault_is_repaired(tmp_path: Path, choice: Any) -> None:
     """The same for NeMo Gym rows, whose clean lines are copied byte for byte."""
     rows = one_in_two(nemo_rows(n=2 * len(NEMO_PLANTS)), NEMO_PLANTS)
     source = write_lines(tmp_path / "a.jsonl", rows)
-    assert fix(source, choice, tmp_path / "fixed.jsonl").errors_after == 0
-    clean = source.read_bytes().splitlines()[::2]
-    assert [line for line in (tmp_path / "fixed.jsonl").read_bytes().splitlines() if line in clean] == clean
+    account = fix(source, choice, tmp_path / "fixed.jsonl")
+    assert account.errors_after == 0
+    clean = account.rollouts_in - account.rollouts_with_errors
+    assert account.rollouts_out == clean + account.costs[choice].rollouts_after
+    lines = source.read_bytes().splitlines()[::2]
+    assert [line for line in (tmp_path / "fixed.jsonl").read_bytes().splitlines() if line in lines] == lines
 
 
 def test_a_foreign_break_is_split_with_its_history(tmp_path: Path) -> None:

@@ -37,13 +37,13 @@ def test_planted_faults_are_found_at_their_places(tmp_path: Path, suffix: str) -
     """One fault in every second row is found in that row, turn and position, and the rows between them are clean."""
     rows = one_in_two(native_rows(n=2 * len(NATIVE_PLANTS)), NATIVE_PLANTS)
     report = validate(write_native(tmp_path, rows, suffix))
-    found, expected = [], []
+    violations, expected = [], []
     for row, fault in enumerate(NATIVE_PLANTS):
         position = rows[2 * row + 1]["turns"][3]["prefix_length"] + 1 if fault.code == "T206" else fault.position
         expected.append((fault.name, fault.turn, position))
         of_code = [v for v in report.violations if (v.row, v.code) == (2 * row + 1, fault.code)]
-        found += [(fault.name, v.turn, v.position if position is not None else None) for v in of_code]
-    assert found == expected
+        violations += [(fault.name, v.turn, v.position if position is not None else None) for v in of_code]
+    assert violations == expected
     assert {v.row for v in report.violations} == set(range(1, len(rows), 2))
 
 
@@ -154,13 +154,14 @@ def test_a_run_folder_brings_its_settings(tmp_path: Path) -> None:
 
 
 def test_select_ignore_and_strict(tmp_path: Path) -> None:
-    """Prefixes select and ignore codes; strict makes warnings errors."""
+    """Prefixes select and ignore codes, one of which may be a text, not its letters; strict makes warnings errors."""
     rows = native_rows(n=2)
     rows[0]["reward"] = rows[1]["reward"] = 1.0
     rows[0]["turns"][0]["digest"] += 1
     path = write_native(tmp_path, rows, "parquet")
     assert validate(path).by_code == {"R503": 1, "T209": 1}
-    assert validate(path, select=["T2"]).by_code == {"T209": 1}
+    assert validate(path, select=["T2"]).by_code == validate(path, select="T209").by_code == {"T209": 1}
+    assert validate(path, ignore="T209").by_code == {"R503": 1}
     assert validate(path, ignore=["T", "R5"]).by_code == {}
     assert validate(path, ignore=["T"]).errors == 0
     assert validate(path, ignore=["T"], strict=True).errors == 1

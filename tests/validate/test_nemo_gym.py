@@ -88,19 +88,6 @@ def test_hostile_lines_are_named_and_hide_nothing(tmp_path: Path) -> None:
     assert report.rollouts == 4
 
 
-def test_a_file_without_ids_only_warns(tmp_path: Path) -> None:
-    """Real rollouts often have no ids: a warning for every model call, and errors when other rows have them."""
-    rows = clean_rows(n=2, turns=2)
-    for item in rows[1]["response"]["output"]:
-        for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
-            item.pop(name, None)
-    report = validate(write_lines(tmp_path / "a.jsonl", rows[1:]), select=["T", "L", "M", "S"])
-    assert [(v.code, v.turn, v.severity) for v in report.violations] == [("T205", 0, "warning"), ("T205", 1, "warning")]
-    assert report.ok
-    mixed = validate(write_lines(tmp_path / "b.jsonl", rows), select=["T"])
-    assert [(v.code, v.row, v.severity) for v in mixed.violations] == [("T205", 1, "error")] * 2
-
-
 def test_duplicates_and_groups(tmp_path: Path) -> None:
     """The same row twice, the same generations in a group, and equal rewards of a group."""
     rows = clean_rows(n=4)

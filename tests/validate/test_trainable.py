@@ -51,13 +51,18 @@ def test_trainable_counts_rollouts_with_ids_and_without_errors(
 
 
 def test_a_file_without_ids_has_nothing_to_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Warnings only, exit code 0, and none of its rollouts is trainable."""
-    path = write_lines(tmp_path / "a.jsonl", without_ids(nemo_rows(n=3)))
+    """Real rollouts often have no ids: a warning for every model call, exit code 0, and none of its rollouts is trainable;
+    errors when other rows have them."""
+    rows = nemo_rows(n=2, turns=2)
+    path = write_lines(tmp_path / "a.jsonl", without_ids(rows[1:]))
+    report = validate(path, select=["T", "L", "M", "S"])
+    assert [(v.code, v.turn, v.severity) for v in report.violations] == [("T205", 0, "warning"), ("T205", 1, "warning")]
     assert main(["validate", str(path)]) == 0
-    assert "trainable: 0 of 3 rollouts" in capsys.readouterr().out
-    run = tmp_path / "run"
-    import_rollouts(path, run)
-    assert validate(run).trainable == 0
+    assert "trainable: 0 of 1 rollouts" in capsys.readouterr().out
+    mixed = validate(write_lines(tmp_path / "b.jsonl", rows), select=["T"])
+    assert [(v.code, v.row, v.severity) for v in mixed.violations] == [("T205", 1, "error")] * 2
+    import_rollouts(path, tmp_path / "run")
+    assert validate(tmp_path / "run").trainable == 0
 
 
 def test_pairs_are_counted_as_well(tmp_path: Path) -> None:
