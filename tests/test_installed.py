@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -60,15 +61,23 @@ def test_a_wheel_file_is_named_while_it_is_there(tmp_path: Path):
     assert of(tmp_path, direct_url) == f"pip install '{wheel}[train]'"
 
 
-def test_a_folder_that_was_installed_without_e_is_named(tmp_path: Path):
-    """As pip got it: not editable."""
-    assert of(tmp_path, {"url": tmp_path.as_uri(), "dir_info": {}}) == f"pip install '{tmp_path}[train]'"
-
-
-@pytest.mark.parametrize("direct_url", [None, {"url": "file:///nowhere/gymdata.whl", "archive_info": {}}])
-def test_without_the_source_what_the_extra_needs_is_named(tmp_path: Path, direct_url: object):
-    """Nothing to install again from: the requirements themselves, those of extras within the extra too."""
-    assert of(tmp_path, direct_url) == "pip install 'aiohttp>=3.10' 'trl<1.17,>=1.16'"
+@pytest.mark.parametrize(
+    ("direct_url", "command"),
+    [
+        # As pip got it: not editable.
+        ({"url": Path("/tmp").as_uri(), "dir_info": {}}, "pip install '/tmp[train]'"),
+        (
+            {"url": "https://host/gymdata-0.1.0-py3-none-any.whl", "archive_info": {}},
+            "pip install 'gymdata[train] @ https://host/gymdata-0.1.0-py3-none-any.whl'",
+        ),
+        # Nothing to install again from: the requirements themselves, those of extras within the extra too.
+        (None, "pip install 'aiohttp>=3.10' 'trl<1.17,>=1.16'"),
+        ({"url": "file:///nowhere/gymdata.whl", "archive_info": {}}, "pip install 'aiohttp>=3.10' 'trl<1.17,>=1.16'"),
+    ],
+)
+def test_what_pip_installed_from_is_named(tmp_path: Path, direct_url: object, command: str):
+    """A folder, an archive behind a URL; without the source what the extra needs."""
+    assert of(tmp_path, direct_url) == command
 
 
 def test_a_repository_is_named_at_the_commit_that_is_installed(tmp_path: Path):
@@ -79,12 +88,6 @@ def test_a_repository_is_named_at_the_commit_that_is_installed(tmp_path: Path):
     dist = made(tmp_path / "again", direct_url)
     said = update_advice(package=tmp_path / "again" / "gymdata", dist=dist)
     assert said == "pip install --force-reinstall --no-deps 'gymdata @ git+https://host/g.git@main'"
-
-
-def test_an_archive_behind_a_url_is_named(tmp_path: Path):
-    """With its own address."""
-    said = of(tmp_path, {"url": "https://host/gymdata-0.1.0-py3-none-any.whl", "archive_info": {}})
-    assert said == "pip install 'gymdata[train] @ https://host/gymdata-0.1.0-py3-none-any.whl'"
 
 
 def test_newer_data_says_how_to_update_this_copy(monkeypatch: pytest.MonkeyPatch):
@@ -114,8 +117,6 @@ def test_a_missing_module_of_gymdata_is_no_missing_extra():
 
 def test_every_library_that_an_extra_brings_is_declared_there():
     """The table of errors.py and pyproject.toml agree."""
-    import tomllib
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     declared = {module: extra for module, extra in BROUGHT_BY.items() if extra != "engine"}

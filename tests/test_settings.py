@@ -64,11 +64,8 @@ def test_flags_beat_the_file_and_set_beats_flags(tmp_path: Path):
 )
 def test_errors_name_the_key_and_what_was_expected(values: dict, said: str):
     """A missing, unknown, misspelt or impossible setting is said in the words of the command line."""
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=f"(?s){said}"):
         Settings.load(None, values)
-    import re
-
-    assert re.search(said, str(caught.value), re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -101,19 +98,40 @@ def test_a_number_that_no_run_json_holds_is_refused(given: str) -> None:
         Settings.load(None, {"strategy": "all"}, [f"learning_rate={given}"])
 
 
-def test_a_key_given_twice_is_refused(tmp_path: Path):
-    """YAML would let the second one win in silence."""
-    file = tmp_path / "c.yaml"
-    file.write_text("a: 1\nb: 2\na: 3\n")
-    with pytest.raises(UsageError, match=r"c\.yaml: is not valid YAML: key 'a' is given twice at line 3, column 1$"):
-        read_yaml(file)
+DEEP = r": .*nested more than 64 levels deep at line 1"
+ALIAS = r" is not valid YAML: the alias \*a is not read here: write its value out"
 
 
-def test_an_error_of_yaml_names_its_line(tmp_path: Path) -> None:
-    """One line with the position in the file, not that of PyYAML's buffer."""
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        # The second one would win in silence.
+        ("a: 1\nb: 2\na: 3\n", r" is not valid YAML: key 'a' is given twice at line 3, column 1$"),
+        # Not the position in PyYAML's buffer.
+        ("strategy: all\n  learning_rate: 1\n", r"mapping values are not allowed .* at line 2, column 16$"),
+        # Python's own limit of recursion is never met.
+        ("a: " + "[" * 100_000, DEEP),
+        ("a: " + "[" * 90 + "]" * 90, DEEP),
+        ("? " * 90 + "x", DEEP),
+        # A few lines of them make billions of values, and a setting that is its own part has no end.
+        ("a: &a [*a]", ALIAS),
+        ("a: &a [x, x]\nb: [*a, *a]", ALIAS),
+        ("a: &a {k: 1}\nb:\n  <<: *a", ALIAS),
+        # Bytes that are not UTF-8, a control character, a date that is none.
+        (b"\xff\xfe\x00", "YAML"),
+        ("a: \0", "YAML"),
+        ("a: 2026-13-45", "YAML"),
+    ],
+    ids=range(11),
+)
+def test_a_file_that_is_no_yaml_of_settings_is_a_mistake_of_usage(
+    tmp_path: Path, content: str | bytes, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the file and, in one line, what is wrong where, whatever other libraries did to PyYAML's loader."""
+    monkeypatch.setitem(yaml.SafeLoader.yaml_constructors, "tag:yaml.org,2002:timestamp", lambda *_: "a date")
     file = tmp_path / "c.yaml"
-    file.write_text("strategy: all\n  learning_rate: 1\n")
-    with pytest.raises(UsageError, match=r"mapping values are not allowed .* at line 2, column 16$"):
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError, match=rf"c\.yaml:?.*{says}"):
         read_yaml(file)
 
 
@@ -138,26 +156,6 @@ def test_keys_are_compared_a_bounded_number_of_times_each(tmp_path: Path, monkey
     assert compared <= 2_000 * 2
 
 
-@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "a: " + "[" * 90 + "]" * 90, "? " * 90 + "x"])
-def test_deep_nesting_is_a_mistake_of_usage(tmp_path: Path, text: str) -> None:
-    """The error names the file, the limit and the line; Python's own limit of recursion is never met."""
-    file = tmp_path / "c.yaml"
-    file.write_text(text)
-    with pytest.raises(UsageError, match=r"c\.yaml: .*nested more than 64 levels deep at line 1"):
-        read_yaml(file)
-
-
-@pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a [x, x]\nb: [*a, *a]", "a: &a {k: 1}\nb:\n  <<: *a"])
-def test_an_alias_is_refused_by_name(tmp_path: Path, text: str) -> None:
-    """A few lines of them make billions of values, and a setting that is its own part has no end."""
-    file = tmp_path / "c.yaml"
-    file.write_text(text)
-    with pytest.raises(
-        UsageError, match=r"c\.yaml: is not valid YAML: the alias \*a is not read here: write its value out"
-    ):
-        read_yaml(file)
-
-
 @pytest.mark.parametrize("given", ["learning_rate=true", "seeds=false", "seeds=[1, true]"])
 def test_numbers_are_no_truths(given: str) -> None:
     """A boolean where a number is expected is refused, and taken where it is one of the types."""
@@ -166,19 +164,6 @@ def test_numbers_are_no_truths(given: str) -> None:
     taken = Settings.load(overrides={"strategy": "all", "switch": True, "engine": {"eager": True}})
     assert taken.switch is True
     assert taken.engine == {"eager": True}
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"a: \x00", b"a: 2026-13-45"])
-def test_a_file_that_is_no_yaml_is_a_mistake_of_usage(
-    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bytes that are not UTF-8, control characters and dates that are none are errors that name the file, whatever other
-    libraries did to PyYAML's own loader."""
-    monkeypatch.setitem(yaml.SafeLoader.yaml_constructors, "tag:yaml.org,2002:timestamp", lambda *_: "a date")
-    file = tmp_path / "c.yaml"
-    file.write_bytes(content)
-    with pytest.raises(UsageError, match=r"c\.yaml.*YAML"):
-        read_yaml(file)
 
 
 def test_many_keys_are_not_listed() -> None:

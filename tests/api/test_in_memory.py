@@ -53,14 +53,20 @@ def rows(values: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     yield from values
 
 
-@pytest.mark.parametrize("given", [TASKS, tuple(TASKS), rows(TASKS)], ids=["list", "tuple", "generator"])
-def test_tasks_are_any_iterable_of_dicts(given: Any, tmp_path: Path) -> None:
-    """A list, a tuple and a generator of dicts are collected; run.json says "in memory" and their hash."""
+@pytest.mark.parametrize(
+    "given",
+    [TASKS, tuple(TASKS), rows(TASKS), pl.DataFrame(TASKS), ["1+1?", "2+2?"]],
+    ids=["list", "tuple", "generator", "frame", "texts"],
+)
+def test_tasks_are_any_iterable_of_rows(given: Any, tmp_path: Path) -> None:
+    """A list, a tuple and a generator of dicts, a data frame and texts are collected; run.json says "in memory" and their
+    hash."""
     summary = gymdata.collect(given, output=tmp_path / "run", seed=1, parts=parts())
     assert summary.rollouts == 2
     found = read_run_json(tmp_path / "run")
     assert found["config"]["tasks"] == "in memory"
-    assert found["tasks"]["files"] == [{"path": "in memory", "xxh3": TaskRows(rows=TASKS).facts()[0]["xxh3"]}]
+    expected = given if isinstance(given, list) else TASKS
+    assert found["tasks"]["files"] == [{"path": "in memory", "xxh3": TaskRows(rows=expected).facts()[0]["xxh3"]}]
 
 
 def test_tasks_of_a_dataset(tmp_path: Path) -> None:
@@ -86,13 +92,6 @@ def test_a_bad_row_in_memory_names_its_row(tmp_path: Path) -> None:
         gymdata.collect([TASKS[0], {"answer": 3}], output=tmp_path / "run", parts=parts())
     with pytest.raises(DataError, match="in memory, line 1: got a value that JSON has no form for"):
         gymdata.collect([{"prompt": "x", "lock": threading.Lock()}], output=tmp_path / "run", parts=parts())
-
-
-@pytest.mark.parametrize("value", [3, b"x", {"prompt": "x"}, [["x"]]])
-def test_what_has_no_task_rows_is_refused(value: Any, tmp_path: Path) -> None:
-    """Numbers, bytes, one dict and a list of lists are no tasks."""
-    with pytest.raises(UsageError, match=r"^gymdata.collect: got .*expected tasks"):
-        gymdata.collect(value, output=tmp_path / "run", parts=parts())
 
 
 def test_rewards_are_functions(tmp_path: Path) -> None:
@@ -128,14 +127,24 @@ def test_the_hash_of_a_function_knows_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
-    [(Adder, "or a function"), (3, "got 3, expected a name")],
+    ("what", "value", "says"),
+    [
+        *(("tasks", value, r"^gymdata.collect: got .*expected tasks") for value in (3, b"x", {"prompt": "x"}, [["x"]])),
+        ("reward", Adder, "or a function"),  # a class makes an instance and no rewards
+        ("reward", 3, "got 3, expected a name"),
+        ("environment", 3, "env: got 3"),
+    ],
 )
-def test_what_is_no_reward_is_refused(bad: Any, said: str, tmp_path: Path) -> None:
-    """A class makes an instance and no rewards."""
+def test_what_cannot_be_that_is_refused(what: str, value: Any, says: str, tmp_path: Path) -> None:
+    """Numbers, bytes, one dict and a list of lists are no tasks; a number has no tools."""
     run = write_run(tmp_path / "run", [rollout("t", 0, None, two_turns(1, 50))])
-    with pytest.raises(UsageError, match=said):
-        gymdata.score(run, reward=bad)
+    use = {
+        "tasks": lambda: gymdata.collect(value, output=tmp_path / "other", parts=parts()),
+        "reward": lambda: gymdata.score(run, reward=value),
+        "environment": lambda: given_environment(value),
+    }
+    with pytest.raises(UsageError, match=says):
+        use[what]()
 
 
 def test_an_environment_is_a_class_or_an_instance(policy: str) -> None:
@@ -159,12 +168,6 @@ def test_each_rollout_gets_a_copy_of_an_instance() -> None:
     assert shared.total == 5
 
 
-def test_what_is_no_environment_is_refused() -> None:
-    """A number has no tools."""
-    with pytest.raises(UsageError, match="env: got 3"):
-        given_environment(3)
-
-
 def test_tasks_of_data_frames_and_texts_are_those_of_a_list() -> None:
     """pandas, Polars, Arrow and plain questions give the tasks of the same rows; what is missing is not there."""
     rows = [{"prompt": "1+1?", "answer": 2}, {"prompt": "2+2?"}]
@@ -180,12 +183,6 @@ def test_tasks_of_data_frames_and_texts_are_those_of_a_list() -> None:
     ]
     questions = [task.content_hash for task in TaskRows(rows=["1+1?", "2+2?"])]
     assert questions == [task.content_hash for task in TaskRows(rows=[{"prompt": "1+1?"}, {"prompt": "2+2?"}])]
-
-
-def test_a_data_frame_and_texts_are_collected(tmp_path: Path) -> None:
-    """They are tasks of collect."""
-    assert gymdata.collect(pl.DataFrame({"prompt": ["x"]}), output=tmp_path / "a", parts=parts()).rollouts == 1
-    assert gymdata.collect(["a question", "another"], output=tmp_path / "b", parts=parts()).rollouts == 2
 
 
 def test_lambdas_are_rewards(tmp_path: Path) -> None:

@@ -15,24 +15,15 @@ SAMPLE = Path(gymdata.__file__).parent.parent / "sample_data" / "rollouts"
 
 
 def test_a_result_is_a_table_in_a_notebook(tmp_path: Path) -> None:
-    """``_repr_html_`` has the summary's names and values, escaped."""
-    report = gymdata.filter(SAMPLE / "clean.jsonl", tmp_path / "<b>", where=["reward > 0"])
-    text = report._repr_html_()
-    assert "<caption>FilterReport</caption>" in text
-    assert "<th style='text-align: left'>written to</th>" in text
-    assert "&lt;b&gt;" in text
-
-
-def test_a_validation_shows_its_codes() -> None:
-    """The short form of a validation counts the violations by code."""
-    assert "'T209': 3" in repr(gymdata.validate(SAMPLE / "broken.jsonl"))
-    assert "T209" in gymdata.validate(SAMPLE / "broken.jsonl")._repr_html_()
-
-
-def test_a_validation_without_violations_is_a_table_too() -> None:
-    """It has how many rollouts can be trained."""
-    text = gymdata.validate(SAMPLE / "clean.jsonl")._repr_html_()
-    assert "<th style='text-align: left'>trainable</th><td>24 of 24 rollouts</td>" in text
+    """``_repr_html_`` has the summary's names and values, escaped; of a validation the codes, or how many rollouts can be
+    trained, and its short form counts the violations by code."""
+    shown = gymdata.filter(SAMPLE / "clean.jsonl", tmp_path / "<b>", where=["reward > 0"])._repr_html_()
+    for text in ("<caption>FilterReport</caption>", "<th style='text-align: left'>written to</th>", "&lt;b&gt;"):
+        assert text in shown
+    broken, clean = (gymdata.validate(SAMPLE / f"{name}.jsonl") for name in ("broken", "clean"))
+    assert "'T209': 3" in repr(broken)
+    assert "T209" in broken._repr_html_()
+    assert "<th style='text-align: left'>trainable</th><td>24 of 24 rollouts</td>" in clean._repr_html_()
 
 
 def test_an_interval_is_shown_with_its_bounds(tmp_path: Path) -> None:

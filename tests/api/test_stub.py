@@ -20,11 +20,13 @@ FUNCTIONS = {node.name: node.args for node in ast.parse(STUB).body if isinstance
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_stub_has_the_parameters_that_the_function_has(name: str) -> None:
-    """The stub that the build writes and ``inspect.signature`` name the same parameters: each setting is one."""
+    """The stub that the build writes and ``inspect.signature`` name the same parameters: each setting is one, and no
+    docstring has a parameter ``settings``."""
     arguments = FUNCTIONS[name]
     several = filter(None, [arguments.vararg, arguments.kwarg])
     names = {arg.arg for arg in [*arguments.args, *arguments.kwonlyargs, *several]}
     assert names == set(inspect.signature(getattr(gymdata, name)).parameters)
+    assert "``settings``" not in str(inspect.getdoc(getattr(gymdata, name)))
 
 
 def test_every_function_with_a_settings_class_is_in_the_stub() -> None:
@@ -42,12 +44,6 @@ def test_help_has_the_text_of_each_setting() -> None:
     """``help(gymdata.pairs)`` says what each keyword does."""
     assert "\nmin_margin: Minimum score difference, exclusive.\n" in str(inspect.getdoc(gymdata.pairs))
     assert inspect.signature(gymdata.pairs).parameters["strategy"].default == "best-worst"
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_docstring_names_parameters_that_are_there(name: str) -> None:
-    """The settings are the keywords and ``config``; no function has a parameter ``settings``."""
-    assert "``settings``" not in str(inspect.getdoc(getattr(gymdata, name)))
 
 
 def test_a_type_checker_reads_the_stub(tmp_path: Path) -> None:
