@@ -44,25 +44,41 @@ def test_dry_run_shows_the_plan_and_writes_nothing(
     assert not run.exists()
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["-m", "/nowhere/model"], "no such file or folder"),
-        ([], "no model given"),
-        (["-m", POLICY, "--reward", "numerik"], "did you mean 'numeric'"),
-        (["-m", POLICY, "--env", "missing.py:Name"], "no such file"),
-        (["-m", POLICY, "--set", "temprature=1"], "did you mean 'temperature'"),
-        (["-m", POLICY, "--temperature", "-1"], "temperature"),
-    ],
-)
+DTYPES = "expected one of auto, half, float16, bfloat16, float, float32"
+#: Words, of which HERE is the test's folder, and what is said of them; behind a third part only with --dry-run.
+WRONG = [
+    ("-m /nowhere/model", "no such file or folder"),
+    ("", "no model given"),
+    (f"-m {POLICY} --reward numerik", "did you mean 'numeric'"),
+    (f"-m {POLICY} --env missing.py:Name", "no such file"),
+    (f"-m {POLICY} --set temprature=1", "did you mean 'temperature'"),
+    (f"-m {POLICY} --temperature -1", "temperature"),
+    (f"-m {POLICY} -o HERE/file", "is a file, expected a folder"),
+    (f"-m {POLICY} -o HERE/file/run", "HERE/file is a file"),
+    (f"-m {POLICY} -o HERE/mine", "is not empty and not a run"),
+    (f"-m {POLICY} --set engine.max_modl_len=5", "did you mean 'max_model_len'"),
+    (f"-m {POLICY} --set engine.gpu_memory_utilisation=1", "did you mean 'gpu_memory_utilization'"),
+    (f"-m {POLICY} --set engine.max_model_len=9999999", "max_model_len: got 9999999, expected at most", "dry"),
+    *((f"-m {POLICY} --set engine.dtype={name}", f"--set engine.dtype: got '{name}', {DTYPES}", "dry")
+      for name in ("bf16", "foo", "int8")),
+    (f"-m {POLICY} --max-context 2", "the context holds 2 tokens", "dry"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG, ids=lambda case: case[0].removeprefix(f"-m {POLICY} "))
 def test_what_is_wrong_is_said_before_anything_is_made(
-    tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str
+    tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: tuple[str, ...]
 ) -> None:
-    """Bad input ends with exit code 2, a message that helps, and no run folder."""
-    run = tmp_path / "run"
-    assert main(["collect", tasks, "-o", str(run), *more]) == 2
-    assert said in capsys.readouterr().err
-    assert not run.exists()
+    """Bad input ends with exit code 2, a message that helps, and no run folder, with and without --dry-run."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("")
+    words, says, *dry_only = (part.replace("HERE", str(tmp_path)) for part in case)
+    output = [] if "-o " in words else ["-o", str(tmp_path / "run")]
+    for dry in (["--dry-run"], []) if not dry_only else (["--dry-run"],):
+        assert main(["collect", tasks, *output, *words.split(), *dry]) == 2
+        assert says in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "mine", "tasks.jsonl", "thesis.txt"]
 
 
 def test_a_config_file_is_beaten_by_flags(tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,46 +141,11 @@ def test_a_run_folders_pairs_must_be_one(tmp_path: Path, capsys: pytest.CaptureF
     assert f"give one of them, as in: {command}" in capsys.readouterr().err
 
 
-def test_a_dry_run_finds_what_a_start_would_end_with(
+def test_a_dry_run_notes_a_context_that_a_prompt_may_fill(
     tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An output that is a file, a foreign folder, a context that the model has not, unknown engine keys and number
-    formats: exit code 2, with and without --dry-run, and nothing is written."""
-    (tmp_path / "file").write_text("")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("")
-    cases = [
-        (["-o", str(tmp_path / "file")], "is a file, expected a folder"),
-        (["-o", str(tmp_path / "file" / "run")], f"{tmp_path / 'file'} is a file"),
-        (["-o", str(tmp_path / "mine")], "is not empty and not a run"),
-    ]
-    for more, said in cases:
-        for dry in (["--dry-run"], []):
-            assert main(["collect", tasks, "-m", POLICY, *more, *dry]) == 2
-            assert said in capsys.readouterr().err
-    out = ["-o", str(tmp_path / "run")]
-    keys = ["--set", "engine.max_modl_len=5", "--set", "engine.gpu_memory_utilisation=1"]
-    for dry in (["--dry-run"], []):
-        assert main(["collect", tasks, "-m", POLICY, *out, *keys, *dry]) == 2
-        said = capsys.readouterr().err
-        assert "did you mean 'max_model_len'" in said
-        assert "did you mean 'gpu_memory_utilization'" in said
-    assert main(["collect", tasks, "-m", POLICY, *out, "--set", "engine.max_model_len=9999999", "--dry-run"]) == 2
-    assert "max_model_len: got 9999999, expected at most" in capsys.readouterr().err
-    for dtype in ("bf16", "foo", "int8"):
-        assert main(["collect", tasks, "-m", POLICY, *out, "--set", f"engine.dtype={dtype}", "--dry-run"]) == 2
-        expected = "expected one of auto, half, float16, bfloat16, float, float32"
-        assert f"--set engine.dtype: got '{dtype}', {expected}" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_dry_run_finds_a_context_that_is_too_small(
-    tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A context that holds no prompt is an error; one that holds less than prompt and --max-tokens is noted."""
+    """One that holds less than prompt and --max-tokens is no error."""
     argv = ["collect", tasks, "-m", POLICY, "-o", str(tmp_path / "run"), "--dry-run"]
-    assert main([*argv, "--max-context", "2"]) == 2
-    assert "the context holds 2 tokens" in capsys.readouterr().err
     assert main([*argv, "--max-context", "40", "--max-tokens", "39"]) == 0
     assert "2 of the first 2 prompts and --max-tokens 39 are more than the context" in capsys.readouterr().out
 

@@ -102,76 +102,67 @@ def test_no_rows_of_many_columns_are_told(run: Path, capsys: pytest.CaptureFixtu
     assert said.err.startswith("no rows of rollout_id, run_id")
 
 
-def test_the_first_of_many_give_no_time_left(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    """One rollout of 800 after six seconds, with many in flight, is not 1:19:54 left."""
-    with Watch("collect") as watch:
-        watch.update(done=0, fresh=0, total=800)
-        clock[0] += 6
-        watch.update(done=1, fresh=1, total=800)
-        clock[0] += 6
-        watch.update(done=40, fresh=40, total=800)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[2:] for line in lines] == [[], ["3:48 left"]]
+FIGURES = {"loss": 0.693147, "accuracy": 0.75, "margin": 0.0123, "learning_rate": 1e-5, "grad_norm": 1.25}
+SHOWN = "loss 0.6931  accuracy 75.0%  margin 0.0123  lr 1e-05  grad 1.25"
+#: Updates, each with the seconds since the one before, and the lines that they give.
+PROGRESS: dict[str, tuple[str, list[tuple[int, dict[str, Any]]], list[str]]] = {
+    "the first of many in flight give no time left": (
+        "collect",
+        [(0, {"done": 0, "fresh": 0, "total": 800}), (6, {"done": 1, "fresh": 1}), (6, {"done": 40, "fresh": 40})],
+        ["collect 1/800  10/min", "collect 40/800  200/min  3:48 left"],
+    ),
+    "a rate counts from the first update": (
+        "score",
+        [(40, {"done": 100, "total": 240, "tokens": 0}), (4, {"done": 140, "tokens": 800})],
+        ["score 100/240", "score 140/240  600/min  200 tok/s  0:10 left"],
+    ),
+    "what came at once has no rate": (
+        "score",
+        [(40, {"done": 240, "total": 240, "tokens": 9}), (1, {"done": 240, "tokens": 9})],
+        ["score 240/240"],
+    ),
+    "the last line says how long it took": (
+        "score",
+        [(40, {"done": 0, "total": 2}), (3723, {"done": 2})],
+        ["score 0/2", "score 2/2  0/min  took 1:02:03"],
+    ),
+    "a training shows its figures and the time left": (
+        "training",
+        [
+            (0, {"done": 30, "total": 120, "fresh": 0, "tokens": 0}),
+            (6, {"done": 40, "fresh": 10, "tokens": 12_000, **FIGURES}),
+            (3700, {"done": 120, "fresh": 90, "tokens": 12_000}),
+        ],
+        [f"training 40/120  {SHOWN}  2,000 tok/s  0:48 left", f"training 120/120  {SHOWN}  3 tok/s  took 1:01:46"],
+    ),
+    "what a training scores first has a rate of its own": (
+        "training",
+        [
+            (0, {"scored": 8, "total": 408}),
+            (10, {"scored": 208}),
+            (10, {"done": 0, "total": 40, "tokens": 0}),
+            (6, {"done": 10, "tokens": 12_000, "loss": 0.5}),
+        ],
+        [
+            "training (scoring 208 of 408)  1,200/min  0:10 left",
+            "training 0/40",
+            "training 10/40  loss 0.5  2,000 tok/s  0:18 left",
+        ],
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("first", "seconds", "then", "shown"),
-    [
-        (
-            {"done": 100, "total": 240, "tokens": 0},
-            4,
-            {"done": 140, "total": 240, "tokens": 800},
-            "score 140/240  600/min  200 tok/s  0:10 left",
-        ),
-        ({"done": 240, "total": 240, "tokens": 9}, 1, {"done": 240, "total": 240, "tokens": 9}, "score 240/240"),
-        ({"done": 0, "total": 2}, 3723, {"done": 2, "total": 2}, "score 2/2  0/min  took 1:02:03"),
-    ],
-)
-def test_a_rate_counts_from_the_first_update(
-    capsys: pytest.CaptureFixture[str], clock: list[float], first: Any, seconds: int, then: Any, shown: str
+@pytest.mark.parametrize("case", PROGRESS)
+def test_progress_without_a_terminal_is_a_line_every_few_seconds(
+    capsys: pytest.CaptureFixture[str], clock: list[float], case: str
 ) -> None:
-    """The rate is that of what came since; what came at once has none; the last line says how long it took."""
-    with Watch("score") as watch:
-        clock[0] += 40
-        watch.update(**first)
-        clock[0] += seconds
-        watch.update(**then)
-    assert capsys.readouterr().err.splitlines()[-1] == shown
-
-
-def test_a_training_shows_its_figures_and_the_time_left(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    """A line every few seconds: step, loss, accuracy, margin, learning rate, gradient norm, speed and time left; at the end
-    the time that it took."""
-    figures = {"loss": 0.693147, "accuracy": 0.75, "margin": 0.0123, "learning_rate": 1e-5, "grad_norm": 1.25}
-    with Watch("training") as watch:
-        watch.update(done=30, total=120, fresh=0, tokens=0)
-        clock[0] += 6
-        watch.update(done=40, total=120, fresh=10, tokens=12_000, **figures)
-        clock[0] += 3700
-        watch.update(done=120, total=120, fresh=90, tokens=12_000)
-    assert capsys.readouterr().err.splitlines()[0] == (
-        "training 40/120  loss 0.6931  accuracy 75.0%  margin 0.0123  lr 1e-05  grad 1.25  2,000 tok/s  0:48 left"
-    )
-
-
-def test_what_a_training_scores_first_has_a_rate_of_its_own(
-    capsys: pytest.CaptureFixture[str], clock: list[float]
-) -> None:
-    """The reference's log-probabilities with rate and time left; the time of the steps is counted from the first one."""
-    with Watch("training") as watch:
-        watch.update(scored=8, total=408)
-        clock[0] += 10
-        watch.update(scored=208, total=408)
-        clock[0] += 10
-        watch.update(done=0, total=40, tokens=0)
-        clock[0] += 6
-        watch.update(done=10, total=40, tokens=12_000, loss=0.5)
-        watch.end()
-    assert capsys.readouterr().err.splitlines() == [
-        "training (scoring 208 of 408)  1,200/min  0:10 left",
-        "training 0/40",
-        "training 10/40  loss 0.5  2,000 tok/s  0:18 left",
-    ]
+    """What is done, how fast, and the time left, once that is known."""
+    what, updates, lines = PROGRESS[case]
+    with Watch(what) as watch:
+        for seconds, counts in updates:
+            clock[0] += seconds
+            watch.update(**counts)
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 @pytest.mark.usefixtures("terminal")
@@ -182,11 +173,10 @@ def test_a_bar_shows_every_figure_at_every_width(
     """Behind the bar where there is room, else beneath it; no label is torn from its number and no line is too long."""
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
-    figures = {"loss": 0.693147, "accuracy": 0.75, "margin": 0.0123, "learning_rate": 1e-5, "grad_norm": 1.25}
     with Watch("training") as watch:
         watch.update(done=0, total=1200, tokens=0)
         clock[0] += 60
-        watch.update(done=120, total=1200, tokens=120_000, **figures)
+        watch.update(done=120, total=1200, tokens=120_000, **FIGURES)
     shown = re.sub(r"\x1b\[[?\d;]*\w|\r", "", capsys.readouterr().err.replace("\u00a0", " "))
     shown = shown[shown.rindex("training") :]
     for part in ("120/1,200", "loss 0.6931", "accuracy 75.0%", "margin 0.0123", "lr 1e-05", "grad 1.25",
@@ -198,10 +188,13 @@ def test_a_bar_shows_every_figure_at_every_width(
 
 
 def test_piped_tables_have_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
-    """No line of a table ends with blanks where nobody looks."""
-    facts("title", [("name", 1), ("longer name", "text")])
-    grid(["a", "b"], [[1, "x"], [2, "longer"]], "another")
-    lines = capsys.readouterr().out.splitlines()
+    """Where nobody looks no line of a table ends with blanks, and a long value stays on one line."""
+    path = "/some/where/" + "long/" * 40
+    facts("title", [("name", 1), ("longer name", "text"), ("path", path)])
+    grid(["a", "b"], [[1, "x"], [2, "longer"], [3, path]], "another")
+    out = capsys.readouterr().out
+    assert out.count(path) == 2
+    lines = out.splitlines()
     assert [line for line in lines if line != line.rstrip()] == []
     assert any("longer name" in line for line in lines)
 

@@ -10,33 +10,20 @@ from typing import get_args
 import pytest
 
 import gymdata
-from gymdata.check.settings import CheckConfig
 from gymdata.cli.flags import described
 from gymdata.cli.main import COMMANDS, GROUPS, main
-from gymdata.collect.settings import CollectConfig
+from gymdata.cli.settings_page import configurable
 from gymdata.demo.run import DemoConfig
-from gymdata.eval.settings import EvalConfig
-from gymdata.experience.settings import ExperienceConfig
-from gymdata.filter.settings import FilterConfig
 from gymdata.finetune.settings import FinetuneFlags
 from gymdata.interop.formats import exported, imported
 from gymdata.interop.settings import ExportConfig, ImportConfig
-from gymdata.judge.settings import JudgeConfig, ServeConfig
-from gymdata.pairs.settings import PairsConfig
-from gymdata.record.settings import RecordConfig
-from gymdata.score.settings import ScoreConfig
 from gymdata.settings import Config
 from gymdata.train.settings import TRAINERS
 from gymdata.validate.settings import ValidateConfig
-from tests.cli.parsers import help_of, parser_of
+from tests.cli.parsers import flags_of, help_of, parser_of
 
 Capture = pytest.CaptureFixture[str]
-SETTINGS: dict[str, type[Config]] = {
-    "check": CheckConfig, "collect": CollectConfig, "demo": DemoConfig, "eval": EvalConfig, "experience": ExperienceConfig,
-    "export": ExportConfig, "filter": FilterConfig, "finetune": FinetuneFlags, "import": ImportConfig,
-    "judge": JudgeConfig, "pairs": PairsConfig, "record": RecordConfig, "score": ScoreConfig, "serve-genrm": ServeConfig,
-    "validate": ValidateConfig, **{f"train-{name}": kind for name, kind in TRAINERS.items()},
-}  # fmt: skip
+SETTINGS = {command: kind for command, (kind, _) in configurable().items()} | {"finetune": FinetuneFlags}
 
 
 @pytest.mark.parametrize("command", SETTINGS)
@@ -109,8 +96,12 @@ def test_a_choice_that_is_left_out_is_named_with_its_values(capsys: Capture) -> 
     assert "format is missing → give --format, one of atif, input-ids-labels, nat-dpo," in said
 
 
-def test_a_number_out_of_range_names_the_flag_or_the_key(capsys: Capture) -> None:
-    """A flag is called as it was typed; a key of --set as it stands there."""
+def test_a_wrong_number_names_the_flag_or_the_key(capsys: Capture) -> None:
+    """A flag is called as it was typed; a key of --set as it stands there, whether it is out of range or no number."""
+    assert main(["collect", "t.jsonl", "-r", "zero"]) == 2
+    assert capsys.readouterr().err.startswith("error: -r / --num-rollouts: got 'zero', expected a valid integer\n")
+    assert main(["collect", "t.jsonl", "-m", "model", "--set", "num_rollouts=zero"]) == 2
+    assert "num_rollouts: got 'zero', expected a valid integer\n" in capsys.readouterr().err
     assert main(["collect", "t.jsonl", "--temperature", "-1"]) == 2
     assert "error: --temperature: got -1.0, expected" in capsys.readouterr().err
     assert main(["collect", "t.jsonl", "-n", "0"]) == 2
@@ -193,4 +184,5 @@ def test_help_fits_the_terminal(width: int, command: str) -> None:
     lines = help_of(command, width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert "..." not in " ".join(lines)
+    assert [name for name in flags_of(command) if name.startswith("-") and name not in "\n".join(lines)] == []
     assert lines[2].strip() == COMMANDS[command][2]

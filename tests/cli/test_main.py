@@ -51,25 +51,6 @@ def test_no_command_is_described_by_half_a_sentence(
     assert [name for name, (_, _, summary) in COMMANDS.items() if f"{name} {summary}" not in shown] == []
 
 
-def test_long_flags_are_whole_on_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """No option's name is cut."""
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["collect", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert "--concurrency" in out
-    assert "…" not in out
-
-
-def test_a_path_is_not_wrapped_where_nobody_looks(capsys):
-    """Piped tables keep a long value on one line."""
-    from gymdata.cli.console import facts, grid
-
-    path = "/some/where/" + "long/" * 40
-    facts("title", [("path", path)])
-    grid(["what", "path"], [["it", path]])
-    assert capsys.readouterr().out.count(path) == 2
-
-
 def test_an_interrupted_command_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -81,14 +62,6 @@ def test_an_interrupted_command_says_so(
     monkeypatch.setattr(importlib.import_module("gymdata.query.child"), "run_query", interrupt)
     assert main(["query", "SELECT 1", str(tmp_path)]) == 130
     assert capsys.readouterr().err.endswith("interrupted\n")
-
-
-def test_a_flag_that_is_no_number_is_worded_as_a_setting(capsys: pytest.CaptureFixture[str]):
-    """`-r zero` says what was got and what was expected, as `--set num_rollouts=zero` does."""
-    assert main(["collect", "tasks.jsonl", "-r", "zero"]) == 2
-    assert capsys.readouterr().err.startswith("error: -r / --num-rollouts: got 'zero', expected a valid integer\n")
-    assert main(["collect", "tasks.jsonl", "-m", "model", "--set", "num_rollouts=zero"]) == 2
-    assert "num_rollouts: got 'zero', expected a valid integer\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
