@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError
 from gymdata.rollouts.ragged import Ints
 from gymdata.workers.tuning import give_back
 
@@ -30,10 +29,6 @@ class Groups:
 
     def __init__(self, frame: pa.Table, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
-        needed = ("group_id", "rollout_id", "rollout_index", "score")
-        missing = [c for c in needed if c not in frame.column_names]
-        if missing:
-            raise DataError.missing_columns("pairs", "scores of rollouts", missing, frame.column_names)
         scores = pc.fill_null(frame["score"].cast(pa.float64()), np.nan).to_numpy()
         groups, self.n_groups = group_ranks(frame)
         self.total = len(scores)

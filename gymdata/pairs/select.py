@@ -89,12 +89,6 @@ def select_pairs(
     is the longer one, among pairs of unequal length: the narrowest margins go first. Both act on finished pairs.
     ``reject`` names, for (chosen, rejected) rows, what speaks against each pair, by reason.
     """
-    if not (np.isfinite(min_margin) and min_margin >= 0):
-        raise UsageError.bad_value("min_margin", min_margin, "a number ≥ 0")
-    if max_per_task is not None and max_per_task < 1:
-        raise UsageError.bad_value("max_pairs_per_task", max_per_task, "a whole number ≥ 1")
-    if length_balance is not None and not 0 <= length_balance <= 1:
-        raise UsageError.bad_value("length_balance", length_balance, "a share between 0 and 1")
     ordered = Groups(frame, seed)
     counts = _counts(ordered)
     pairs = _Candidates(frame, ordered, *_chosen_by(strategy, ordered), counts)

@@ -16,7 +16,7 @@ from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.schema import PAIRS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
-from tests.rollout_files import rollout, two_turns, write_run
+from tests.rollout_files import BRANCH, rollout, two_turns, write_run
 
 
 def group(task: str, number: int, rewards: list[float | None], **columns: Any) -> list[dict[str, Any]]:
@@ -82,60 +82,56 @@ def test_the_ids_of_groups_choose_no_pair(tmp_path: Path) -> None:
     assert made[0].equals(made[1])
 
 
-def test_breaks_are_refused_with_their_code_and_count(tmp_path: Path) -> None:
-    """A rollout with a break stops the command as T200 with exit code 1; ``drop`` leaves it out and counts it."""
-    broken = rollout("a", 2, 0.5, [([1, 5], [10, 2]), ([1, 99, 30], [12, 2])])
-    run = write_run(tmp_path / "run", [*group("a", 5, [0.0, 1.0]), broken])
-    with pytest.raises(RefusedError, match="T200: 1 of 3") as refused:
-        gymdata.pairs(run)
+def changed(row: dict[str, Any]) -> dict[str, Any]:
+    """A token that was changed after collection."""
+    row["turns"][1]["generation_token_ids"] = [52, 2]
+    return row
+
+
+@pytest.mark.parametrize(
+    ("third", "code", "left_out"),
+    [
+        (rollout("a", 2, 0.5, [([1, 5], [10, 2]), ([1, 99, 30], [12, 2])]), "T200: 1 of 3", ("breaks", 0)),
+        (rollout("a", 2, 0.5, BRANCH), "T211", ("branches", 2)),
+        (rollout("a", 2, 0.5, []), "T205", None),
+        (changed(rollout("a", 2, 0.5, two_turns(5, 54))), "T209: rollout a-2, turn 1", None),
+    ],
+    ids=["a break", "a branch", "no tokens", "a changed token"],
+)
+def test_what_cannot_be_trained_as_sampled_is_refused(
+    third: dict[str, Any], code: str, left_out: tuple[str, int] | None, tmp_path: Path
+) -> None:
+    """With its code and exit code 1; ``drop`` leaves breaks and branches out and counts them."""
+    run = write_run(tmp_path / "run", [*group("a", 5, [0.0, 1.0]), third])
+    with pytest.raises((RefusedError, DataError), match=code) as refused:
+        gymdata.pairs(run, strategy="all")
     assert refused.value.exit_code == 1
-    report = gymdata.pairs(run, breaks="drop", strategy="all")
-    assert (report.left_out["breaks"], report.counts.pairs) == (1, 1)
+    if left_out is not None:
+        report = gymdata.pairs(run, strategy="all", breaks="drop")
+        name, dropped = left_out
+        assert (report.left_out[name], report.counts.dropped["several_sequences"], report.counts.pairs) == (
+            1,
+            dropped,
+            1,
+        )
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_retries_that_are_left_out_are_counted(tmp_path: Path, workers: int) -> None:
-    """The account, in every form, says how many turns the rollouts in pairs lost, each rollout once."""
+    """A superseded try is no obstacle, and the pair holds the last one; the account, in every form, says how many turns the
+    rollouts in pairs lost, each rollout once."""
     retried = rollout("a", 2, 0.5, [([1, 5], [77, 2]), ([1, 5], [79, 2]), ([1, 5], [78, 2])])
     unused = rollout("b", 0, 0.5, [([1, 5], [77, 2]), ([1, 5], [78, 2])])
     run = write_run(tmp_path / "run", [*group("a", 5, [0.0, 1.0]), retried, unused])
     report = gymdata.pairs(run, strategy="all", workers=workers)
     assert (report.counts.pairs, report.counts.abandoned_turns) == (3, 2)
+    chosen = {pair["chosen_rollout_id"]: pair["chosen_ids"] for pair in report.table.to_pylist()}
+    assert chosen["a-2"] == [78, 2]
     assert report.to_dict()["abandoned_turns"] == read_run_json(run / "pairs-reward")["counts"]["abandoned_turns"] == 2
     assert ("  abandoned turns dropped", 2) in report.rows()
     best = gymdata.pairs(run, write=False)
     assert best.counts.abandoned_turns == 0
     assert "abandoned" not in str(best.rows())
-
-
-def test_retries_and_branches(tmp_path: Path) -> None:
-    """A superseded try is no obstacle, and the pair holds the last one; a branch is refused or dropped."""
-    retried = rollout("a", 2, 0.5, [([1, 5], [77, 2]), ([1, 5], [78, 2])])
-    run = write_run(tmp_path / "retry", [*group("a", 5, [0.0, 1.0]), retried])
-    chosen = {p["chosen_rollout_id"]: p["chosen_ids"] for p in gymdata.pairs(run, strategy="all").table.to_pylist()}
-    assert chosen["a-2"] == [78, 2]
-    prompt = [1, 5]
-    branched = rollout("a", 2, 0.5, [(prompt, [9, 2]), ([1, 5, 9, 2, 30], [7, 2]), ([1, 5, 9, 2, 31], [8, 2])])
-    run = write_run(tmp_path / "branch", [*group("a", 5, [0.0, 1.0]), branched])
-    with pytest.raises(RefusedError, match="T211"):
-        gymdata.pairs(run, strategy="all")
-    report = gymdata.pairs(run, strategy="all", breaks="drop")
-    assert (report.left_out["branches"], report.counts.dropped["several_sequences"], report.counts.pairs) == (1, 2, 1)
-
-
-def test_rollouts_without_tokens_are_refused(tmp_path: Path) -> None:
-    """No token ids means that no pair can be trained as sampled (T205)."""
-    run = write_run(tmp_path / "run", [rollout("a", 0, 0.0, []), *group("a", 5, [None, 1.0])[1:]])
-    with pytest.raises(RefusedError, match="T205"):
-        gymdata.pairs(run)
-
-
-def test_changed_tokens_are_refused(tmp_path: Path) -> None:
-    """A token that was changed after collection is found where it is."""
-    rows = group("a", 5, [0.0, 1.0])
-    rows[1]["turns"][1]["generation_token_ids"] = [52, 2]
-    with pytest.raises(DataError, match="T209: rollout a-1, turn 1"):
-        gymdata.pairs(write_run(tmp_path / "run", rows))
 
 
 def length(completion_ids: list[list[int]]) -> list[float]:
@@ -190,6 +186,16 @@ def test_without_pairs_the_scores_that_would_work_are_named(tmp_path: Path) -> N
     assert gymdata.pairs(run, reward="reward").counts.pairs == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("strategy", "bestworst"), ("min_margin", -1.0), ("max_pairs_per_task", 0), ("length_balance", 1.5)],
+)
+def test_an_impossible_setting_is_refused_before_anything_is_read(name: str, value: Any) -> None:
+    """An unknown strategy, or a number that cannot be."""
+    with pytest.raises(UsageError, match=name):
+        gymdata.pairs("nowhere", **{name: value})
+
+
 def test_split_writes_two_files_that_share_no_task(tmp_path: Path) -> None:
     """Held-out tasks are in the second file only, and the whole is kept."""
     run = write_run(tmp_path / "run", [r for t in range(10) for r in group(f"t{t}", t, [0.0, 1.0])])
@@ -200,16 +206,6 @@ def test_split_writes_two_files_that_share_no_task(tmp_path: Path) -> None:
     assert read_table(run / "pairs-reward", PAIRS).num_rows == 8
     gymdata.pairs(run, overwrite=True)
     assert not report.files["heldout"].exists()
-
-
-def test_a_run_without_variance_writes_nothing(tmp_path: Path) -> None:
-    """No pairs is a result, not an error; the table has the schema, and the run folder holds what it held."""
-    run = write_run(tmp_path / "run", group("a", 5, [1.0, 1.0]))
-    before = sorted(run.rglob("*"))
-    report = gymdata.pairs(run)
-    assert (report.table.num_rows, report.files) == (0, {})
-    assert [name for name in report.table.column_names if name not in ("tools", "score")] == PAIRS.required()
-    assert sorted(run.rglob("*")) == before
 
 
 def test_another_strategy_is_refused_with_the_output_that_keeps_both(
@@ -252,7 +248,8 @@ def copies(task: str) -> list[dict[str, Any]]:
 
 
 def test_copies_are_counted_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Four pairs with the same ids are one; the account, --json and the table say so, and --keep-duplicates keeps them."""
+    """Four pairs with the same ids are one, also under two task names; the account, --json and the table say so, and
+    --keep-duplicates keeps them."""
     run = write_run(tmp_path / "run", copies("a"))
     assert main(["pairs", str(run), "--strategy", "all", "--max-pairs-per-task", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -262,12 +259,8 @@ def test_copies_are_counted_and_left_out(tmp_path: Path, capsys: pytest.CaptureF
     assert any(line.split() == ["dropped:", "duplicate", "3"] for line in table.splitlines())
     assert main(["pairs", str(run), "--strategy", "all", "--keep-duplicates", "-o", str(tmp_path / "k"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pairs"] == 4
-
-
-def test_copies_of_two_tasks_are_one_pair(tmp_path: Path) -> None:
-    """The same ids under two task names are trained once."""
-    report = gymdata.pairs(write_run(tmp_path / "run", copies("a") + copies("b")), strategy="all")
-    assert (report.counts.pairs, report.counts.dropped["duplicate"]) == (1, 7)
+    two = gymdata.pairs(write_run(tmp_path / "two", copies("a") + copies("b")), strategy="all")
+    assert (two.counts.pairs, two.counts.dropped["duplicate"]) == (1, 7)
 
 
 def test_pairs_carry_the_tools(tmp_path: Path) -> None:
@@ -304,13 +297,16 @@ def test_no_pairs_are_no_success(
     rewards: list[float], settings: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without pairs the exit code is 1, and a note gives the counts by reason and what to change, so that a pipeline stops;
-    the function returns the same account."""
+    the function returns the same account, the table has the schema, and the run folder holds what it held."""
     run = write_run(tmp_path / "run", group("a", 5, list(rewards)))
+    before = sorted(run.rglob("*"))
     assert main(["pairs", str(run), *settings]) == 1
     err = capsys.readouterr().err
     assert all(part in err for part in ("warning: no pairs: ", why, "→ "))
     assert main(["pairs", str(run), *settings, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["pairs"] == 0
     report = gymdata.pairs(run, min_margin=2.0 if settings else 0.0)
-    assert (report.ok, report.exit_code) == (False, 1)
+    assert (report.ok, report.exit_code, report.table.num_rows, report.files) == (False, 1, 0, {})
+    assert [name for name in report.table.column_names if name not in ("tools", "score")] == PAIRS.required()
+    assert sorted(run.rglob("*")) == before
     assert gymdata.pairs(write_run(tmp_path / "other", group("a", 5, [0.0, 1.0]))).ok

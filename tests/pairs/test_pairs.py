@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.errors import UsageError
 from gymdata.pairs import select as pairs
 from gymdata.pairs.strategies import STRATEGIES
 from gymdata.rollouts.messages import split_tasks
@@ -83,76 +83,102 @@ def test_margin_is_strict_within_tolerance(low: float, high: float, least: float
     assert adds_up(got.counts)
 
 
-def test_equal_content_and_other_prompts_are_dropped_after_pairing() -> None:
-    """Identical ids, identical text and different prompts each drop the pair under their own reason."""
-    f = frame(
-        ("a", [1.0, 0.0]),
-        ("b", [1.0, 0.0]),
-        ("c", [1.0, 0.0]),
-        ("d", [1.0, 0.0]),
-        prompt_key=pa.array([1, 1, 2, 2, 3, 4, 5, 5], pa.uint64()),
-        generation_key=pa.array([7, 7, 1, 2, 3, 4, 5, 6], pa.uint64()),
-        text_key=pa.array([1, 2, 9, 9, 3, 4, 0, 0], pa.uint64()),
-    )
-    got = pairs.select_pairs(f)
-    assert names(f, got) == [("d0", "d1")]
-    assert (got.counts.dropped["identical"], got.counts.dropped["other_prompt"]) == (2, 1)
+#: A pair each of a, b, c and d.
+FOUR = [(name, [1.0, 0.0]) for name in "abcd"]
+TWICE = [("a1", [1.0, 0.0, 0.5]), ("a2", [1.0, 0.0, 0.5])]
 
 
-def test_contradictory_pairs_are_all_dropped() -> None:
-    """Where the same two answers were ranked both ways, neither pair is kept; a third answer's pair is."""
-    f = frame(
-        ("ax", [1.0, 0.0]),
-        ("ay", [0.0, 1.0]),
-        ("az", [1.0, 0.0]),
-        prompt_key=pa.array([1] * 6, pa.uint64()),
-        generation_key=pa.array([10, 11, 10, 11, 10, 12], pa.uint64()),
-    )
-    got = pairs.select_pairs(f)
-    assert names(f, got) == [("az0", "az1")]
-    assert got.counts.dropped["contradictory"] == 2
-
-
-def test_cap_keeps_the_widest_margins_of_a_task() -> None:
-    """max_per_task counts over all groups of the task and acts after the other filters."""
-    f = frame(("ax", [1.0, 0.9, 0.0]), ("ay", [0.5, 0.0]), truncated=pa.array([True] + [False] * 4))
-    got = pairs.select_pairs(f, "all", max_per_task=1, truncated="drop")
-    assert names(f, got) == [("ax1", "ax2")]
-    assert (got.counts.dropped["truncated"], got.counts.dropped["over_the_cap"]) == (2, 1)
+@pytest.mark.parametrize(
+    ("groups", "columns", "settings", "kept", "dropped"),
+    [
+        pytest.param(
+            FOUR,
+            {
+                "prompt_key": [1, 1, 2, 2, 3, 4, 5, 5],
+                "generation_key": [7, 7, 1, 2, 3, 4, 5, 6],
+                "text_key": [1, 2, 9, 9, 3, 4, 0, 0],
+            },
+            {},
+            ["d0 d1"],
+            {"identical": 2, "other_prompt": 1},
+            id="equal ids, equal text and other prompts, after pairing",
+        ),
+        pytest.param(
+            [("ax", [1.0, 0.0]), ("ay", [0.0, 1.0]), ("az", [1.0, 0.0])],
+            {"prompt_key": [1] * 6, "generation_key": [10, 11, 10, 11, 10, 12]},
+            {},
+            ["az0 az1"],
+            {"contradictory": 2},
+            id="both of two pairs that rank the same answers both ways",
+        ),
+        pytest.param(
+            [("ax", [1.0, 0.9, 0.0]), ("ay", [0.5, 0.0])],
+            {"truncated": [True] + [False] * 4},
+            {"strategy": "all", "max_per_task": 1, "truncated": "drop"},
+            ["ax1 ax2"],
+            {"truncated": 2, "over_the_cap": 1},
+            id="all but the widest margins of a task, after the other filters",
+        ),
+        pytest.param(
+            [("a", [0.2, 0.0]), ("b", [1.0, 0.0]), ("c", [0.3, 0.0]), ("d", [0.3, 0.0])],
+            {"n_generated_tokens": [5, 1, 5, 1, 1, 5, 3, 3]},
+            {"length_balance": 0.5},
+            ["b0 b1", "c0 c1", "d0 d1"],
+            {"length_balance": 1},
+            id="the narrowest of those that the longer one wins",
+        ),
+        pytest.param(
+            [("a", [1.0, 0.5, 0.0])],
+            {"truncated": [False, False, True]},
+            {},
+            ["a0 a2"],
+            {},
+            id="no truncated loser without a request",
+        ),
+        pytest.param(
+            [("a", [1.0, 0.5, 0.0])],
+            {"truncated": [False, False, True]},
+            {"truncated": "drop"},
+            [],
+            {"truncated": 1},
+            id="a truncated loser on request, and no other in its place",
+        ),
+        pytest.param(
+            TWICE,
+            {"content_key": [7, 8, 9, 7, 8, 9]},
+            {"strategy": "all", "max_per_task": 3},
+            ["a10 a11", "a10 a12", "a12 a11"],
+            {"duplicate": 3},
+            id="copies before the cap",
+        ),
+        pytest.param(
+            TWICE,
+            {"content_key": [7, 8, 9, 7, 8, 9]},
+            {"strategy": "all", "max_per_task": 3, "duplicates": "keep"},
+            ["a10 a11", "a10 a12", "a20 a21"],
+            {"over_the_cap": 3},
+            id="no copies on request",
+        ),
+        pytest.param(
+            [("a", [0.5, 0.0]), ("b", [1.0, 0.0])],
+            {"content_key": [1, 2, 1, 2]},
+            {},
+            ["b0 b1"],
+            {"duplicate": 1},
+            id="of copies that were scored twice the narrower margin",
+        ),
+    ],
+)
+def test_what_is_dropped(
+    groups: list[Any], columns: dict[str, list[Any]], settings: dict[str, Any], kept: list[str], dropped: dict[str, int]
+) -> None:
+    """Each pair that is dropped is counted under one reason, and the others stay."""
+    unsigned = {name: pa.array(v, pa.uint64()) if name.endswith("_key") else pa.array(v) for name, v in columns.items()}
+    f = frame(*groups, **unsigned)
+    got = pairs.select_pairs(f, **settings)
+    assert [f"{one} {other}" for one, other in names(f, got)] == kept
+    assert {reason: count for reason, count in got.counts.dropped.items() if count} == dropped
     assert adds_up(got.counts)
-
-
-def test_length_balance_limits_how_often_the_longer_wins() -> None:
-    """At 0.5 as many longer as shorter winners remain, and the widest margins stay."""
-    f = frame(
-        ("a", [0.2, 0.0]),
-        ("b", [1.0, 0.0]),
-        ("c", [0.3, 0.0]),
-        ("d", [0.3, 0.0]),
-        n_generated_tokens=pa.array([5, 1, 5, 1, 1, 5, 3, 3]),
-    )
-    got = pairs.select_pairs(f, length_balance=0.5)
-    assert names(f, got) == [("b0", "b1"), ("c0", "c1"), ("d0", "d1")]
-    assert got.counts.dropped["length_balance"] == 1
-
-
-def test_truncated_rollouts_are_dropped_only_on_request() -> None:
-    """A truncated loser is a loser; ``drop`` removes its pair and does not look for another."""
-    f = frame(("a", [1.0, 0.5, 0.0]), truncated=pa.array([False, False, True]))
-    assert names(f, pairs.select_pairs(f)) == [("a0", "a2")]
-    assert pairs.select_pairs(f, truncated="drop").counts.dropped["truncated"] == 1
-
-
-def test_bad_settings_are_usage_errors() -> None:
-    """An unknown strategy or an impossible number is refused before anything is done."""
-    f = frame(("a", [1.0, 0.0]))
-    with pytest.raises(UsageError, match="best-worst"):
-        pairs.select_pairs(f, "bestworst")  # type: ignore[arg-type]  # wrong on purpose
-    for bad in ({"min_margin": -1.0}, {"max_per_task": 0}, {"length_balance": 1.5}):
-        with pytest.raises(UsageError):
-            pairs.select_pairs(f, **bad)  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(DataError, match="score"):
-        pairs.select_pairs(f.drop_columns(["score"]))
 
 
 def test_split_is_by_task_and_repeatable() -> None:
@@ -218,47 +244,15 @@ def test_row_order_never_matters(
         assert keys[a] != keys[b]
 
 
-def test_a_margin_is_a_number() -> None:
-    """Finite scores whose difference is none are refused (R502), not written as an infinite margin."""
-    with pytest.raises(RefusedError, match="R502"):
-        pairs.select_pairs(frame(("a", [1e308, -1e308])))
-
-
-def test_copies_are_dropped_before_the_cap() -> None:
-    """Two groups of a task with the same contents make each pair once, and copies do not fill the cap."""
-    f = frame(("a1", [1.0, 0.0, 0.5]), ("a2", [1.0, 0.0, 0.5]), content_key=[7, 8, 9, 7, 8, 9])
-    got = pairs.select_pairs(f, "all", max_per_task=3)
-    assert names(f, got) == [("a10", "a11"), ("a10", "a12"), ("a12", "a11")]
-    assert (got.counts.dropped["duplicate"], got.counts.dropped["over_the_cap"]) == (3, 0)
-    assert adds_up(got.counts)
-    kept = pairs.select_pairs(f, "all", max_per_task=3, duplicates="keep")
-    assert (kept.counts.dropped["duplicate"], kept.counts.dropped["over_the_cap"]) == (0, 3)
-
-
-def test_of_copies_the_widest_margin_stays() -> None:
-    """A pair that was scored twice keeps the wider margin."""
-    f = frame(("a", [0.5, 0.0]), ("b", [1.0, 0.0]), content_key=[1, 2, 1, 2])
-    got = pairs.select_pairs(f)
-    assert (names(f, got), got.margin.tolist()) == ([("b0", "b1")], [1.0])
-
-
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0])), max_size=24))
 def test_every_content_pair_is_there_once(rows: list[tuple[str, int, float]]) -> None:
     """Whatever the rollouts hold, no two pairs hold the same and no content pair is lost."""
-    index = dict.fromkeys("abc", 0)
-    number = []
-    for g, _, _ in rows:
-        number.append(index[g])
-        index[g] += 1
-    f = pa.table(
-        {
-            "group_id": pa.array([g for g, _, _ in rows], pa.string()),
-            "task_id": pa.array(["t"] * len(rows), pa.string()),
-            "rollout_id": pa.array([f"{g}{n}" for (g, _, _), n in zip(rows, number, strict=True)], pa.string()),
-            "rollout_index": pa.array(number, pa.int32()),
-            "score": pa.array([s for _, _, s in rows], pa.float64()),
-            "content_key": pa.array([c for _, c, _ in rows], pa.int64()),
-        }
+    by_group = {name: [(score, content) for group, content, score in rows if group == name] for name in "abc"}
+    held = [content for members in by_group.values() for _, content in members]
+    f = frame(
+        *((name, [score for score, _ in members]) for name, members in by_group.items()),
+        task_id=pa.array(["t"] * len(rows), pa.string()),
+        content_key=pa.array(held, pa.int64()),
     )
     contents = f["content_key"].to_numpy()
     every, once = (pairs.select_pairs(f, "all", duplicates=how) for how in ("keep", "drop"))

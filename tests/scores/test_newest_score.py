@@ -12,7 +12,6 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.errors import UsageError
 from gymdata.finetune.selection import Source
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score
@@ -94,14 +93,6 @@ def test_a_training_and_validate_warn_of_scores_that_changed(run: Path, capsys: 
     assert capsys.readouterr().err.count("scores-late changed after") == 1
 
 
-def test_a_result_without_pairs_writes_nothing_and_names_the_scores(run: Path, capsys: pytest.CaptureFixture[str]):
-    """The total reward has no variance: no folder is left, and train-dpo RUN has one folder to choose."""
-    assert main(["pairs", str(run), "--reward", "reward"]) == 1
-    shown = capsys.readouterr().err
-    assert "or choose another score: --reward mine; nothing was written" in shown
-    assert not (run / "pairs-reward").exists()
-
-
 def test_no_experiences_name_the_scores(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Groups that the newest score leaves without variance may have it by another."""
     write_scores(run, "flat", dict.fromkeys(range(3), 0.0))
@@ -146,13 +137,6 @@ def test_show_best_prints_the_score(run: Path, named: list[str], capsys: pytest.
     assert main(["show", str(run), "--best", *named, "--json"]) == 0
     (best,) = json.loads(capsys.readouterr().out)["rollouts"]
     assert (best["rollout_index"], best["score"]) == (2, {"name": "mine", "value": 2.0})
-
-
-def test_a_score_that_is_not_there_is_refused_by_name(run: Path) -> None:
-    """With those that are."""
-    with pytest.raises(UsageError, match="got 'yours'") as raised:
-        gymdata.pairs(run, reward="yours")
-    assert "mine" in str(raised.value.hint)
 
 
 def test_a_report_is_of_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
