@@ -273,6 +273,11 @@ def tell(command: str, states: int, refused: int, wrong: int) -> None:
     sys.stdout.write(f"\nKILLED {command}: {states} states, {refused} refused, {wrong - refused} doubled or lost\n")
 
 
+def line_of(what: str) -> str:
+    """Of what a state is before: the process and its line of code, whatever file that writes, and how much of it."""
+    return what.partition(",")[0]
+
+
 def differences(got: dict[str, Any], expected: dict[str, Any]) -> str:
     """Names of what differs, with the beginnings of both."""
     names = [name for name in got.keys() | expected.keys() if got.get(name, ...) != expected.get(name, ...)]

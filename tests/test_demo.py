@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,14 +105,42 @@ def test_overwrite_removes_nothing_that_the_demo_did_not_write(marks: list[str],
     assert all((tmp_path / name).is_file() for name in names)
 
 
-def test_overwrite_removes_the_output_of_either_demo(tmp_path: Path) -> None:
-    """With what a killed one left."""
-    for name in ("heldout-before", "round-1", "heldout-judged", "sft", "heldout-sft", "rollouts"):
-        (tmp_path / name).mkdir()
-    for name in ("summary.json", "report.html", "report-sft.html", ".summary.json.tmp"):
-        (tmp_path / name).touch()
-    clear(tmp_path, overwrite=True)
-    assert not list(tmp_path.iterdir())
+class Stopped(BaseException):
+    """Stands for the end of the process."""
+
+
+def test_overwrite_removes_the_output_of_either_demo_wherever_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what a killed one left; stopped before any of its changes, the same removal is finished by the next."""
+    for at in itertools.count():
+        for name in ("heldout-before", "round-1", "heldout-judged", "sft", "heldout-sft", "rollouts"):
+            (tmp_path / name / "logs").mkdir(parents=True)
+            (tmp_path / name / "run.json").touch()
+        for name in ("summary.json", "report.html", "report-sft.html", ".summary.json.tmp"):
+            (tmp_path / name).touch()
+        left = itertools.count(at, -1)
+        with monkeypatch.context() as patch:
+            for name in ("unlink", "rmdir"):
+                patch.setattr(os, name, stopping(getattr(os, name), left))
+            with contextlib.suppress(Stopped):
+                clear(tmp_path, overwrite=True)
+                break
+        assert list(tmp_path.iterdir())
+        clear(tmp_path, overwrite=True)
+        assert not list(tmp_path.iterdir())
+    assert at > 20
+
+
+def stopping(change: Any, left: Iterator[int]) -> Any:
+    """``change``, unless none is left."""
+
+    def changed(*words: Any, **named: Any) -> None:
+        if next(left) == 0:
+            raise Stopped
+        change(*words, **named)
+
+    return changed
 
 
 @pytest.mark.full

@@ -1,12 +1,10 @@
-"""Rollouts that arrive one by one at /verify: cohorts, deadlines, repeats, many at once, and a server that is killed."""
+"""Rollouts that arrive one by one at /verify: cohorts, deadlines, repeats, many at once."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 import resource
 
-import aiohttp
 import numpy as np
 import pytest
 
@@ -15,7 +13,7 @@ from gymdata.genrm.matches import Matches
 from gymdata.genrm.schedule import Match
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.store import read_table
-from tests.judge.serve.conftest import post_all, until, verify_all, verify_body
+from tests.judge.serve.conftest import verify_all, verify_body
 from tests.judge_server import verdict
 
 # --- cohorts ------------------------------------------------------------------------------------------------------
@@ -69,12 +67,6 @@ def test_a_repeated_member_is_not_a_second_one(judge, serve):
     assert [b["reward"] for _, b in verify_all(server, again)] == [2, 4]
 
 
-def test_without_ids_each_request_is_a_new_member(judge, serve):
-    """The same body twice is two members of a cohort of two."""
-    server = serve("--num-rollouts-per-prompt", "2")
-    assert [b["reward"] for _, b in verify_all(server, [verify_body("q=4"), verify_body("q=4")])] == [4, 4]
-
-
 def test_a_seventeenth_of_sixteen_opens_another_cohort(judge, serve):
     """Sixteen are answered among themselves; the extra one waits for its own cohort and is told when nobody comes."""
     server = serve("--cohort-timeout", "3")
@@ -106,24 +98,19 @@ def test_prompts_tasks_and_principles_keep_cohorts_apart(judge, serve):
     assert answers[0][1] == {**bodies[0], "reward": 1.0, "judge_failed": False}
 
 
-def test_the_task_comes_before_the_prompts_id(judge, serve):
-    """Two responses of one task and prompt meet, whatever else they bring; the order of a prompt's keys says nothing."""
+def test_members_that_name_no_group_are_told_apart_by_task_and_index(judge, serve):
+    """Two responses of one task and prompt meet, whatever else they bring; an index sent again with the same response joins
+    the first, with another it is another member; without any id the same body twice is two members."""
     server = serve("--num-rollouts-per-prompt", "2")
     first = verify_body("q=1", _ng_task_index=3, prompt_id="a", _ng_rollout_index=0)
     second = verify_body("q=5", task_index=3, prompt_id="b", _ng_rollout_index=1)
+    # The order of a prompt's keys says nothing.
     second["responses_create_params"] = {"input": [{"type": "message", "content": "q", "role": "user"}]}
-    assert [b["reward"] for _, b in verify_all(server, [first, second])] == [1, 5]
-
-
-def test_a_rollout_of_a_task_sent_again_while_it_waits_is_no_second_member(judge, serve):
-    """The same index of the same task with the same response joins the first; with another response it is another member."""
-    server = serve("--num-rollouts-per-prompt", "2")
-    ids = {"_ng_task_index": 0, "_ng_rollout_index": 0}
-    once, other = verify_body("q=1", **ids), verify_body("q=5", _ng_task_index=0, _ng_rollout_index=1)
-    assert [b["reward"] for _, b in verify_all(server, [once, once, once, other])] == [1, 1, 1, 5]
+    assert [b["reward"] for _, b in verify_all(server, [first, first, first, second])] == [1, 1, 1, 5]
     # The next epoch has the same indices, and other responses.
-    epoch = [verify_body("q=2", **ids), verify_body("q=4", **ids)]
+    epoch = [verify_body(f"q={q}", _ng_task_index=3, _ng_rollout_index=0) for q in (2, 4)]
     assert [b["reward"] for _, b in verify_all(server, epoch)] == [2, 4]
+    assert [b["reward"] for _, b in verify_all(server, [verify_body("q=4"), verify_body("q=4")])] == [4, 4]
 
 
 def test_a_member_left_without_a_reward_can_ask_again(judge, serve):
@@ -141,7 +128,7 @@ def test_a_member_left_without_a_reward_can_ask_again(judge, serve):
     assert len(behaviour.requests) - before == 2
 
 
-# --- many at once, and the end of a process -----------------------------------------------------------------------
+# --- many at once --------------------------------------------------------------------------------------------------
 
 
 def expected_rewards(texts: list[str]) -> np.ndarray:
@@ -177,36 +164,3 @@ def test_two_hundred_cohorts_interleaved(judge, serve, tmp_path):
     assert table.num_rows == 3200
     assert len(set(table["comparison_id"].to_pylist())) == 3200
     assert server.figure("cohorts_completed_total") == 200
-
-
-def test_a_killed_server_pays_for_nothing_twice(judge, serve, tmp_path):
-    """Killed while judging and started again: what was judged is not asked again, what was answered is answered again."""
-    behaviour, _ = judge
-    flags = ("--num-rollouts-per-prompt", "8", "-c", "2")
-    server = serve(*flags)
-    done = [verify_body(f"q={1 + n % 5} done", group_id="done", rollout_id=n) for n in range(8)]
-    first = [b["reward"] for _, b in verify_all(server, done)]
-
-    async def killed_in_the_middle() -> None:
-        bodies = [verify_body(f"q={1 + n % 5} n{n}", group_id="half", rollout_id=n) for n in range(8)]
-        task = asyncio.ensure_future(post_all(server.url + "/verify", bodies))
-        await until(lambda: len(behaviour.requests) >= 8 + 4)
-        server.kill()
-        with pytest.raises(aiohttp.ClientError):
-            await task
-
-    behaviour.latency = 0.05
-    asyncio.run(killed_in_the_middle())
-    behaviour.latency, before = 0.0, len(behaviour.requests)
-    server = serve(*flags)
-    assert server.post("/verify", done[3])[1]["reward"] == first[3]
-    # Sent in another order: with ids the positions are the same.
-    bodies = [verify_body(f"q={1 + n % 5} n{n}", group_id="half", rollout_id=n) for n in reversed(range(8))]
-    answers = verify_all(server, bodies)
-    texts = [f"q={1 + n % 5} n{n}" for n in range(8)]
-    np.testing.assert_allclose([b["reward"] for _, b in reversed(answers)], expected_rewards(texts), rtol=0, atol=1e-9)
-    # At most the two in flight at the kill were paid for twice.
-    assert len(behaviour.requests) - before <= 8 - 2
-    table = read_table(tmp_path / "online", COMPARISONS)
-    assert sorted(table["group_id"].to_pylist()) == ["done"] * 8 + ["half"] * 8
-    assert len(set(table["comparison_id"].to_pylist())) == 16
