@@ -177,25 +177,19 @@ def test_what_the_judge_sees_of_a_rollout(judge, run):
 
 
 def test_final_answers_and_transcripts():
-    """A rollout that ends with a tool has no answer; calls are shown, reasoning is not."""
-    call = json.dumps([{"function": {"name": "add", "arguments": {"a": 1}}}])
-    messages = [
-        {"role": "assistant", "content": None, "reasoning": "secret", "tool_calls": call},
-        {"role": "tool", "name": "add", "content": "2"},
-    ]
-    assert final_answer(messages) == ""
-    assert final_answer([*messages, {"role": "assistant", "content": "It is 2."}]) == "It is 2."
-    assert transcript(messages) == '[calls add {"a": 1}]\n\n[tool add]\n2'
-
-
-def test_a_response_has_the_transcript_of_its_rollout():
-    """Items of the Responses API and a rollout's messages with the same content are the same text, without reasoning."""
+    """A rollout that ends with a tool has no answer; calls are shown, reasoning is not; items of the Responses API with the
+    same content are the same text."""
     call = json.dumps([{"function": {"name": "add", "arguments": {"a": 1}}}])
     messages = [
         {"role": "assistant", "content": "Let me see.", "reasoning": "secret", "tool_calls": call},
         {"role": "tool", "name": "add", "content": "2"},
         {"role": "assistant", "content": "It is 2."},
     ]
+    assert final_answer(messages[:2]) == ""
+    assert final_answer(messages) == "It is 2."
+    shown = 'Let me see.\n[calls add {"a": 1}]\n\n[tool add]\n2\n\nIt is 2.'
+    assert transcript(messages) == shown
+    assert transcript([{**messages[0], "content": None}]) == '[calls add {"a": 1}]'
     items = [
         {"type": "reasoning", "summary": [{"text": "secret"}]},
         {"type": "message", "content": [{"type": "output_text", "text": "Let me see."}]},
@@ -203,15 +197,21 @@ def test_a_response_has_the_transcript_of_its_rollout():
         {"type": "function_call_output", "call_id": "c1", "output": "2"},
         {"type": "message", "content": "It is 2."},
     ]
-    assert response_transcript({"output": items}) == transcript(messages)
-    assert response_transcript({"output": items[2:4]}) == '[calls add {"a": 1}]\n\n[tool add]\n2'
-    assert (
-        response_transcript({"output": [{"type": "function_call", "name": "add", "arguments": "{"}]})
-        == '[calls add "{"]'
-    )
-    stray = {"type": "function_call_output", "call_id": ["?"], "output": "2"}
-    assert response_transcript({"output": [stray]}) == "[tool]\n2"
-    assert response_transcript({"output": "text"}) == response_transcript({}) == ""
+    assert response_transcript({"output": items}) == shown
+
+
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        ([{"type": "function_call", "name": "add", "arguments": "{"}], '[calls add "{"]'),
+        ([{"type": "function_call_output", "call_id": ["?"], "output": "2"}], "[tool]\n2"),
+        ("text", ""),
+        (None, ""),
+    ],
+)
+def test_a_response_that_is_odd_has_a_transcript(output, shown):
+    """Arguments that are no JSON, a result without its call, and no items at all."""
+    assert response_transcript({"output": output}) == shown
 
 
 def test_an_ordinary_model_is_asked_by_a_prompt(judge, run):

@@ -151,6 +151,17 @@ def serve(judge: tuple[Behaviour, str], processes: Forks, tmp_path: Path) -> Ite
         server.log.close()
 
 
+@contextlib.contextmanager
+def one_server(processes: Forks, folder: Path, *flags: str) -> Iterator[tuple[Behaviour, Server]]:
+    """A judge's behaviour and a server on it, for tests that share them: each has texts of its own."""
+    behaviour = Behaviour()
+    with judge_server(behaviour) as url:
+        server = start(processes, url, folder / "online", *flags, said=folder / "said")
+        yield behaviour, server
+        server.kill()
+        server.log.close()
+
+
 QUESTION = [{"role": "user", "content": "How much is 1+1?"}]
 
 

@@ -7,6 +7,7 @@ import http.client
 import json
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 
 from gymdata.urls import host_name
 from gymdata.workers.serving import shape
+from tests.forks import Forks
 from tests.judge.serve.conftest import (
     QUESTION,
     Server,
     compare,
     members_waiting,
+    one_server,
     post_all,
     response,
     until,
@@ -48,49 +51,51 @@ def nested(levels: int) -> bytes:
     return b'{"conversation_history": [{"content": ' + b"[" * inside + b"]" * inside + b'}], "response_objs": []}'
 
 
+@pytest.fixture(scope="module")
+def limited(processes: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server with low limits."""
+    flags = ["--max-body-bytes", "2000", "--max-responses", "3", "--max-depth", "9"]
+    flags += ["--allow-host", "Judge.example", "--allow-host", "judge2"]
+    with one_server(processes, tmp_path_factory.mktemp("limited"), *flags) as (_, server):
+        yield server
+
+
 # --- limits -------------------------------------------------------------------------------------------------------
 
 
-def test_each_limit_is_an_answer_that_names_itself(serve):
+def test_each_limit_is_an_answer_that_names_itself(limited: Server):
     """Over a limit: a 4xx with what was got, the limit, and the flag that raises it; at the limit: an answer."""
-    server = serve("--max-body-bytes", "2000", "--max-responses", "3", "--max-depth", "9")
-    assert compare(server, "a", "b", "c")[0] == 200
-    assert send(server, "/compare", nested(9))[0] == 200
+    assert compare(limited, "a", "b", "c")[0] == 200
+    assert send(limited, "/compare", nested(9))[0] == 200
     for path in ("/compare", "/verify"):
         for body, status, kind, got, limit, flag in (
             (b" " * 2001, 413, "body", 2001, 2000, "--max-body-bytes"),
             (nested(10), 422, "depth", 10, 9, "--max-depth"),
         ):
-            answered, said = send(server, path, body)
+            answered, said = send(limited, path, body)
             assert (answered, said["kind"], said["got"], said["limit"]) == (status, kind, got, limit)
             assert f"{got:,}" in said["detail"]
             assert flag in said["detail"]
-    status, said = compare(server, "a", "b", "c", "d")
+    status, said = compare(limited, "a", "b", "c", "d")
     assert (status, said["kind"], said["got"], said["limit"]) == (422, "responses", 4, 3)
     assert "--max-responses" in said["detail"]
 
 
-def test_a_length_that_is_far_too_long_is_refused_before_the_body_comes(serve):
-    """Ten gigabytes that are only announced get their answer at once."""
-    server = serve()
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
-    connection.putrequest("POST", "/verify")
-    connection.putheader("Content-Type", "application/json")
-    connection.putheader("Content-Length", str(10**10))
-    connection.endheaders()
-    answer = connection.getresponse()
-    assert answer.status == 413
-    assert json.loads(answer.read())["got"] == 10**10
-    connection.close()
-
-
-def test_a_body_in_chunks_is_counted(serve):
-    """Without a Content-Length the bytes themselves are."""
-    server = serve("--max-body-bytes", "1000")
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
-    connection.request("POST", "/verify", iter([b" " * 600] * 3), JSON, encode_chunked=True)
-    assert connection.getresponse().status == 413
-    connection.close()
+def test_a_length_that_is_far_too_long_is_refused_before_the_body_comes(limited: Server):
+    """Ten gigabytes that are only announced get their answer at once; bytes without a length are counted."""
+    for announced in (True, False):
+        connection = http.client.HTTPConnection(limited.url.removeprefix("http://"), timeout=60)
+        if announced:
+            connection.putrequest("POST", "/verify")
+            connection.putheader("Content-Type", "application/json")
+            connection.putheader("Content-Length", str(10**10))
+            connection.endheaders()
+        else:
+            connection.request("POST", "/verify", iter([b" " * 1200] * 3), JSON, encode_chunked=True)
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert not announced or json.loads(answer.read())["got"] == 10**10
+        connection.close()
 
 
 @pytest.mark.full
@@ -142,10 +147,10 @@ def test_members_over_the_limit_are_refused_but_the_last_of_a_cohort(judge, serv
         (b"{}", "Field required"),
     ],
 )
-def test_a_body_that_is_no_request_is_refused_with_the_reason(serve_once, body: bytes, said: str):
+def test_a_body_that_is_no_request_is_refused_with_the_reason(limited: Server, body: bytes, said: str):
     """Bytes that are no JSON, another kind of JSON, and missing fields are 422."""
     for path in ("/compare", "/verify"):
-        status, answer = send(serve_once, path, body)
+        status, answer = send(limited, path, body)
         assert status == 422
         assert said in str(answer["detail"])
 
@@ -163,21 +168,16 @@ def test_what_pythons_clients_write_is_read_and_repeated(judge, serve):
     assert (second["reward"], second["deep"]) == (5.0, {"reward": 1})
 
 
-def test_only_json_is_taken(serve_once):
+def test_only_json_is_taken(limited: Server):
     """A web page may send text to any address without asking; that is refused."""
     body = json.dumps({"conversation_history": "q", "response_objs": [response("a")]}).encode()
     for kind in ("text/plain", ""):
-        status, said = send(serve_once, "/compare", body, {"Content-Type": kind})
+        status, said = send(limited, "/compare", body, {"Content-Type": kind})
         assert (status, said["kind"]) == (415, "content_type")
-    assert send(serve_once, "/compare", body, {"Content-Type": "application/json; charset=utf-8"})[0] == 200
+    assert send(limited, "/compare", body, {"Content-Type": "application/json; charset=utf-8"})[0] == 200
 
 
 # --- Host ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def serve_once(serve) -> Server:
-    return serve("--allow-host", "Judge.example", "--allow-host", "judge2")
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def serve_once(serve) -> Server:
         ("", 403),
     ],
 )
-def test_only_requests_to_this_host_are_answered(serve_once, host: str, status: int):
+def test_only_requests_to_this_host_are_answered(limited: Server, host: str, status: int):
     """Loopback names, the address served on and --allow-host; another name is refused and the flag is named."""
-    connection = http.client.HTTPConnection(serve_once.url.removeprefix("http://"), timeout=60)
+    connection = http.client.HTTPConnection(limited.url.removeprefix("http://"), timeout=60)
     connection.request("GET", "/health", headers={"Host": host})
     answer = connection.getresponse()
     body = json.loads(answer.read())

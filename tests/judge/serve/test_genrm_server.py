@@ -5,28 +5,42 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gymdata.cli.main import main
 from gymdata.store import read_run_json
-from tests.judge.serve.conftest import compare, members_waiting, post_all, response, say, until, verify_all, verify_body
+from tests.forks import Forks
+from tests.judge.serve.conftest import (
+    Server,
+    compare,
+    members_waiting,
+    one_server,
+    post_all,
+    response,
+    say,
+    until,
+    verify_all,
+    verify_body,
+)
 from tests.judge_server import SAID, TRANSPORT, Behaviour, judge_server
 
 # --- the worked numbers -------------------------------------------------------------------------------------------
 
 
-def test_the_worked_case_comes_out_of_compare(judge, serve):
-    """[1.0, 4.5] with its metrics, and the published shape of everything."""
+@pytest.mark.parametrize(("flags", "rewards"), [((), [1.0, 4.5]), (("0.05",), [1.025, 4.475])], ids=["plain", "length"])
+def test_the_worked_case_comes_out_of_compare(judge, serve, flags, rewards):
+    """Rewards, also with a length coefficient, their metrics, and the published shape of everything."""
     behaviour, _ = judge
     behaviour.table = {("a", "bbb"): say(1, 5, 6), ("bbb", "a"): say(4, 1, 1)}
-    status, body = compare(serve(), "a", "bbb")
+    server = serve(*(word for value in flags for word in ("--group-answer-length-penalty-coeff", value)))
+    status, body = compare(server, "a", "bbb")
     assert status == 200
-    np.testing.assert_allclose(body["rewards"], [1.0, 4.5], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(body["rewards"], rewards, rtol=0, atol=1e-9)
     assert body["metrics"] == pytest.approx(
         {"mean_individual_score": 2.75, "std_individual_score": 1.7853571071357126, "tiebreak_usage_rate": 0.0},
         abs=1e-9,
@@ -39,23 +53,12 @@ def test_the_worked_case_comes_out_of_compare(judge, serve):
     assert roles == ["user", "response_1", "response_2"]
 
 
-def test_the_length_coefficient_is_that_of_the_flag(judge, serve):
-    """[1.025, 4.475] with coefficient 0.05."""
-    behaviour, _ = judge
-    server = serve("--group-answer-length-penalty-coeff", "0.05")
-    behaviour.table = {("a", "bbb"): say(1, 5, 6), ("bbb", "a"): say(4, 1, 1)}
-    np.testing.assert_allclose(compare(server, "a", "bbb")[1]["rewards"], [1.025, 4.475], rtol=0, atol=1e-9)
-
-
-def test_principles_and_blank_answers_reach_the_judge(judge, serve):
+def test_what_the_judge_is_shown(judge, serve):
     """With --use-principle a given one is a message of its own; a blank answer is shown as None; parts reach the judge."""
     behaviour, _ = judge
-    server = serve("--use-principle")
-    parts = [
-        {"role": "user", "content": [{"type": "input_text", "text": "see "}, {"type": "input_text", "text": "this"}]}
-    ]
+    parts = [{"role": "user", "content": [{"type": "input_text", "text": text} for text in ("see ", "this")]}]
     body = {"conversation_history": parts, "response_objs": [response(" "), response("b")], "principle": "be brief"}
-    assert server.post("/compare", body)[0] == 200
+    assert serve("--use-principle").post("/compare", body)[0] == 200
     assert behaviour.requests[0]["messages"] == [
         {"role": "user", "content": "see this"},
         {"role": "principle", "content": "be brief"},
@@ -64,16 +67,17 @@ def test_principles_and_blank_answers_reach_the_judge(judge, serve):
     ]
 
 
-def test_no_principle_is_shown_unless_the_server_is_to_show_one(judge, serve, tmp_path):
+@pytest.mark.parametrize(
+    ("flags", "shown"), [((), [None, None]), (("--principle", "be kind"), ["be brief", "be kind"])]
+)
+def test_no_principle_is_shown_unless_the_server_is_to_show_one(judge, serve, flags, shown):
     """As published: a request's principle is not shown by default; with --principle it is, before the server's own."""
     behaviour, _ = judge
-    assert compare(serve(), "q=1", "q=2", principle="be brief")[0] == 200
-    assert [m["role"] for m in behaviour.requests[0]["messages"]] == ["user", "response_1", "response_2"]
-    behaviour.requests.clear()
-    server = serve("--principle", "be kind", folder=tmp_path / "other")
+    server = serve(*flags)
     compare(server, "q=1", "q=2", principle="be brief")
-    compare(server, "q=1", "q=2")
-    assert [r["messages"][1]["content"] for r in behaviour.requests[::2]] == ["be brief", "be kind"]
+    compare(server, "q=1 q", "q=2 q")
+    by_role = [{m["role"]: m["content"] for m in request["messages"]} for request in behaviour.requests[::2]]
+    assert [roles.get("principle") for roles in by_role] == shown
 
 
 def test_transcripts_reach_the_judge_on_request(judge, serve):
@@ -99,38 +103,46 @@ def test_one_response_cannot_be_compared(serve):
 # --- a judge that misbehaves --------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def impatient(processes: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Behaviour, Server]]:
+    """A judge's behaviour and one server on it, which soon gives up."""
+    flags = ["--request-timeout", "0.5", "--set", "retries=2", "--genrm-parse-retries", "1"]
+    with one_server(processes, tmp_path_factory.mktemp("impatient"), *flags) as made:
+        yield made
+
+
 @pytest.mark.matrix("500", "hang", "garbage")
 @pytest.mark.parametrize("fault", [*SAID, "500", "429", "hang", "disconnect", "garbage", "no choices", "400"])
-def test_a_judge_that_never_judges_is_an_answer_with_a_reason(judge, serve, fault):
+def test_a_judge_that_never_judges_is_an_answer_with_a_reason(impatient: tuple[Behaviour, Server], fault: str):
     """503 with the reason; every comparison is among the failures; no failure is a score or a row with numbers."""
-    behaviour, _ = judge
-    behaviour.always = fault
-    server = serve("--request-timeout", "0.3", "--set", "retries=2", "--genrm-parse-retries", "1")
-    status, body = compare(server, "q=1", "q=5", "q=2")
+    behaviour, server = impatient
+    texts = [f"q={quality} always {fault}" for quality in (1, 5, 2)]
+    expected = "unparsed" if fault in SAID else "refused" if fault == "400" else "failed"
+    figure = f'comparisons_total{{status="{expected}"}}'
+    behaviour.always, before = fault, server.figure(figure)
+    status, body = compare(server, *texts)
     assert status == 503
     assert body["kind"] == "judge_failed"
     assert body["rewards"] == [None] * 3
     assert body["comparison_results"] == []
     assert len(body["failures"]) == 3
-    expected = "unparsed" if fault in SAID else "refused" if fault == "400" else "failed"
     assert {f["status"] for f in body["failures"]} == {expected}
     assert all(f["reason"] for f in body["failures"])
-    assert server.figure(f'comparisons_total{{status="{expected}"}}') == 3
+    assert server.figure(figure) - before == 3
     # The judge recovers: the same question is judged then.
     behaviour.always = None
-    status, body = compare(server, "q=1", "q=5", "q=2")
+    status, body = compare(server, *texts)
     assert (status, body["rewards"], body["failures"]) == (200, [1, 5, 2], [])
 
 
 @pytest.mark.parametrize("fault", [*SAID, *TRANSPORT])
-def test_a_passing_fault_leaves_no_trace_in_the_rewards(judge, serve, fault):
+def test_a_passing_fault_leaves_no_trace_in_the_rewards(impatient: tuple[Behaviour, Server], fault: str):
     """The judge fails once a comparison and is asked again."""
-    behaviour, _ = judge
-    behaviour.faults = [fault] * 2
-    server = serve("--request-timeout", "0.5")
-    status, body = compare(server, "q=1", "q=5")
+    behaviour, server = impatient
+    behaviour.faults, before = [fault] * 2, len(behaviour.requests)
+    status, body = compare(server, f"q=1 {fault}", f"q=5 {fault}")
     assert (status, body["rewards"], body["failures"]) == (200, [1, 5], [])
-    assert len(behaviour.requests) == 4
+    assert len(behaviour.requests) - before == 4
 
 
 def test_retry_after_is_waited_for(judge, serve):
@@ -181,15 +193,16 @@ def test_a_judge_without_schemas_is_asked_without(judge, serve):
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
-def run_server(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "gymdata.cli", "serve-genrm", *flags], capture_output=True, text=True)
+def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """What the command says as it ends with exit code 2."""
+    assert main(["serve-genrm", *flags]) == 2
+    return capsys.readouterr().err
 
 
-def test_several_workers_are_refused(tmp_path: Path):
+def test_several_workers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Members of a cohort would wait for each other in different processes."""
-    done = run_server("--endpoint", "http://127.0.0.1:9", "-m", "x", "--workers", "2", "-o", str(tmp_path))
-    assert done.returncode == 2
-    assert "2 workers" in done.stderr
+    flags = ("--endpoint", "http://127.0.0.1:9", "-m", "x", "--workers", "2", "-o", str(tmp_path))
+    assert "2 workers" in refused(capsys, *flags)
 
 
 def test_without_an_output_nothing_is_kept_on_disk(judge, serve, tmp_path):
@@ -204,12 +217,11 @@ def test_without_an_output_nothing_is_kept_on_disk(judge, serve, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_has_one_server(judge, serve, tmp_path):
+def test_a_folder_has_one_server(judge, serve, tmp_path, capsys):
     """The second one on the same folder is told who has it."""
     serve()
-    done = run_server("--endpoint", judge[1], "-m", "x", "--port", "0", "-o", str(tmp_path / "online"))
-    assert done.returncode == 2
-    assert "another process" in done.stderr
+    flags = ("--endpoint", judge[1], "-m", "x", "--port", "0", "-o", str(tmp_path / "online"))
+    assert "another process" in refused(capsys, *flags)
 
 
 def test_two_judge_servers_share_what_is_asked(judge, serve, tmp_path):
