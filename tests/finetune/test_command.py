@@ -87,18 +87,6 @@ def test_any_trainer_is_a_command(config: Path, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.full
-def test_results_are_named_from_the_current_folder(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The policy and the report are printed as paths that start here, as every other command names its output."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["finetune", str(config), "-o", "num_epochs", "1"]) == 0
-    shown = capsys.readouterr().out.split()
-    assert "out/epoch-001/policy" in shown
-    assert "out/report.html" in shown
-
-
-@pytest.mark.full
 def test_tensorboard_has_every_number(config: Path, tmp_path: Path) -> None:
     """`-o tensorboard true` writes each epoch's numbers under their names of metrics.jsonl."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -137,8 +125,12 @@ def test_a_real_judge_in_an_epoch(config: Path, tmp_path: Path) -> None:
     assert set(pairs["source"].to_pylist()) == {"genrm"}
 
 
-def test_a_failed_job_is_exit_code_3(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The trainer is named with its last words; nothing says completed; mended, the same folder goes on."""
+def test_a_failed_job_is_exit_code_3(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trainer is named with its last words; nothing says completed; mended, the same folder goes on, and the policy and
+    the report are named from the current folder."""
+    monkeypatch.chdir(tmp_path)
     broken = ["-o", "trainer_adapters.t.command", '[sh, -c, "echo no memory >&2; exit 9"]']
     assert main(["finetune", str(config), *broken]) == 3
     shown = capsys.readouterr()
@@ -148,6 +140,7 @@ def test_a_failed_job_is_exit_code_3(config: Path, tmp_path: Path, capsys: pytes
     assert json.loads((tmp_path / "out" / "state.json").read_text())["status"] == "failed"
     assert main(["finetune", str(config), *broken]) == 3
     assert main(["finetune", str(config)]) == 0
+    assert {"out/epoch-001/policy", "out/report.html"} <= set(capsys.readouterr().out.split())
     stages = json.loads((tmp_path / "out" / "state.json").read_text())["epochs"]["1"]
     assert [stages[name]["attempts"] for name in ("collect", "data", "train")] == [1, 1, 3]
 
@@ -169,6 +162,8 @@ def test_mistakes_are_exit_code_2(config: Path) -> None:
         (["--validation-interval", "0"], "--validation-interval: got 0, expected"),
         (["-o", "num_epochs", "1", "-o", "num_epochs", "2"], "-o num_epochs: given 2 times"),
         (["-o", "seed", "-1"], "-o seed: got -1"),
+        (["-o", "finetuning.limit.x", "3"], "-o finetuning.limit.x: 'limit' is a single value"),
+        (["-o", "finetuning..x", "3"], "dotted key"),
     ],
 )
 def test_an_override_is_named_as_it_was_given(
@@ -181,61 +176,62 @@ def test_an_override_is_named_as_it_was_given(
     assert str(config) not in shown
 
 
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        ({"_type": f"{BUILDER}x"}, "did you mean 'Builder'"),
-        ({"_type": BUILDER, "num_generation": 2}, "did you mean 'num_generations'"),
-        ({"_type": BUILDER.replace(":Builder", ":Sampler")}, "latency"),
-        ({"_type": "unheard-of"}, "expected one of collect"),
-    ],
-)
-def test_a_part_of_ones_own_is_checked(
-    config: Path, capsys: pytest.CaptureFixture[str], part: dict[str, Any], message: str
-) -> None:
-    """A class that is not there, a key that it does not take, a missing argument, an unknown name: told before anything
-    is started."""
-    edited(config, "trajectory_builders", {"b": part})
-    assert main(["finetune", str(config)]) == 2
-    assert message in capsys.readouterr().err
-
-
-ADAPTER = """
-class {name}:
+#: A file with parts that cannot be used.
+PARTS = """
+class Trainer:
     def data(self, algorithm): return "pairs"
-    def submit(self, job): return "ref"
-    {async_} status(self, ref): ...
+    async def submit(self, job): return "ref"
+    def status(self, ref): ...
     def wait(self, ref, progress): ...
     def cancel(self, ref): ...
+class Builder:
+    async def collect(self, order, progress): ...
+class Loop:
+    async def run(self, plan, builder, adapter, watch): ...
+async def make(): ...
+value = 3
+class Failing:
+    def __init__(self):
+        1 / 0
 """
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("section", "part", "message"),
     [
-        ("Waiting", "Waiting: status is async (parts.py:5), expected a plain method"),
-        ("make", "got an async function, expected a class"),
-        ("value", "got a value of type int, expected a class"),
-        ("Failing", "Failing raised ZeroDivisionError: division by zero (parts.py:12, in __init__)"),
+        ("trajectory_builders", {"_type": f"{BUILDER}x"}, "did you mean 'Builder'"),
+        ("trajectory_builders", {"_type": BUILDER, "num_generation": 2}, "did you mean 'num_generations'"),
+        ("trajectory_builders", {"_type": BUILDER.replace(":Builder", ":Sampler")}, "latency"),
+        ("trajectory_builders", {"_type": "unheard-of"}, "expected one of collect"),
+        ("trajectory_builders", {"_type": "parts.py:Builder"}, "parts.py:Builder: collect is async (parts.py:9)"),
+        ("trainer_adapters", {"_type": "parts.py:Trainer"}, "parts.py:Trainer: submit is async (parts.py:4)"),
+        ("trainers", {"_type": "parts.py:Loop"}, "parts.py:Loop: run is async (parts.py:11), expected a plain method"),
+        ("trainer_adapters", {"_type": "parts.py:make"}, "got an async function, expected a class"),
+        ("trainer_adapters", {"_type": "parts.py:value"}, "got a value of type int, expected a class"),
+        (
+            "trainer_adapters",
+            {"_type": "parts.py:Failing"},
+            "Failing raised ZeroDivisionError: division by zero (parts.py:16, in __init__)",
+        ),
     ],
+    ids=lambda value: value.get("_type", "").rpartition("/")[2] if isinstance(value, dict) else "",
 )
-def test_a_trainer_that_is_async_or_no_class_is_refused(
-    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, message: str
+def test_a_part_of_ones_own_that_cannot_be_used_is_refused(
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    section: str,
+    part: dict[str, Any],
+    message: str,
 ) -> None:
-    """Exit 2 with file and line before anything is started: a coroutine that nobody awaits would train nothing."""
+    """Exit 2 with name, file and line before anything is started: a coroutine that nobody awaits would train nothing."""
     monkeypatch.chdir(config.parent)
-    (config.parent / "parts.py").write_text(
-        ADAPTER.format(name="Waiting", async_="async def")
-        + "async def make(): ...\n"
-        + "value = 3\n"
-        + "class Failing:\n"
-        + "    def __init__(self):\n"
-        + "        1 / 0\n"
-    )
-    edited(config, "trainer_adapters", {"t": {"_type": f"parts.py:{name}"}})
+    (config.parent / "parts.py").write_text(PARTS)
+    edited(config, section, {"mine": part})
     assert main(["finetune", str(config)]) == 2
     shown = capsys.readouterr().err
     assert message in shown
+    assert ("asyncio.run" in shown) == ("is async" in message)
     assert "defect" not in shown
 
 
@@ -280,55 +276,27 @@ def test_a_folder_given_with_o_is_told_where_it_goes(
     assert "-o is KEY VALUE here; the folder is --output" in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize(
-    ("section", "methods", "name"),
-    [
-        ("trainer_adapters", ("data", "submit", "status", "wait", "cancel"), "submit"),
-        ("trajectory_builders", ("collect",), "collect"),
-        ("trainers", ("run",), "run"),
-    ],
-)
-def test_an_async_part_is_a_clear_error(
-    config: Path, tmp_path: Path, section: str, methods: tuple[str, ...], name: str, capsys: pytest.CaptureFixture[str]
+#: (method, what it does, exit code, what is said)
+ODD_METHODS = [
+    ("data", "raise LookupError('no such data')", 1, ["LookupError: no such data", "parts.py:{line}, in data"]),
+    ("data", "return 5", 2, ["the adapter's data (parts.py:{line})", "expected a str"]),
+    ("submit", "return object()", 2, ["the adapter's submit (parts.py:{line})", "expected a str"]),
+    ("wait", "return None", 2, ["the adapter's wait (parts.py:{line})", "expected a JobStatus"]),
+]
+
+
+def test_a_method_of_an_adapter_that_raises_or_returns_another_kind_is_named(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A class whose methods are coroutines, as other harnesses have them, is refused by the method's name."""
-    lines = [f"    {'async ' if method == name else ''}def {method}(self, *args): ..." for method in methods]
-    (tmp_path / "theirs.py").write_text("class Part:\n" + "\n".join(lines) + "\n")
-    edited(config, section, {"mine": {"_type": "theirs.py:Part"}})
-    assert main(["finetune", str(config)]) == 2
-    said = capsys.readouterr().err
-    assert f"theirs.py:Part: {name} is async" in said
-    assert "asyncio.run" in said
-
-
-def test_a_part_that_raises_at_work_is_named(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An adapter of the user's that raises while it is used is an error of its file and line, never a defect."""
-    (tmp_path / "parts.py").write_text(
-        "class Raises:\n    def data(self, algorithm):\n        raise LookupError('no such data')\n"
-        "    submit = status = wait = cancel = lambda self, *a: None\n"
-    )
-    edited(config, "trainer_adapters", {"t": {"_type": "parts.py:Raises"}})
-    assert main(["finetune", str(config)]) == 1
-    shown = capsys.readouterr().err
-    assert "LookupError: no such data" in shown
-    assert "parts.py:3, in data" in shown
-    assert "defect" not in shown
-
-
-@pytest.mark.parametrize(
-    ("method", "value", "expected"),
-    [("data", "5", "a str"), ("submit", "object()", "a str"), ("wait", "None", "a JobStatus")],
-)
-def test_what_an_adapter_returns_is_checked(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, value: str, expected: str
-) -> None:
-    """Another kind of value is an error of the method's file and line, never a defect."""
-    good = {"data": "'pairs'", "submit": "'job'", "status": "None", "wait": "None", "cancel": "None", method: value}
-    methods = "\n".join(f"    def {name}(self, *a): return {one}" for name, one in good.items())
-    (tmp_path / "parts.py").write_text(f"class Returns:\n{methods}\n")
-    edited(config, "trainer_adapters", {"t": {"_type": "parts.py:Returns"}})
-    assert main(["finetune", str(config)]) == 2
-    shown = capsys.readouterr().err
-    assert f"the adapter's {method} ({tmp_path}/parts.py:{2 + list(good).index(method)})" in shown
-    assert f"expected {expected}" in shown
-    assert "defect" not in shown
+    """It is an error of the method's file and line, never a defect; mended, the same folder goes on to the next one."""
+    monkeypatch.chdir(config.parent)
+    edited(config, "trainer_adapters", {"t": {"_type": "parts.py:Adapter"}})
+    good = {"data": "return 'pairs'", "submit": "return 'job'", "status": "pass", "wait": "pass", "cancel": "pass"}
+    for number, (method, body, code, messages) in enumerate(ODD_METHODS):
+        methods = "".join(f"    def {name}(self, *a): {one}\n" for name, one in {**good, method: body}.items())
+        (config.parent / "parts.py").write_text(f"# {number}\nclass Adapter:\n{methods}")
+        assert main(["finetune", str(config)]) == code
+        shown = capsys.readouterr().err
+        line = 3 + list(good).index(method)
+        assert [text for text in messages if text.format(line=line) not in shown] == [], (method, body)
+        assert "defect" not in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 from gymdata.errors import UsageError
 from gymdata.finetune import json_schema
 from gymdata.finetune.config_file import find, load
+from gymdata.finetune.parts import adapter_of, in_place
 from gymdata.finetune.run import finetune, plan_of
 from tests.finetune.parts import MINIMAL, ROOT, write
 
@@ -44,13 +46,8 @@ def test_the_published_names_are_read(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_overrides_are_really_applied(tmp_path: Path, key: str, text: str, found: Any) -> None:
-    """Dotted keys reach every section, a bare one is of finetuning, and the value has YAML's type."""
-    assert found(load(write(tmp_path), [(key, text)]))
-
-
-def test_the_last_override_wins(tmp_path: Path) -> None:
-    """Overrides are applied in the order given."""
-    assert load(write(tmp_path), [("num_epochs", "3"), ("num_epochs", "4")]).finetuning.num_epochs == 4
+    """Dotted keys reach every section, a bare one is of finetuning, the value has YAML's type, and the last one wins."""
+    assert found(load(write(tmp_path), [(key, "null"), (key, text)]))
 
 
 @pytest.mark.parametrize(
@@ -110,8 +107,6 @@ def test_what_is_not_known_or_not_honoured_is_named(tmp_path: Path, path: str, v
     file = write(tmp_path, change)
 
     def whole() -> None:
-        from gymdata.finetune.parts import adapter_of
-
         config = load(file)
         plan_of(config, file)
         adapter_of(config, str(file), tmp_path)
@@ -123,17 +118,6 @@ def test_what_is_not_known_or_not_honoured_is_named(tmp_path: Path, path: str, v
         whole()
     assert message in str(caught.value)
     assert caught.value.exit_code == 2
-
-
-def test_an_override_goes_through_the_same_checks(tmp_path: Path) -> None:
-    """A misspelt key of -o is an error, and a single value has no keys below it."""
-    file = write(tmp_path)
-    with pytest.raises(UsageError, match="did you mean 'num_epochs'"):
-        load(file, [("num_epoch", "3")])
-    with pytest.raises(UsageError, match="single value"):
-        load(file, [("finetuning.num_epochs.x", "3")])
-    with pytest.raises(UsageError, match="dotted key"):
-        load(file, [("finetuning..x", "3")])
 
 
 def test_a_reward_function_is_a_spec_an_entry_or_a_judge(tmp_path: Path) -> None:
@@ -242,6 +226,27 @@ def test_paths_are_found_beside_the_file_first(tmp_path: Path, monkeypatch: pyte
     assert find("both", beside) == str(beside / "both")
     assert find("only", beside) == "only"
     assert find("/x/y", beside) == "/x/y"
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [
+        ("e.py:E", "{}/e.py:E"),
+        ("a=e.py:E", "a={}/e.py:E"),
+        (["a=e.py:E", "b=http://h:1"], ["a={}/e.py:E", "b=http://h:1"]),
+        ({"a": "e.py:E"}, {"a": "{}/e.py:E"}),
+    ],
+)
+def test_environments_and_users_are_found_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: Any, found: Any
+) -> None:
+    """One environment, named ones in a list or a mapping, and the user's file; a URL stays as it is."""
+    folder = tmp_path / "config"
+    folder.mkdir()
+    (folder / "e.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    expected = json.loads(json.dumps(found).replace("{}/", f"{folder}/"))
+    assert in_place({"env": env, "user": "e.py:u"}, folder) == {"env": expected, "user": f"{folder}/e.py:u"}
 
 
 def test_the_shipped_file_is_a_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -12,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from gymdata.errors import GymdataError, OutsideError, UsageError
-from gymdata.finetune.jobs import CommandJobs, CommandRunner, TrlJobs, start
-from gymdata.finetune.port import TrainingJob
-from gymdata.finetune.settings import CommandAdapter, TrlAdapter
+from gymdata.errors import GymdataError, OutsideError, RewardError, UsageError
+from gymdata.finetune.jobs import CollectingBuilder, CommandJobs, CommandRunner, TrlJobs, follow_log, start
+from gymdata.finetune.port import CollectOrder, TrainingJob
+from gymdata.finetune.settings import CollectBuilder, CommandAdapter, TrlAdapter
 from gymdata.train.settings import TRAINERS
 from gymdata.workers.signals import last_lines
 from tests.finetune.parts import Watched
@@ -64,8 +66,6 @@ def test_a_command_that_fails_has_failed(tmp_path: Path, code: str, message: str
     ref = jobs.submit(job(tmp_path))
     status = jobs.wait(ref, Watched())
     assert status.state == "failed"
-    import re
-
     assert re.search(message, status.message or "")
     assert command("").status(ref) == status
 
@@ -112,8 +112,6 @@ def test_progress_is_what_the_log_says(tmp_path: Path) -> None:
 )
 def test_the_log_passes_on_counts_and_loss(tmp_path: Path, line: str, counts: dict[str, float] | None) -> None:
     """The last line of a training's log gives its step, its steps and its loss; another line gives nothing."""
-    from gymdata.finetune.jobs import follow_log
-
     seen: list[dict[str, float]] = []
 
     class Notes:
@@ -153,8 +151,6 @@ def test_a_child_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     watched = os.pidfd_open(child)
     parent.kill()
     parent.communicate()
-    import select
-
     assert select.select([watched], [], [], 60.0)[0]
     os.close(watched)
 
@@ -231,3 +227,22 @@ def test_an_interrupted_child_interrupts_the_loop(tmp_path: Path) -> None:
     assert jobs.status(ref).state == "canceled"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert start([sys.executable, "-c", ""], tmp_path / "log").wait() == 0
+
+
+def test_rollouts_that_a_reward_failed_on_are_the_rewards_fault(tmp_path: Path) -> None:
+    """The first reason of the function stands in the error, which is neither the environment's nor a defect."""
+    part = {"failed": 8, "first_error": "f returned 1 value for 8 rollouts, expected one for each (r.py:1)"}
+    parts = {"f": part, "g": {"failed": 0, "first_error": None}}
+
+    class Collected:
+        """A port.Commands whose collect printed this summary."""
+
+        def run(self, words: Any, log: Path, progress: Any) -> dict[str, Any]:
+            return {"reward_faults": 8, "parts": parts, "tasks": 2, "rollouts": 8, "exit_code": 1}
+
+    builder = CollectingBuilder(CollectBuilder(), Collected(), {})
+    order = CollectOrder("tasks.jsonl", tmp_path / "epoch-001" / "rollouts", None, 0, "run", 1)
+    with pytest.raises(RewardError) as caught:
+        builder.collect(order, Watched())
+    assert caught.value.exit_code == 3
+    assert caught.value.message.startswith("reward: 8 rollouts could not be scored; first: f returned 1 value")

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gymdata.errors import OutsideError, RefusedError, StoreError
@@ -33,12 +35,27 @@ def state(folder: Path) -> dict[str, Any]:
     return found
 
 
+def loop(
+    out: Path,
+    calls: Calls | None = None,
+    *,
+    builder: Builder | None = None,
+    adapter: Any = None,
+    watched: Watched | None = None,
+    **planned: Any,
+) -> Any:
+    """Run or resume the plan of ``parts.plan`` over its parts."""
+    calls = calls or Calls()
+    parts = builder or Builder(calls), adapter or Adapter(calls), watched or Watched()
+    return EpochLoop().run(plan(out, calls, **planned), *parts)
+
+
 def test_an_epoch_leaves_rollouts_selection_data_policy_and_figures(tmp_path: Path) -> None:
     """Two epochs of pairs: the curriculum grows, versions are recorded, and missing scores are no zeros."""
     calls, out = Calls(), tmp_path / "out"
     builder, adapter, watched = Builder(calls), Adapter(calls), Watched()
-    result = EpochLoop().run(plan(out, calls, curriculum=CURRICULUM, validation=Builder(calls), kl=True), builder,
-                             adapter, watched)  # fmt: skip
+    validated = {"curriculum": CURRICULUM, "validation": Builder(calls), "kl": True}
+    result = loop(out, calls, builder=builder, adapter=adapter, watched=watched, **validated)
     first, second = metrics(out)
     assert [order.policy_version for order in builder.orders] == [0, 1]
     assert [order.run_id for order in builder.orders] == ["given-epoch-001", "given-epoch-002"]
@@ -68,9 +85,13 @@ def test_an_epoch_leaves_rollouts_selection_data_policy_and_figures(tmp_path: Pa
 def test_a_crash_before_or_after_any_call_costs_nothing(tmp_path: Path) -> None:
     """Whatever call the process dies in, the same command ends with the same files, and finishes no call twice more than
     the one whose end nobody saw."""
-    whole = tmp_path / "whole" / "out"
-    calls = Calls()
-    EpochLoop().run(plan(whole, calls, validation=Builder(calls), kl=True), Builder(calls), Adapter(calls), Watched())
+
+    def run(out: Path, calls: Calls, adapter: Adapter) -> None:
+        builder = Builder(calls, {"even": (1.0, 0.0)})
+        loop(out, calls, builder=builder, adapter=adapter, validation=builder, kl=True)
+
+    whole, calls = tmp_path / "whole" / "out", Calls()
+    run(whole, calls, Adapter(calls))
     expected, total = facts_of(whole), calls.begun
     assert total == 13
     for at in range(total):
@@ -79,11 +100,9 @@ def test_a_crash_before_or_after_any_call_costs_nothing(tmp_path: Path) -> None:
             calls = Calls(at=at, after=after)
             adapter = Adapter(calls)
             with pytest.raises(Crash):
-                EpochLoop().run(
-                    plan(out, calls, validation=Builder(calls), kl=True), Builder(calls), adapter, Watched()
-                )
+                run(out, calls, adapter)
             assert state(out)["status"] == "running"
-            EpochLoop().run(plan(out, calls, validation=Builder(calls), kl=True), Builder(calls), adapter, Watched())
+            run(out, calls, adapter)
             assert facts_of(out) == expected
             twice = {name: n for name, n in calls.done.items() if n > 1}
             assert len(twice) <= int(after), twice
@@ -96,14 +115,8 @@ def facts_of(out: Path) -> dict[str, Any]:
     for file in sorted(out.glob("epoch-*/selection.json")):
         found[str(file.relative_to(out))] = json.loads(file.read_text())
     for file in sorted(out.glob("epoch-*/*/*.parquet")):
-        found[str(file.relative_to(out))] = read_bytes(file)
+        found[str(file.relative_to(out))] = pq.read_table(file).to_pylist()
     return found
-
-
-def read_bytes(file: Path) -> Any:
-    import pyarrow.parquet as pq
-
-    return pq.read_table(file).to_pylist()
 
 
 @pytest.mark.parametrize("became", ["failed", "canceled"])
@@ -112,46 +125,35 @@ def test_a_job_that_did_not_complete_ends_the_loop(tmp_path: Path, became: Any) 
     calls, out = Calls(), tmp_path / "out"
     adapter = Adapter(calls, states=[JobStatus(became, None, "out of memory")])
     with pytest.raises(OutsideError, match=rf"epoch 1: the dpo job {became}: out of memory") as caught:
-        EpochLoop().run(plan(out, calls), Builder(calls), adapter, Watched())
+        loop(out, calls, adapter=adapter)
     assert (caught.value.system, caught.value.exit_code) == ("trainer", 3)
     assert state(out)["status"] == "failed"
     assert "out of memory" in state(out)["failure"]
     assert state(out)["epochs"]["1"]["train"]["state"] == "failed"
     assert "completed" not in (out / "run.json").read_text()
     assert not (out / "result.json").exists()
-    EpochLoop().run(plan(out, calls), Builder(calls), adapter, Watched())
+    loop(out, calls, adapter=adapter)
     assert [job.epoch for job in adapter.jobs] == [1, 1, 2]
     assert calls.done["epoch-001 rollouts"] == 1
 
 
+class Running(Adapter):
+    """Of a job that its system still runs: the first process that waits for it dies."""
+
+    def wait(self, ref: str, progress: Any) -> JobStatus:
+        before, self.known[ref] = self.known[ref], JobStatus("running", 0.5)
+        if before.state != "running":
+            raise Crash
+        return JobStatus("completed", 1.0)
+
+
 def test_a_job_that_still_runs_is_waited_for(tmp_path: Path) -> None:
     """After a crash while waiting, a job that its system still runs is not submitted a second time."""
-    calls, out = Calls(), tmp_path / "out"
-    adapter = Adapter(calls)
+    adapter = Running(Calls())
     with pytest.raises(Crash):
-        EpochLoop().run(plan(out, Calls(), num_epochs=1), Builder(calls), _DiesWaiting(adapter), Watched())
-    adapter.known["given-epoch-001"] = JobStatus("running", 0.5)
-
-    class Ends(_Through):
-        def wait(self, ref: str, progress: Any) -> JobStatus:
-            assert self.adapter.status(ref).state == "running"
-            return JobStatus("completed", 1.0)
-
-    EpochLoop().run(plan(out, Calls(), num_epochs=1), Builder(calls), Ends(adapter), Watched())
+        loop(tmp_path / "out", adapter=adapter, num_epochs=1)
+    loop(tmp_path / "out", adapter=adapter, num_epochs=1)
     assert len(adapter.jobs) == 1
-
-
-class _Through:
-    def __init__(self, adapter: Adapter) -> None:
-        self.adapter = adapter
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.adapter, name)
-
-
-class _DiesWaiting(_Through):
-    def wait(self, ref: str, progress: Any) -> JobStatus:
-        raise Crash
 
 
 def test_a_judge_in_the_place_of_rewards(tmp_path: Path) -> None:
@@ -159,11 +161,8 @@ def test_a_judge_in_the_place_of_rewards(tmp_path: Path) -> None:
     calls, out = Calls(), tmp_path / "out"
     with judge_server(Behaviour()) as url:
         judging = Judging("fair", {"endpoint": url, "model": "judge", "retry_pause": 0.0})
-        EpochLoop().run(
-            plan(out, calls, judging=judging, num_epochs=1, validation=Builder(calls, judged=True),
-                 curriculum={"enabled": True, "initial_percentile": 1.0}),
-            Builder(calls, judged=True), Adapter(calls), Watched(),
-        )  # fmt: skip
+        builder, curriculum = Builder(calls, judged=True), {"enabled": True, "initial_percentile": 1.0}
+        loop(out, calls, builder=builder, judging=judging, num_epochs=1, validation=builder, curriculum=curriculum)
     folder, row = out / "epoch-001", metrics(out)[0]
     assert (row["unscored"], row["reward_min"], row["reward_max"]) == (0, 2.0, 3.0)
     assert row["groups_left_out"] == {"rewards too alike": 1}
@@ -176,39 +175,30 @@ def test_a_judge_in_the_place_of_rewards(tmp_path: Path) -> None:
 
 
 def test_rollouts_of_older_policies_are_counted_and_limited(tmp_path: Path) -> None:
-    """Collected every second epoch: half the epochs train on rollouts one version old, and say so."""
+    """Collected every second epoch: half the epochs train on rollouts one version old, and say so. Of the last two epochs'
+    rollouts those more than max_policy_lag versions behind are left out, and counted."""
     calls, out = Calls(), tmp_path / "out"
     builder = Builder(calls)
-    EpochLoop().run(
-        plan(out, calls, num_epochs=4, collect_every=2, max_policy_lag=1), builder, Adapter(calls), Watched()
-    )
+    loop(out, calls, builder=builder, num_epochs=4, collect_every=2, max_policy_lag=1)
     rows = metrics(out)
     assert [order.policy_version for order in builder.orders] == [0, 2]
     assert [row["policy_lag_max"] for row in rows] == [0, 1, 0, 1]
     assert [row["stale_rollouts"] for row in rows] == [0, 20, 0, 20]
     assert [row["collected_in_epoch"] for row in rows] == [1, 1, 3, 3]
     assert rows[1]["kl_to_start"] is None
-
-
-def test_what_is_too_old_is_left_out(tmp_path: Path) -> None:
-    """Rollouts of the last two epochs are used, those more than max_policy_lag versions behind are not, and are counted."""
-    calls, out = Calls(), tmp_path / "out"
-    EpochLoop().run(plan(out, calls, num_epochs=3, reuse_epochs=2, max_policy_lag=1), Builder(calls),
-                    Adapter(calls, "experiences"), Watched())  # fmt: skip
-    rows = metrics(out)
+    reused = tmp_path / "reused"
+    loop(reused, calls, adapter=Adapter(calls, "experiences"), num_epochs=3, reuse_epochs=2, max_policy_lag=1)
+    rows = metrics(reused)
     assert [row["too_old_left_out"] for row in rows] == [0, 0, 20]
     assert [row["stale_rollouts"] for row in rows] == [0, 20, 20]
     assert [row["groups"] for row in rows] == [5, 10, 10]
-    chosen = json.loads((out / "epoch-003" / "selection.json").read_text())
+    chosen = json.loads((reused / "epoch-003" / "selection.json").read_text())
     assert {"easy", "easy@v1"} <= set(chosen["groups"])
 
 
 def test_the_kl_coefficient_is_carried_over_epochs(tmp_path: Path) -> None:
     """Each epoch multiplies it by 1 + clip(KL/target − 1, ±0.2)·n/horizon; a loop that died goes on with the same one, and
     state.json, metrics.jsonl, result.json and run.json hold it."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     names = [f"given-epoch-00{e}-{task}-{i}" for e in (1, 2, 3) for task in SCORES for i in range(4)]
     # The saved log-probs are those of tests.rollout_files; the reference is far away from them in the second epoch only.
     far = [[-9.0, -9.0] if "epoch-002" in name else [-0.5, -0.5] for name in names]
@@ -251,17 +241,17 @@ def test_an_interrupted_loop_says_so_and_goes_on(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        EpochLoop().run(plan(out, calls), Interrupted(calls), Adapter(calls), watched)
+        loop(out, calls, builder=Interrupted(calls), watched=watched)
     assert watched.messages == [f"{out}: stopped in epoch 1 (collect); rerun the same command to resume"]
     assert state(out)["status"] == state(out)["epochs"]["1"]["collect"]["state"] == "interrupted"
-    EpochLoop().run(plan(out, calls), Builder(calls), Adapter(calls), Watched())
+    loop(out, calls)
     assert state(out)["status"] == "completed"
 
 
 def test_starting_again_removes_what_is_ours_alone(tmp_path: Path) -> None:
     """--overwrite runs everything anew under a new run, and leaves a stranger's file where it is."""
     calls, out = Calls(), tmp_path / "out"
-    EpochLoop().run(plan(out, calls), Builder(calls), Adapter(calls), Watched())
+    loop(out, calls)
     (out / "notes.txt").write_text("mine")
     again = dataclasses.replace(plan(out, calls, run_id="again", num_epochs=1), overwrite=True)
     EpochLoop().run(again, Builder(calls), Adapter(calls), Watched())
@@ -271,45 +261,39 @@ def test_starting_again_removes_what_is_ours_alone(tmp_path: Path) -> None:
 
 
 def test_an_epoch_with_nothing_to_learn_is_not_trained(tmp_path: Path) -> None:
-    """Where all rewards agree the policy and its version stay, and the row says why."""
+    """Where all rewards agree the policy and its version stay, and the row says why; nothing scored is R501, not an epoch of
+    zeros."""
     calls, out = Calls(), tmp_path / "out"
     adapter = Adapter(calls)
-    EpochLoop().run(plan(out, calls), Builder(calls, {"solved": (1.0, 1.0)}), adapter, Watched())
+    loop(out, calls, builder=Builder(calls, {"solved": (1.0, 1.0)}), adapter=adapter)
     assert adapter.jobs == []
-    assert [(row["policy_version"], row["skipped"]) for row in metrics(out)] == [
-        (0, "no selected group has rewards that differ")
-    ] * 2
-
-
-def test_rollouts_without_any_score_end_the_loop(tmp_path: Path) -> None:
-    """Nothing scored is R501, not an epoch of zeros."""
-    calls = Calls()
+    why = "no selected group has rewards that differ"
+    assert [(row["policy_version"], row["skipped"]) for row in metrics(out)] == [(0, why)] * 2
     with pytest.raises(RefusedError, match="R501"):
-        EpochLoop().run(plan(tmp_path / "out", calls), Builder(calls, {"a": (None, None)}), Adapter(calls), Watched())
+        loop(tmp_path / "unscored", calls, builder=Builder(calls, {"a": (None, None)}))
 
 
 def test_more_epochs_go_on_and_other_settings_are_refused(tmp_path: Path) -> None:
     """A finished run is done again at no cost and may grow; another input, run id or owner is an error naming it."""
     calls, out = Calls(), tmp_path / "out"
-    EpochLoop().run(plan(out, calls, num_epochs=1), Builder(calls), Adapter(calls), Watched())
-    before = calls.begun
-    watched = Watched()
-    EpochLoop().run(plan(out, calls, num_epochs=1), Builder(calls), Adapter(calls), watched)
+    loop(out, calls, num_epochs=1)
+    before, watched = calls.begun, Watched()
+    loop(out, calls, watched=watched, num_epochs=1)
     assert (calls.begun, watched.stages, watched.rows) == (before, [], [])
-    EpochLoop().run(plan(out, calls, num_epochs=2), Builder(calls), Adapter(calls), watched)
+    loop(out, calls, watched=watched, num_epochs=2)
     assert [row["epoch"] for row in metrics(out)] == [1, 2]
     assert {epoch for epoch, _ in watched.stages} == {2}
     with pytest.raises(StoreError, match="tasks: run has 'hash', now 'other'"):
-        EpochLoop().run(plan(out, calls, identity={"tasks": "other"}), Builder(calls), Adapter(calls), Watched())
+        loop(out, calls, identity={"tasks": "other"})
     with pytest.raises(StoreError, match="run_id"):
-        EpochLoop().run(plan(out, calls, run_id="mine"), Builder(calls), Adapter(calls), Watched())
+        loop(out, calls, run_id="mine")
     held = Lock(out)
     try:
         with pytest.raises(StoreError, match="another process"):
-            EpochLoop().run(plan(out, calls), Builder(calls), Adapter(calls), Watched())
+            loop(out, calls)
     finally:
         held.release()
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "notes.txt").write_text("mine")
     with pytest.raises(StoreError, match=r"notes\.txt"):
-        EpochLoop().run(plan(tmp_path / "theirs", calls), Builder(calls), Adapter(calls), Watched())
+        loop(tmp_path / "theirs", calls)

@@ -12,6 +12,7 @@ import yaml
 from gymdata.cli.main import main
 from gymdata.errors import UsageError
 from gymdata.finetune.config_file import load
+from gymdata.finetune.plan import Plan
 from gymdata.finetune.run import finetune, plan_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
@@ -107,6 +108,18 @@ def cures(**more: str) -> list[str]:
     return [word for key, value in given.items() for word in ("-o", key.replace("__", "."), value)]
 
 
+#: What the DPO example needs here.
+DPO = [
+    ("llms.player.model_name", str(DATA / "policy")),
+    ("trajectory_builders.dpo_builder.env", str(DATA / "calculator.py:Calculator")),
+]
+
+
+def planned(folder: Path, *more: tuple[str, str]) -> tuple[Plan, Any]:
+    """The plan of the DPO example and its builder, which is of the shipped kind."""
+    return plan_of(load(folder / "customizer.yml", [*DPO, *more]), folder / "customizer.yml")
+
+
 def test_everything_that_is_missing_is_listed_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The published file as it is: each thing to give, with the option that gives it, in one error."""
     assert main(["finetune", "--config_file", str(folder / "art.yml"), "--json"]) == 2
@@ -169,12 +182,9 @@ def test_the_dpo_example_trains(folder: Path, capsys: pytest.CaptureFixture[str]
 
 def test_pairs_are_chosen_as_the_dpo_builder_says(folder: Path) -> None:
     """All pairs with a margin of 0.01, at most five per task; the question, the answer and the id are the named columns."""
-    config = load(folder / "customizer.yml", [("llms.player.model_name", str(DATA / "policy")),
-                  ("trajectory_builders.dpo_builder.env", str(DATA / "calculator.py:Calculator"))])  # fmt: skip
-    plan, builder = plan_of(config, folder / "customizer.yml")
+    plan, builder = planned(folder)
     assert dict(plan.trainer.pairs) == {"min_margin": 0.01, "max_pairs_per_task": 5, "strategy": "all"}
-    # The shipped kind has the attribute.
-    assert builder.base["map"] == ["prompt=question", "answer=answer", "task_id=id"]  # type: ignore[attr-defined]
+    assert builder.base["map"] == ["prompt=question", "answer=answer", "task_id=id"]
     assert plan.reward == (f'{folder}/evaluator.py:Accuracy{{"right": 2.0}}',)
 
 
@@ -236,46 +246,35 @@ def test_flags_of_a_served_workflow_say_where_it_goes(
     folder: Path, keywords: dict[str, Any], said: str, hint: str
 ) -> None:
     """``--endpoint …/generate`` belongs to the builder, and ``--result-json-path`` is a place in that server's response."""
-    given = [("llms.player.model_name", str(DATA / "policy")),
-             ("trajectory_builders.dpo_builder.env", str(DATA / "calculator.py:Calculator"))]  # fmt: skip
     with pytest.raises(UsageError, match=said) as caught:
-        finetune(folder / "customizer.yml", given, **keywords)
+        finetune(folder / "customizer.yml", DPO, **keywords)
     assert hint in str(caught.value.hint)
 
 
 def test_a_served_workflow_stands_in_for_the_sections_of_it(folder: Path) -> None:
     """With ``workflow_url`` the file's workflow is the server's; the path into its response reaches the collection."""
-    given = [("llms.player.model_name", str(DATA / "policy")),
-             ("trajectory_builders.dpo_builder.workflow_url", "http://localhost:8000/generate"),
-             ("trajectory_builders.dpo_builder.result_json_path", "$.value")]  # fmt: skip
+    served = {"workflow_url": "http://localhost:8000/generate", "result_json_path": "$.value"}
+    given = [DPO[0], *((f"trajectory_builders.dpo_builder.{key}", value) for key, value in served.items())]
     notes: list[str] = []
-    config = load(folder / "customizer.yml", given, notes=notes)
-    _, builder = plan_of(config, folder / "customizer.yml")
-    assert builder.config.settings["result_json_path"] == "$.value"  # type: ignore[attr-defined]  # the shipped kind has it
+    builder: Any = plan_of(load(folder / "customizer.yml", given, notes=notes), folder / "customizer.yml")[1]
+    assert builder.config.settings["result_json_path"] == "$.value"
     assert {note.partition(" ")[0] for note in notes} >= {"workflow", "functions", "ttc_strategies"}
 
 
 def test_another_dataset_has_the_same_columns(folder: Path) -> None:
     """``--dataset`` names another file of the same columns: the structure that the file states stays."""
     (folder / "other.json").write_text((folder / "data" / "data.json").read_text())
-    config = load(folder / "customizer.yml", [("llms.player.model_name", str(DATA / "policy")),
-                  ("trajectory_builders.dpo_builder.env", str(DATA / "calculator.py:Calculator")),
-                  ("eval.general.dataset", "other.json")])  # fmt: skip
-    plan, builder = plan_of(config, folder / "customizer.yml")
+    plan, builder = planned(folder, ("eval.general.dataset", "other.json"))
     assert plan.tasks == str(folder / "other.json")
-    # The shipped kind has the attribute.
-    assert builder.base["map"] == ["prompt=question", "answer=answer", "task_id=id"]  # type: ignore[attr-defined]
+    assert builder.base["map"] == ["prompt=question", "answer=answer", "task_id=id"]
 
 
 def test_a_template_is_found_beside_the_file(folder: Path) -> None:
     """A prompt template, a chat template and a system message in a file may be relative to the configuration."""
     (folder / "prompt.jinja").write_text("{{ question }}")
     (folder / "system.txt").write_text("Be brief.")
-    given = [("llms.player.model_name", str(DATA / "policy")),
-             ("trajectory_builders.dpo_builder.env", str(DATA / "calculator.py:Calculator")),
-             ("trajectory_builders.dpo_builder.prompt_template", "prompt.jinja"),
-             ("trajectory_builders.dpo_builder.system", "system.txt")]  # fmt: skip
-    _, builder = plan_of(load(folder / "customizer.yml", given), folder / "customizer.yml")
-    settings = builder.config.settings  # type: ignore[attr-defined]  # the shipped kind has it
+    key = "trajectory_builders.dpo_builder"
+    _, builder = planned(folder, (f"{key}.prompt_template", "prompt.jinja"), (f"{key}.system", "system.txt"))
+    settings = builder.config.settings
     assert settings["prompt_template"] == str(folder / "prompt.jinja")
     assert settings["system"] == str(folder / "system.txt")

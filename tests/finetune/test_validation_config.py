@@ -10,7 +10,7 @@ import yaml
 
 from gymdata.errors import UsageError
 from gymdata.finetune.config_file import load
-from gymdata.finetune.plan import Plan
+from gymdata.finetune.plan import Plan, Validation
 from gymdata.finetune.run import plan_of
 from tests.finetune.parts import write
 
@@ -26,48 +26,43 @@ def planned(folder: Path, over: dict[str, Any], overrides: Any = (), change: Any
     return plan_of(load(file, given), file, overrides=given)[0]
 
 
+def validated(folder: Path, over: dict[str, Any], overrides: Any = (), change: Any = None) -> Validation:
+    """What ``planned`` says of validation."""
+    validation = planned(folder, over, overrides, change).validation
+    assert validation is not None
+    return validation
+
+
 HELD_OUT = {"dataset": "heldout.jsonl"}
 
 
 def test_the_section_of_the_file_is_used(tmp_path: Path) -> None:
     """limit, threshold, interval, settings and dataset of the file are those of validation."""
     section = {**HELD_OUT, "limit": 3, "threshold": 0.25, "interval": 2, "settings": {"temperature": 0.5}}
-    found = planned(tmp_path, {"finetuning": {"validation": section}}).validation
-    assert found is not None
+    found = validated(tmp_path, {"finetuning": {"validation": section}})
     assert (found.tasks, found.interval, found.threshold) == (str(tmp_path / "heldout.jsonl"), 2, 0.25)
     assert found.settings == {"temperature": 0.5, "num_generations": 1, "limit": 3}
 
 
-def test_the_reward_and_the_judge_of_the_file_score(tmp_path: Path) -> None:
-    """reward_function and evaluators of the file score held-out rollouts, and training keeps its own."""
-    plan = planned(tmp_path, {"finetuning": {"validation": HELD_OUT, "reward_function": {"name": "exact_match"}}})
-    assert plan.validation is not None
-    assert (plan.reward, plan.validation.reward) == (("numeric",), ("exact_match",))
+@pytest.mark.parametrize("trained", ["reward", "genrm"])
+@pytest.mark.parametrize("scored", ["reward", "genrm"])
+def test_the_reward_or_the_judge_of_the_file_scores(trained: str, scored: str, tmp_path: Path) -> None:
+    """reward_function and evaluators of the file score held-out rollouts, and training keeps its own: an evaluator of the
+    same name may be of another kind there."""
     (tmp_path / "j").mkdir()
-    judge = {"_type": "genrm", "genrm": "j"}
-    plan = planned(tmp_path, {
-        "finetuning": {"validation": HELD_OUT, "reward_function": {"name": "mine"}},
-        "eval": {"evaluators": {"mine": judge}},
-    })  # fmt: skip
-    assert plan.validation is not None
-    assert plan.validation.judging is not None
-    assert (plan.judging, plan.validation.judging.name, plan.validation.reward) == (None, "mine", ())
+    kinds = {"reward": {"_type": "reward", "rewards": ["exact_match"]}, "genrm": {"_type": "genrm", "genrm": "j"}}
 
+    def scoring(values: dict[str, Any], kind: str) -> dict[str, Any]:
+        values.setdefault("eval", {})["evaluators"] = {"mine": kinds[kind]}
+        values["finetuning"]["reward_function"] = {"name": "mine"}
+        return values
 
-def test_an_evaluator_of_another_kind_replaces_the_one_of_the_main_file(tmp_path: Path) -> None:
-    """A judge of the main file's name may be a list of rewards in validation."""
-    (tmp_path / "j").mkdir()
-
-    def judged(values: dict[str, Any]) -> None:
-        values["eval"]["evaluators"] = {"score": {"_type": "genrm", "genrm": "j"}}
-        values["finetuning"]["reward_function"] = {"name": "score"}
-
-    over = {"finetuning": {"validation": HELD_OUT},
-            "eval": {"evaluators": {"score": {"_type": "reward", "rewards": ["numeric"]}}}}  # fmt: skip
-    plan = planned(tmp_path, over, change=judged)
-    assert plan.judging is not None
-    assert plan.validation is not None
-    assert (plan.validation.reward, plan.validation.judging) == (("numeric",), None)
+    over = scoring({"finetuning": {"validation": HELD_OUT}}, scored)
+    plan = planned(tmp_path, over, change=lambda values: scoring(values, trained))
+    for at, kind in ((plan, trained), (plan.validation, scored)):
+        assert at is not None
+        expected = (("exact_match",), None) if kind == "reward" else ((), "mine")
+        assert (at.reward, at.judging and at.judging.name) == expected
 
 
 def test_sampling_that_the_file_states_is_not_beaten_by_the_greedy_default(tmp_path: Path) -> None:
@@ -77,29 +72,26 @@ def test_sampling_that_the_file_states_is_not_beaten_by_the_greedy_default(tmp_p
         "llms": {"policy": {"temperature": 0.7}},
         "trajectory_builders": {"builder": {"num_generations": 4}},
     }
-    plan = planned(tmp_path, over)
-    assert plan.validation is not None
-    assert plan.validation.settings == {}
-    builder: Any = plan.validation.builder
+    validation = validated(tmp_path, over)
+    assert validation.settings == {}
+    builder: Any = validation.builder
     assert (builder.config.num_generations, builder.base["temperature"]) == (4, 0.7)
 
 
 def test_the_tasks_of_the_file_beat_those_of_the_main_one(tmp_path: Path) -> None:
     """eval.general.dataset of the file names held-out tasks, even where the main file names others."""
     over = {"eval": {"general": {"dataset": "heldout.jsonl"}}}
-    plan = planned(tmp_path, over, (),
-                   lambda values: values["finetuning"].update(validation={"dataset": "tasks.jsonl"}))  # fmt: skip
-    assert plan.validation is not None
-    assert plan.validation.tasks == str(tmp_path / "heldout.jsonl")
+    others = {"dataset": "tasks.jsonl"}
+    validation = validated(tmp_path, over, change=lambda values: values["finetuning"].update(validation=others))
+    assert validation.tasks == str(tmp_path / "heldout.jsonl")
 
 
 def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
     """An override of finetuning.validation is not lost to the validation file; one of training does not reach it."""
     over = {"finetuning": {"validation": {**HELD_OUT, "interval": 2}}, "llms": {"policy": {"temperature": 0.0}}}
-    plan = planned(tmp_path, over, [("validation.interval", "3"), ("llms.policy.temperature", "0.9")])
-    assert plan.validation is not None
-    builder: Any = plan.validation.builder
-    assert (plan.validation.interval, builder.base["temperature"]) == (3, 0.0)
+    validation = validated(tmp_path, over, [("validation.interval", "3"), ("llms.policy.temperature", "0.9")])
+    builder: Any = validation.builder
+    assert (validation.interval, builder.base["temperature"]) == (3, 0.0)
 
 
 def test_what_is_for_training_is_refused_all_at_once(tmp_path: Path) -> None:
