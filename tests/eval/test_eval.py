@@ -52,43 +52,38 @@ def test_pass_at_1_is_the_share_of_tasks_that_are_right_with_wilsons_interval(tm
 
 
 def test_results_are_split_by_the_fields_of_tasks(tmp_path: Path) -> None:
-    """Each value of a field with few values has its own rate; --by names others."""
+    """Each value of a field with few values has its own rate; --by names others, and one that no task has is refused with
+    the nearest."""
     report = evaluated(tmp_path / "run", knows("easy 0", "easy 1", "easy 2", "hard 2"))
     rates = {one["value"]: (one["pass_at_1"], one["tasks"]) for one in report.by_field["level"]}
     assert rates == {"easy": (0.75, 4), "hard": (0.25, 4)}
     by_answer = evaluated(tmp_path / "run", knows(), by=["answer"]).by_field
     assert {one["value"]: one["pass_at_1"] for one in by_answer["answer"]} == {"0": 0.5, "1": 0.5, "2": 1.0, "3": 0.0}
+    with pytest.raises(UsageError, match="unknown key 'levle'") as refused:
+        evaluated(tmp_path / "run", knows(), by=["levle"])
+    assert "level" in str(refused.value.hint)
 
 
 def test_an_earlier_run_shows_what_regressed(tmp_path: Path) -> None:
-    """Task by task, and the paired difference."""
-    evaluated(tmp_path / "before", knows("easy 0", "easy 1", "hard 2"))
-    report = evaluated(tmp_path / "after", knows("easy 1", "hard 2", "hard 3"), against=tmp_path / "before")
+    """Task by task, and the paired difference; settings of sampling that differ are named beside it, in the rows and in the
+    files: it is then not the model's alone. Without a task that moved there is no interval."""
+    before = {"temperature": 1.0, "max_tokens": 64, "num_rollouts": 2}
+    evaluated(tmp_path / "before", knows("easy 0", "easy 1", "hard 2"), **before)
+    right = knows("easy 1", "hard 2", "hard 3")
+    report = evaluated(tmp_path / "after", right, against=tmp_path / "before", max_tokens=48)
     assert report.against is not None
     assert report.against["regressed"] == [{"task_id": "easy-0", "before": 1.0, "after": 0.0, "prompt": "easy 0"}]
     assert report.against["improved"] == [{"task_id": "hard-3", "before": 0.0, "after": 1.0, "prompt": "hard 3"}]
     assert (report.against["difference"]["rate"], report.against["difference"]["n"]) == (0.0, 8)
-
-
-def test_settings_of_sampling_that_differ_are_named_beside_the_difference(tmp_path: Path) -> None:
-    """In the rows, in results.md and in results.json; a difference is then not the model's alone."""
-    before = {"temperature": 1.0, "max_tokens": 64, "num_rollouts": 2}
-    evaluated(tmp_path / "before", knows("easy 0"), **before)
-    report = evaluated(tmp_path / "after", knows("easy 0"), against=tmp_path / "before", max_tokens=48)
     said = "max_tokens 64 → 48, rollouts per task 2 → 1, temperature 1.0 → 0.0"
     assert dict(report.rows())["  which was sampled otherwise"] == said
     assert f"It was sampled otherwise: {said}." in (tmp_path / "after" / "results.md").read_text()
     written = json.loads((tmp_path / "after" / "results.json").read_text())["against"]
     assert written["sampling"]["temperature"] == [1.0, 0.0]
-
-
-def test_equal_results_are_said_to_be_equal(tmp_path: Path) -> None:
-    """Without a task that moved there is no interval."""
-    evaluated(tmp_path / "before", knows("easy 0"))
-    report = evaluated(tmp_path / "after", knows("easy 0"), against=tmp_path / "before")
-    assert dict(report.rows())[f"against {tmp_path / 'before'}"] == "12.5 % → 12.5 %, all 8 tasks equal"
-    assert report.against is not None
-    assert report.against["sampling"] == {}
+    equal = evaluated(tmp_path / "again", right, against=tmp_path / "after", max_tokens=48)
+    assert dict(equal.rows())[f"against {tmp_path / 'after'}"] == "37.5 % → 37.5 %, all 8 tasks equal"
+    assert equal.against is not None
+    assert equal.against["sampling"] == {}
 
 
 def test_the_evaluation_of_a_trained_model_is_sampled_and_scored_as_its_data(tmp_path: Path) -> None:
@@ -184,13 +179,6 @@ def test_what_cannot_be_an_evaluation_is_refused_before_a_sample(
         evaluate(None, TASKS, **{"reward": "numeric", "parts": parts(sampler), "output": tmp_path / "run", **settings})
     assert sampler.requests == []
     assert not (tmp_path / "run").exists()
-
-
-def test_a_field_that_no_task_has_is_named(tmp_path: Path) -> None:
-    """With the nearest one."""
-    with pytest.raises(UsageError, match="unknown key 'levle'") as refused:
-        evaluated(tmp_path / "run", knows(), by=["levle"])
-    assert "level" in str(refused.value.hint)
 
 
 def test_a_dry_run_says_what_would_be_sampled(tmp_path: Path) -> None:

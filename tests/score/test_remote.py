@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +34,8 @@ def url(behaviour: Behaviour) -> Iterator[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Ten tasks of two rollouts; the text of rollout k of task t is "answer t k"."""
-    rows = [rollout(f"t{t}", k, 0.0, two_turns(t, 20 + k), text=f"answer {t} {k}") for t in range(10) for k in range(2)]
+    """Four tasks of two rollouts; the text of rollout k of task t is "answer t k"."""
+    rows = [rollout(f"t{t}", k, 0.0, two_turns(t, 20 + k), text=f"answer {t} {k}") for t in range(4) for k in range(2)]
     return write_run(tmp_path / "run", rows)
 
 
@@ -49,7 +50,7 @@ def quickly(run: Path, url: str, **settings: Any) -> Any:
 def test_every_rollout_gets_the_reward_of_its_text(run: Path, url: str, behaviour: Behaviour) -> None:
     """Queries are whole conversations, prompts their beginnings; each reward lands on its rollout, and lineage holds."""
     summary = quickly(run, url)
-    assert (summary.scored, summary.failed, summary.exit_code) == (20, 0, 0)
+    assert (summary.scored, summary.failed, summary.exit_code) == (8, 0, 0)
     seen = {q: p for body in behaviour.requests for q, p in zip(body["queries"], body["prompts"], strict=True)}
     assert all(set(body) == {"queries", "prompts"} and len(body["queries"]) <= 4 for body in behaviour.requests)
     query = "user: question t3\n\nassistant: calling\n\ntool: 42\n\nassistant: answer 3 1"
@@ -64,8 +65,8 @@ def test_a_passing_fault_leaves_no_trace(run: Path, url: str, behaviour: Behavio
     """A fault that goes away is tried again, and the scores are those of a good server."""
     behaviour.faults = [fault] * 3
     summary = quickly(run, url)
-    assert (summary.scored, summary.failed) == (20, 0)
-    assert len(behaviour.requests) == 5 + 3
+    assert (summary.scored, summary.failed) == (8, 0)
+    assert len(behaviour.requests) == 2 + 3
 
 
 @pytest.mark.parametrize(
@@ -84,22 +85,20 @@ def test_a_lasting_fault_is_never_a_score(run: Path, url: str, behaviour: Behavi
     """Every rollout has a row with status failed, no value and the reason; requests are bounded; the exit code is 1."""
     behaviour.always = fault
     summary = quickly(run, url, retries=1)
-    assert (summary.scored, summary.failed, summary.exit_code, summary.mean) == (0, 20, 1, None)
+    assert (summary.scored, summary.failed, summary.exit_code, summary.mean) == (0, 8, 1, None)
     rows = rows_of(run).values()
     assert {row["status"] for row in rows} == {"failed"}
     assert all(row["value"] is None for row in rows)
-    import re
-
     assert all(re.search(told, row["detail"]) for row in rows)
-    assert len(behaviour.requests) <= 5 * 2 + 20
+    assert len(behaviour.requests) <= 2 * 2 + 8
 
 
 def test_one_rollout_cannot_spoil_the_others(run: Path, url: str, behaviour: Behaviour) -> None:
     """Where the server fails on one text, that rollout alone has failed."""
-    behaviour.poison = "answer 7 0"
+    behaviour.poison = "answer 3 0"
     summary = quickly(run, url, retries=0)
     failed = [name for name, row in rows_of(run).items() if row["status"] == "failed"]
-    assert (failed, summary.scored) == (["t7-0"], 19)
+    assert (failed, summary.scored) == (["t3-0"], 7)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "0.5", True, [0.5], 10**400])

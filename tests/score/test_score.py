@@ -106,30 +106,29 @@ def test_several_rewards_have_a_total(run: Path) -> None:
     assert summary.name == "both"
 
 
-def test_the_weight_of_a_single_reward_counts(run: Path, tmp_path: Path) -> None:
-    """The score of one reward is its weighted value, compared with its stored part alike; beyond float64 it is a failure."""
+def test_the_weight_of_a_single_reward_counts(run: Path) -> None:
+    """The score of one reward is its weighted value, compared with its stored part alike."""
     summary = score(path=str(run), reward=["exact_match=2"])
     parts = {row["rollout_id"]: 2 * row["reward"] for row in read_table(run).to_pylist()}
     rows = read_table(run / "scores-exact_match", SCORES).to_pylist()
     assert {row["rollout_id"]: row["value"] for row in rows} == parts
     assert max(parts.values()) == 2
     assert (summary.mean, summary.flips["changed"]) == (sum(parts.values()) / 16, 0)
-    (tmp_path / "huge.py").write_text("def huge(completions, **_):\n    return [1e308 for _ in completions]\n")
-    summary = score(path=str(run), reward=[f"{tmp_path / 'huge.py'}:huge=10"])
-    assert (summary.scored, summary.failed, summary.exit_code) == (0, 16, 1)
 
 
 def test_a_total_beyond_float64_is_a_failure(run: Path, tmp_path: Path) -> None:
-    """Two parts of 1e308 have no sum that a file could hold: the total's rows say so; their mean alone is a number."""
+    """A weighted part, or two parts of 1e308, have no sum that a file could hold: the total's rows say so; their mean alone
+    is a number."""
     code = "def {}(completions, **_):\n    return [1e308 for _ in completions]\n"
     (tmp_path / "huge.py").write_text(code.format("one") + code.format("two"))
-    functions = [f"{tmp_path / 'huge.py'}:{name}" for name in ("one", "two")]
-    assert score(path=str(run), reward=functions[:1], name="single").mean == 1e308
-    summary = score(path=str(run), reward=functions, name="both")
+    one, two = (f"{tmp_path / 'huge.py'}:{name}" for name in ("one", "two"))
+    assert score(path=str(run), reward=[one], name="single").mean == 1e308
+    weighted = score(path=str(run), reward=[f"{one}=10"], name="weighted")
+    assert (weighted.scored, weighted.failed, weighted.exit_code) == (0, 16, 1)
+    summary = score(path=str(run), reward=[one, two], name="both")
     rows = [r for r in read_table(run / "scores-both", SCORES).to_pylist() if r["name"] == "both"]
-    assert {(r["status"], r["value"], r["detail"]) for r in rows} == {
-        ("failed", None, "the weighted sum of the parts is beyond float64")
-    }  # fmt: skip
+    why = "the weighted sum of the parts is beyond float64"
+    assert {(r["status"], r["value"], r["detail"]) for r in rows} == {("failed", None, why)}
     assert (summary.failed, summary.exit_code) == (16, 1)
 
 

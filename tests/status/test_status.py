@@ -78,8 +78,10 @@ def test_failed_attempts_are_counted_by_kind(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_folder_shows_what_is_not_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Complete runs are left out; a folder without others says so."""
+    """Complete runs are left out; a folder without others says so, and a path that does not exist is named."""
     write_run(tmp_path / "runs" / "done", [rollout("t", 0, 1.0, two_turns(5, 40))])
+    with pytest.raises(DataError, match="nowhere"):
+        status(tmp_path / "nowhere")
     assert status(tmp_path / "runs").runs == []
     assert main(["status", str(tmp_path / "runs")]) == 0
     assert "is complete" in capsys.readouterr().out
@@ -126,36 +128,22 @@ def test_a_finetuning_run_shows_its_epoch_and_stage(tmp_path: Path) -> None:
     assert only(tmp_path).state == "interrupted"
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    """A path that does not exist."""
-    with pytest.raises(DataError, match="nowhere"):
-        status(tmp_path / "nowhere")
-
-
-def test_a_webhook_is_told_that_a_run_has_ended(tmp_path: Path) -> None:
-    """It waits for the writer, and posts what status says, once, with a line for people."""
-    run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40))])
-    lock, posted = Lock(run), Posted()
-    with posted.server() as url:
-        waiting = threading.Thread(target=status, args=(run,), kwargs={"notify": url, "every": 0.001})
-        waiting.start()
-        assert not posted.bodies
-        lock.release()
-        waiting.join(60)
-    (body,) = posted.bodies
-    assert body["event"] == "ended"
-    assert body["runs"][0]["done"] == 1
-    assert "has ended" in body["text"]
-
-
-def test_a_webhook_is_told_that_a_run_stalls(tmp_path: Path) -> None:
-    """A run that is being written and makes no progress."""
+def test_a_webhook_is_told_that_a_run_has_ended_or_stalls(tmp_path: Path) -> None:
+    """It waits for the writer, and posts what status says, once, with a line for people; of a run that is being written and
+    makes no progress, too."""
     run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40))])
     lock, posted = Lock(run), Posted()
     with posted.server() as url:
         status(run, notify=url, stalled_after=0.0)
-    lock.release()
-    assert [body["event"] for body in posted.bodies] == ["stalled"]
+        waiting = threading.Thread(target=status, args=(run,), kwargs={"notify": url, "every": 0.001})
+        waiting.start()
+        assert [body["event"] for body in posted.bodies] == ["stalled"]
+        lock.release()
+        waiting.join(60)
+    _, body = posted.bodies
+    assert body["event"] == "ended"
+    assert body["runs"][0]["done"] == 1
+    assert "has ended" in body["text"]
 
 
 def test_a_webhook_that_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,10 @@ def test_every_question_is_answered_by_its_command(toured: gymdata.tour) -> None
     assert [step.exit_code for step in toured.steps] == [0] * 6
     assert [fact for fact, step in zip(FACTS, toured.steps, strict=True) if fact not in step.answer] == []
     assert all(step.question.endswith("?") and step.look_at.endswith(".") for step in toured.steps)
+    found = json.loads(json.dumps(toured.to_dict()))
+    commands = [step["command"].split()[1] for step in found["steps"]]
+    assert commands == ["query", "show", "query", "show", "report", "pairs"]
+    assert FACTS[4] in found["steps"][4]["answer"]
 
 
 def test_the_shipped_rollouts_are_sealed_and_small(tmp_path: Path) -> None:
@@ -105,14 +109,3 @@ def test_the_command_prints_each_command_with_its_answer(
     assert [words[1] for words in commands] == ["query", "show", "query", "show", "report", "pairs", "view"]
     assert main(commands[0][1:]) == 0
     assert FACTS[0] in capfd.readouterr().out
-
-
-@pytest.mark.full
-def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With every question, command and answer."""
-    assert main(["tour", "-o", str(tmp_path / "out"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["rollouts"] == 300
-    commands = [step["command"].split()[1] for step in found["steps"]]
-    assert commands == ["query", "show", "query", "show", "report", "pairs"]
-    assert FACTS[4] in found["steps"][4]["answer"]
