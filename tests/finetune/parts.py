@@ -212,3 +212,31 @@ def write(folder: Path, change: Any = None, **sections: Any) -> Path:
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(values))
     return file
+
+
+BUILDER = f"{Path(__file__).parent / 'deterministic.py'}:Builder"
+
+
+def by_rule(folder: Path, output: Path, adapter: Mapping[str, Any], **loop: Any) -> Path:
+    """A configuration whose engine answers by rule and whose trainer is ``adapter``. ``loop``: keys of its section."""
+    data = ROOT / "sample_data"
+    sections = {
+        "llms": {"policy": {"model_name": str(data / "policy")}},
+        "eval": {
+            "general": {"dataset": str(data / "tasks" / "train.jsonl")},
+            "evaluators": {"right": {"_type": "reward", "rewards": ["numeric"]}},
+        },
+        "trajectory_builders": {"b": {"_type": BUILDER}},
+        "trainer_adapters": {"t": dict(adapter)},
+        "trainers": {"loop": {"_type": "epochs", "measure_kl": 0}},
+        "finetuning": {"reward_function": {"name": "right"}, "output_dir": str(output), **loop},
+    }
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(sections))
+    return file
+
+
+def counting(*more: str) -> dict[str, Any]:
+    """A trainer that copies the model and counts the lines that it was given."""
+    words = " && ".join(["cp -r {model}/. {output}", "wc -l < {data} > {output}/lines", *more])
+    return {"_type": "command", "format": "trl-preference", "command": ["sh", "-c", words]}

@@ -15,32 +15,17 @@ from gymdata.cli.main import main
 from gymdata.finetune.jobs import CommandRunner
 from gymdata.rollouts.schema import COMPARISONS, PAIRS
 from gymdata.store import read_run_json, read_table
+from tests.finetune.parts import BUILDER, by_rule, counting
 
 pytestmark = pytest.mark.torch
 
 DATA = Path(__file__).parents[2] / "sample_data"
-BUILDER = f"{Path(__file__).parent / 'deterministic.py'}:Builder"
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Six tasks, four rollouts each; the trainer copies the model and counts the lines that it was given."""
-    sections: dict[str, Any] = {
-        "llms": {"policy": {"model_name": str(DATA / "policy")}},
-        "eval": {"general": {"dataset": str(DATA / "tasks" / "train.jsonl")},
-                 "evaluators": {"right": {"_type": "reward", "rewards": ["numeric"]}}},
-        "trajectory_builders": {"b": {"_type": BUILDER}},
-        "trainer_adapters": {"t": {
-            "_type": "command", "format": "trl-preference",
-            "command": ["sh", "-c", "cp -r {model}/. {output} && wc -l < {data} > {output}/lines && echo loss went down"],
-        }},
-        "trainers": {"loop": {"_type": "epochs", "measure_kl": 0}},
-        "finetuning": {"reward_function": {"name": "right"}, "algorithm": "anything", "limit": 6,
-                       "output_dir": str(tmp_path / "out")},
-    }  # fmt: skip
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(sections))
-    return file
+    """Six tasks, four rollouts each."""
+    return by_rule(tmp_path, tmp_path / "out", counting("echo loss went down"), algorithm="anything", limit=6)
 
 
 def edited(config: Path, section: str, parts: dict[str, Any]) -> None:

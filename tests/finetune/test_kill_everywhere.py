@@ -9,15 +9,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
+from tests.finetune.parts import ROOT, by_rule, counting
 from tests.forks import Forks, forks
 from tests.kills import Killed, line_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.spread]
 
-DATA = Path(__file__).parents[2] / "sample_data"
-BUILDER = f"{Path(__file__).parent / 'deterministic.py'}:Builder"
 #: Columns of rollouts that tell when they were made.
 _TIMES = {"started_at", "duration_s"}
 _LOADED = [
@@ -62,33 +60,19 @@ def held(work: Path) -> dict[str, Any]:
     return found
 
 
-def config(folder: Path, adapter: dict[str, Any], algorithm: str, **loop: Any) -> Path:
-    """Two tasks, four rollouts each."""
-    sections: dict[str, Any] = {
-        "llms": {"policy": {"model_name": str(DATA / "policy")}},
-        "eval": {"general": {"dataset": str(DATA / "tasks" / "train.jsonl")},
-                 "evaluators": {"right": {"_type": "reward", "rewards": ["numeric"]}}},
-        "trajectory_builders": {"b": {"_type": BUILDER}},
-        "trainer_adapters": {"t": adapter},
-        "trainers": {"loop": {"_type": "epochs", "measure_kl": 0}},
-        "finetuning": {"reward_function": {"name": "right"}, "algorithm": algorithm, "limit": 2, "num_epochs": 1,
-                       "run_id": "killed", "output_dir": str(folder / "work" / "out"), **loop},
-    }  # fmt: skip
-    file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(sections))
-    return file
+def words(folder: Path, adapter: dict[str, Any], algorithm: str, **loop: Any) -> list[str]:
+    """A command over two tasks, four rollouts each."""
+    loop |= {"algorithm": algorithm, "limit": 2, "num_epochs": 1, "run_id": "killed"}
+    return ["finetune", str(by_rule(folder, folder / "work" / "out", adapter, **loop))]
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_a_loop_that_was_killed_finishes(processes: Forks, tmp_path: Path) -> None:
     """It ends with the same: killed before it replaces any of its files, and once before each other line that changes one,
-    of the loop and of its commands, whose every state is killed by their own tests. The trainer copies the model and counts
-    the lines that it was given."""
-    trainer = ["sh", "-c", "cp -r {model}/. {output} && wc -l < {data} > {output}/lines"]
-    adapter = {"_type": "command", "format": "trl-preference", "command": trainer}
-    file = config(tmp_path, adapter, "anything")
-    loop, begun = Killed(processes, tmp_path, ["finetune", str(file)], held, [12]), set[str]()
+    of the loop and of its commands, whose every state is killed by their own tests."""
+    loop = Killed(processes, tmp_path, words(tmp_path, counting(), "anything"), held, [12])
+    begun = set[str]()
 
     def wanted(what: str) -> bool:
         replaces = what.startswith("command ") and what.endswith(".tmp of 0 bytes")
@@ -107,9 +91,9 @@ def test_a_loop_that_was_killed_while_it_trains_finishes(processes: Forks, tmp_p
     """The same with TRL as the trainer and validation, once before each line of the training and its trainer that changes a
     file: every state of a training is killed by the tests of train-dpo."""
     adapter = {"_type": "trl", "dpo": {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 2}}
-    validation = {"dataset": str(DATA / "tasks" / "heldout.jsonl"), "interval": 1, "limit": 2}
-    file = config(tmp_path, adapter, "dpo", validation=validation)
-    loop, begun = Killed(processes, tmp_path, ["finetune", str(file)], held, [16, 1]), set[str]()
+    validation = {"dataset": str(ROOT / "sample_data" / "tasks" / "heldout.jsonl"), "interval": 1, "limit": 2}
+    loop = Killed(processes, tmp_path, words(tmp_path, adapter, "dpo", validation=validation), held, [16, 1])
+    begun = set[str]()
 
     def wanted(what: str) -> bool:
         new = line_of(what) not in begun and (" train-dpo" in what or "trainers.run" in what)

@@ -16,11 +16,11 @@ from gymdata.finetune.plan import Plan
 from gymdata.finetune.run import finetune, plan_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
+from tests.finetune.parts import BUILDER
 
 pytestmark = pytest.mark.torch
 
 DATA = Path(__file__).parents[2] / "sample_data"
-FAKE = f"{Path(__file__).parent / 'deterministic.py'}:Builder"
 EVALUATOR = '''
 class Output:
     def __init__(self, id, score, reasoning):
@@ -162,7 +162,7 @@ def test_the_dpo_example_trains(folder: Path, capsys: pytest.CaptureFixture[str]
     """With a local model and an engine that answers by rule: pairs, DPO for real, 2 for each right answer."""
     # The builder of the test takes no keys of a shipped one.
     values = json.loads(json.dumps(CUSTOMIZER))
-    values["trajectory_builders"]["dpo_builder"] = {"_type": FAKE}
+    values["trajectory_builders"]["dpo_builder"] = {"_type": BUILDER}
     values["trainers"]["customizer_trainer"] |= {"pairs": {"strategy": "all"}, "measure_kl": 0}
     (folder / "dpo.yml").write_text(yaml.safe_dump(values, sort_keys=False))
     assert (
