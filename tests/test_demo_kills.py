@@ -74,9 +74,9 @@ def test_a_demo_that_was_killed_finishes(processes: Forks, tmp_path: Path) -> No
 
     def wanted(what: str) -> bool:
         own = what.startswith("command")
-        place = kills.line_of(what) if own else " ".join(what.split()[:3])
-        new = place not in begun or (own and what.endswith(".tmp of 0 bytes"))
-        begun.add(place)
+        line = kills.line_of(what) if own else " ".join(what.split()[:3])
+        new = line not in begun or (own and what.endswith(".tmp of 0 bytes"))
+        begun.add(line)
         return new
 
     killed = demo(processes, tmp_path)

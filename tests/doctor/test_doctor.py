@@ -103,8 +103,8 @@ def test_an_extra_lacks_what_is_missing_and_what_does_not_fit(tmp_path: Path):
 )
 def test_clashes_of_packages(site: dict[str, tuple[str, str]], clashes: list[str], tmp_path: Path):
     """What a package requires of another, and packages that write the same files."""
-    found = {name: installed(tmp_path, name, *facts) for name, facts in site.items()}
-    assert packages.clashes(find=found.get) == clashes
+    distributions = {name: installed(tmp_path, name, *facts) for name, facts in site.items()}
+    assert packages.clashes(find=distributions.get) == clashes
 
 
 def test_a_gpu_that_the_engine_was_not_built_for_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

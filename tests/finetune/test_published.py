@@ -254,9 +254,9 @@ def test_flags_of_a_served_workflow_say_where_it_goes(
 def test_a_served_workflow_stands_in_for_the_sections_of_it(folder: Path) -> None:
     """With ``workflow_url`` the file's workflow is the server's; the path into its response reaches the collection."""
     served = {"workflow_url": "http://localhost:8000/generate", "result_json_path": "$.value"}
-    given = [DPO[0], *((f"trajectory_builders.dpo_builder.{key}", value) for key, value in served.items())]
+    overrides = [DPO[0], *((f"trajectory_builders.dpo_builder.{key}", value) for key, value in served.items())]
     notes: list[str] = []
-    builder: Any = plan_of(load(folder / "customizer.yml", given, notes=notes), folder / "customizer.yml")[1]
+    builder: Any = plan_of(load(folder / "customizer.yml", overrides, notes=notes), folder / "customizer.yml")[1]
     assert builder.config.settings["result_json_path"] == "$.value"
     assert {note.partition(" ")[0] for note in notes} >= {"workflow", "functions", "ttc_strategies"}
 

@@ -248,11 +248,11 @@ def test_row_order_never_matters(
 def test_every_content_pair_is_there_once(rows: list[tuple[str, int, float]]) -> None:
     """Whatever the rollouts hold, no two pairs hold the same and no content pair is lost."""
     by_group = {name: [(score, content) for group, content, score in rows if group == name] for name in "abc"}
-    held = [content for members in by_group.values() for _, content in members]
+    keys = [content for members in by_group.values() for _, content in members]
     f = frame(
         *((name, [score for score, _ in members]) for name, members in by_group.items()),
         task_id=pa.array(["t"] * len(rows), pa.string()),
-        content_key=pa.array(held, pa.int64()),
+        content_key=pa.array(keys, pa.int64()),
     )
     contents = f["content_key"].to_numpy()
     every, once = (pairs.select_pairs(f, "all", duplicates=how) for how in ("keep", "drop"))

@@ -40,10 +40,10 @@ def test_every_question_is_answered_by_its_command(toured: gymdata.tour) -> None
     assert [step.exit_code for step in toured.steps] == [0] * 6
     assert [fact for fact, step in zip(FACTS, toured.steps, strict=True) if fact not in step.answer] == []
     assert all(step.question.endswith("?") and step.look_at.endswith(".") for step in toured.steps)
-    found = json.loads(json.dumps(toured.to_dict()))
-    commands = [step["command"].split()[1] for step in found["steps"]]
+    steps = json.loads(json.dumps(toured.to_dict()))["steps"]
+    commands = [step["command"].split()[1] for step in steps]
     assert commands == ["query", "show", "query", "show", "report", "pairs"]
-    assert FACTS[4] in found["steps"][4]["answer"]
+    assert FACTS[4] in steps[4]["answer"]
 
 
 def test_the_shipped_rollouts_are_sealed_and_small(tmp_path: Path) -> None:

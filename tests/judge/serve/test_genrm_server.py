@@ -107,8 +107,8 @@ def test_one_response_cannot_be_compared(serve):
 def impatient(processes: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Behaviour, Server]]:
     """A judge's behaviour and one server on it, which soon gives up."""
     flags = ["--request-timeout", "0.5", "--set", "retries=2", "--genrm-parse-retries", "1"]
-    with one_server(processes, tmp_path_factory.mktemp("impatient"), *flags) as made:
-        yield made
+    with one_server(processes, tmp_path_factory.mktemp("impatient"), *flags) as judge_and_server:
+        yield judge_and_server
 
 
 @pytest.mark.matrix("500", "hang", "garbage")
