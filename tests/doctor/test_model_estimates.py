@@ -73,8 +73,8 @@ def test_a_run_is_trained_next_and_an_empty_folder_collected(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Of a run the tokens are those of its rollouts. Every trainer has its memory, less with LoRA, and its speed."""
-    # One step of each measurement is enough for a number.
-    monkeypatch.setattr("gymdata.doctor._torch._SECONDS", 0.0)
+    # One step of each measurement, after that of its warm-up, is enough for a number.
+    monkeypatch.setattr("gymdata.doctor._torch._SECONDS", 1e-9)
     run = write_run(tmp_path / "run", [rollout("a", index, 1.0, [([1, 2, 3], [4, 5])]) for index in (0, 1)])
     estimate = doctor(run, policy).to_dict()["estimate"]
     assert estimate["next"]["command"].startswith(f"gymdata train-sft {run} -m {policy} ")
