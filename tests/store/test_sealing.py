@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
+import orjson
 import pyarrow.parquet as pq
 import pytest
 
 from gymdata.errors import DataError, StoreError
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import read_run_json, read_table, tables
+from gymdata.store import Run, read_run_json, read_table, tables
 from gymdata.store.columns import build
+from gymdata.store.lines import encode
 from gymdata.store.paths import Source
 from gymdata.store.tables import ParquetSink, scan_batches
+from tests.forks import forks
+from tests.store.conftest import make_row
 
 PART = {"parquet": "part-00000.parquet", "jsonl": "part-00000.jsonl"}
 
@@ -127,38 +131,26 @@ def test_a_fault_while_sealing_reaches_the_caller(tmp_path: Path, open_run, row,
     assert read_table(tmp_path / "run").num_rows == 2
 
 
-_COLLECT = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from conftest import make_row
-from gymdata.store import Run
-with Run.open(sys.argv[1], identity={"model": "tiny"}, extent={}, operation={}, rows_per_file=7) as run:
-    have = set(run.existing(["rollout_id"])["rollout_id"].to_pylist())
-    for i in range(60):
-        row = make_row(i, n_turns=3)
-        if row["rollout_id"] not in have:
+def collect(folder: Path, rows_before_kill: int | None) -> int:
+    """Append those of 60 rows that the run does not have yet; after so many the process is killed."""
+    with Run.open(folder, identity={"model": "tiny"}, extent={}, operation={}, rows_per_file=7) as run:
+        have = set(run.existing(["rollout_id"])["rollout_id"].to_pylist())
+        rows = [make_row(i, n_turns=3) for i in range(60)]
+        for count, row in enumerate((row for row in rows if row["rollout_id"] not in have), 1):
             run.append(row)
-            print(i, flush=True)
-            sys.stdin.read(1)
-"""
+            if count == rows_before_kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return 0
 
 
 def test_a_process_killed_again_and_again_ends_with_the_same_table(tmp_path: Path, row):
     """SIGKILL while rows are appended and segments sealed, resumed each time: every row once, equal to a run that
     nobody killed."""
     run = tmp_path / "killed"
-    for rows_before_kill in (1, 6, 7, 8, 13, 3, None):
-        command = [sys.executable, "-c", _COLLECT, str(run), str(Path(__file__).parent)]
-        # It waits for a byte after each row, so that it is never done before it is killed.
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            for count, _ in enumerate(process.stdout, 1):
-                if count == rows_before_kill:
-                    process.kill()
-                    break
-                process.stdin.write(b".")
-        assert process.returncode == (0 if rows_before_kill is None else -9)
+    with forks() as processes:
+        for rows_before_kill in (1, 6, 7, 8, 13, 3, None):
+            code = processes.start(collect, run, rows_before_kill).wait()
+            assert code == (0 if rows_before_kill is None else -signal.SIGKILL)
     expected = build_table([row(i, n_turns=3) for i in range(60)], tmp_path)
     assert read_table(run).sort_by("rollout_id").equals(expected)
     assert sum(f["rows"] for f in read_run_json(run)["files"]) == 60
@@ -166,8 +158,6 @@ def test_a_process_killed_again_and_again_ends_with_the_same_table(tmp_path: Pat
 
 
 def build_table(rows, folder: Path):
-    from gymdata.store.lines import encode
-
     file = folder / "expected.jsonl"
     file.write_bytes(b"".join(encode(r) + b"\n" for r in rows))
     return read_table(file)
@@ -201,10 +191,6 @@ def test_large_segments_are_parsed_in_pieces(tmp_path: Path, row, monkeypatch: p
 
 def test_the_first_row_that_does_not_fit_is_named(row):
     """Building many rows at once still names the one line and field that is wrong."""
-    import orjson
-
-    from gymdata.store.lines import encode
-
     rows = [orjson.loads(encode(row(i))) for i in range(4)]
     rows[2]["turns"][1]["generation_token_ids"][0] = 2.5
     with pytest.raises(DataError, match=r"file, line 12, field 'turns\[\]\.generation_token_ids\[\]': got number 2\.5"):
