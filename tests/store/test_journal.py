@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +16,7 @@ from gymdata.store import read_table
 from gymdata.store.journal import Journal, frame, read_rows, repair, scan, unframe
 from gymdata.store.lines import encode
 from gymdata.store.reading import DataWarning
+from tests.kills import full_disk
 
 
 @pytest.fixture
@@ -52,10 +51,8 @@ def test_a_cut_at_every_byte_loses_at_most_the_torn_row(journal: Path, tmp_path:
         assert [line.body for line in scan(cut) if line.body is not None] == bodies[:expected]
 
 
-def test_repair_after_a_cut_at_every_byte_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_repair_after_a_cut_at_every_byte_leaves_whole_lines(tmp_path: Path):
     """Wherever a journal was cut, repair keeps every whole line as it was, puts the rest aside once, and says where."""
-    # Hundreds of repairs would wait for the disk each time.
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     lines = [frame(b'{"a":%d}' % i) for i in range(3)]
     whole = b"".join(lines)
     for size in range(len(whole) + 1):
@@ -91,35 +88,22 @@ def test_one_changed_byte_loses_only_its_line(journal: Path):
     assert last.endswith(b"\n")
 
 
-def test_scanning_gives_offsets(journal: Path):
-    """An offset points at the first byte of its line."""
-    whole = journal.read_bytes()
-    for line in scan(journal):
-        assert whole[line.offset :].startswith(line.raw)
-
-
-def test_a_write_that_fails_leaves_nothing_behind(journal: Path, monkeypatch: pytest.MonkeyPatch):
-    """When the disk takes half a line and then no more, the half is taken back and the error says what to do."""
-    before = journal.read_bytes()
-    real = os.write
-    calls = iter([lambda fd, data: real(fd, data[:5]), None])
-
-    def full(fd: int, data: bytes) -> int:
-        write = next(calls)
-        if write is None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(fd, data)
-
-    held = Journal(journal)
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(StoreError, match="No space left") as caught:
-        held.append(b"0123456789\n")
-    monkeypatch.undo()
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, rows: int):
+    """When the disk takes a part of a line and then no more, the part is taken back; the error says what to do, and that
+    earlier rows are safe, if there are any; the next row that fits is written."""
+    line = frame(b"{}")
+    journal = Journal(tmp_path / "00000.journal")
+    for _ in range(rows):
+        journal.append(line)
+    with full_disk(journal.size + 1), pytest.raises(StoreError, match="File too large") as caught:
+        journal.append(line)
     assert caught.value.exit_code == 3
-    assert journal.read_bytes() == before
-    held.append(b"next\n")
-    held.close()
-    assert journal.read_bytes() == before + b"next\n"
+    assert ("rows journaled so far are safe" in str(caught.value)) == (rows == 1)
+    assert journal.path.read_bytes() == line * rows
+    journal.append(line)
+    journal.close()
+    assert journal.path.read_bytes() == line * (rows + 1)
 
 
 @pytest.fixture
