@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -83,18 +82,6 @@ def test_an_output_beside_a_run_on_a_store_lies_there(stored: str, store: Faulty
     assert rows_at(stored) == 3
 
 
-@pytest.mark.parametrize("kind", ["503", "truncated", "lost"])
-@pytest.mark.parametrize("key", ["parquet$", "out/run.json$"], ids=["data", "run.json"])
-def test_a_fault_that_passes_costs_nothing(kind: str, key: str, run: Path, store: FaultyStore) -> None:
-    """An upload that fails twice (503, half of it lost, or its answer lost, so that its condition no longer holds) is made
-    again, and the output is whole."""
-    store.fail(kind, "PUT", key, 2)
-    assert main(["pairs", str(run), "-o", OUT]) == 0
-    assert all(fault.count == 0 for fault in store.faults)
-    assert plain(store.names()) == ["made/out/pairs.parquet", "made/out/run.json"]
-    assert rows_at(OUT) == 3
-
-
 @pytest.mark.parametrize("key", ["parquet$", "out/run.json$"], ids=["data", "run.json"])
 def test_a_store_that_stays_away_leaves_the_rest_for_the_same_command(
     key: str, run: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch,
@@ -115,10 +102,6 @@ def test_a_store_that_stays_away_leaves_the_rest_for_the_same_command(
     other_spool()
     assert rows_at(OUT) == 3
     assert plain(store.names()) == ["made/out/pairs.parquet", "made/out/run.json"]
-
-
-def command(words: str) -> list[str]:
-    return [sys.executable, "-m", "gymdata.cli", *shlex.split(words)]
 
 
 @pytest.mark.parametrize("replaces", [False, pytest.param(True, marks=pytest.mark.full)], ids=["new", "replaced"])
@@ -165,14 +148,14 @@ def test_a_kill_at_any_request_leaves_nothing_half(
 
 
 def test_of_two_writers_one_wins(
-    run: Path, store: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, store: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], processes: Forks
 ) -> None:
     """A command whose output another machine wrote meanwhile sends nothing, and says so; what the other wrote stays."""
     elsewhere = {**os.environ, "GYMDATA_SPOOL": str(tmp_path / "elsewhere")}
-    other = command(f"pairs {run} -o {OUT} --strategy all")
+    other = shlex.split(f"pairs {run} -o {OUT} --strategy all")
 
     def first() -> None:
-        subprocess.run(other, env=elsewhere, check=True, capture_output=True, timeout=120)
+        assert processes.start(forked, elsewhere, str(tmp_path / "said"), "gymdata", other).wait() == 0
 
     store.fail("stop", "PUT", "parquet$", act=first)
     assert main(["pairs", str(run), "-o", OUT]) == 2
