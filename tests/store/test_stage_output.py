@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import StoreError
 from gymdata.rollouts.schema import SCORES
@@ -66,25 +68,24 @@ def tree(folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): hash_file(p) for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.fixture
-def words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    run = write_run(tmp_path / "run", ROWS)
-    nemo = tmp_path / "nemo.jsonl"
-    assert main(["export", str(run), "-o", str(nemo), "--format", "nemo-gym"]) == 0
-    assert main(["pairs", str(run), "-o", str(tmp_path / "pairs")]) == 0
-    capsys.readouterr()
-    return {"run": str(run), "nemo": str(nemo), "pairs": str(tmp_path / "pairs")}
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What commands read, and no test changes."""
+    folder = tmp_path_factory.mktemp("words")
+    run, nemo, pairs = write_run(folder / "run", ROWS), folder / "nemo.jsonl", folder / "pairs"
+    gymdata.export(run, nemo, format="nemo-gym")
+    gymdata.pairs(run, output=pairs)
+    return {"run": str(run), "nemo": str(nemo), "pairs": str(pairs)}
 
 
-@pytest.mark.parametrize("more", [[], ["--overwrite"]], ids=["as it is", "overwrite"])
 @pytest.mark.parametrize("writes", WRITERS)
 def test_another_kind_of_output_is_refused(
-    writes: str, more: list[str], words: dict[str, str], capsys: pytest.CaptureFixture[str]
+    writes: str, words: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A folder with the output of another command stays as it is, also with --overwrite; the message says what it has."""
-    if writes == "what serve-genrm keeps" and more:
-        pytest.skip("it has no --overwrite")
-    for place, holds in ((words["run"], "a collected run"), (words["pairs"], "pairs")):
+    overwrites = [[]] if writes == "what serve-genrm keeps" else [[], ["--overwrite"]]
+    places = [(words["run"], "a collected run"), (words["pairs"], "pairs")]
+    for more, (place, holds) in itertools.product(overwrites, places):
         if holds == writes:
             continue
         before = tree(Path(place))
@@ -111,25 +112,25 @@ def test_a_file_of_another_output_is_refused(
     for place, said in places.items():
         if writes == "an export" and place.suffix == ".parquet":
             continue
-        before = tree(tmp_path)
+        before = tree(Path(words["run"]).parent), tree(tmp_path)
         overwrite = [] if writes == "a query" else ["--overwrite"]
         assert main([*FILES[writes].format(**words).split(), str(place), *overwrite]) == 2
         assert said in capsys.readouterr().err
-        assert tree(tmp_path) == before
+        assert (tree(Path(words["run"]).parent), tree(tmp_path)) == before
 
 
 @pytest.mark.parametrize("place", ["rollouts", "rollouts/part-00001.jsonl", "failures.jsonl"])
 @pytest.mark.parametrize("writes", [w for w in WRITERS if w != "what serve-genrm keeps"])
 def test_what_a_run_keeps_its_rows_in_is_no_output(
-    writes: str, place: str, words: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    writes: str, place: str, words: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No command writes into a run's rollouts folder or its failures.jsonl, where the run's own readers would meet it."""
-    before = tree(tmp_path)
+    before = tree(Path(words["run"]))
     for more in ([], ["--overwrite"]):
         output = str(Path(words["run"], place))
         assert main([*WRITERS[writes].format(**words).split(), "-o", output, *more]) == 2, more
         assert output in capsys.readouterr().err
-        assert tree(tmp_path) == before
+        assert tree(Path(words["run"])) == before
 
 
 def stopped_at_data(file: Path, target: Path) -> Path:
@@ -187,10 +188,14 @@ LOCAL = ["a training", "a query", "what serve-genrm keeps"]
 
 @pytest.mark.parametrize("writes", LOCAL)
 def test_a_url_is_no_place_to_write(
-    writes: str, words: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    writes: str,
+    words: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """s3:// and the like are refused before anything is made; no folder called `s3:` appears."""
-    monkeypatch.chdir(Path(words["run"]).parent)
+    monkeypatch.chdir(tmp_path)
     (Path("sample_data")).symlink_to(Path(__file__).parents[2] / "sample_data")
     if writes in WRITERS:
         command = [*WRITERS[writes].format(**words).split(), "-o", "s3://bucket/out"]
@@ -242,25 +247,6 @@ def test_only_what_is_safe_is_called_safe(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as replaced, replacing(tmp_path / "a.json"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert "journaled" not in str(replaced.value)
-
-
-@pytest.mark.parametrize("rows", [0, 1])
-def test_a_journal_that_cannot_grow_says_what_it_holds(tmp_path: Path, rows: int) -> None:
-    """The row that did not fit is not in the journal; earlier ones are said to be safe, if there are any."""
-    code = (
-        "import resource, signal, sys; from pathlib import Path; from gymdata.store.journal import Journal\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "journal = Journal(Path(sys.argv[1]))\n"
-        "for _ in range(int(sys.argv[2])): journal.append(b'{}\\t00000000\\n')\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (journal.size + 1, journal.size + 1))\n"
-        "journal.append(b'{}\\t00000000\\n')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "00000.journal"), str(rows)], capture_output=True, text=True
-    )
-    assert "File too large" in done.stderr
-    assert ("rows journaled so far are safe" in done.stderr) == (rows == 1)
-    assert (tmp_path / "00000.journal").stat().st_size == 12 * rows
 
 
 def test_too_little_memory_is_said_so(tmp_path: Path) -> None:
