@@ -1,4 +1,4 @@
-"""``import`` and ``export`` write the same bytes and say the same with one process and with several."""
+"""What a command writes and says is the same, byte for byte and word for word, with one process and with several."""
 
 from __future__ import annotations
 
@@ -7,20 +7,40 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyarrow.parquet as pq
 import pytest
 
 import sample_data
 from gymdata.cli.main import main
 from gymdata.interop.run import import_rollouts
 from gymdata.pairs.run import pairs
-from gymdata.store import read_table, run
-from tests.validate.generate import nemo_rows, with_ids, write_lines
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import run, write_table
+from tests.rollout_files import rollouts_table
+from tests.validate.generate import nemo_rows, with_ids, write_lines, write_native
 from tests.workers import inputs
 
 #: Facts of run.json that tell when and by which command it was made.
 TOLD = {"attempts", "command", "created_at", "ended_at", "started_at"}
+POLICY = Path(sample_data.__file__).parent / "policy"
+
+#: Makes what a command reads in a folder, and names it.
+Shape = Callable[[Path], str]
+
+
+class Done(NamedTuple):
+    """What a command left: its exit code, what it printed, and its files."""
+
+    code: int
+    out: str
+    err: str
+    files: dict[str, Any]
+
+
+#: Runs a command, whose words may name {paths}, {out} and {policy}.
+Same = Callable[[Shape, str], Done]
 
 
 def content(folder: Path) -> dict[str, Any]:
@@ -35,72 +55,76 @@ def content(folder: Path) -> dict[str, Any]:
     return found
 
 
-def made(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> tuple[Any, ...]:
-    """Exit code, what was printed, and the files of a command that writes into ``folder``, which is emptied."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    code = main([*words, "--json"])
-    out, err = capsys.readouterr()
-    # How often progress is shown before its end depends on the machine.
-    shown = re.sub(r"^\w+ ([\d,]+)/(?!\1\b)[\d,]+.*\n", "", err, flags=re.MULTILINE)
-    return code, out, shown, content(folder)
+@pytest.fixture
+def same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Same:
+    """What a command does with one process, after it was seen that two do the same."""
+    inputs.in_small_batches(monkeypatch)
+    output = tmp_path / "out"
+
+    def done(words: list[str]) -> Done:
+        shutil.rmtree(output, ignore_errors=True)
+        output.mkdir()
+        code = main(words)
+        out, err = capsys.readouterr()
+        # How long it took, and how often progress is shown before its end, depend on the machine.
+        out = re.sub(r"\(\d+\.\d\d s\)", "", out)
+        err = re.sub(r"^\w+ ([\d,]+)/(?!\1\b)[\d,]+.*\n", "", err, flags=re.MULTILINE)
+        return Done(code, out, err, content(output))
+
+    def both(shape: Shape, words: str) -> Done:
+        typed = words.format(paths=shape(tmp_path), out=output, policy=POLICY).split()
+        capsys.readouterr()
+        one = done(typed)
+        assert done([*typed, "--workers", "2"]) == one
+        return one
+
+    return both
 
 
-def gym_lines(folder: Path) -> list[str]:
-    return [str(inputs.write_nemo(folder / "gym.jsonl", inputs.nemo()))]
+def gym_lines(folder: Path) -> str:
+    return str(inputs.write_nemo(folder / "gym.jsonl", inputs.nemo()))
 
 
-def gym_files(folder: Path) -> list[str]:
+def gym_files(folder: Path) -> str:
     """Several files, plain and compressed, with rows that are in more than one; ids of their own, tasks and no rewards."""
     rows = inputs.nemo()
     for k, row in enumerate(rows[::3]):
         row.update(rollout_id=f"own-{k // 2}", task_id=f"task-{k % 4}")
     a = inputs.write_nemo(folder / "a.jsonl", rows[:40])
-    return [str(inputs.compressed(a)), str(inputs.write_nemo(folder / "b.jsonl", rows[20:])), str(a)]
+    return f"{inputs.compressed(a)} {inputs.write_nemo(folder / 'b.jsonl', rows[20:])} {a}"
 
 
-def unfit_rows(folder: Path) -> list[str]:
+def unfit_rows(folder: Path) -> str:
     """A row that no column can hold: all are tried alone, and that one is rejected."""
     rows = nemo_rows(40)
     rows[25]["response"]["created_at"] = 1.5
     rows[31]["responses_create_params"]["input"][1]["content"] = {"odd": [1, {"deep": None}]}
     lines = [json.dumps(row) for row in rows]
     lines[33] = lines[33].replace('"q16"', '"\\ud800"')
-    return [str(write_lines(folder / "gym.jsonl", lines))]
+    return str(write_lines(folder / "gym.jsonl", lines))
 
 
-def trajectories(folder: Path) -> list[str]:
+def trajectories(folder: Path) -> str:
     """Another format, which one process reads whatever is given."""
     inputs.write_parts(folder / "run", [inputs.native(20)])
     assert main(["export", str(folder / "run"), "--format", "atif", "-o", str(folder / "atif.jsonl")]) == 0
-    return [str(folder / "atif.jsonl")]
+    return str(folder / "atif.jsonl")
 
 
-@pytest.mark.matrix("gym_lines", "unfit_rows")
+@pytest.mark.matrix("jsonl-gym_lines", "parquet-unfit_rows")
 @pytest.mark.parametrize("shape", [gym_lines, gym_files, unfit_rows, trajectories], ids=lambda s: s.__name__)
-def test_an_import_is_the_same(
-    shape: Callable[[Path], list[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_an_import_is_the_same(shape: Shape, format: str, same: Same) -> None:
     """Rows, ids, groups, rejected lines, counts, messages and exit code; in Parquet and in JSON lines."""
-    inputs.in_small_batches(monkeypatch)
-    files, output = shape(tmp_path), tmp_path / "out"
-    capsys.readouterr()
-    words = ["import", *files, "--run-id", "run", "-o", str(output / "run")]
-    one = made(capsys, output, *words)
-    assert json.loads(one[1])["rollouts"] > 10
-    assert made(capsys, output, *words, "--workers", "2") == one
-    as_lines = made(capsys, output, *words, "--format", "jsonl")
-    assert made(capsys, output, *words, "--format", "jsonl", "--workers", "3") == as_lines
+    one = same(shape, f"import {{paths}} --run-id run -o {{out}}/run --json --format {format}")
+    assert json.loads(one.out)["rollouts"] > 10
 
 
 def test_files_of_a_run_end_at_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of several files, and one that was stopped after the first of them and is resumed, by either."""
     inputs.in_small_batches(monkeypatch)
     monkeypatch.setattr(run, "PART_TOKENS", 700)
-    (file,) = gym_lines(tmp_path)
+    file = gym_lines(tmp_path)
     for workers in (1, 2):
         import_rollouts(file, tmp_path / str(workers), run_id="run", workers=workers)
     one = content(tmp_path / "1")
@@ -117,21 +141,18 @@ def test_files_of_a_run_end_at_the_same_rows(tmp_path: Path, monkeypatch: pytest
     assert content(stopped) == one
 
 
-@pytest.mark.torch
-def test_prompts_are_rebuilt_by_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each worker loads the tokenizer; what cannot be rebuilt is named with its line and rollout."""
-    inputs.in_small_batches(monkeypatch)
+def without_prompts(folder: Path) -> str:
     rows = nemo_rows(20)
     for row in rows[3::4]:
         with_ids(row, 2).pop("prompt_token_ids")
-    file, output = write_lines(tmp_path / "gym.jsonl", rows), tmp_path / "out"
-    policy = str(Path(sample_data.__file__).parent / "policy")
-    words = ["import", str(file), "--run-id", "run", "-o", str(output / "run"), "--tokenizer", policy]
-    one = made(capsys, output, *words)
-    assert json.loads(one[1])["prompts_refused"] == 5
-    assert made(capsys, output, *words, "--workers", "2") == one
+    return str(write_lines(folder / "gym.jsonl", rows))
+
+
+@pytest.mark.torch
+def test_prompts_are_rebuilt_by_workers(same: Same) -> None:
+    """Each worker loads the tokenizer; what cannot be rebuilt is named with its line and rollout."""
+    one = same(without_prompts, "import {paths} --run-id run -o {out}/run --tokenizer {policy} --json")
+    assert json.loads(one.out)["prompts_refused"] == 5
 
 
 def parts(folder: Path) -> str:
@@ -171,105 +192,173 @@ FORMATS = [
 
 @pytest.mark.matrix("parts-nemo-gym-jsonl", "of_pairs-trl-preference-jsonl")
 @pytest.mark.parametrize(("shape", "format", "suffix"), FORMATS, ids=lambda given: getattr(given, "__name__", given))
-def test_an_export_is_the_same(
-    shape: Callable[[Path], str],
-    format: str,
-    suffix: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_export_is_the_same(shape: Shape, format: str, suffix: str, same: Same) -> None:
     """Lines, account, messages and exit code, in every kind of format."""
-    inputs.in_small_batches(monkeypatch)
-    path, output = shape(tmp_path), tmp_path / "out"
-    capsys.readouterr()
-    words = ["export", path, "--format", format, "-o", str(output / f"rows.{suffix}")]
-    one = made(capsys, output, *words)
-    assert json.loads(one[1])["rows"] > 5
-    assert made(capsys, output, *words, "--workers", "2") == one
+    one = same(shape, f"export {{paths}} --format {format} -o {{out}}/rows.{suffix} --json")
+    assert json.loads(one.out)["rows"] > 5
 
 
-@pytest.mark.matrix("page")
-@pytest.mark.parametrize("fault", ["id", "page"])
-def test_what_stops_an_export_stops_it_with_the_same_words(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An id that no consumer may take, and a file that is not as it was recorded; nothing is left of the output."""
-    inputs.in_small_batches(monkeypatch)
+def negative_id(folder: Path) -> str:
+    """An id that no consumer may take."""
     rows = inputs.native(40)
-    if fault == "id":
-        rows[33]["turns"][0]["generation_token_ids"][0] = -4
-    folder = inputs.write_parts(tmp_path / "run", [rows[:20], rows[20:]])
-    if fault == "page":
-        facts = json.loads((folder / "run.json").read_bytes())
-        facts["files"][1]["xxh3"] = "0123456789abcdef"
-        (folder / "run.json").write_text(json.dumps(facts))
-    output = tmp_path / "out"
-    words = ["export", str(folder), "--format", "nemo-gym", "-o", str(output / "rows.jsonl")]
-    one = made(capsys, output, *words)
-    assert one[0] != 0
-    assert one[3] == {}
-    assert made(capsys, output, *words, "--workers", "2") == one
-    changed = made(capsys, output, *words, "--allow-changed")
-    assert made(capsys, output, *words, "--allow-changed", "--workers", "2") == changed
-    assert read_table(folder / "rollouts" / "part-00000.parquet").num_rows == 20
+    rows[33]["turns"][0]["generation_token_ids"][0] = -4
+    return str(inputs.write_parts(folder / "run", [rows[:20], rows[20:]]))
 
 
-def all_parts(folder: Path) -> list[str]:
+def other_bytes(folder: Path) -> str:
+    """A file that is not as it was recorded."""
+    rows = inputs.native(40)
+    run = inputs.write_parts(folder / "run", [rows[:20], rows[20:]])
+    facts = json.loads((run / "run.json").read_bytes())
+    facts["files"][1]["xxh3"] = "0123456789abcdef"
+    (run / "run.json").write_text(json.dumps(facts))
+    return str(run)
+
+
+def unsound(folder: Path) -> str:
+    rows = inputs.scored(40)
+    rows[30]["turns"][0]["generation_log_probs"][0] = float("nan")
+    return str(inputs.write_parts(folder / "run", [rows]))
+
+
+EXPORT = "export {paths} --format nemo-gym -o {out}/rows.jsonl --json"
+
+
+@pytest.mark.matrix("other_bytes", "unsound")
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [(negative_id, EXPORT), (other_bytes, EXPORT), (unsound, "pairs {paths} -o {out}/made --json")],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_what_stops_a_command_stops_it_with_the_same_words(shape: Shape, words: str, same: Same) -> None:
+    """What a worker refuses is named as one process names it, and nothing is left of the output."""
+    one = same(shape, words)
+    assert one.code != 0
+    assert one.files == {}
+
+
+def test_changed_files_are_read_where_that_is_allowed(same: Same) -> None:
+    """By workers, too."""
+    assert same(other_bytes, f"{EXPORT} --allow-changed").files
+
+
+def all_parts(folder: Path) -> str:
     """Files with many row groups, an empty one, groups that span files, and rows that no pair can need."""
     rows = inputs.scored(120)
     for row in rows[::7]:
         row["reward"] = None
-    return [str(inputs.write_parts(folder / "run", [rows[:50], [], rows[50:90], rows[90:]]))]
+    return str(inputs.write_parts(folder / "run", [rows[:50], [], rows[50:90], rows[90:]]))
 
 
-def with_journal(folder: Path) -> list[str]:
+def with_journal(folder: Path) -> str:
     """A run that is not finished, and another with other rollouts."""
     rows = inputs.scored(120)
     more = [{**row, "rollout_id": f"b-{row['rollout_id']}", "group_id": f"b-{row['group_id']}"} for row in rows[:30]]
     run = inputs.write_parts(folder / "run", [rows[:50]], rows[50:], torn=9)
-    return [str(run), str(inputs.write_parts(folder / "more", [more]))]
+    return f"{run} {inputs.write_parts(folder / 'more', [more])}"
 
 
-@pytest.mark.matrix("pairs---split-0.3---fork-with_journal", "experience---estimator-rloo---whiten-all_parts")
+@pytest.mark.matrix("pairs --split 0.3 --fork-with_journal", "experience --estimator rloo --whiten-all_parts")
 @pytest.mark.parametrize("shape", [all_parts, with_journal], ids=lambda s: s.__name__)
 @pytest.mark.parametrize(
     "words",
     [
-        ("pairs", "--strategy", "all", "--max-pairs-per-task", "3"),
-        ("pairs", "--split", "0.3", "--fork"),
-        ("experience", "--estimator", "rloo", "--whiten"),
-        ("experience", "--zero-variance", "keep"),
+        "pairs --strategy all --max-pairs-per-task 3",
+        "pairs --split 0.3 --fork",
+        "experience --estimator rloo --whiten",
+        "experience --zero-variance keep",
     ],
-    ids="-".join,
 )
-def test_training_files_are_the_same(
-    shape: Callable[[Path], list[str]],
-    words: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Pairs, experiences, their accounts and run.json, which does not record the workers."""
-    inputs.in_small_batches(monkeypatch)
-    runs, output = shape(tmp_path), tmp_path / "out"
-    command = [words[0], *runs, *words[1:], "-o", str(output / "made")]
-    one = made(capsys, output, *command)
-    assert (one[0], "workers" in json.dumps(one[3]["run.json"])) == (0, False)
-    assert made(capsys, output, *command, "--workers", "2") == one
-    # With other workers it is the same output, and no other settings.
-    assert main([*command, "--workers", "3"]) == one[0]
+def test_training_files_are_the_same(shape: Shape, words: str, tmp_path: Path, same: Same) -> None:
+    """Pairs, experiences, their accounts and run.json, which does not record the workers: with others it is the same
+    output, and no other settings."""
+    command, _, more = words.partition(" ")
+    one = same(shape, f"{command} {{paths}} {more} -o {{out}}/made --json")
+    assert (one.code, "workers" in json.dumps(one.files["run.json"])) == (0, False)
+    paths = [str(tmp_path / name) for name in ("run", "more") if (tmp_path / name).exists()]
+    assert main([command, *paths, *more.split(), "-o", str(tmp_path / "out" / "made"), "--workers", "3"]) == 0
 
 
-def test_an_unsound_rollout_stops_pairs_with_the_same_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What a worker refuses is named as one process names it."""
-    inputs.in_small_batches(monkeypatch)
-    rows = inputs.scored(40)
-    rows[30]["turns"][0]["generation_log_probs"][0] = float("nan")
-    output = tmp_path / "out"
-    words = ["pairs", str(inputs.write_parts(tmp_path / "run", [rows])), "-o", str(output / "made")]
-    one = made(capsys, output, *words)
-    assert (one[0], one[3]) == (1, {})
-    assert made(capsys, output, *words, "--workers", "2") == one
+def run_with_journal(folder: Path) -> str:
+    """Several parts, one of them empty; a journal with a damaged line and a torn end; a row in two files."""
+    rows = inputs.faulty()
+    run = inputs.write_parts(folder / "run", [rows[:30], [], rows[25:50], rows[50:]], rows[40:44], torn=25)
+    journal = run / "rollouts" / "00004.journal"
+    journal.write_bytes(journal.read_bytes().replace(b"done", b"dOne", 1))
+    return str(run)
+
+
+def one_file(folder: Path) -> str:
+    return str(write_native(folder, inputs.faulty(), "parquet"))
+
+
+def damaged_page(folder: Path) -> str:
+    """The middle of the file cannot be read; another file follows."""
+    file = write_native(folder, inputs.faulty(), "parquet")
+    column = pq.ParquetFile(file).metadata.row_group(20).column(0)
+    data = bytearray(file.read_bytes())
+    data[column.data_page_offset : column.data_page_offset + 8] = b"\xff" * 8
+    file.write_bytes(data)
+    write_table(rollouts_table(inputs.native(4, 1)), folder / "second.parquet", ROLLOUTS)
+    return str(folder / "*.parquet")
+
+
+def without_columns(folder: Path) -> str:
+    """What the file lacks is a fault of the file, once."""
+    file = write_native(folder, inputs.faulty(), "parquet")
+    pq.write_table(pq.read_table(file).drop_columns(["reward", "messages"]), file, row_group_size=5)
+    return str(file)
+
+
+def lines(folder: Path) -> str:
+    return str(inputs.damaged_lines(inputs.faulty(), folder / "rollouts.jsonl"))
+
+
+def texts_only(folder: Path) -> str:
+    """No ids in one file: T205 is a warning there, and an error in the other."""
+    rows = inputs.native(40)
+    for row in rows[:20]:
+        row.update(turns=[], n_turns=0, n_context_tokens=0, n_generated_tokens=0)
+    inputs.write_text(folder / "a.jsonl", inputs.lines_of(rows[:20]))
+    inputs.write_text(folder / "b.jsonl", inputs.lines_of([*rows[20:], {**rows[0], "rollout_id": "x"}]))
+    return str(folder / "*.jsonl")
+
+
+def nemo_files(folder: Path) -> str:
+    """Plain and compressed, with rows that are in both."""
+    rows = inputs.nemo()
+    inputs.compressed(inputs.write_nemo(folder / "a.jsonl", rows[:50]))
+    inputs.write_nemo(folder / "b.jsonl", rows[10:])
+    return str(folder / "*.jsonl*")
+
+
+def mixed(folder: Path) -> str:
+    """Rollouts and NeMo Gym rows under one glob; behavior that only all rows show."""
+    rows = inputs.native(48)
+    for row in rows:
+        row["reward"] = 1.0
+        row["turns"][-1]["finish_reason"] = "length"
+    inputs.write_text(folder / "a.jsonl", inputs.lines_of(rows))
+    write_lines(folder / "b.jsonl", inputs.nemo())
+    return str(folder / "*.jsonl")
+
+
+SHAPES = [
+    run_with_journal, one_file, damaged_page, without_columns, lines, texts_only, gym_lines, nemo_files, mixed,
+]  # fmt: skip
+
+
+@pytest.mark.matrix("run_with_journal---json", "damaged_page--v", "gym_lines---json")
+@pytest.mark.parametrize("how", ["--json", "-v"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.__name__)
+def test_what_validate_finds_is_the_same(shape: Shape, how: str, same: Same) -> None:
+    """JSON, text, standard error and exit code, whatever the input is."""
+    assert same(shape, f"validate {{paths}} {how}").code == 1
+
+
+def test_settings_reach_the_workers(same: Same) -> None:
+    """Which codes count, and the tokenizer that bounds ids and tells the cause of a break, are those of the call."""
+    one = same(gym_lines, "validate {paths} --strict --select T2 --ignore T206 --tokenizer {policy} --json")
+    codes = json.loads(one.out)["by_code"]
+    assert codes
+    assert all(code.startswith("T2") and code != "T206" for code in codes)
