@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,52 +13,53 @@ import pytest
 
 from gymdata.checks.codes.duplicates import Duplicates
 from gymdata.checks.violations import CheckSettings
+from gymdata.query.run import query
 from gymdata.rewards.scheduler import Flips
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.rollouts.turn_columns import from_arrow
+from gymdata.store import scan_batches
 from gymdata.store.tables import ParquetSink
 from tests.benchmarks.bench_experience import rollouts
-
-_READ = """
-import sys
-import pyarrow as pa
-from gymdata.store import scan_batches
-rows = 0
-for batch in scan_batches(sys.argv[1], batch_size=64):
-    rows += batch.num_rows
-print(rows, pa.default_memory_pool().max_memory())
-"""
-_QUERY = """
-import sys
-import pyarrow as pa
-from gymdata.query.run import query
-found = query("SELECT count(*), sum(len(turns)), max(messages[1].content) FROM rollouts", sys.argv[1])
-print(found.column(0)[0], pa.default_memory_pool().max_memory())
-"""
+from tests.forks import forks
 
 
-def peak(script: str, folder: Path, groups: int) -> int:
-    """Most bytes that Arrow held while a file of ``groups`` row groups of 256 rollouts was read by ``script``."""
-    file = folder / f"{groups}.parquet"
+def read(file: Path) -> int:
+    return sum(batch.num_rows for batch in scan_batches(file, batch_size=64))
+
+
+def ask(file: Path) -> int:
+    answer = query("SELECT count(*), sum(len(turns)), max(messages[1].content) FROM rollouts", file)
+    return int(answer.column(0)[0].as_py())
+
+
+def measured(read_rows: Callable[[Path], int], file: Path, said: Path) -> int:
+    said.write_text(f"{read_rows(file)} {pa.default_memory_pool().max_memory()}")
+    return 0
+
+
+def peak(read_rows: Callable[[Path], int], folder: Path, groups: int) -> int:
+    """Most bytes that Arrow held in a process that reads a file of ``groups`` row groups of 256 rollouts."""
+    file, said = folder / f"{groups}.parquet", folder / "said"
     data = rollouts(256)
     with pq.ParquetWriter(file, data.schema.with_metadata(ROLLOUTS.metadata), write_page_checksum=True) as writer:
         for _ in range(groups):
             writer.write_table(pa.Table.from_batches(data.to_batches(), data.schema))
-    done = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=True)
-    rows, most = map(int, done.stdout.split()[-2:])
+    with forks() as processes:
+        assert processes.start(measured, read_rows, file, said).wait() == 0
+    rows, most = map(int, said.read_text().split())
     assert rows == groups * 256
     return most
 
 
 def test_batches_of_a_longer_file_take_no_more_memory(tmp_path: Path) -> None:
     """Sixteen times the row groups take at most 1.2 times the memory."""
-    assert peak(_READ, tmp_path, 64) <= 1.2 * peak(_READ, tmp_path, 4)
+    assert peak(read, tmp_path, 64) <= 1.2 * peak(read, tmp_path, 4)
 
 
 @pytest.mark.full
 def test_a_query_of_a_longer_file_takes_no_more_memory(tmp_path: Path) -> None:
     """Sixteen times the row groups take less than twice the memory: DuckDB's threads hold a few small batches each."""
-    assert peak(_QUERY, tmp_path, 128) < 2 * peak(_QUERY, tmp_path, 8)
+    assert peak(ask, tmp_path, 128) < 2 * peak(ask, tmp_path, 8)
 
 
 def test_validation_keeps_few_bytes_of_a_rollout() -> None:
