@@ -93,12 +93,3 @@ def test_a_table_without_turns_is_named(table: pa.Table):
     """The missing column is the message."""
     with pytest.raises(DataError, match="lacks the column"):
         gymdata.expand_turns(table.select(["task_id"]))
-
-
-def test_load_rollouts_reads_a_run(tmp_path, open_run, row):
-    """The public loader gives the run's rows as a pyarrow table."""
-    with open_run() as run:
-        run.append(row(0))
-    loaded = gymdata.load_rollouts(tmp_path / "run")
-    assert isinstance(loaded, pa.Table)
-    assert loaded.num_rows == 1

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-import gymdata
 from gymdata.rollouts.schema import HASHES, ROLLOUTS
 from gymdata.store import read_table, scan_batches
 from gymdata.store.tables import write_table
@@ -64,13 +63,6 @@ def test_a_file_without_the_columns_is_read_as_if_it_had_them(run: Path, tmp_pat
     assert hashes_in(
         pa.Table.from_batches(scan_batches(old, ROLLOUTS, ["generation_hash", "prompt_hash"]))
     ) == expected(whole)
-
-
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
-def test_filter_keeps_them(run: Path, tmp_path: Path, suffix: str):
-    whole = read_table(run)
-    gymdata.filter(run, where="reward >= 0", output=tmp_path / f"all.{suffix}")
-    assert hashes_in(read_table(tmp_path / f"all.{suffix}")) == hashes_in(whole)
 
 
 def test_a_rollout_without_turns_has_no_hashes(tmp_path: Path):

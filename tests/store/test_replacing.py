@@ -30,18 +30,6 @@ def test_two_writers_never_share_a_temporary_file(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["table.parquet"]
 
 
-def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:
-    """Nothing of a failed write is seen."""
-    path = tmp_path / "a.json"
-    path.write_text("old")
-    writing = replacing(path)
-    writing.__enter__().write_text("half")
-    error = RuntimeError("stopped")
-    assert not writing.__exit__(RuntimeError, error, None)
-    assert path.read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
-
-
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     """Told as the disk's fault, with its name."""
     with pytest.raises(StoreError, match="could not be written"), replacing(tmp_path / "no" / "a.json"):
