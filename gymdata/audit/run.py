@@ -26,7 +26,7 @@ from gymdata.public import paths_of
 from gymdata.rollouts.logprobs import Rounding
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.store import StageOutput, files_of, read_run_json, read_table
-from gymdata.store.lineage import Paths, concat, lineage, own_run, parent_of, refuse_duplicates, stage_folder
+from gymdata.store.lineage import Paths, lineage, own_run, parent_of, refuse_duplicates, stage_folder
 from gymdata.store.paths import RUN_JSON, Facts, Identity, RunFacts, placed_output
 from gymdata.store.stage_output import refuse_other_kind
 
@@ -70,7 +70,7 @@ def audit(
             target = stage_folder(sources, "audit", Path(named).resolve().name or "model")
         if target is not None:
             refuse_other_kind(target / RUN_JSON, "audit")  # before a model is loaded
-        rollouts = concat([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
+        rollouts = pa.concat_tables([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
         if not rollouts.num_rows:
             raise DataError.empty(sources[0], "rollouts")
         refuse_duplicates(rollouts, sources)

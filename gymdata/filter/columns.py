@@ -35,7 +35,7 @@ from gymdata.scores.chosen import TOTAL, default_score, named_scores, scores_of,
 from gymdata.scores.marks import MARKED, read_marks
 from gymdata.stats import STATISTICS, group_statistic, known_rewards
 from gymdata.store import read_failures, read_table, scan_batches
-from gymdata.store.lineage import concat, refuse_duplicates
+from gymdata.store.lineage import refuse_duplicates
 from gymdata.store.lines import decode
 from gymdata.store.reading import warn
 
@@ -90,7 +90,7 @@ def load_columns(
     by_reward = rollouts is None and ("reward" in (*plain, *under) or "n_scored" in named)
     newest = default_score(sources, None)[0] if by_reward else None
     rollouts = rollouts or Loaded(
-        lambda names: concat([read_table(path, ROLLOUTS, names) for path in sources]),
+        lambda names: pa.concat_tables([read_table(path, ROLLOUTS, names) for path in sources]),
         lambda table, names: (batch for path in sources for batch in scan_batches(path, table, names)),
     )
     table = rollouts.columns([n for n in ROLLOUTS.schema.names if n in wanted])

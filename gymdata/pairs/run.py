@@ -35,7 +35,6 @@ from gymdata.store import StageOutput, read_table, resolve
 from gymdata.store.lineage import (
     Paths,
     changed_rollouts,
-    concat,
     parent_of,
     refuse_duplicates,
     stage_folder,
@@ -261,7 +260,7 @@ def _build(
         ids, groups = frame["rollout_id"].combine_chunks(), _codes(frame["group_id"])
         for judged, table in zip(judged_in, tables, strict=True):
             refuse_odd_matches(table, ids, groups, judged / "comparisons.parquet")
-        direct = genrm.preferences(matches_in(concat(tables), number))
+        direct = genrm.preferences(matches_in(pa.concat_tables(tables), number))
     selection = _select(candidates, config, direct, preferred)
     left_out["branches"] = int((candidates.n_sequences > 1).sum())
     made_from = "genrm" if judged_in else "reward" if preferred is None else MARKS

@@ -12,6 +12,7 @@ import re
 import shutil
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from gymdata.errors import UsageError, redacted, show_as
@@ -162,11 +163,13 @@ def is_view(path: str | Path) -> bool:
     return Path(path).absolute().is_relative_to(default_spool() / _VIEWS)
 
 
-def new_view() -> Path:
-    """A folder for what this process reads. It is removed when the process ends; those of killed processes, now."""
-    views = default_spool() / _VIEWS
+@cache
+def view_of(spool: Path, pid: int) -> Path:
+    """A folder in the spool for what this process, ``pid``, reads. It is removed when the process ends; those of killed
+    processes, now."""
+    views = spool / _VIEWS
     views.mkdir(parents=True, exist_ok=True)
-    host, pid = os.uname().nodename, os.getpid()
+    host = os.uname().nodename
     for left in views.glob(f"{glob.escape(host)}~*~*"):
         with contextlib.suppress(ValueError, PermissionError):
             try:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.errors import DataError, GymdataError, OutsideError, StoreError
 from gymdata.remote import client
 from gymdata.remote.client import Object
-from gymdata.remote.places import Place, default_spool, endpoint, is_odd, is_url, mirrored, new_view, place_of
+from gymdata.remote.places import Place, default_spool, endpoint, is_odd, is_url, mirrored, place_of, view_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +52,7 @@ def located(path: str | Path) -> Path:
         return Path(path)
     place = place_of(path)
     client.check_installed(place)
-    top = _folder(default_spool(), os.getpid())
+    top = view_of(default_spool(), os.getpid())
     local = place.under(top)
     for _ in range(_LOOKS):
         there = _objects(place)
@@ -71,11 +71,6 @@ def located(path: str | Path) -> Path:
         if all(_is_complete(place, key, wanted.keys(), top) for key in wanted if key.rpartition("/")[2] == RUN_JSON):
             return local
     raise OutsideError("object store", f"{place}: changes faster than it can be read", hint="try again", retryable=True)
-
-
-@functools.cache
-def _folder(_spool: Path, _pid: int) -> Path:
-    return new_view()
 
 
 def bring(place: Place, objects: Sequence[Object], top: Path) -> None:
@@ -162,7 +157,7 @@ def described(url: str) -> Path | None:
     """The local path of a URL's run.json, as readers of run.jsons take it; None when it is gone, or the store cannot be
     reached: lineage ends there."""
     try:
-        place, top = place_of(url), _folder(default_spool(), os.getpid())
+        place, top = place_of(url), view_of(default_spool(), os.getpid())
         for key in dict.fromkeys([place.below(RUN_JSON).key, *describing(place.key)]):
             if (run_json := client.head(place.at(key))) is not None:
                 bring(place, [run_json], top)

@@ -112,15 +112,10 @@ def json_schema(table: Table) -> dict[str, object]:
     }
 
 
-def run_json_schema() -> dict[str, object]:
-    """The JSON Schema of a run.json, of every command."""
-    return {"$schema": DIALECT, **RunJson.model_json_schema(), "title": "run.json"}
-
-
 def files() -> dict[str, str]:
     """File name → content of everything that is generated."""
     made = {f"{table.name}.schema.json": json_schema(table) for table in TABLES.values()}
-    made["run.schema.json"] = run_json_schema()
+    made["run.schema.json"] = {"$schema": DIALECT, **RunJson.model_json_schema(), "title": "run.json"}
     return {name: json.dumps(schema, indent=2) + "\n" for name, schema in made.items()}
 
 

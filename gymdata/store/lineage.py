@@ -20,7 +20,7 @@ from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json, scan_batches
 from gymdata.store.paths import RUN_JSON, Identity, RunFacts, find_run_json, placed_output, read_facts, resolve
-from gymdata.store.reading import SCORED, changed_files, content_of
+from gymdata.store.reading import SCORED, check_source, content_of
 from gymdata.store.run_json import differences
 
 #: Stages whose output is made from rollouts in other folders.
@@ -81,17 +81,14 @@ def vocabulary(path: str | Path) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-def concat(tables: list[pa.Table]) -> pa.Table:
-    return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-
-
 def changed_rollouts(sources: Sequence[str | Path]) -> list[str]:
     """A warning for each file of rollouts under ``sources`` that differs from what its run recorded, when changed files
     are allowed.
 
     Raises DataError when they are not, and as ``resolve`` does.
     """
-    return [line for source in sources for line in changed_files(resolve(source, ROLLOUTS), ROLLOUTS)]
+    files = (file for source in sources for file in resolve(source, ROLLOUTS))
+    return [line for file in files if (line := check_source(file, ROLLOUTS)) is not None]
 
 
 def refuse_duplicates(rollouts: pa.Table, sources: Sequence[str | Path]) -> None:

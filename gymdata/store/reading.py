@@ -165,11 +165,6 @@ def altered(run_json: Path, files: Sequence[Path]) -> list[tuple[Path, str]]:
     return described + [(file, f"{run_json.name} does not name it: {_UNNAMED}") for file in unnamed]
 
 
-def changed_files(sources: Iterable[Source], table: Table | None = None) -> list[str]:
-    """The lines of ``check_source`` for several files, before any of them is read."""
-    return [line for source in sources if (line := check_source(source, table)) is not None]
-
-
 def same_content(files: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
     """Pairs of files that hold the same bytes, the first of them and a copy. Files that are not there pass."""
     by_size: dict[int, list[Path]] = {}
