@@ -1,6 +1,7 @@
-"""A process that writes rows to a run on an object store: ``… -m tests.objects.appending URL SPOOL FIRST LAST [WORD…]``.
+"""Writers of rows to a run on an object store, for processes that are forked: ``append URL SPOOL FIRST LAST [WORD…]``.
 
-Words: ``take-over``; ``each``: every row is sealed and sent; ``journal``: rows stay in the journal, and the process waits.
+Words: ``take-over``; ``each``: every row is sealed and sent; ``wait=FIFO``: rows stay in the journal, and the process waits
+until the FIFO is closed.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ def append(url: str, spool: Path, first: int, last: int, *words: str) -> None:
             row = make_row(index)
             if row["rollout_id"] not in there:
                 run.append(row)
-        if "journal" in words:
-            print("journaled", flush=True)
-            sys.stdin.read()
+        for word in words:
+            if word.startswith("wait="):
+                Path(word.removeprefix("wait=")).read_bytes()
 
 
 def forked(environment: dict[str, str], said: str, function: str, words: Sequence[str]) -> int:
-    """The same in a process that was forked, or ``gymdata`` with ``words``: what it says goes to a file."""
+    """``append``, or ``gymdata``, with ``words`` in a process that was forked: what it says goes to a file."""
     os.environ |= environment
     with Path(said).open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
         if function == "append":
@@ -53,7 +54,3 @@ def main(words: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

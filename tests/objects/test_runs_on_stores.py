@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,32 +27,44 @@ URL = "s3://bucket/runs/new"
 IDS = [f"{index:032x}" for index in range(5)]
 
 
-def ids_at(url: str, spool: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What another machine reads."""
-    with monkeypatch.context() as patch:
-        patch.setenv("GYMDATA_SPOOL", str(spool))
-        return sorted(gymdata.load_rollouts(url, ["rollout_id"])["rollout_id"].to_pylist())
+IdsAt = Callable[[str], list[str]]
 
 
-def start(spool: Path, *words: str) -> subprocess.Popen[str]:
-    line = [sys.executable, "-m", "tests.objects.appending", URL, str(spool), "0", "5", *words]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=Path(__file__).parents[2])
+@pytest.fixture
+def ids_at(tmp_path: Path) -> IdsAt:
+    """What a machine reads whose spool has this name."""
+
+    def read(spool: str) -> list[str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GYMDATA_SPOOL", str(tmp_path / spool))
+            return sorted(gymdata.load_rollouts(URL, ["rollout_id"])["rollout_id"].to_pylist())
+
+    return read
 
 
-def test_a_run_is_written_to_an_object_store(
-    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextmanager
+def journaling(processes: Forks, spool: Path) -> Iterator[Fork]:
+    """A process that has appended five rows, the last in its journal, and that closes the run when the block ends."""
+    fifo = spool.with_name("fifo")
+    os.mkfifo(fifo)
+    typed = [URL, str(spool), "0", "5", f"wait={fifo}"]
+    writer = processes.start(forked, dict(os.environ), str(spool.with_name("said")), "append", typed)
+    # It is opened here when it is opened there.
+    with fifo.open("wb"):
+        yield writer
+
+
+def test_a_run_is_written_to_an_object_store(store: FaultyStore, tmp_path: Path, ids_at: IdsAt) -> None:
     """Sealed parts and run.json are there, and nothing else; another machine reads the rows and checks every byte."""
     append(URL, tmp_path / "a", 0, 5)
     assert plain(store.names()) == [f"runs/new/rollouts/part-0000{n}.parquet" for n in range(3)] + ["runs/new/run.json"]
-    assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS
+    assert ids_at("b") == IDS
     assert main(["validate", URL]) == 0
     for file in tmp_path.rglob("*"):
         assert not file.is_file() or b"hidden-secret" not in file.read_bytes()
 
 
-def test_a_run_grows_while_it_is_read(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_grows_while_it_is_read(store: FaultyStore, tmp_path: Path, ids_at: IdsAt) -> None:
     """What was sealed is on the store before the run ends: another machine reads it, and ls calls it being written."""
     folder = placed_output(URL, tmp_path / "a")
     with Run.open(folder, identity={}, extent={}, operation={}, rows_per_file=2) as run:
@@ -61,11 +74,11 @@ def test_a_run_grows_while_it_is_read(store: FaultyStore, tmp_path: Path, monkey
             store.get("bucket/runs/new/run.json") if "runs/new/run.json" in store.names() else b""
         ):
             pass
-        assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS[:4]
+        assert ids_at("b") == IDS[:4]
         assert [one.state for one in gymdata.ls("s3://bucket/runs").outputs] == ["being written"]
         assert sorted(gymdata.load_rollouts(folder)["rollout_id"].to_pylist()) == IDS
     assert [one.state for one in gymdata.ls("s3://bucket/runs").outputs] == ["complete"]
-    assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS
+    assert ids_at("b") == IDS
 
 
 @pytest.mark.parametrize(
@@ -74,7 +87,7 @@ def test_a_run_grows_while_it_is_read(store: FaultyStore, tmp_path: Path, monkey
     ids=["before, other machine", "after, same machine"],
 )
 def test_a_kill_at_any_request_loses_and_doubles_nothing(
-    done: bool, other: bool, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: Forks
+    done: bool, other: bool, store: FaultyStore, tmp_path: Path, ids_at: IdsAt, processes: Forks
 ) -> None:
     """The writer is killed before or after each of its changes to the store. What is there then is a whole run with some of
     the rows; resumed here, or on another machine in its place, the run has each row once."""
@@ -94,7 +107,7 @@ def test_a_kill_at_any_request_loses_and_doubles_nothing(
         assert code == -9, said.read_text()
         killed += 1
         try:
-            assert set(ids_at(URL, tmp_path / f"reader{number}", monkeypatch)) <= set(IDS)
+            assert set(ids_at(f"reader{number}")) <= set(IDS)
         except DataError as error:
             # Before the first run.json.
             assert "runs/new/run.json" not in store.names(), error
@@ -102,7 +115,7 @@ def test_a_kill_at_any_request_loses_and_doubles_nothing(
             append(URL, tmp_path / f"b{number}", 0, 5, "take-over")
         else:
             append(URL, spool, 0, 5)
-        assert ids_at(URL, tmp_path / f"reader{number}", monkeypatch) == IDS
+        assert ids_at(f"reader{number}") == IDS
     else:
         pytest.fail("the writer makes more changes than this test kills")
     sys.stdout.write(f"\nKILLED at {killed} changes of the store: 0 rows lost, 0 doubled\n")
@@ -112,18 +125,18 @@ def test_a_kill_at_any_request_loses_and_doubles_nothing(
 @pytest.mark.parametrize("kind", ["503", "truncated", "lost"])
 @pytest.mark.parametrize("key", ["part-00000-\\w+.parquet$", "run.json$"])
 def test_a_fault_that_passes_costs_nothing(
-    kind: str, key: str, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, key: str, store: FaultyStore, tmp_path: Path, ids_at: IdsAt
 ) -> None:
     """503, half an upload and a lost answer, twice at each kind of request: the run is whole, each row once."""
     store.fail(kind, "PUT", key, 2)
     append(URL, tmp_path / "a", 0, 5)
     assert all(fault.count == 0 for fault in store.faults)
-    assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS
+    assert ids_at("b") == IDS
 
 
 @pytest.mark.full
 def test_a_store_that_stays_away_costs_no_row(
-    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids_at: IdsAt
 ) -> None:
     """Rows are taken while nothing can be sent; the run ends with an error of the store, and the same command sends the
     rest."""
@@ -139,50 +152,50 @@ def test_a_store_that_stays_away_costs_no_row(
     asked = len(store.asked)
     append(URL, tmp_path / "a", 0, 5)
     assert len(store.asked) > asked
-    assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS
+    assert ids_at("b") == IDS
 
 
-def test_what_a_lost_machine_loses(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def sent_parts(store: FaultyStore) -> int:
+    return len(json.loads(store.get("bucket/runs/new/run.json"))["files"])
+
+
+def test_what_a_lost_machine_loses(store: FaultyStore, tmp_path: Path, ids_at: IdsAt, processes: Forks) -> None:
     """Rows that were journaled and not sealed are on that machine alone: another that takes its place has the others, and
     the first one, back again, is told and keeps what it had."""
-    lost = start(tmp_path / "a", "journal")
-    assert lost.stdout is not None
-    assert lost.stdout.readline() == "journaled\n"
-    # Sealing goes on beside; the two parts of four rows are sent, the fifth row is in the journal.
-    while "part-00001" not in (store.get("bucket/runs/new/run.json").decode()):
-        assert lost.poll() is None
-    lost.kill()
-    lost.communicate()
-    assert ids_at(URL, tmp_path / "b", monkeypatch) == IDS[:4]
+    with journaling(processes, tmp_path / "a") as lost:
+        while sent_parts(store) < 2:
+            pass  # they are on their way
+        lost.kill()
+        lost.wait()
+    assert ids_at("b") == IDS[:4]
     with pytest.raises(StoreError, match=r"another machine writes this run .*it last sent something at"):
         append(URL, tmp_path / "b", 0, 5)
     append(URL, tmp_path / "b", 0, 5, "take-over")
-    assert ids_at(URL, tmp_path / "c", monkeypatch) == IDS
+    assert ids_at("c") == IDS
     with pytest.raises(StoreError, match="another machine has written here, and"):
         append(URL, tmp_path / "a", 0, 5)
     assert list((tmp_path / "a").rglob("*.journal"))
 
 
 def test_a_writer_whose_place_was_taken_changes_nothing(
-    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: FaultyStore, tmp_path: Path, ids_at: IdsAt, processes: Forks
 ) -> None:
     """A machine that was thought to be gone is refused at its next change of run.json, and the store stays as the other
     one left it."""
-    zombie = start(tmp_path / "a", "journal")
-    assert zombie.stdout is not None
-    assert zombie.stdout.readline() == "journaled\n"
-    while len(json.loads(store.get("bucket/runs/new/run.json"))["files"]) < 2:
-        pass  # its two full parts are on their way, and run.json once more
-    append(URL, tmp_path / "b", 0, 5, "take-over")
-    before = {key: store.get(f"bucket/{key}") for key in store.names()}
-    _, said = zombie.communicate("")
-    assert zombie.returncode == 2
-    assert "another machine took over this run" in said
+    with journaling(processes, tmp_path / "a") as zombie:
+        while sent_parts(store) < 2:
+            pass  # they are on their way, and run.json once more
+        append(URL, tmp_path / "b", 0, 5, "take-over")
+        before = {key: store.get(f"bucket/{key}") for key in store.names()}
+    assert zombie.wait() == 2
+    assert "another machine took over this run" in (tmp_path / "said").read_text()
     assert {key: store.get(f"bucket/{key}") for key in store.names() if key in before} == before
-    assert ids_at(URL, tmp_path / "c", monkeypatch) == IDS
+    assert ids_at("c") == IDS
 
 
-def test_overwrite_removes_what_was_there(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overwrite_removes_what_was_there(
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids_at: IdsAt
+) -> None:
     """With --overwrite the old parts, and what was made of them, leave the store once the new run.json is there."""
     append(URL, tmp_path / "a", 0, 5)
     with monkeypatch.context() as patch:
@@ -200,7 +213,7 @@ def test_overwrite_removes_what_was_there(store: FaultyStore, tmp_path: Path, mo
         "runs/new/kept/rollouts.parquet", "runs/new/kept/run.json", "runs/new/rollouts/part-00000.parquet",
         "runs/new/run.json",
     ]  # fmt: skip
-    assert ids_at(URL, tmp_path / "c", monkeypatch) == [f"{9:032x}"]
+    assert ids_at("c") == [f"{9:032x}"]
 
 
 def test_failures_are_sent(store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +226,7 @@ def test_failures_are_sent(store: FaultyStore, tmp_path: Path, monkeypatch: pyte
 
 
 def test_an_import_goes_to_an_object_store(
-    run: Path, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, store: FaultyStore, tmp_path: Path, ids_at: IdsAt, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """import -o s3://…: the rows, and the file of those that were rejected."""
     nemo = tmp_path / "nemo.jsonl"
@@ -222,21 +235,19 @@ def test_an_import_goes_to_an_object_store(
         file.write('{"no": "rollout"}\n')
     main(["import", str(nemo), "-o", URL])
     assert "runs/new/rejected.jsonl" in store.names()
-    assert len(ids_at(URL, tmp_path / "b", monkeypatch)) == 6
+    assert len(ids_at("b")) == 6
     assert str(os.environ["GYMDATA_SPOOL"]) not in json.dumps(json.loads(store.get("bucket/runs/new/run.json")))
 
 
 def test_a_run_whose_writer_was_killed_on_this_machine_is_interrupted(
-    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: Forks
 ) -> None:
     """Its lock is still there: elsewhere it counts as being written, here, where its rows are, it does not."""
-    writer = start(tmp_path / "a", "journal")
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "journaled\n"
-    monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "a"))
-    assert [one.state for one in gymdata.ls("s3://bucket/runs").outputs] == ["being written"]
-    writer.kill()
-    writer.communicate()
+    with journaling(processes, tmp_path / "a") as writer:
+        monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "a"))
+        assert [one.state for one in gymdata.ls("s3://bucket/runs").outputs] == ["being written"]
+        writer.kill()
+        writer.wait()
     assert [one.state for one in gymdata.ls("s3://bucket/runs").outputs] == ["interrupted"]
     with pytest.warns(DataWarning, match=r"new: interrupted: merged with 5 rollouts"):
         assert gymdata.merge([placed_output(URL), placed_output(URL) / "rollouts"], write=False).rollouts == 5
