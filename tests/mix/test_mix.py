@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import RefusedError, UsageError
-from gymdata.mix.near_duplicates import near_duplicates
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.rollout_files import rollout, two_turns, write_run
@@ -111,15 +110,9 @@ PROMPTS = {
 }
 
 
-def test_tasks_with_nearly_the_same_prompt_are_left_out() -> None:
-    """Of two prompts that differ in case, white space and one mark the later task is named with the earlier one."""
-    pytest.importorskip("rensa", reason="pip install 'gymdata[mix]'")
-    assert near_duplicates(PROMPTS.items(), 0.8) == {"copy": "first"}
-    assert near_duplicates(PROMPTS.items(), 1.0) == {}
-
-
 def test_near_duplicates_are_not_in_the_output(tmp_path: Path) -> None:
-    """A task of the second source that is like one of the first is left out with all its rows, and counted."""
+    """A task of the second source whose prompt differs from one of the first in case, white space and one mark is left out
+    with all its rows, and named with the earlier one; as equal it does not count."""
     pytest.importorskip("rensa", reason="pip install 'gymdata[mix]'")
     sources = []
     for number, names in enumerate((("first", "other"), ("copy",))):
@@ -131,7 +124,9 @@ def test_near_duplicates_are_not_in_the_output(tmp_path: Path) -> None:
         extra = [rollout(f"more{number}", 0, 1.0, two_turns(4, 90 + number))]
         extra[0]["messages"][0]["content"] = f"{number} {'zero' if number else 'one two three four'}"
         sources.append(write_run(tmp_path / str(number), [*rows, *extra]))
-    report = gymdata.mix({sources[0]: 3, sources[1]: 1}, tmp_path / "o", near_duplicates=0.8)
+    weights = {sources[0]: 3, sources[1]: 1}
+    assert gymdata.mix(weights, dry_run=True, near_duplicates=1.0).similar == {}
+    report = gymdata.mix(weights, tmp_path / "o", near_duplicates=0.8)
     names = set(read_table(tmp_path / "o", ROLLOUTS, ["task_id"])["task_id"].to_pylist())
     assert (report.similar, names) == ({"copy": "first"}, {"first", "other", "more0", "more1"})
 
