@@ -66,10 +66,11 @@ def test_validation_keeps_few_bytes_of_a_rollout() -> None:
     """What duplicates and equal rewards are found by takes less than 250 bytes a rollout, their ids of 44 included, and less
     than 500 while they are found."""
     across = Duplicates(CheckSettings())
+    batches = {first: rollouts(1_000, first, turns=1).to_batches()[0] for first in range(0, 16_000, 1_000)}
     tracemalloc.start()
     try:
-        for first in range(0, 16_000, 1_000):
-            list(across.find(from_arrow(rollouts(1_000, first, turns=1).to_batches()[0], first)))
+        for first, batch in batches.items():
+            list(across.find(from_arrow(batch, first)))
         kept = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         across.finish()
