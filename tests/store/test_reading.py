@@ -91,6 +91,15 @@ def words(command: list[str], run: Path, out: Path) -> list[str]:
     return [word.replace("RUN", str(run)).replace("OUT", str(out)) for word in command]
 
 
+def damaged(whole: Path, file: Path, column: str, at: int = -2) -> None:
+    """Write a copy of ``whole`` to ``file``, with a changed byte near the end of each page of ``column``."""
+    data, group = bytearray(whole.read_bytes()), pq.ParquetFile(whole).metadata.row_group(0)
+    for chunk in map(group.column, range(group.num_columns)):
+        if chunk.path_in_schema.split(".")[0] == column:
+            data[chunk.data_page_offset + chunk.total_compressed_size + at] ^= 0x10
+    file.write_bytes(data)
+
+
 def test_no_bit_flip_of_a_parquet_file_is_silent(tmp_path: Path) -> None:
     """Of 200 flipped bits anywhere in a file, each gives an error or the same values, where no run.json has its hash."""
     file = tmp_path / "alone.parquet"
@@ -134,13 +143,8 @@ def test_a_damaged_footer_is_said_by_every_command(
 
 def test_a_damaged_page_ends_a_query_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the file and the checksum; a query of other columns still has its answer."""
-    run = described(tmp_path / "run")
     alone = tmp_path / "alone.parquet"
-    whole = bytearray((run / "rollouts" / "part-00000.parquet").read_bytes())
-    column = pq.ParquetFile(run / "rollouts" / "part-00000.parquet").metadata.row_group(0)
-    at = {column.column(i).path_in_schema: column.column(i) for i in range(column.num_columns)}["reward"]
-    whole[at.data_page_offset + at.total_compressed_size - 2] ^= 0x10
-    alone.write_bytes(whole)
+    damaged(described(tmp_path / "run") / "rollouts" / "part-00000.parquet", alone, "reward")
     assert main(["query", "SELECT avg(reward) FROM rollouts", str(alone)]) == 1
     assert f"{alone}: is damaged: the checksum of a page does not match" in capsys.readouterr().err
     assert main(["query", "SELECT count(*) FROM turns", str(alone)]) == 0
@@ -156,11 +160,8 @@ def test_a_file_that_is_replaced_during_a_query_is_named(
 ) -> None:
     """What cannot be read, and is whole when it is looked at again, was replaced: the error says so, and blames no SQL."""
     whole = described(tmp_path / "run") / "rollouts" / "part-00000.parquet"
-    alone, content = tmp_path / "alone.parquet", bytearray(whole.read_bytes())
-    group = pq.ParquetFile(whole).metadata.row_group(0)
-    at = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}["reward"]
-    content[at.data_page_offset + at.total_compressed_size - 2] ^= 0x10
-    alone.write_bytes(content)
+    alone = tmp_path / "alone.parquet"
+    damaged(whole, alone, "reward")
     look = partial_reads.first_broken
 
     def replaced(files: list[Path]) -> DataError | None:
@@ -185,14 +186,8 @@ def test_statistics_are_not_taken_for_values(tmp_path: Path) -> None:
 
 def test_a_query_reads_only_the_columns_that_it_names(tmp_path: Path) -> None:
     """Rewards and their filters are answered while the page of the turns cannot be read."""
-    run = described(tmp_path / "run")
     alone = tmp_path / "alone.parquet"
-    whole = bytearray((run / "rollouts" / "part-00000.parquet").read_bytes())
-    group = pq.ParquetFile(run / "rollouts" / "part-00000.parquet").metadata.row_group(0)
-    for i in range(group.num_columns):
-        if group.column(i).path_in_schema.startswith("turns"):
-            whole[group.column(i).data_page_offset + group.column(i).total_compressed_size - 1] ^= 1
-    alone.write_bytes(whole)
+    damaged(described(tmp_path / "run") / "rollouts" / "part-00000.parquet", alone, "turns", -1)
     sql = "SELECT avg(reward) AS r FROM rollouts WHERE task_id <> 't0' AND reward_exact >= 0"
     assert gymdata.query(sql, alone).to_pylist() == [{"r": 0.5}]
     with pytest.raises(DataError, match="is damaged"):
