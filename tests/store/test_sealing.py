@@ -8,14 +8,12 @@ import shutil
 import signal
 from pathlib import Path
 
-import orjson
 import pyarrow.parquet as pq
 import pytest
 
 from gymdata.errors import DataError, StoreError
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, read_run_json, read_table, tables
-from gymdata.store.columns import build
 from gymdata.store.lines import encode
 from gymdata.store.paths import Source
 from gymdata.store.tables import ParquetSink, scan_batches
@@ -187,11 +185,3 @@ def test_large_segments_are_parsed_in_pieces(tmp_path: Path, row, monkeypatch: p
     batches = list(scan_batches(tmp_path / "expected.jsonl"))
     assert [b.num_rows for b in batches] == [1] * 9
     assert read_table(tmp_path / "expected.jsonl").equals(table)
-
-
-def test_the_first_row_that_does_not_fit_is_named(row):
-    """Building many rows at once still names the one line and field that is wrong."""
-    rows = [orjson.loads(encode(row(i))) for i in range(4)]
-    rows[2]["turns"][1]["generation_token_ids"][0] = 2.5
-    with pytest.raises(DataError, match=r"file, line 12, field 'turns\[\]\.generation_token_ids\[\]': got number 2\.5"):
-        build(rows, ROLLOUTS, ROLLOUTS.schema.names, "file", [10, 11, 12, 13])

@@ -181,7 +181,11 @@ def test_literals_that_python_writes_are_read(tmp_path: Path, rollouts: pa.Table
     ("path", "value", "message"),
     [
         (("turns", 0, "generation_token_ids", 1), "7", "got text '7', expected a whole number (int32)"),
-        (("turns", 0, "generation_token_ids", 1), 7.0, "got number 7.0, expected a whole number"),
+        (
+            ("turns", 0, "generation_token_ids", 1),
+            7.0,
+            "field 'turns[].generation_token_ids[]': got number 7.0, expected a whole number",
+        ),
         (("turns", 0, "generation_token_ids", 1), True, "got true"),
         (("turns", 0, "generation_token_ids", 1), None, "got null"),
         (("turns", 0, "generation_token_ids", 1), [3], "got list [3]"),
