@@ -186,6 +186,7 @@ REFUSED = {
     "what is unused": "ls --unused {url}",
     "a tour": "tour -o s3://bucket/x",
     "a demo": "demo -o s3://bucket/x",
+    "what serve-genrm keeps": "serve-genrm --endpoint http://127.0.0.1:9 -m judge -o s3://bucket/x",
     "a scheme that is not known": "pairs {run} -o ftp://host/x",
     "an hf dataset": "pairs {run} -o hf://datasets/a/b",
     "what lies among the rollouts": "filter {url} --where reward>=1 -o {url}/rollouts",

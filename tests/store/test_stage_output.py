@@ -182,32 +182,6 @@ def test_an_output_between_old_and_new_is_read_by_nobody(
     assert main(command) == (1 if reads == "pairs" else 0), capsys.readouterr().err
 
 
-#: Commands whose outputs stay on this machine.
-LOCAL = ["a training", "a query", "what serve-genrm keeps"]
-
-
-@pytest.mark.parametrize("writes", LOCAL)
-def test_a_url_is_no_place_to_write(
-    writes: str,
-    words: dict[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """s3:// and the like are refused before anything is made; no folder called `s3:` appears."""
-    monkeypatch.chdir(tmp_path)
-    (Path("sample_data")).symlink_to(Path(__file__).parents[2] / "sample_data")
-    if writes in WRITERS:
-        command = [*WRITERS[writes].format(**words).split(), "-o", "s3://bucket/out"]
-    else:
-        command = [*FILES[writes].format(**words).split(), "s3://bucket/out.jsonl"]
-    assert main(command) == 2, command
-    said = capsys.readouterr().err
-    assert "s3://bucket/out" in said
-    assert "object stores are not supported here" in said
-    assert not Path("s3:").exists()
-
-
 def test_a_link_at_any_name_leads_nowhere(tmp_path: Path) -> None:
     """Links planted at the lock, the temporary names and the output's own names are named, and what they lead to is not
     touched."""
