@@ -12,7 +12,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.errors import DataError, StoreError, UsageError
+from gymdata.errors import DataError, StoreError
 from gymdata.store import StageOutput
 from gymdata.store.lineage import parent_of
 from gymdata.store.lock import Lock
@@ -155,9 +155,3 @@ def test_where_what_is_needed_is_not_known_nothing_is_listed(runs: Path) -> None
     (runs / "model" / "run.json").write_text("{")
     with pytest.raises(DataError, match=r"model/run\.json: cannot be read: what it was made from"):
         unused(runs)
-
-
-def test_an_object_store_is_refused(runs: Path) -> None:
-    """``rm`` removes local files only."""
-    with pytest.raises(UsageError, match="object stores are not supported"):
-        gymdata.ls("s3://bucket/runs", unused=True)
