@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -324,13 +322,11 @@ def test_files_that_teach_nothing(tmp_path: Path) -> None:
         gymdata.experience([tmp_path / "R503", tmp_path / "R503"], tmp_path / "x.parquet")
 
 
-def test_the_command_and_the_view(run: Path, tmp_path: Path) -> None:
+def test_the_command_and_the_view(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command writes JSON on request, JSON lines hold the same rows, and `query` sees the view ``experiences``."""
-    code = "import sys; from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words = ["experience", str(run), "-o", str(tmp_path / "e.jsonl"), "--estimator", "rloo", "--whiten", "--json"]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["estimator"] == "rloo"
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["estimator"] == "rloo"
     same = gymdata.experience(run, estimator="rloo", whiten=True)
     assert read_table(tmp_path / "e.jsonl", EXPERIENCES).equals(read_table(same.path, EXPERIENCES))
     assert gymdata.query("select count(*) as n from experiences", same.path.parent)["n"].to_pylist() == [

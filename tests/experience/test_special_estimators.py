@@ -12,7 +12,7 @@ import pytest
 
 import gymdata
 from gymdata import credit
-from gymdata.errors import DataError, GymdataError, RefusedError, StoreError, UsageError
+from gymdata.errors import GymdataError, RefusedError, StoreError, UsageError
 from gymdata.models.model_identity import policy_facts
 from gymdata.progress import NullProgress
 from gymdata.rollouts.schema import EXPERIENCES
@@ -231,13 +231,6 @@ def test_settings_without_effect_are_refused(tmp_path: Path, settings: dict[str,
     run = write_run(tmp_path / "run", [rollout("a", i, float(i), SHORT) for i in range(2)])
     with pytest.raises(UsageError, match=match):
         advantages(run, **settings)
-
-
-def test_a_group_of_other_rewards_is_refused_by_pass_at_k(tmp_path: Path) -> None:
-    """Rewards between 0 and 1 have no pass@k: the value is shown."""
-    run = write_run(tmp_path / "run", [rollout("a", i, i / 4, SHORT) for i in range(3)])
-    with pytest.raises(DataError, match=r"0\.25, expected 0 or 1"):
-        advantages(run, estimator="pass-at-k", pass_k=2)
 
 
 @pytest.fixture(scope="module")
