@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,20 +219,26 @@ class Killed:
         shutil.copytree(files, self.work, symlinks=True)
 
     def faults(
-        self, wanted: Callable[[str], bool] = lambda _: True, *, again: Callable[[Path], bool] = lambda _: False
+        self,
+        wanted: Callable[[str], bool] = lambda _: True,
+        *,
+        moment: Callable[[str, Path], Hashable] = lambda _, files: files,
+        again: Callable[[Path], bool] = lambda _: False,
     ) -> tuple[list[str], int]:
         """What went wrong, and in how many states the command was tried. ``wanted``: which states, by what comes next;
-        ``again``: the first state, by its files, whose continuation is killed everywhere, too."""
+        ``moment``: of states for which it is equal, by what comes next and their files, the first is tried; ``again``: the
+        first state, by its files, whose continuation is killed everywhere, too."""
         expected = self._recorded()
         middle = next((files for _, files in self.states() if again(files)), None)
         if middle is not None:
             self.put(middle)
             assert self.finish(self.folder / "copies")[0] == 0
-        wrong, tried = list[str](), 0
+        wrong, tried, moments = list[str](), 0, set[Hashable]()
         try:
             for what, files in list(self.states()):
-                if not wanted(what):
+                if not wanted(what) or (reached := moment(what, files)) in moments:
                     continue
+                moments.add(reached)
                 self.put(files)
                 code, said = self.finish()
                 if code:
