@@ -293,6 +293,13 @@ def test_no_steps_are_no_mismatch() -> None:
     ]  # fmt: skip
 
 
+def test_held_out_accuracy_is_the_last_row() -> None:
+    """Where tasks are held out, the report ends with what the model makes of them."""
+    proof, heldout = {"file": {"count": 5, "checksum": "a"}, "equal": True}, {"accuracy": 0.75, "ci95": [0.5, 1.0]}
+    report = TrainReport("reward", "completed", Path("out"), {"pairs": 8}, proof, {}, steps=2, heldout=heldout)
+    assert report.rows()[-1] == ("held-out preference accuracy", "75.0 % (95 %: 50.0 to 100.0)")
+
+
 def test_a_dry_run_leaves_nothing(pairs: Path, tmp_path: Path) -> None:
     """A dry run proves the batches and writes no output."""
     facts = go(pairs, tmp_path / "out", dry_run=True)

@@ -17,6 +17,7 @@ from gymdata.rollouts.schema import PAIRS
 from gymdata.store import write_run_json, write_table
 from gymdata.train.prepared import DATA, PREPARED, opened, prepare
 from gymdata.train.settings import TRAINERS
+from tests.rollout_files import experience_rows, scored_run, write_experiences
 
 WORDS = "what is the sum of seven and nine the answer is sixteen call tool result done"
 TEMPLATE = (
@@ -164,6 +165,14 @@ def make_pairs(policy: Path, tmp_path: Path) -> Any:
         return write_pairs(folder, pair_rows(policy, **columns), identity)
 
     return make
+
+
+def file_for(algorithm: str, policy: Path, folder: Path, **columns: Any) -> Path:
+    """A small file of the table that a trainer reads; ``columns`` of pairs."""
+    table = TRAINERS[algorithm].table.name
+    if table == "pairs":
+        return write_pairs(folder, pair_rows(policy, **columns))
+    return write_experiences(folder, experience_rows(policy)) if table == "experiences" else scored_run(folder / "run")
 
 
 def start(algorithm: str, file: Path, policy: Path, out: Path, settings: dict[str, Any], **job: Any) -> tuple[Any, Any]:

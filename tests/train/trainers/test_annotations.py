@@ -94,6 +94,7 @@ def test_rl_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path, process
     report = train("rl", source, policy, out, "--annotate", "--set", "num_train_epochs=2",
                    "--set", f"gradient_accumulation_steps={3 - processes}", "--num-processes", processes)  # fmt: skip
     table = read_table(run, ANNOTATIONS)
+    assert report["trained_tokens"]["equal"] is True
     assert report["annotations"] == {"file": str(run / "annotations-rl" / "annotations.parquet"), "rows": len(table)}
     turns, found = sampled(made), table.to_pylist()
     assert sorted((row["rollout_id"], row["turn"]) for row in found) == sorted([*turns, *turns])
@@ -167,55 +168,6 @@ def test_value_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path) -> N
         part = reward[row["rollout_id"]] ** 2 / 2 / tokens[row["step"]]
         assert row["losses"] == pytest.approx([part] * len(row["values"]))
         assert row["logprobs"] is row["ratios"] is row["clipped"] is None
-
-
-@pytest.mark.full
-def test_off_writes_nothing(policy: Path, tmp_path: Path) -> None:
-    """Without the flag nothing is beside the rollouts, and nothing in the training's folder is called so."""
-    run = write_run(tmp_path / "run", rows())
-    before = sorted(path.name for path in run.rglob("*"))
-    report = train("sft", run, policy, tmp_path / "sft", "--set", "max_steps=1")
-    assert "annotations" not in report
-    assert sorted(path.name for path in run.rglob("*")) == before
-    assert not [path for path in (tmp_path / "sft").rglob("*") if "annotations" in path.name]
-
-
-@pytest.mark.full
-def test_stopped_and_resumed(policy: Path, tmp_path: Path) -> None:
-    """A training that resumes at its fourth step, with rows of later steps left by a kill, ends with the rows of one that
-    was not stopped."""
-    table = {}
-    for name in ("whole", "stopped"):
-        run = write_run(tmp_path / name, rows())
-        more = ("--annotate", "--select", "all", "--set", "save_steps=2", "--set", "num_train_epochs=2",
-                "--set", "save_total_limit=9")  # fmt: skip
-        out = tmp_path / "out" / name / "sft"
-        train("sft", run, policy, out, *more, rate=0.01)
-        if name == "stopped":
-            # What a kill leaves: checkpoints up to step 4, rows up to step 8, and no result.
-            (out / "SUCCESS").unlink()
-            for checkpoint in (out / "checkpoints").glob("checkpoint-*"):
-                if int(checkpoint.name.rpartition("-")[2]) > 4:
-                    (checkpoint / "gymdata_proof.json").unlink()
-            rewritten(run, out)
-            train("sft", run, policy, out, *more, rate=0.01)
-        table[name] = read_table(run, ANNOTATIONS)
-    assert table["whole"].num_rows == 2 * len(sampled(rows()))
-    assert table["stopped"].equals(table["whole"])
-
-
-def rewritten(run: Path, out: Path) -> None:
-    """Put what was published back into the files that a training writes, one each two steps, and drop it."""
-    published = run / "annotations-sft"
-    found = read_table(published, ANNOTATIONS)
-    (out / "annotations").mkdir()
-    steps = np.array(found["step"])
-    for number, first in enumerate(range(1, int(steps.max()) + 1, 2)):
-        some = found.filter((steps >= first) & (steps < first + 2))
-        pq.write_table(some, out / "annotations" / f"{first:010}-0000-{number:06}.parquet")
-    for path in published.iterdir():
-        path.unlink()
-    published.rmdir()
 
 
 @pytest.mark.full

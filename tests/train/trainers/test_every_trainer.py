@@ -18,22 +18,14 @@ from gymdata.store import read_run_json, write_run_json
 from gymdata.train.run import train
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.metrics import RESOLUTION, read_metrics
-from tests.rollout_files import experience_rows, scored_run, write_experiences
-from tests.train.trainers.conftest import pair_rows, start, write_pairs
+from tests.rollout_files import experience_rows, write_experiences
+from tests.train.trainers.conftest import file_for, pair_rows, start, write_pairs
 from tests.train.trainers.running import Crash, curve, gymdata
 
 pytestmark = pytest.mark.torch
 
 Begin = Callable[..., tuple[Any, Any]]
 EVERY = sorted(TRAINERS)
-
-
-def file_for(algorithm: str, policy: Path, folder: Path) -> Path:
-    """A small file of the table that a trainer reads."""
-    table = TRAINERS[algorithm].table.name
-    if table == "pairs":
-        return write_pairs(folder, pair_rows(policy))
-    return write_experiences(folder, experience_rows(policy)) if table == "experiences" else scored_run(folder / "run")
 
 
 @pytest.fixture
@@ -49,8 +41,9 @@ def begin(policy: Path, tmp_path: Path) -> Begin:
 
 
 @pytest.mark.parametrize("algorithm", EVERY)
-def test_the_proof_holds_for_every_epoch(begin: Begin, algorithm: str) -> None:
-    """Before the first step and in each of two epochs with accumulation, the file's count and checksum."""
+def test_the_proof_holds_for_every_epoch(begin: Begin, tmp_path: Path, algorithm: str) -> None:
+    """Before the first step and in each of two epochs with accumulation, the file's count and checksum; metrics.jsonl has
+    a finite loss of each step."""
     trainer, token_checksum = begin(algorithm, settings={"num_train_epochs": 2, "gradient_accumulation_steps": 2})
     assert token_checksum.dry_run_batches(trainer) == token_checksum.expected
     trainer.train()
@@ -59,6 +52,9 @@ def test_the_proof_holds_for_every_epoch(begin: Begin, algorithm: str) -> None:
     assert proof["file"]["count"] > 0
     assert proof["file"] == proof["batches"] == proof["before_first_step"] == token_checksum.expected.as_json()
     assert [epoch["checksum"] for epoch in proof["epochs"]] == [proof["file"]["checksum"]] * 2
+    rows = [row for row in read_metrics(tmp_path / "out" / "metrics.jsonl") if "loss" in row]
+    assert [row["step"] for row in rows] == list(range(1, trainer.state.global_step + 1))
+    assert all(isinstance(row["loss"], float) for row in rows)
 
 
 @pytest.mark.matrix("sft", "rl", "dpo")
@@ -288,17 +284,6 @@ def test_a_training_that_diverged_is_told(policy: Path, tmp_path: Path) -> None:
     assert re.search(r"warning: .*/out: the training diverged: KL .*grad .*Lower learning_rate \(10\)", done.stderr)
 
 
-@pytest.mark.matrix("dpo", "rl")
-@pytest.mark.parametrize("algorithm", EVERY)
-def test_metrics_have_a_row_a_step(begin: Begin, tmp_path: Path, algorithm: str) -> None:
-    """metrics.jsonl holds step, epoch and a finite loss for every step."""
-    trainer, _ = begin(algorithm, settings={"num_train_epochs": 2})
-    trainer.train()
-    rows = [row for row in read_metrics(tmp_path / "out" / "metrics.jsonl") if "loss" in row]
-    assert [row["step"] for row in rows] == list(range(1, trainer.state.global_step + 1))
-    assert all(isinstance(row["loss"], float) for row in rows)
-
-
 def told_file(algorithm: str, policy: Path, folder: Path) -> Path:
     """The same small files, leading back to a run that was sampled with tokenizer ``tokens``."""
     identity = {"tokenizer_hash": "tokens", "chat_template_hash": "template", "logprobs_mode": "processed_logprobs"}
@@ -340,27 +325,3 @@ def test_unfit_files_never_reach_a_process(
     with pytest.raises(RefusedError, match=says):
         train(file, config, model=model, run_job=never, progress=NullProgress())
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("algorithm", ["kto", "reward", "sft"])  # dpo and rl: in their own files
-def test_two_processes_train_as_one(policy: Path, tmp_path: Path, algorithm: str) -> None:
-    """Rows that do not divide among two processes under accelerate: the same proof; what fills up trains nothing."""
-    import torch
-    from safetensors.torch import load_file
-
-    file = file_for(algorithm, policy, tmp_path)
-    same = [f"--set={one}" for one in ("num_train_epochs=1", "optim=sgd", "max_grad_norm=0", "learning_rate=0.1")]
-    # One step holds all rows of sft; the other two compare rows within a process, so only the proof is the same.
-    sizes = (8, 4) if algorithm == "sft" else (3, 3)
-    results = []
-    for name, size, more in (("one", sizes[0], []), ("two", sizes[1], ["--num-processes", 2])):
-        done = gymdata(f"train-{algorithm}", file, "-m", policy, "-o", tmp_path / name, "--json", *same, *more,
-                       "--set", f"per_device_train_batch_size={size}")  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        results.append(json.loads(done.stdout)["trained_tokens"])
-    assert results[0]["batches"] == results[1]["batches"]
-    assert results[1]["equal"] is True
-    if algorithm == "sft":
-        one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-        assert all(torch.allclose(two[name], value, atol=1e-6) for name, value in one.items())

@@ -205,12 +205,3 @@ def test_settings_are_sorted_and_checked() -> None:
     ):
         with pytest.raises(UsageError, match=says):
             sort_settings({key: value}, classes, own=["margin_scale"])
-
-
-def test_metrics_survive_a_torn_line(tmp_path: Path) -> None:
-    """A crash in the middle of writing metrics costs that line only."""
-    from gymdata.train.trainers.metrics import read_metrics
-
-    file = tmp_path / "metrics.jsonl"
-    file.write_text(json.dumps({"step": 1}) + '\n{"step": 2, "lo')
-    assert read_metrics(file) == [{"step": 1}]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.batches import EpochSampler, shared_tokens, siblings_alternating
 from tests.rollout_files import experience_rows, rollout, two_turns, write_experiences, write_run
-from tests.train.trainers.conftest import pair_rows, start, write_pairs
+from tests.train.trainers.conftest import file_for, pair_rows, start, write_pairs
 from tests.train.trainers.running import Crash, curve
 
 pytestmark = pytest.mark.torch
@@ -22,10 +22,10 @@ EVERY = sorted(TRAINERS)
 PROMPT = [20 + i for i in range(30)]
 
 
-def sibling_file(algorithm: str, policy: Path, folder: Path, prompt: list[int] | None = None) -> Path:
-    """Two prompts, or one of one's own (``prompt``), that the sequences of a file begin with."""
+def sibling_file(algorithm: str, policy: Path, folder: Path) -> Path:
+    """Two prompts that the sequences of a file begin with."""
     table = TRAINERS[algorithm].table.name
-    prompts = [prompt or PROMPT, PROMPT[::-1]]
+    prompts = [PROMPT, PROMPT[::-1]]
     if table == "pairs":
         rows = pair_rows(policy, 8)
         return write_pairs(folder, rows | {"prompt_ids": [prompts[i % 2] for i in range(8)]})
@@ -107,29 +107,21 @@ def test_resuming_keeps_the_order_of_siblings(policy: Path, tmp_path: Path) -> N
     assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("algorithm", ["rl", "dpo", "reward"])
-def test_siblings_meet_where_that_saves_a_quarter(algorithm: str, policy: Path, tmp_path: Path) -> None:
-    """Left to itself a trainer groups rows with one prompt, and says what is shared; not where rows share nothing."""
-    trainer, _ = start(algorithm, sibling_file(algorithm, policy, tmp_path), policy, tmp_path / "out", {})
-    groups = trainer.groups[np.concatenate([batch["rows"] for batch in trainer.get_train_dataloader()])]
-    assert np.count_nonzero(np.diff(groups)) == 1
-    other = tmp_path / "other"
-    other.mkdir()
-    file = (
-        write_pairs(other, pair_rows(policy))
-        if algorithm != "rl"
-        else write_experiences(other, experience_rows(policy))
-    )
-    alone, _ = start(algorithm, file, policy, tmp_path / "alone", {})
-    assert alone.groups is None
-
-
 @pytest.mark.parametrize("algorithm", EVERY)
-def test_left_to_itself_sharing_is_on_for_every_trainer(algorithm: str, policy: Path, tmp_path: Path) -> None:
-    """On a CPU with the order that the trainer has by itself, which for KTO's is one that it draws."""
+def test_left_to_itself_a_trainer_shares_and_siblings_meet(algorithm: str, policy: Path, tmp_path: Path) -> None:
+    """On a CPU with the order that the trainer has by itself, which KTO draws beforehand: prefixes are shared, and rows with
+    one prompt are grouped where that saves a quarter, not where rows share nothing."""
     options = {"select": "all"} if algorithm == "sft" else {}
     trainer, _ = start(algorithm, sibling_file(algorithm, policy, tmp_path), policy, tmp_path / "out", {}, **options)
     assert trainer.shared is not None
+    if algorithm not in ("rl", "dpo", "reward"):
+        return
+    groups = trainer.groups[np.concatenate([batch["rows"] for batch in trainer.get_train_dataloader()])]
+    assert np.count_nonzero(np.diff(groups)) == 1
+    (tmp_path / "other").mkdir()
+    file = file_for(algorithm, policy, tmp_path / "other")
+    alone, _ = start(algorithm, file, policy, tmp_path / "alone", {})
+    assert alone.groups is None
 
 
 @pytest.mark.parametrize("settings", [{"train_sampling_strategy": "group_by_length"}, {"use_cpu": False}])

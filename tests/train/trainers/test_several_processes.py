@@ -14,8 +14,7 @@ import pytest
 
 from gymdata.train.settings import TRAINERS
 from gymdata.train.trainers.metrics import read_metrics
-from tests.rollout_files import experience_rows, scored_run, write_experiences
-from tests.train.trainers.conftest import pair_rows, start, write_pairs
+from tests.train.trainers.conftest import file_for, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.full]
 
@@ -28,8 +27,7 @@ TWO = """
 import json, sys
 from pathlib import Path
 from tests.train.trainers.conftest import start
-from tests.train.trainers.running import Crash
-from tests.train.trainers.running import accelerate_shards
+from tests.train.trainers.running import Crash, accelerate_shards
 from gymdata.train.trainers.run import last_checkpoint, save_model
 
 kinds, files, policy, out, settings = (json.loads(word) for word in sys.argv[1:])
@@ -61,15 +59,6 @@ trainer.end()
 """
 
 
-def file_for(algorithm: str, policy: Path, folder: Path) -> Path:
-    folder.mkdir()
-    table = TRAINERS[algorithm].table.name
-    if table == "pairs":
-        weights = [0.5 + i % 3 for i in range(13)]
-        return write_pairs(folder, pair_rows(policy, weight=weights))
-    return write_experiences(folder, experience_rows(policy)) if table == "experiences" else scored_run(folder / "run")
-
-
 def in_two_processes(script: str, folder: Path, *words: object) -> None:
     """Run a script twice, as ranks 0 and 1 of one group of processes."""
     (folder / "two.py").write_text(script)
@@ -97,7 +86,10 @@ def one(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from gymdata.train.trainers.run import save_model
 
     out = tmp_path_factory.mktemp("trained")
-    files = {algorithm: str(file_for(algorithm, policy, out / algorithm)) for algorithm in EVERY}
+    weights, files = [0.5 + i % 3 for i in range(13)], {}
+    for algorithm in EVERY:
+        (out / algorithm).mkdir()
+        files[algorithm] = str(file_for(algorithm, policy, out / algorithm, weight=weights))
     for algorithm, file in files.items():
         for kind, size, micro in (("one", 8, 1), ("accumulated", 4, 2)):
             given = {**SETTINGS, "per_device_train_batch_size": size, "gradient_accumulation_steps": micro}
@@ -147,7 +139,6 @@ def test_two_processes_train_every_token_once(two: Path, algorithm: str, kind: s
     assert_proven(two / f"{algorithm}-{kind}")
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("kind", ["accelerate", "sharded-resumed", "accelerate-resumed"])
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_sharding_by_accelerate_and_resuming_are_the_same(two_more: Path, algorithm: str, kind: str) -> None:
@@ -206,11 +197,10 @@ def test_what_the_launcher_is_given(
     assert launcher(job)[1:] == expected
 
 
-@pytest.mark.full
 def test_two_machines_train_one_model(policy: Path, tmp_path: Path) -> None:
     """The same command on two machines: the first one's report has the proof of all processes, the other took part, and the
     model is there."""
-    file = file_for("rl", policy, tmp_path / "data")
+    file = file_for("rl", policy, tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

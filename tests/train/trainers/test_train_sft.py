@@ -82,7 +82,8 @@ def test_copies_are_trained_once() -> None:
 
 
 def test_the_command_lowers_the_loss(policy: Path, tmp_path: Path) -> None:
-    """The proof holds, the loss is the mean −log π of the trained tokens at the start, and falls."""
+    """The proof holds, the loss is the mean −log π of the trained tokens at the start, and falls; without --annotate nothing
+    is left beside the rollouts."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -90,12 +91,15 @@ def test_the_command_lowers_the_loss(policy: Path, tmp_path: Path) -> None:
     facts = model_facts(str(policy))
     identity = {"tokenizer_hash": facts.tokenizer_hash, "chat_template_hash": facts.chat_template_hash}
     write_run_json(run, {**read_run_json(run), "identity": identity})
+    before = sorted(run.rglob("*"))
     done = gymdata("train-sft", run, "-m", policy, "-o", tmp_path / "out", "--select", "above", "--json",
                    "--set", "num_train_epochs=8", "--set", "learning_rate=3e-3")  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["trained_tokens"]["equal"] is True
     assert result["counts"]["rollouts_chosen"] == 4
+    assert "annotations" not in result
+    assert sorted(run.rglob("*")) == before
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float64)
     losses = []
     for row in rows():
