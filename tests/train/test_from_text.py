@@ -11,7 +11,6 @@ pytest.importorskip("trl")
 
 import gymdata
 from gymdata.chat.template import TransformersChat
-from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, read_table
@@ -159,34 +158,29 @@ def test_one_command_makes_a_trained_model_of_a_file(name: str, tmp_path: Path) 
     assert any((before[weight] != after[weight]).any() for weight in shared)
 
 
-@pytest.mark.full
 def test_answers_that_are_labelled_undesirable_are_not_trained_by_sft(tmp_path: Path) -> None:
     """Also when each prompt has a single answer; ``select`` trains them."""
     rows = [{"prompt": f"How much is 2+{n}?", "completion": "4", "label": n < 3} for n in range(4)]
     file = write(tmp_path / "rows.jsonl", *rows)
-    chosen = [
-        gymdata.train_sft(file, POLICY, tmp_path / "model", dry_run=True, **select).counts["rollouts_chosen"]
-        for select in ({}, {"select": "all"})
-    ]
+    chosen = [checked(TrainSftConfig, file, **select)["rollouts_chosen"] for select in ({}, {"select": "all"})]
     assert chosen == [3, 4]
 
 
-def test_a_floor_of_rewards_is_not_applied_to_answers_without_any(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_floor_of_rewards_is_not_applied_to_answers_without_any(tmp_path: Path) -> None:
     """The settings of the sample data have one; where some rows have a reward it holds, and can be unset."""
     file, config = write(tmp_path / "rows.jsonl", {"prompt": ASKED, "completion": "5"}), tmp_path / "sft.yaml"
     config.write_text("min_reward: 1.0\n")
-    command = ["train-sft", str(file), "-m", POLICY, "-o", str(tmp_path / "out"), "--config", str(config), "--dry-run"]
-    assert main(command) == 0
-    assert "min_reward 1 is not applied: no row has a reward" in capsys.readouterr().err
+    command = ["train-sft", file, "-m", POLICY, "-o", tmp_path / "out", "--config", config, "--dry-run"]
+    done = command_of(*command)
+    assert (done.returncode, "min_reward 1 is not applied: no row has a reward" in done.stderr) == (0, True)
     write(file, {"prompt": ASKED, "completion": "5", "reward": 0.5}, {"prompt": ASKED, "completion": "6"})
-    assert main(command) == 1
+    refused = command_of(*command)
+    assert refused.returncode == 1
     assert (
         "none of 2 rollouts has a reward of at least min_reward 1; the highest is 0.5\n"
         "  → lower --min-reward, or train without it: --set min_reward=null"
-    ) in capsys.readouterr().err
-    assert main([*command, "--set", "min_reward=null"]) == 0
+    ) in refused.stderr
+    assert command_of(*command, "--set", "min_reward=null").returncode == 0
 
 
 def test_an_error_of_a_dry_run_names_the_file(tmp_path: Path) -> None:
@@ -201,13 +195,12 @@ def test_questions_with_answers_alone_are_trained(tmp_path: Path) -> None:
     """Of a CSV file, too; a context beside them may be part of what is asked, and is not left out."""
     file = tmp_path / "answers.csv"
     file.write_text('question,answer,level\nHow much is 2+3?,5,easy\n"How much is 4+4, then?",8,hard\n')
-    report = gymdata.train_sft(file, POLICY, tmp_path / "out", dry_run=True)
-    assert report.counts["rollouts_chosen"] == 2
+    assert checked(TrainSftConfig, file)["rollouts_chosen"] == 2
     later = write(tmp_path / "later.jsonl", *[{"question": f"{n}+1?", "answer": "2"} for n in range(30)],
                   {"question": "And?", "answer": "2", "context": "Add."})  # fmt: skip
-    assert gymdata.train_sft(later, POLICY, tmp_path / "out", dry_run=True).counts["rollouts_chosen"] == 30
+    assert checked(TrainSftConfig, later)["rollouts_chosen"] == 30
     with pytest.raises(DataError, match="contains prompts with completions, expected pairs"):
-        gymdata.train_dpo(file, POLICY, tmp_path / "out", dry_run=True)
+        checked(TrainDpoConfig, file)
 
 
 def test_rows_of_no_known_format_are_one_verdict(tmp_path: Path) -> None:

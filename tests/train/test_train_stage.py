@@ -201,11 +201,17 @@ def test_a_bad_output_is_refused_before_a_library_is_loaded(pairs: Path, tmp_pat
     """A folder with other files, like a file in its place, is known without torch and TRL."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("keep me")
-    for out, why in ((tmp_path / "full", "not empty and not a training"), (pairs, "is a file, expected a folder")):
-        words = ["train-dpo", str(pairs), "-m", "sample_data/policy", "-o", str(out), "--set", "learning_rte=1"]
-        code = "import sys; from gymdata.cli.main import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
-        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
-        assert (done.stdout, why in done.stderr) == ("2 False\n", True), done.stderr
+    words = ["train-dpo", str(pairs), "-m", "sample_data/policy", "--set", "learning_rte=1", "-o"]
+    code = (
+        "import sys; from gymdata.cli.main import main; *words, one, other = sys.argv[1:]; "
+        "print([main([*words, out]) for out in (one, other)], 'torch' in sys.modules)"
+    )
+    words = [sys.executable, "-c", code, *words, str(tmp_path / "full"), str(pairs)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout == "[2, 2] False\n", done.stderr
+    first, second = done.stderr.split("error: ")[1:]
+    assert "not empty and not a training" in first
+    assert "is a file, expected a folder" in second
 
 
 def test_an_output_that_cannot_be_written_is_refused_in_a_dry_run_too(pairs: Path, tmp_path: Path) -> None:
