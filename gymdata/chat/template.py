@@ -39,9 +39,9 @@ def known_template(text: str) -> str | None:
 
 def training_twin(text: str) -> tuple[str, str] | None:
     """Name and text of the training variant of a shipped template; None when it has none or TRL is not installed."""
-    name = f"{known_template(text)}{_TWIN}"
-    twin = shipped_templates().get(name)
-    return (name, twin) if twin is not None else None
+    known = known_template(text)
+    twin = None if known is None else shipped_templates().get(known + _TWIN)
+    return None if twin is None else (f"{known}{_TWIN}", twin)
 
 
 @functools.cache
