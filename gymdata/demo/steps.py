@@ -132,9 +132,9 @@ def _rate(correct: Mapping[str, float]) -> Figures:
     return {"n": n, "successes": right, "rate": right / n, "ci95": [low, high]}
 
 
-def clear(folder: Path, overwrite: bool) -> None:
+def clear(folder: Path, overwrite: bool, outputs: re.Pattern[str] = OUTPUTS) -> None:
     """Make the output folder, or empty a demo's own with ``overwrite``. Raises as ``refuse_foreign``."""
-    refuse_foreign(folder, overwrite)
+    refuse_foreign(folder, overwrite, outputs)
     folder.mkdir(parents=True, exist_ok=True)
     if overwrite:
         # What marks it as the demo's is removed last, so that the same command finishes an interrupted removal.
@@ -142,13 +142,13 @@ def clear(folder: Path, overwrite: bool) -> None:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def refuse_foreign(folder: Path, overwrite: bool) -> None:
+def refuse_foreign(folder: Path, overwrite: bool, outputs: re.Pattern[str] = OUTPUTS) -> None:
     """Raises StoreError for a folder that the demo did not make, and with ``overwrite`` for one that holds anything besides
-    its ``OUTPUTS``."""
+    its ``outputs``."""
     names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     if names and _FIRST not in names:
         raise StoreError(f"{folder}: is not empty and was not made by the demo", hint="give another output folder")
-    foreign = [name for name in names if not OUTPUTS.fullmatch(name)]
+    foreign = [name for name in names if not outputs.fullmatch(name)]
     if foreign and overwrite:
         raise StoreError(
             f"{folder}: contains {', '.join(foreign[:3])}, which the demo did not write",

@@ -115,13 +115,11 @@ def test_collect_uses_the_cure_only_when_it_cures():
 def test_templates_are_known_by_their_exact_text():
     """One changed character makes a template unknown; a twin has no twin."""
     text = matrix.template_text("qwen3")
-    known = known_template(text)
-    assert known is not None
-    assert known.name == "qwen3"
+    assert known_template(text) == "qwen3"
     assert known_template(text + " ") is None
     twin = training_twin(text)
     assert twin is not None
-    assert training_twin(twin.text) is None
+    assert training_twin(twin[1]) is None
 
 
 def test_the_judgement_is_the_same_every_time():
