@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +16,9 @@ import pytest
 
 from gymdata.cli.main import main
 from gymdata.interop.formats import exported, format_named
-from tests import kills
-from tests.forks import Forks, forks
+from tests.forks import Forks, Spares, forks
 from tests.judge_server import Behaviour, judge_server
+from tests.kills import differences, tell
 from tests.model_files import write_adapter
 from tests.rollout_files import rollout, write_run
 
@@ -24,6 +28,9 @@ TURNS = """
 def steps(completion):
     return [float(len(m["content"] or "")) for m in completion if m["role"] == "assistant"]
 """
+#: Audit events of what changes files. pyarrow's own writing has none, but what it writes to was made by ours before.
+_CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: Of what a command's words may name: {run}, {nemo}, {dpo}, {pairs},
 #: {experiences}, {text}, {adapter}: inputs; {turns}: a reward function; {judge}:
 #: an address; {out}: its output.
@@ -65,26 +72,67 @@ SLOW = {
 }
 
 
-class Killed(kills.Killed):
-    """Loads what a run imported, so that the next ones need not."""
-
-    def finish(self, copies: Path | None = None) -> tuple[int, str]:
-        done = super().finish(copies)
-        self.forks.load((self.folder / "imported").read_text().split())
-        return done
+@dataclass
+class DiedError(Exception):
+    code: int
 
 
-def run(words: list[str], root: Path, *more: Any) -> int:
-    before = set(sys.modules)
-    code = kills.run(words, root, *more)
-    (root.parent / "imported").write_text("\n".join(name for name in sys.modules if name not in before))
+def _run(words: list[str], root: str, at: int | None, told: str) -> int:
+    """Run a command, and SIGKILL this process before its file operation number ``at`` below ``root``. A process that ends
+    by itself writes to the file ``told`` which operations found files that no earlier one found, and what it imported."""
+    done, imported = 0, set(sys.modules)
+    # By names and sizes: a file's bytes differ between two processes, by their ids and by the time.
+    states: dict[tuple[tuple[str, int], ...], int] = {}
+
+    def operation() -> None:
+        nonlocal done
+        if at is None:
+            states.setdefault(tuple(sorted((str(p), p.stat().st_size) for p in Path(root).rglob("*"))), done)
+        elif done == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done += 1
+
+    def heard(event: str, arguments: tuple[Any, ...]) -> None:
+        inside = bool(arguments) and isinstance(arguments[0], (str, os.PathLike)) and str(arguments[0]).startswith(root)
+        if inside and (event in _CHANGES or (event == "open" and arguments[2] & _WRITES)):
+            operation()
+
+    # The tour's questions are commands of their own.
+    Spares([8 if words[0] == "tour" else 0], lambda _: None).install()
+    null = os.open(os.devnull, os.O_WRONLY)
+    err = os.open(told + ".err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(null, 1)
+    os.dup2(err, 2)
+    sys.addaudithook(heard)
+    # It marks where a file is whole. What a killed process wrote is there without it.
+    os.fsync = lambda file: operation()
+    code = main(words)
+    sys.stderr.flush()
+    Path(told).write_text(json.dumps([list(states.values()), [name for name in sys.modules if name not in imported]]))
     return code
 
 
+@dataclass
+class Processes:
+    """Runs commands, each in a process of its own, which may be killed at a file operation below ``root``."""
+
+    forks: Forks
+
+    def run(self, words: list[str], root: Path, at: int | None = None) -> list[int]:
+        """The file operations, by number, that found files (names, sizes) which no earlier one found. Raises DiedError
+        when killed, before operation ``at``, and for an exit code other than 0."""
+        told = root.with_name("told")
+        if code := self.forks.start(_run, words, str(root), at, str(told)).wait():
+            raise DiedError(code)
+        operations, imported = json.loads(told.read_text())
+        self.forks.load(imported)
+        return list(operations)
+
+
 @pytest.fixture(scope="module")
-def processes() -> Iterator[Forks]:
+def processes() -> Iterator[Processes]:
     with forks() as made:
-        yield made
+        yield Processes(made)
 
 
 def held(folder: Path) -> dict[str, Any]:
@@ -148,13 +196,34 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     ],
 )
 def test_a_command_that_was_killed_anywhere_finishes(
-    name: str, made: dict[str, str], processes: Forks, tmp_path: Path
+    name: str, made: dict[str, str], processes: Processes, tmp_path: Path
 ) -> None:
     """Killed in each state that its files pass through: the same command ends with exit code 0 and the output of one that
     nobody killed, with nothing refused, doubled, lost or left over; and repeated, it changes nothing."""
-    words = (COMMANDS | SLOW)[name].format(**made, out=tmp_path / "work" / "out").split()
-    # The tour's questions are commands of their own.
-    killed = Killed(processes, tmp_path, words, held, [8 if name == "tour" else 0], how=run)
-    wrong, tried = killed.faults()
+    root = tmp_path / "work"
+    out = root / "out"
+    words = (COMMANDS | SLOW)[name].format(**made, out=out).split()
+    root.mkdir()
+    operations = processes.run(words, root)
+    expected = held(out)
+    assert len(operations) > 3
+    assert expected
+    processes.run(words, root)
+    assert held(out) == expected
+    wrong, refused = list[str](), 0
+    for at in operations:
+        shutil.rmtree(root)
+        root.mkdir()
+        with pytest.raises(DiedError, match=str(-signal.SIGKILL)) as killed:
+            processes.run(words, root, at)
+        assert killed.value.code == -signal.SIGKILL
+        try:
+            processes.run(words, root)
+        except DiedError as died:
+            refused += 1
+            wrong.append(f"before operation {at}: refused with {died.code}: {root.with_name('told.err').read_text()}")
+        else:
+            if differing := differences(held(out), expected):
+                wrong.append(f"before operation {at}: not as without the kill: {differing}")
+    tell(name, len(operations), refused, len(wrong))
     assert wrong == []
-    assert tried > 3
