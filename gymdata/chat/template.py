@@ -34,14 +34,14 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 def known_template(text: str) -> str | None:
     """The name, as in TRL's folder, of the template with exactly this text that TRL ships."""
-    return next((name for name, known in shipped_templates().items() if known == text), None)
+    return next((name for name, shipped in shipped_templates().items() if shipped == text), None)
 
 
 def training_twin(text: str) -> tuple[str, str] | None:
     """Name and text of the training variant of a shipped template; None when it has none or TRL is not installed."""
-    known = known_template(text)
-    twin = None if known is None else shipped_templates().get(known + _TWIN)
-    return None if twin is None else (f"{known}{_TWIN}", twin)
+    name = known_template(text)
+    twin = None if name is None else shipped_templates().get(name + _TWIN)
+    return None if twin is None else (f"{name}{_TWIN}", twin)
 
 
 @functools.cache

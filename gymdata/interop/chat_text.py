@@ -193,9 +193,9 @@ def add_lists(pieces: Pieces, texts: list[str], codes: Numbers, convert: Callabl
     # One search of all texts: hardly any has such a number.
     long = has_long_number("".join(texts).encode())
     values = map(parse if long else _parse_short, texts)
-    made = [encode_finite(convert(value)) if isinstance(value, list) and value else b"" for value in values]
-    first = pieces.add(made)
-    return np.array([first + k if text else -1 for k, text in enumerate(made)] + [-1], np.int32)[codes]
+    converted = [encode_finite(convert(value)) if isinstance(value, list) and value else b"" for value in values]
+    first = pieces.add(converted)
+    return np.array([first + k if text else -1 for k, text in enumerate(converted)] + [-1], np.int32)[codes]
 
 
 def parse(text: str) -> Any:

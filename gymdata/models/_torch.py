@@ -71,7 +71,7 @@ def _rounded_products() -> AbstractContextManager[Any]:
     aten = torch.ops.aten
     products = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.linear, aten.matmul}
 
-    class RoundedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class RoundedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch has no types here
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             options = dict(kwargs or {})
             if func.overloadpacket not in products or not args[0].dtype.is_floating_point or args[0].dtype.itemsize > 2:
@@ -81,7 +81,7 @@ def _rounded_products() -> AbstractContextManager[Any]:
             product = func.overloadpacket(*in_float32, **options).to(args[0].dtype)
             return product if out is None else out.copy_(product)
 
-    return RoundedProducts()  # type: ignore[no-untyped-call]
+    return RoundedProducts()  # type: ignore[no-untyped-call]  # as above
 
 
 def load(place: Place, head: str, **options: Any) -> Any:

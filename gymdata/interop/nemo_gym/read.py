@@ -72,8 +72,8 @@ def table_rows(
             try:
                 parsed = _read(line, chat)
                 # Numbered before the check, so that rollouts are numbered alike with and without it.
-                place = importing.numbering.place(line.strip(), parsed.row.group)
-                rollout = _rollout(parsed, importing.run_id, *place)
+                indices = importing.numbering.place(line.strip(), parsed.row.group)
+                rollout = _rollout(parsed, importing.run_id, *indices)
                 if importing.check is not None:
                     importing.check(rollout)
             except (nemo_rows.BadRow, *ODD) as error:
