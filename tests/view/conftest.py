@@ -125,8 +125,9 @@ def site() -> Iterator[Open]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
-    """``serve(PATH, …, setting=value)``: the base URL of ``gymdata view`` over the paths."""
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """``serve(PATH, …, setting=value)``: the base URL of ``gymdata view`` over the paths. ``tmp_path`` is named because the
+    folder of a test that passed is removed: after its server, whose open page may still ask for something."""
     import uvicorn
 
     with contextlib.ExitStack() as stack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,17 @@ def test_a_growing_run_grows_in_the_index(tmp_path: Path):
     sealed = index.snapshot()
     assert sealed.table["rollout_id"].to_pylist() == [row["rollout_id"] for row in ROWS]
     assert not sealed.growing
+
+
+def test_a_run_that_is_written_again_and_again_shows_the_rows_of_its_newest_files(tmp_path: Path):
+    """A row that was kept of one file is not shown for another, whatever became of the first."""
+    index, shown = RolloutIndex([tmp_path / "run"], fresh_s=0), []
+    for answer in range(100, 120):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        write_run(tmp_path / "run", [rollout("t", 0, float(answer), two_turns(20, answer))])
+        row = index.row(index.snapshot(), 0)
+        shown.append((row["turns"][1]["generation_token_ids"], row["reward"]))
+    assert shown == [([answer, 2], float(answer)) for answer in range(100, 120)]
 
 
 def test_a_damaged_file_is_a_problem_and_no_number(tmp_path: Path):

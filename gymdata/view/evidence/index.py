@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import threading
 import time
@@ -53,6 +54,8 @@ class _Part:
     at: int = 0
     #: Its rows' messages and tasks alone, read when a list first shows them.
     texts: list[RowGroup] | None = field(default=None, init=False)
+    #: No other part's, as the address of an object would be once the object is gone.
+    number: int = field(default_factory=itertools.count().__next__, init=False)
     starts: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -177,7 +180,7 @@ class RolloutIndex:
         which = np.searchsorted(part.starts, rows, side="right") - 1
         loaded: dict[int, pa.Table] = {}
         for row, group in zip(rows, which.tolist(), strict=True):
-            key = (id(part), row)
+            key = (part.number, row)
             with self._guard:
                 held = self._rows.get(key)
             if held is None:
