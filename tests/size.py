@@ -23,11 +23,11 @@ BUDGETS: dict[str, int] = {
     "check": 2_484,
     "checks": 2_584,
     "cli": 4_016,
-    "collect": 3_758,
+    "collect": 3_801,
     "credit": 1_296,
     "demo": 625,
     "doctor": 617,
-    "engines": 3_565,
+    "engines": 3_574,
     "environments": 1_991,
     "eval": 321,
     "experience": 1_934,
@@ -60,12 +60,12 @@ BUDGETS: dict[str, int] = {
     "tour": 199,
     "train": 7_077,
     "validate": 1_284,
-    "view": 4_021,
+    "view": 4_024,
     "workers": 570,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 86_716, 600
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 394, 281, 14
+TOTAL, FILE_LINES = 86_771, 600
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 394, 282, 14
 
 
 def sources() -> list[Path]:

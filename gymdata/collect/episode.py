@@ -63,6 +63,8 @@ class EpisodeConfig:
     #: First prompts of the tasks being played, by task_id: a group's members mostly share theirs. Bounded.
     first_prompts: dict[str, tuple[object, object, list[int]]] = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
+    #: Is called with the number of ids of the first prompt of all.
+    opening: Callable[[int], None] | None = None
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Raises OutsideError("engine")."""
@@ -77,6 +79,8 @@ class EpisodeConfig:
             return prompt
         assert self.chat is not None
         prompt = list(self.chat.render(messages, tools))
+        if self.opening is not None and not self.first_prompts:
+            self.opening(len(prompt))
         self.first_prompts[task.task_id] = (list(messages), tools, prompt)
         if len(self.first_prompts) > _KEPT_PROMPTS:
             del self.first_prompts[next(iter(self.first_prompts))]

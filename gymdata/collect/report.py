@@ -46,7 +46,8 @@ class CollectSummary(Report):
     ``behavior``: what the policy did that is odd, by code (family B of validate); ``slowed_by``: what the call waited
     for. ``agent_exits``: rollouts whose agent ended with an exit code other than 0. ``pending``: requested, not there, and
     to be tried again by the same command; ``exhausted``: out of attempts. ``away_s``: of ``seconds`` those in which no
-    server could be reached; ``tokens_per_s`` is without them.
+    server could be reached; ``tokens_per_s`` is without them. ``tokens_read``: prompt tokens of this call's requests, and
+    ``tokens_cached``: those that were in the prefix cache; None where the engine is in another process.
     """
 
     path: str
@@ -78,6 +79,8 @@ class CollectSummary(Report):
     slowed_by: str | None = None
     agent_exits: int = 0
     away_s: float = 0.0
+    tokens_read: int | None = None
+    tokens_cached: int | None = None
 
     @property
     def exit_code(self) -> int:
@@ -119,6 +122,9 @@ class CollectSummary(Report):
             rows.append(("interrupted", then))
         # The time includes the engine's start, the speed does not.
         speed = [("sampling", f"{self.tokens_per_s:,.0f} tokens/s")] if self.tokens_per_s else []
+        if self.tokens_read:
+            share = (self.tokens_cached or 0) / self.tokens_read
+            speed.append(("prefix cache", f"{share:.0%} of {self.tokens_read:,} prompt tokens"))
         away = [("server away", f"{self.away_s:.0f} s, which the speed leaves out")] if self.away_s else []
         return [*rows, *speed, *away, ("time", f"{self.seconds:.1f} s"), ("written to", self.path)]
 

@@ -31,6 +31,7 @@ from gymdata.collect.resume import COLUMNS as LEDGER_COLUMNS
 from gymdata.collect.resume import AttemptTracker, ResumeState, RunKey
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Given, Parts, check_start, check_tasks, identity_of, load_parts, try_environment
+from gymdata.collect.spent import crowded
 from gymdata.collect.task_files import Shard
 from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks, task_rows
@@ -244,6 +245,8 @@ def _collect(
         gave_up=config.give_up,
         behavior=behavior_of(run.folder) if done.rollouts else {},
         slowed_by=done.slowed_by,
+        tokens_cached=done.cached_tokens,
+        tokens_read=done.read_tokens,
         away_s=round(run.away_s, 1),
     )
     sampled_counts = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
@@ -277,6 +280,8 @@ class _Done:
     seconds: float = 0.0
     interrupted: bool = False
     slowed_by: str | None = None
+    cached_tokens: int | None = None
+    read_tokens: int | None = None
 
 
 async def _play(
@@ -319,6 +324,16 @@ async def _play(
                 say = progress.message
                 agents = AgentRuns(config, parts, run, seed, tightest[0], say)
                 await serving.enter_async_context(agents.serving())
+            # An agent is a process or more.
+            most_agents = max(4, os.cpu_count() or 1)
+            concurrency = parts.source.default_concurrency
+            concurrency = config.concurrency or (concurrency if agents is None else min(concurrency, most_agents))
+
+            def opening(prompt: int) -> None:
+                flying = min(concurrency, resume_state.pending)
+                if text := crowded(facts, flying, config.num_rollouts, prompt, config.max_tokens):
+                    progress.message(text)
+
             setting = EpisodeConfig(
                 parts.sampler,
                 parts.chat,
@@ -332,15 +347,12 @@ async def _play(
                 workflow=parts.workflow,
                 agents=agents,
                 sampling=config.sampling_parameters() | limits,
+                opening=opening,
             )
             scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
             there = run.sealed_rows + run.journal_rows
             collector = Collector(run, setting, scheduler, ledger, resume_state.pending, progress, there)
             began = time.monotonic()
-            # An agent is a process or more.
-            most_agents = max(4, os.cpu_count() or 1)
-            concurrency = parts.source.default_concurrency
-            concurrency = config.concurrency or (concurrency if agents is None else min(concurrency, most_agents))
             with contextlib.suppress(Cancelled):
                 await cancellable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
             wall = time.monotonic() - began - run.away_s
@@ -362,6 +374,8 @@ async def _play(
                 interrupted.is_set(),
                 # The time of an agent is its tools' and the engine's.
                 setting.spent.slowed_by(wall, engines * int(at_once), concurrency) if agents is None else None,
+                parts.sampler.cached_tokens if isinstance(parts.sampler, VllmSampler) else None,
+                parts.sampler.read_tokens if isinstance(parts.sampler, VllmSampler) else None,
             )
         finally:
             await serving.aclose()

@@ -5,8 +5,10 @@ Invariants: times are summed over rollouts, so concurrent waits add up; nothing 
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 What = Literal["engine", "environment", "reward"]
 #: What a run can be slow for besides the engine, as a message names it.
@@ -17,6 +19,23 @@ SHORTEST_S = 5.0
 _MOSTLY = 0.5
 #: Below this share of the engine's capacity in flight, the engine was idle.
 _FEW = 0.5
+
+
+def crowded(facts: Mapping[str, Any], rollouts: int, per_task: int, prompt: int, max_tokens: int | None) -> str | None:
+    """One line where the KV cache of an engine with these ``facts`` cannot hold the requests that it would run at once:
+    ``rollouts`` are in flight, ``per_task`` of them share a prompt of ``prompt`` tokens, and each has up to ``max_tokens``.
+    None where it can, or where one of them is not known."""
+    room, at_once = facts.get("kv_cache_tokens"), min(rollouts, facts.get("max_num_seqs") or rollouts)
+    if not room or not max_tokens:
+        return None
+    prompts = math.ceil(at_once / per_task) if facts.get("prefix_caching") else at_once
+    if (needed := prompts * prompt + at_once * max_tokens) <= room:
+        return None
+    more = "VLLM_CPU_KVCACHE_SPACE (GiB)" if facts["device"] == "cpu" else "--set engine.gpu_memory_utilization"
+    return (
+        f"the KV cache holds {room:,} tokens, and {at_once:,} requests at once may need {needed:,}: some will wait "
+        f"(raise {more}, or lower -c)"
+    )
 
 
 class _Wait:

@@ -78,6 +78,7 @@ _FIXED = {"model": "give -m/--model"}
 _DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 #: Bytes of weights from which on a model's own work outweighs that around it, on a CPU.
 _LARGE = 100_000_000
+_CPU_BLOCK = 32
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -116,6 +117,8 @@ class VllmSampler:
         self._engine: Any = None
         self._lora: Any = None
         self._facts: Facts = {}
+        #: Prompt tokens of the answers so far, and those of them that were in the prefix cache.
+        self.read_tokens = self.cached_tokens = 0
         # The kernel's "parent died" signal follows the *thread* that started a process: this one lives until close().
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gymdata-engine")
         self._starting: asyncio.Future[Any] | None = None
@@ -247,6 +250,8 @@ class VllmSampler:
             raise OutsideError("engine", f"{type(error).__name__}: {error}", retryable=retryable, fatal=dead) from error
         if answer is None:
             raise OutsideError("engine", "the engine ended the request without an answer", retryable=True)
+        self.read_tokens += len(prompt)
+        self.cached_tokens += answer.num_cached_tokens or 0
         return answer, [completions[index] for index in sorted(completions)]
 
     @property
@@ -439,6 +444,8 @@ class VllmSampler:
             "max_num_batched_tokens": int(scheduler.max_num_batched_tokens),
             "chunked_prefill": chunked,
             "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "block_size": int(config.cache_config.block_size),
+            "kv_cache_tokens": int(config.cache_config.num_gpu_blocks or 0) * int(config.cache_config.block_size),
             "enforce_eager": bool(model.enforce_eager),
             "logprobs_mode": str(getattr(model.logprobs_mode, "value", model.logprobs_mode)),
             "lora": self._lora.name if self._lora is not None else None,
@@ -550,6 +557,8 @@ def _cpu_args(base: str, given: Settings) -> Settings:
         "enforce_eager": True,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(8192, int(model.max_model_len)),
+        # The smallest that its kernels take: prompts alike in fewer tokens than a block share nothing, and vLLM's is 128.
+        "block_size": _CPU_BLOCK,
         # vLLM would round a float32 checkpoint to bfloat16, and log-probs would be up to 0.1 off the trained model's.
         "dtype": "float32" if stored == "float32" or not multiplies(stored) else "auto",
     }

@@ -11,7 +11,7 @@ import pytest
 
 from gymdata.collect import spent
 from gymdata.collect.run import collect
-from gymdata.collect.spent import Spent
+from gymdata.collect.spent import Spent, crowded
 from tests.faulty_server import Settings
 
 Tasks = Callable[..., Path]
@@ -41,6 +41,28 @@ def test_the_slowest_part_is_named(
     times = Spent()
     times.seconds = dict(zip(("engine", "environment", "reward"), seconds, strict=True))
     assert times.slowed_by(wall, 100, concurrency) == line
+
+
+@pytest.mark.parametrize(
+    ("facts", "rollouts", "max_tokens", "needed"),
+    [
+        ({}, 300, 60, None),  # six rollouts share a prompt of 40 tokens: 17 prompts and 100 answers
+        ({"prefix_caching": False}, 300, 60, "100 requests at once may need 10,000"),
+        ({}, 300, 93, None),
+        ({}, 300, 94, "100 requests at once may need 10,080"),
+        ({}, 50, 190, None),
+        ({}, 50, 194, "50 requests at once may need 10,060"),
+        ({}, 300, None, None),
+        ({"kv_cache_tokens": None}, 300, 100, None),
+    ],
+)
+def test_requests_that_the_cache_of_the_engine_cannot_hold_are_named(
+    facts: dict[str, Any], rollouts: int, max_tokens: int | None, needed: str | None
+) -> None:
+    """Before the first one is sampled; where an engine behind HTTP does not say what it holds, nothing is said."""
+    engine = {"device": "cpu", "kv_cache_tokens": 9_999, "max_num_seqs": 100, "prefix_caching": True, **facts}
+    line = f"the KV cache holds 9,999 tokens, and {needed}: some will wait (raise VLLM_CPU_KVCACHE_SPACE (GiB), or lower -c)"
+    assert crowded(engine, rollouts, 6, 40, max_tokens) == (line if needed else None)
 
 
 @pytest.mark.parametrize("concurrency", [2, 300])

@@ -51,6 +51,16 @@ def test_a_seed_decides_whatever_runs_beside(vllm_sampler):
     assert vllm_sampler.run(vllm_sampler.sampler.sample(wanted[7])) == together[7]
 
 
+def test_prompts_that_begin_alike_are_read_once(vllm_sampler):
+    """Of two prompts with 40 ids in common the second finds the first block, 32 ids, in the prefix cache, and both are
+    counted."""
+    sampler, ids = vllm_sampler.sampler, list(range(60, 100))
+    before = sampler.read_tokens, sampler.cached_tokens
+    for last in (5, 6):
+        vllm_sampler.run(sampler.sample(SampleRequest(f"alike-{last}", [*ids, last], max_tokens=2, seed=1)))
+    assert (sampler.read_tokens - before[0], sampler.cached_tokens - before[1]) == (82, 32)
+
+
 def test_a_generation_has_one_log_prob_a_token(vllm_sampler):
     """Log-probs match ids in number, are never positive, and the sampled token's alternatives are sorted."""
     for (generation,) in vllm_sampler.run(all_of(vllm_sampler.sampler, requests(20, 150))):
@@ -106,6 +116,7 @@ def test_facts_are_complete(vllm_sampler):
     assert facts["dtype"] == "float32"
     assert facts["logprobs_mode"] == "processed_logprobs"
     assert facts["max_num_seqs"] == 256
+    assert facts["kv_cache_tokens"] % facts["block_size"] == 0 < facts["kv_cache_tokens"]
     assert facts["engine_version"]
 
 
