@@ -142,6 +142,9 @@ def parts_of(row: RolloutRow, keep: Sequence[Sequence[int]]) -> list[RolloutRow]
         made = {
             **row,
             **encoder.columns(),
+            # The row's are of all its turns; they are computed where a row has none.
+            "prompt_hash": None,
+            "generation_hash": None,
             "messages": row["messages"] if whole else part_messages(row["messages"], part, cut),
             "status": "truncated" if cut else row["status"],
             "stop_reason": "fixed" if cut else row["stop_reason"],

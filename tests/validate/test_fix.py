@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from gymdata import filter as filter_rollouts
 from gymdata.errors import StoreError, UsageError
+from gymdata.rollouts.schema import HASHES
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
+from gymdata.store.columns import content_hashes
 from gymdata.validate.run import fix, validate
 from tests.rollout_files import rollout
 from tests.validate.generate import (
@@ -60,6 +63,17 @@ def test_breaks_are_split_truncated_or_dropped(tmp_path: Path, suffix: str) -> N
     assert parts["rollout_id"].to_pylist()[:3] == ["t-0-part1", "t-0-part2", "t-0-part3"]
     prompts = expand_prompts(parts["turns"].to_pylist()[1])
     assert [p.tolist() for p in prompts] == [BROKEN[1][0], BROKEN[2][0]]
+
+
+@pytest.mark.parametrize("choice", ["split", "truncate"])
+def test_the_hashes_of_a_part_are_of_its_own_tokens(tmp_path: Path, choice: Any) -> None:
+    """Parts of one rollout have other tokens than it and each other, so no deduplication takes them for one."""
+    source = write_native(tmp_path, [rollout("t", 0, 1.0, BROKEN, messages=chat(4))], "parquet")
+    fix(source, choice, tmp_path / "fixed.parquet")
+    fixed = read_table(tmp_path / "fixed.parquet")
+    computed = content_hashes(fixed["turns"])
+    assert {name: fixed[name].to_pylist() for name in HASHES} == {n: h.to_pylist() for n, h in computed.items()}
+    assert filter_rollouts(tmp_path / "fixed.parquet", dedupe=True, write=False).rollouts_out == fixed.num_rows
 
 
 @pytest.mark.parametrize("choice", CHOICES)
