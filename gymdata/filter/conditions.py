@@ -117,6 +117,11 @@ def parse(text: str, where: str) -> Condition:
     return condition
 
 
+def _signed(sql: str) -> str:
+    """A count as a number that may become negative: those of Polars have no sign, and 3 − 4 is 4,294,967,295."""
+    return f"CAST({sql} AS BIGINT)"
+
+
 def _literal(sql: str) -> str:
     """A text expression for ``strpos``, which Polars reads as a regular expression, so that it is found as it is written."""
     if re.fullmatch(r"'(?:[^']|'')*'", sql):
@@ -206,11 +211,11 @@ class _Reader:
             raise UsageError.unknown_choice(f"{self._where}: function", name, FUNCTIONS)
         if name in ("contains", "strpos") and "," in arguments:
             text, part = (" ".join(arguments[: arguments.index(",")]), " ".join(arguments[arguments.index(",") + 1 :]))
-            at = f"strpos({text}, {_literal(part)})"
+            at = _signed(f"strpos({text}, {_literal(part)})")
             if name == "strpos":
                 return at
             return f"(CASE WHEN {text} IS NULL OR {part} IS NULL THEN NULL ELSE {at} > 0 END)"
-        return f"{name}({joined})"
+        return _signed(f"length({joined})") if name == "length" else f"{name}({joined})"
 
     def _bracket(self) -> list[str]:
         self._count_operation(True)

@@ -62,6 +62,8 @@ ROWS = [
         ("contains(status, status)", [True, True, None]),
         ("strpos(status, 't.uncated') > 0", [False, False, False]),
         ("startswith(status, 'c') and len(status) > 3", [True, False, None]),
+        ("abs(length(status) - 10) < 2 and -length(status) < 0", [True, True, None]),
+        ("status is not null and strpos(status, 'trunc') - 1 < 0", [True, False, False]),
         ("matches(status, '^c.*d$')", [True, False, None]),
         ("task.level > 2", [False, True, None]),
         ('"task.level" > 2', [False, True, None]),

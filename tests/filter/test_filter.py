@@ -66,6 +66,7 @@ def test_where_keeps_what_is_true(run: Path, tmp_path: Path, where: str, kept: s
         ("text LIKE 'I cannot%do this' and status = 'completed'", ["t12-1"]),
         ("not contains(text, 'tool') and not contains(text, 'secret')", ["t12-0", "t12-1", "t3-0"]),
         ("length(text) = 0", ["t3-0"]),
+        ("length(text) - length(prompt) < 0", ["t12-0", "t3-0"]),
         ('tool_calls LIKE \'%run({"code": "f("x")"}%\'', ["t3-0"]),
         ("length(tool_calls) = 0", ["t12-0", "t12-1"]),
         ("contains(prompt, '1') and not contains(text, 'cannot')", ["t12-0"]),
