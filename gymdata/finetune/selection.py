@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
 import pyarrow as pa
@@ -59,12 +60,16 @@ def select(
     fresh_enough = pc.less_equal(lag, max_lag)
     too_old = rows.num_rows - int(pc.sum(fresh_enough).as_py() or 0)
     rows, lag = rows.filter(fresh_enough), lag.filter(fresh_enough)
-    # Label → (group_id, scores). The label is the task, with ``@v`` and the version where that is an older one.
+    # Label → (group_id, scores). The label is the task, with ``@v`` and the version where that is an older one, and with a
+    # number where earlier sources have a group of this task and version as well.
     older = pl.format("{}@v{}", "task_id", "policy_version")
     label = pl.when(pl.col("policy_version") == version).then("task_id").otherwise(older).alias("label")
     frame = pl.DataFrame(pl.from_arrow(rows.select(["task_id", "group_id", "policy_version", "reward"]))).lazy()
-    grouped = frame.group_by(label, maintain_order=True).agg(pl.col("group_id").first(), "reward").collect()
-    groups = {name: (group, scores) for name, group, scores in grouped.iter_rows()}
+    grouped = frame.group_by(label, "group_id", maintain_order=True).agg("reward").collect()
+    groups: dict[str, tuple[str, list[float | None]]] = {}
+    for name, group, scores in grouped.iter_rows():
+        names = chain([name], (f"{name}#{number}" for number in count(2)))
+        groups[next(one for one in names if one not in groups)] = group, scores
     stats = group_statistics({label: scores for label, (_, scores) in groups.items()})
     if not any(one.n > one.n_unscored for one in stats):
         text = f"epoch {epoch}: none of {counted(rows.num_rows, 'rollout')} has a finite score"

@@ -11,15 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gymdata.curriculum import CurriculumConfig
 from gymdata.errors import OutsideError, RefusedError, StoreError
 from gymdata.finetune.epochs import EpochLoop
 from gymdata.finetune.plan import Judging
 from gymdata.finetune.port import JobStatus
+from gymdata.finetune.selection import Source, select
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
 from gymdata.store.lock import Lock
 from tests.finetune.parts import SCORES, Adapter, Builder, Calls, Crash, Watched, plan
 from tests.judge_server import Behaviour, judge_server
+from tests.rollout_files import rollout, two_turns, write_run
 
 pytestmark = pytest.mark.torch
 
@@ -194,6 +197,28 @@ def test_rollouts_of_older_policies_are_counted_and_limited(tmp_path: Path) -> N
     assert [row["groups"] for row in rows] == [5, 10, 10]
     chosen = json.loads((reused / "epoch-003" / "selection.json").read_text())
     assert {"easy", "easy@v1"} <= set(chosen["groups"])
+
+
+def test_two_runs_of_one_policy_are_selected_whole(tmp_path: Path) -> None:
+    """Where an epoch trained nothing, or an endpoint keeps its policy, two runs have groups of the same task and version:
+    each is judged by its own scores, and is copied with all its rollouts."""
+    rewards = {"new": (0.0, 1.0), "old": (1.0, 1.0)}
+    runs = {
+        name: write_run(
+            tmp_path / name,
+            [
+                rollout("a", k, reward, two_turns(1, k), rollout_id=f"{name}-{k}", group_id=f"{name}-a")
+                for k, reward in enumerate(own)
+            ],
+        )
+        for name, own in rewards.items()
+    }
+    (tmp_path / "epoch").mkdir()
+    every = CurriculumConfig(enabled=False)
+    counts = select([Source(run) for run in runs.values()], tmp_path / "epoch", 2, 0, 1, every)
+    assert (counts["groups_selected"], counts["groups_learnable"], counts["rollouts_selected"]) == (2, 1, 4)
+    copied = read_table(tmp_path / "epoch" / "selected", columns=["rollout_id"])["rollout_id"].to_pylist()
+    assert copied == ["new-0", "new-1", "old-0", "old-1"]
 
 
 def test_the_kl_coefficient_is_carried_over_epochs(tmp_path: Path) -> None:
