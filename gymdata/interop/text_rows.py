@@ -16,7 +16,7 @@ from gymdata.errors import json_kind
 from gymdata.interop.blocks import BLOCKS, function_of, of_anthropic
 from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.rows import foreign_row, message_of, number_or_none, refuse_other_name, refuse_surrogates
-from gymdata.rollouts.messages import STRICT, JsonObject, Message
+from gymdata.rollouts.messages import STRICT, JsonObject, Message, PairRow
 from gymdata.store.formats import OWN
 
 #: Roles of ShareGPT, whose messages have ``from`` and ``value``.
@@ -296,12 +296,14 @@ def pair_row(
     text = json.dumps([[m["role"], m["content"]] for m in prompt]).encode()
     task = f"prompt-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
     made = text_pair(importing.run_id, task, list(prompt), chosen, rejected)
-    return made | {"pair_id": pair_id_of(importing), "tools": tools_of(row), "margin": margin}
+    return made | {"pair_id": pair_id_of(importing, made), "tools": tools_of(row), "margin": margin}
 
 
-def pair_id_of(importing: Importing) -> str:
-    """The id of the pair in hand, by its place in its file."""
-    return hashlib.blake2b(json.dumps(importing.origin).encode(), digest_size=16).hexdigest()
+def pair_id_of(importing: Importing, pair: PairRow) -> str:
+    """The id of the pair in hand, by its place in its file and by what it says: files of one name may be in several
+    folders."""
+    texts = [pair[name] for name in ("prompt", "chosen", "rejected")]
+    return hashlib.blake2b(json.dumps([*importing.origin, texts]).encode(), digest_size=16).hexdigest()
 
 
 def text_pair(run: str, task: str, prompt: list[Message], chosen: list[Message], rejected: list[Message]) -> TableRow:

@@ -16,6 +16,7 @@ import pytest
 
 import gymdata
 from gymdata.errors import DataError
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from gymdata.store.reading import DataWarning
@@ -386,3 +387,14 @@ def test_validate_says_what_training_takes_of_a_file_of_text(tmp_path: Path) -> 
     pairs = write(tmp_path / "b.jsonl", {"prompt": "q", "chosen": "5", "rejected": "6"})
     with pytest.raises(DataError, match="1 of 1 row can be used, as pairs of text for train-dpo and train-reward"):
         gymdata.validate(pairs)
+
+
+def test_pairs_of_files_of_one_name_have_ids_of_their_own(tmp_path: Path) -> None:
+    """Data sets have a train.jsonl in each of several folders: what stands at one place of them is not one pair."""
+    files = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        row = {"prompt": [QUESTION], "chosen": [ANSWER], "rejected": [WRONG | {"content": f"{number}"}]}
+        files.append(write(tmp_path / str(number) / "train.jsonl", row))
+    gymdata.import_rollouts(files, tmp_path / "run")
+    assert len(set(read_table(tmp_path / "run", PAIRS, ["pair_id"])["pair_id"].to_pylist())) == 2

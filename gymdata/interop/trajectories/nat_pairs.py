@@ -125,7 +125,7 @@ def _kept(message: Message) -> JsonObject:
 def row_of(value: Any, importing: Importing) -> PairRow:
     """The pairs row of a DPO row, or of a trajectory with one DPO item. Raises BadItem."""
     row = _row(value, importing.run_id)
-    return row | {"pair_id": row["pair_id"] or pair_id_of(importing)}
+    return row | {"pair_id": row["pair_id"] or pair_id_of(importing, row)}
 
 
 def _row(value: Any, run: str) -> PairRow:
