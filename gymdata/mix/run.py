@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from gymdata.errors import RefusedError, UsageError, counted, option
@@ -90,8 +91,8 @@ def mix(
     drawn by a seeded hash of their names and taken whole, so a share may be below its weight by less than one task. With
     ``dry_run`` nothing is written.
     Raises UsageError for weights that are not numbers above 0, for sources of rollouts and of pairs, or of different
-    tokenizers, and for more rows than there are; RefusedError (D701) for a rollout that is in two sources, and when nothing
-    of a source can be taken.
+    tokenizers, and for more rows than there are; RefusedError for a rollout (D701) or a pair (P606) that is there twice, and
+    when nothing of a source can be taken.
     """
     config = MixConfig.called_with(mix, config, settings)
     if not isinstance(path, Mapping) or not path:
@@ -161,6 +162,13 @@ class _Rows:
         self.ids = pa.chunked_array(ids, pa.string())
         if table is ROLLOUTS:
             refuse_duplicates(pa.table({"rollout_id": self.ids}), sources)
+        elif extra := len(self.ids) - len(distinct := self.ids.value_counts()):
+            first = distinct.filter(pc.greater(distinct.field("counts"), 1))[0]["values"].as_py()
+            raise RefusedError(
+                f"{counted(extra, 'pair is', 'pairs are')} there more than once (first: {first})",
+                code="P606",
+                hint="is a source a copy of another? No training takes a pair twice",
+            )
         encoded = pa.chunked_array(tasks, pa.string()).combine_chunks().dictionary_encode()
         self.names: list[str] = encoded.dictionary.to_pylist()
         #: Of each row: the place of its task among ``names``, and of its source.

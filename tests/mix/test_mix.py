@@ -101,6 +101,10 @@ def test_pairs_are_mixed_with_pairs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="mix rollouts with rollouts") as refused:
         gymdata.mix({made[0]: 1, tmp_path / "a": 1}, tmp_path / "x")
     assert "holds pairs" in refused.value.message
+    shutil.copytree(made[0], tmp_path / "copy")
+    with pytest.raises(RefusedError, match="more than once") as twice:
+        gymdata.mix({made[0]: 1, tmp_path / "copy": 1}, tmp_path / "y")
+    assert twice.value.code == "P606"
 
 
 PROMPTS = {
