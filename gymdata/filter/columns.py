@@ -186,7 +186,8 @@ def _column(
     if name in _OF_GROUP or name.startswith("task."):
         columns.of_group.add(name)
     if name.startswith("task."):
-        return tasks.column(name.removeprefix("task."), where)
+        values, kind = tasks.column(name.removeprefix("task."), where)
+        return values.slice(0, table.num_rows), kind  # more rows may have been collected since
     if name in SCALARS:
         return _plain(table[name].combine_chunks(), name)
     if name == "errors":

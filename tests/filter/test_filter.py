@@ -13,6 +13,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
+from gymdata.filter.columns import Loaded, load_columns
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
@@ -307,3 +308,11 @@ def test_a_folder_of_scores_may_stand_beside_rollouts(run: Path, tmp_path: Path)
     gymdata.score(run, reward=["numeric"], output=tmp_path / "scores")
     report = gymdata.filter([run, tmp_path / "scores"], tmp_path / "o.parquet", where="reward > 0.4")
     assert report.rollouts_out == 12
+
+
+def test_a_field_of_tasks_has_the_rows_of_the_other_columns(run: Path) -> None:
+    """A run that is being collected may grow between two readings: later rows take no part."""
+    table = read_table(run, ROLLOUTS)
+    rollouts = Loaded(lambda names: table.select(names).slice(0, 5), lambda _, names: table.select(names).to_batches())
+    columns = load_columns([run], {"task.category": "--where", "prompt": "--where"}, rollouts)
+    assert {name: len(values) for name, values in columns.values.items()} == {"task.category": 5, "prompt": 5}
