@@ -19,9 +19,9 @@ ROOT = Path(__file__).parent.parent
 BUDGETS: dict[str, int] = {
     ".": 3_585,
     "audit": 1_298,
-    "chat": 1_160,
+    "chat": 1_163,
     "check": 2_484,
-    "checks": 2_584,
+    "checks": 2_587,
     "cli": 4_016,
     "collect": 3_801,
     "credit": 1_296,
@@ -31,14 +31,14 @@ BUDGETS: dict[str, int] = {
     "environments": 1_991,
     "eval": 321,
     "experience": 1_934,
-    "filter": 1_005,
-    "finetune": 3_167,
+    "filter": 1_011,
+    "finetune": 3_172,
     "genrm": 938,
-    "interop": 8_639,
+    "interop": 8_641,
     "judge": 2_502,
     "ls": 445,
     "merge": 411,
-    "mix": 362,
+    "mix": 370,
     "models": 1_645,
     "pairs": 1_571,
     "publish": 590,
@@ -64,7 +64,7 @@ BUDGETS: dict[str, int] = {
     "workers": 570,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 86_771, 600
+TOTAL, FILE_LINES = 86_798, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 394, 282, 14
 
 

@@ -6,6 +6,7 @@ provably leaves earlier messages alone; nothing that a model writes can make ``p
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
@@ -283,7 +284,9 @@ class TransformersChat:
             # Some templates join a call's arguments to text, so they want JSON where the others want a mapping.
             if not self._text_arguments and any(m.get("tool_calls") for m in messages):
                 self._text_arguments = True
-                return self.text(messages, tools, generate=generate)
+                with contextlib.suppress(DataError):
+                    return self.text(messages, tools, generate=generate)
+                self._text_arguments = False  # these messages are at fault, and others are not
             raise _refusal(messages, error) from error
         except TemplateLimitError as error:
             name = self.tokenizer.name_or_path or "the tokenizer"

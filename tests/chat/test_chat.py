@@ -107,6 +107,22 @@ def test_a_template_that_drops_tool_messages_is_refused():
         chat.bridge([USER, CALLED], [ANSWER], [TOOL])
 
 
+def test_messages_that_a_template_refuses_change_no_others():
+    """A call whose arguments are no object is refused by a template that goes through them, before and after which a good
+    one is written alike."""
+    text = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{% for key, value in c.function.arguments | items %}{{ key }}={{ value }}{% endfor %}{% endfor %}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat = with_template(text, ["<|im_end|>"])
+    written = chat.render([USER, CALLED], [TOOL])
+    broken = {**CALLED, "tool_calls": [{**CALL, "function": {"name": "calc", "arguments": '{"expression": '}}]}
+    with pytest.raises(DataError, match="refuses a conversation"):
+        chat.render([USER, broken], [TOOL])
+    assert chat.render([USER, CALLED], [TOOL]) == written
+
+
 def test_the_bridge_does_not_depend_on_what_was_said(chat):
     """Whatever the model wrote, the environment's ids are the same, the first time and later."""
     first = chat.bridge([USER, CALLED], [ANSWER], [TOOL])
