@@ -24,7 +24,7 @@ from gymdata.engines.port import Generation
 from gymdata.errors import OutsideError
 from gymdata.progress import Progress
 from gymdata.rewards.port import RewardPart
-from gymdata.rewards.scheduler import RewardScheduler, step_rewards, view_of
+from gymdata.rewards.scheduler import RewardScheduler, counted_calls, step_rewards, view_of
 from gymdata.rollouts.messages import RolloutRow, Task
 from gymdata.store import Run
 from gymdata.workers.signals import together
@@ -184,7 +184,7 @@ class Collector:
                 scored = await self.scheduler.score(
                     view_of(
                         messages=rollout.messages,
-                        produced_by=rollout.produced_by,
+                        produced_by=rollout.produced_by if turns else counted_calls(rollout.messages),
                         task=rollout.task.row,
                         tools=rollout.tools,
                         turns=turns,
@@ -193,7 +193,7 @@ class Collector:
                     )
                 )
             parts, faults = scored.parts, scored.faults
-            if not faults:
+            if turns and not faults:
                 for turn, step in zip(turns, step_rewards(parts, len(turns)), strict=True):
                     if step is not None:  # in addition to the environment's reward
                         turn["reward"] = (turn.get("reward") or 0.0) + step

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ _BATCH = 64
 _BEYOND = "the weighted sum of the parts is beyond float64"
 _FLIPS_AT_ONCE = 4_096
 #: Columns that ``saved_view`` reads, besides the rollout's id and, for rewards that read tokens, ``turns``.
-VIEWED = ("status", "messages", "tools", "task", "extra")
+VIEWED = ("status", "messages", "tools", "task", "extra", "n_turns", "n_generated_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,13 @@ def view_of(
     }
 
 
+def counted_calls(messages: Sequence[Message]) -> list[int | None]:
+    """The model call of each message where no row says it (imported ones, those of a workflow without ids): every assistant
+    message counts as a call."""
+    numbers = itertools.count()
+    return [next(numbers) if message["role"] == "assistant" else None for message in messages]
+
+
 @dataclass(slots=True)
 class RewardScheduler:
     """Scores rollouts as they finish. Quick functions run at once; the others in a thread, on whatever has gathered.
@@ -207,10 +215,10 @@ def saved_view(row: RolloutRow) -> View | DataError:
     with contextlib.suppress(DataError):
         verdict = _from_json(row, "extra", dict, where).get("environment")
     produced_by = [message.get("turn") for message in row["messages"]]
-    if not any(turn is not None for turn in produced_by):
-        # Imported rows may lack the model call of each message; there, every assistant message counts as a call.
-        numbers = iter(range(len(produced_by)))
-        produced_by = [next(numbers) if message["role"] == "assistant" else None for message in row["messages"]]
+    # Time may have run out before the first token: then an assistant's messages are the task's own.
+    sampled = row["n_generated_tokens"] or not row["n_turns"]
+    if sampled and not any(turn is not None for turn in produced_by):
+        produced_by = counted_calls(row["messages"])
     try:
         return view_of(
             messages=[_chat_message(message, f"{where}, message {n}") for n, message in enumerate(row["messages"])],

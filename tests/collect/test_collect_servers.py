@@ -160,6 +160,18 @@ def test_rollouts_without_ids_are_no_token_data(server: Server, tasks: Path, tmp
         gymdata.experience(tmp_path / "run")
 
 
+def test_rewards_see_the_answer_of_a_rollout_without_ids(server: Server, tasks: Path, tmp_path: Path) -> None:
+    """A reward function scores what a workflow's messages say, one number or one per call, as ``score`` does later."""
+    file = tmp_path / "mine.py"
+    file.write_text("def calls(completions, **_):\n    return [[float(c[-1]['content'])] for c in completions]\n")
+    rewards = ["exact_match", f"{file}:calls"]
+    collect(**in_workflow(server, tasks, output=tmp_path / "run", reward=rewards))
+    parts_of = [{part["name"]: part["value"] for part in row["rewards"]} for row in rows_of(tmp_path / "run")]
+    assert sorted(part["exact_match"] for part in parts_of) == [0.0, 0.0, 0.0, 1.0]  # every answer is 3
+    assert {part["calls"] for part in parts_of} == {3.0}
+    assert gymdata.score(tmp_path / "run", reward=["exact_match"]).flips["changed"] == 0
+
+
 @pytest.mark.parametrize("fault", ["500", "garbage", "hang", "disconnect"])
 def test_a_failing_workflow_is_pending(server: Server, tasks: Path, tmp_path: Path, fault: str) -> None:
     """Its failures are the environment's; the same command later completes the run."""

@@ -52,6 +52,21 @@ def test_scoring_again_gives_what_collecting_gave(run: Path) -> None:
     assert read_run_json(run / "scores-exact_match")["parents"][0]["run_id"] == read_run_json(run)["run_id"]
 
 
+def test_an_example_in_the_prompt_is_no_answer(tmp_path: Path) -> None:
+    """A rollout whose time ran out before its first token said nothing, whatever an assistant says in its task."""
+    opening = [("user", "1+1?"), ("assistant", "2"), ("user", "4-2?")]
+    row = {"messages": [{"role": role, "content": text} for role, text in opening], "answer": "2"}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(row))
+
+    async def hang(_: object) -> None:
+        await asyncio.Event().wait()
+
+    late = parts(FakeSampler(before=hang), rewards=["exact_match"])
+    collect(tasks=str(tmp_path / "tasks.jsonl"), output=tmp_path / "run", time_limit=0.05, parts=late)
+    summary = score(path=str(tmp_path / "run"), reward=["exact_match"])
+    assert (summary.scored, summary.mean, summary.flips["changed"]) == (1, 0.0, 0)
+
+
 def test_it_says_who_flipped(run: Path, tmp_path: Path) -> None:
     """A reward that turns every answer round flips every rollout, and names them with both values."""
     (tmp_path / "anti.py").write_text(
