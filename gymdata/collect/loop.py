@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from gymdata.collect.episode import EpisodeConfig, Rollout, WorkflowRollout
@@ -46,11 +45,12 @@ async def play_all(
     grouped = setting.sampler is not None and setting.sampler.prefers_groups and setting.temperature > 0
     if not grouped or setting.agents is not None:
         groups = (OwedGroup(group.task, group.group_id, (index,)) for group in groups for index in group.indexes)
-    first = next(groups, None)
-    if first is None:
-        return
-    shared = chain([first], groups)
-    workers = max(1, concurrency // len(first.indexes))
+    pieces = (
+        (group, group.indexes[at : at + concurrency])
+        for group in groups
+        for at in range(0, len(group.indexes), concurrency)
+    )
+    slots, taking = asyncio.Semaphore(concurrency), asyncio.Lock()
     died: list[Failure] = []
 
     async def play(rollout: Rollout, first: Generation | OutsideError | None) -> None:
@@ -61,13 +61,21 @@ async def play_all(
         await sink(rollout)
 
     async def worker() -> None:
-        for group in shared:
-            for at in range(0, len(group.indexes), concurrency):
-                if stop.is_set():
+        while True:
+            # One at a time, or two could wait for each other's slots. A resumed group has fewer members than the next.
+            async with taking:
+                piece = None if stop.is_set() else next(pieces, None)
+                if piece is None:
                     return
-                await _play_group(setting, group, group.indexes[at : at + concurrency], play)
+                group, indexes = piece
+                for _ in indexes:
+                    await slots.acquire()
+            if not stop.is_set():
+                await _play_group(setting, group, indexes, play)
+            for _ in indexes:
+                slots.release()
 
-    await together(worker() for _ in range(workers))
+    await together(worker() for _ in range(concurrency))
     if died:
         kind = died[0].kind
         raise OutsideError(kind, died[0].message.removeprefix(f"{kind}: "), hint=died[0].hint, fatal=True)

@@ -204,6 +204,27 @@ def test_a_time_limit_truncates_with_what_there_is(
     assert (len(rows), summary.failures, summary.exit_code) == (2, 0, 0)
 
 
+def test_a_resumed_run_keeps_to_its_concurrency(play: Play) -> None:
+    """At most -c rollouts at a time, however many members of the first group are left."""
+    play(1, FakeSampler(groups=True), num_rollouts=7)
+    sampler = FakeSampler(groups=True)
+    summary, _ = play(16, sampler, num_rollouts=8, concurrency=8)
+    assert (summary.rollouts, summary.pending, sampler.peak) == (128, 0, 8)
+
+
+def test_reasons_and_words_of_an_environment_are_its_own(play: Play, tmp_path: Path) -> None:
+    """No rollout ended with an agent's exit code, or without a reward, because its environment speaks of such."""
+    file = tmp_path / "maze.py"
+    file.write_text(
+        "from gymdata import Step\n\nclass Maze:\n    stdout = '\"reward_faults\"'\n\n"
+        "    def respond(self, message):\n        return Step(reward=1.0, done=True, stop_reason='exit_found')\n"
+    )
+    summary, rows = play(2, env=f"{file}:Maze")
+    assert {row["stop_reason"] for row in rows} == {"exit_found"}
+    assert all("reward_faults" in row["extra"] for row in rows)
+    assert (summary.agent_exits, summary.reward_faults, summary.exit_code) == (0, 0, 0)
+
+
 def test_a_prompt_without_room_is_a_failure(play: Play, tmp_path: Path) -> None:
     """A task that does not fit the context is no rollout: it is the engine's failure, with both lengths, and the same
     command does not try it again; more attempts do."""
