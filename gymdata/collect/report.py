@@ -258,7 +258,8 @@ def facts_of(rows: pa.Table) -> Figures:
         "tokens_generated": _sum(rows["n_generated_tokens"]),
         "tokens_context": _sum(rows["n_context_tokens"]),
         "breaks": _sum(rows["n_breaks"]),
-        "agent_exits": _sum(pc.starts_with(rows["stop_reason"].cast(pa.string()), "exit_")),
+        # An environment may name the reasons of its own.
+        "agent_exits": _sum(pc.match_substring_regex(rows["stop_reason"].cast(pa.string()), "^exit_[0-9]+$")),
         **_parts_of(rows),
         "reward": {
             "n": scored.num_rows,
@@ -282,12 +283,13 @@ def _parts_of(rows: pa.Table) -> Figures:
         parts[name] = PartTally(name, scored=scored, does_not_apply=n - scored)
     # Only rollouts with a fault are looked into, one by one.
     faulty = rows["extra"].filter(pc.fill_null(pc.match_substring(rows["extra"], '"reward_faults"'), False))
-    for text in faulty.to_pylist():
-        for name, message in json.loads(text).get("reward_faults", {}).items():
-            part = parts.setdefault(name, PartTally(name, does_not_apply=1))
-            part.does_not_apply -= 1
-            part.add(None, message)
-    return {"parts": parts, "reward_faults": len(faulty)}
+    # The text may also be in what the environment said.
+    faults = [of_row for text in faulty.to_pylist() if (of_row := json.loads(text).get("reward_faults"))]
+    for name, message in (pair for of_row in faults for pair in of_row.items()):
+        part = parts.setdefault(name, PartTally(name, does_not_apply=1))
+        part.does_not_apply -= 1
+        part.add(None, message)
+    return {"parts": parts, "reward_faults": len(faults)}
 
 
 def _sum(column: Any) -> int:
