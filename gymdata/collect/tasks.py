@@ -158,15 +158,24 @@ class TaskFile:
         self._bad(found, DataError.bad_row(file, line, None, got, expected))
 
     def _unique(self, task: Task, file: Path, line: int, seen: dict[bytes, tuple[int, Path, int, str]]) -> Task:
-        key = hashlib.blake2b(task.task_id.encode("utf-8", "surrogatepass"), digest_size=12).digest()
+        key = _short_hash(task.task_id)
         times, first_file, first_line, content = seen.get(key, (0, file, line, task.content_hash))
         if content != task.content_hash:
             got = f"{task.task_id!r} a second time with other content (first at {first_file}, line {first_line})"
             raise FieldError("task_id", got, "every task_id once")
-        seen[key] = times + 1, first_file, first_line, content
+        number = times + 1
+        while times and _short_hash(f"{task.task_id}-{number}") in seen:  # a row has this id itself
+            number += 1
+        seen[key] = number, first_file, first_line, content
         if not times:
             return task
-        return Task(f"{task.task_id}-{times + 1}", task.messages, task.tools, task.row, task.content_hash)
+        again = f"{task.task_id}-{number}"
+        seen[_short_hash(again)] = 1, file, line, content
+        return Task(again, task.messages, task.tools, task.row, task.content_hash)
+
+
+def _short_hash(task_id: str) -> bytes:
+    return hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 
 
 IN_MEMORY = "in memory"

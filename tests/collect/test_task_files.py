@@ -121,6 +121,16 @@ def test_identical_rows_are_told_apart(tmp_path: Path) -> None:
     content stays when lines move."""
     row = {"task_id": "x", "prompt": "a"}
     assert [t.task_id for t in TaskFile(write(tmp_path / "t.jsonl", row, row, row))] == ["x", "x-2", "x-3"]
+    # An id that another row has is passed over; a row that comes later with one is refused.
+    other = {"task_id": "x-2", "prompt": "b"}
+    assert [t.task_id for t in TaskFile(write(tmp_path / "o.jsonl", other, row, row, row))] == [
+        "x-2",
+        "x",
+        "x-3",
+        "x-4",
+    ]
+    with pytest.raises(DataError, match=r"line 3, field 'task_id': got 'x-2' a second time"):
+        list(TaskFile(write(tmp_path / "l.jsonl", row, row, other)))
     rows = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "a"}]
     forward = [t.task_id for t in TaskFile(write(tmp_path / "f.jsonl", *rows))]
     backward = [t.task_id for t in TaskFile(write(tmp_path / "b.jsonl", *reversed(rows)))]
