@@ -108,6 +108,15 @@ def test_named_rewards(name: str, text: str, task: dict[str, Any], value: float 
     assert named_reward(base, argument)([rollout(text, **task)]) == [value]
 
 
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"$ref": "#/definitions/none"}])
+def test_whatever_a_named_reward_raises_is_a_fault_of_its_rollout(schema: dict[str, Any]) -> None:
+    """A schema that cannot be followed leaves its own rollout without a reward, and no other."""
+    views: Any = [rollout("{}", schema=schema), rollout("{}", schema={})]
+    bad, good = score_batch([Weighted(named_reward("json_schema", None))], views)
+    assert bad.faults["json_schema"].startswith("reward: json_schema raised ")
+    assert (bad.parts[0].value, good.parts[0].value, good.faults) == (None, 1.0, {})
+
+
 def test_a_schema_file(tmp_path: Path) -> None:
     """json_schema:FILE takes the schema from the file, and refuses a file that is none."""
     (tmp_path / "s.json").write_text('{"type": "array"}')

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from gymdata.errors import OutsideError, UsageError, option
+from gymdata.errors import OutsideError, RewardError, UsageError, option
 from gymdata.registry import Registry
 from gymdata.rewards.port import TaskRow, View
 
@@ -44,7 +44,12 @@ class NamedReward:
         raise NotImplementedError
 
     def __call__(self, rollouts: Sequence[View]) -> list[float | None]:
-        return [self.check(r["text"], r["task"]) for r in rollouts]
+        try:
+            return [self.check(r["text"], r["task"]) for r in rollouts]
+        except RewardError:
+            raise
+        except Exception as error:  # libraries raise many kinds on what models write and tasks ask for
+            raise RewardError(f"{self.name} raised {type(error).__name__}: {error}") from error
 
     def applies(self, task: TaskRow) -> bool:
         """Whether the task's row has what it reads; False only if no rollout of it could be scored."""
