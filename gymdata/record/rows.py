@@ -23,9 +23,8 @@ from gymdata.record.request import RequestError
 from gymdata.record.sessions import Session
 from gymdata.rewards.port import RewardPart
 from gymdata.rollouts.messages import Message, RolloutRow, Task, TaskRow, Tools
-from gymdata.rollouts.turns import kinds
+from gymdata.rollouts.turns import MAIN, kinds
 
-MAIN = "main"
 _NAME = re.compile(r"[^\w.-]+")
 
 

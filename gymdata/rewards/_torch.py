@@ -1,8 +1,8 @@
 """A reward model: a sequence classification model with one label, such as ``train-reward`` writes.
 
-Invariants: it reads the saved ids of a rollout's last turn, prompt and generation, never text that was tokenised
-again and never a part of them; a rollout that it cannot read whole has a fault in its place, never a score. The caller
-makes sure that the ids mean the same in its tokenizer.
+Invariants: it reads the saved ids of a rollout's last turn, of an agent's the last of its main conversation: prompt and
+generation, never text that was tokenised again and never a part of them; a rollout that it cannot read whole has a fault in
+its place, never a score. The caller makes sure that the ids mean the same in its tokenizer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from gymdata.errors import DataError, OutsideError, RewardError, first_line, needs
 from gymdata.models._transformers import local_folder, quiet_transformers
 from gymdata.rewards.port import View
-from gymdata.rewards.user import last_ids
+from gymdata.rewards.user import conversation_ids
 
 #: Tokens with padding that go through the model at a time.
 BATCH_TOKENS = 16_384
@@ -48,7 +48,7 @@ class RewardModel:
     def __call__(self, rollouts: Sequence[View]) -> list[float | OutsideError | None]:
         """One score each, an OutsideError in place of each that cannot be had."""
         model = self._loaded()
-        ids = [last_ids(rollout) for rollout in rollouts]
+        ids = [conversation_ids(rollout)[1] for rollout in rollouts]
         result: list[float | OutsideError | None] = [self._fault(one) for one in ids]
         # Sorted by length, a batch is hardly padded.
         waiting = sorted((k for k, fault in enumerate(result) if fault is None), key=lambda k: len(ids[k]))

@@ -1,8 +1,8 @@
 """A reward that a server gives: ``POST URL`` with ``{"queries": […], "prompts": […]}``, answered ``{"rewards": […]}``.
 
 ``queries`` are whole texts, prompt and answer; ``prompts`` their beginnings up to the first generated token. Where the
-tokenizer is known they are the saved ids of the last turn, decoded with special tokens; otherwise, and for rollouts
-without ids, the messages as lines of ``role: content``.
+tokenizer is known they are the saved ids of the last turn (of an agent's rollout, the last of its main conversation),
+decoded with special tokens; otherwise, and for rollouts without ids, the messages as lines of ``role: content``.
 
 Invariants: every request ends within its time limit and is tried a bounded number of times; an answer of the wrong
 length, or a reward that is no finite number, is a fault of those rollouts, with its reason, and never a score; a batch
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from gymdata.errors import OutsideError, RewardError, option
 from gymdata.http import Advice, HttpClient, is_finite
 from gymdata.rewards.port import View
-from gymdata.rewards.user import last_ids
+from gymdata.rewards.user import conversation_ids
 from gymdata.rollouts.messages import JsonObject, Message
 from gymdata.urls import REWARD_KEYS, address
 
@@ -88,8 +88,8 @@ class RemoteReward:
     def texts(self, rollout: View) -> tuple[str, str]:
         """(whole text, prompt) of a rollout."""
         if self._decode is not None and rollout["turns"]:
-            prompt = [int(i) for i in rollout["turns"][0]["prompt_delta_ids"]]
-            return self._decode(last_ids(rollout).tolist()), self._decode(prompt)
+            prompt, whole = (self._decode(ids.tolist()) for ids in conversation_ids(rollout))
+            return whole, prompt
         return as_lines(rollout["messages"]), as_lines(rollout["prompt"])
 
     async def _score(self, texts: Sequence[tuple[str, str]]) -> _Answers:

@@ -42,23 +42,25 @@ import numpy as np
 
 from gymdata.errors import OutsideError, RewardError, UsageError, counted, option, raised
 from gymdata.rewards.port import TRIES, TaskRow, Value, View
-from gymdata.rollouts.turns import expand_prompts
+from gymdata.rollouts.turns import expand_prompts, main_turns
 from gymdata.user_code import end_forked, exit_raises, place_of, raised_at
 
 #: Calls of an async function of one rollout that are awaited together.
 CONCURRENT = 32
 
 
-def last_ids(rollout: View) -> np.ndarray:
-    """Prompt and generation of the last turn, as int32; empty where the rollout has no turns.
+def conversation_ids(rollout: View) -> tuple[np.ndarray, np.ndarray]:
+    """Of the conversation that the rollout's messages are (``main_turns``), as int32: the first prompt, and the last prompt
+    with its generation; empty where the rollout has no turns.
 
     Raises DataError (T209, T210) when the turns are not what was collected.
     """
     turns = rollout["turns"]
     if not turns:
-        return np.empty(0, np.int32)
-    generation = np.asarray(turns[-1]["generation_token_ids"], dtype=np.int32)
-    return np.concatenate((expand_prompts(turns)[-1], generation))
+        return np.empty(0, np.int32), np.empty(0, np.int32)
+    prompts, (first, last) = expand_prompts(turns), main_turns(turns)
+    generation = np.asarray(turns[last]["generation_token_ids"], dtype=np.int32)
+    return prompts[first], np.concatenate((prompts[last], generation))
 
 
 #: What an environment or agent leaves of a rollout. Functions that name it get it; for others it is a task's column.

@@ -291,6 +291,20 @@ def prompts_of(row: RolloutRow) -> list[Ids]:
     return expand_prompts(row["turns"], rollout=str(row["rollout_id"]))
 
 
+#: The label of the calls of an agent's main conversation; those of its later versions and forks go on after a dot.
+MAIN = "main"
+
+
+def main_turns(turns: Sequence[Turn]) -> tuple[int, int]:
+    """The first and the last turn of the conversation that a rollout's messages are: of an agent's rollout those of the
+    latest version of its main one, where a side conversation may have had the last call."""
+    labels = [turn.get("agent") or "" for turn in turns]
+    last = max((k for k, label in enumerate(labels) if f"{label}.".startswith(f"{MAIN}.")), default=None)
+    if last is None:
+        return 0, len(turns) - 1
+    return labels.index(labels[last].partition(".fork-")[0]), last
+
+
 def kinds(turns: Sequence[Turn], prompts: Sequence[Ids] | None = None) -> list[Kind]:
     """How each turn relates to what came before.
 

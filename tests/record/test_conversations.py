@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from gymdata.errors import DataError
+from gymdata.rewards.remote import RemoteReward
+from gymdata.rewards.scheduler import saved_view
 from gymdata.rollouts.turns import kinds
 from gymdata.validate.run import validate
 from tests.collect.fake_parts import END, ROLE
@@ -181,3 +184,17 @@ def test_without_a_key_a_request_belongs_to_the_session_that_it_continues(tmp_pa
         r.said("x", one, "z", key="")
         sessions = list(r.recorder.sessions.values())
         assert [s.messages_of(1)[-1]["content"] for s in sessions] == ["d", "c"]
+def test_a_reward_of_ids_reads_the_main_conversation(tmp_path: Path) -> None:
+    """From its first prompt to its last token, whichever side conversation had the first call or the last."""
+    with recording(tmp_path / "run", "title", "a", "b", "summary") as r:
+        r.said({"role": "system", "content": "Give a title"}, "x")
+        first = r.said("x", tools=TOOLS)
+        r.said("x", first, "y", tools=TOOLS)
+        r.said({"role": "system", "content": "Sum up"}, "x")
+        r.finish()
+    view = saved_view(r.row())
+    assert not isinstance(view, DataError)
+    server = RemoteReward("http://127.0.0.1:9", decode=lambda ids: "".join(chr(i) if i < 256 else "/" for i in ids))
+    assert server.texts(view) == (f"{r.prompts()[2]}b/", r.prompts()[1])
+
+
