@@ -129,8 +129,9 @@ class Session:
                 return Plan(next_prompt(self.held(turn).tolist(), bridge, chat.end_of_turn_ids), turn, new)
             except RefusedError as error:
                 refusal = str(error.message)
-        if refusal is None and (same := self._begins.get(chain[-1])) is not None:
-            step = self.steps[same]
+        step = self.steps[same] if (same := self._begins.get(chain[-1])) is not None else None
+        # The chain leaves reasoning out: with another it is another prompt.
+        if refusal is None and step and _same_thoughts(messages, [*self.messages_of(step.parent), *step.new]):
             return Plan([*self.held(step.parent).tolist(), *step.tail.tolist()], step.parent, step.new)
         edits, cause = self._edited(messages, request.tools)
         return Plan(list(chat.render(messages, request.tools)), -1, messages, edits, refusal or cause)
@@ -141,8 +142,7 @@ class Session:
             if messages[at - 1]["role"] != "assistant":
                 continue
             for turn in reversed(self._ends.get(chain[at - 1], ())):
-                pairs = zip(messages[:at], self.messages_of(turn), strict=True)
-                if all(same_reasoning(sent, recorded) for sent, recorded in pairs if sent["role"] == "assistant"):
+                if _same_thoughts(messages[:at], self.messages_of(turn)):
                     return turn, at
         return None
 
@@ -311,3 +311,9 @@ class Session:
         if at is None:
             return thread, "earlier messages changed"
         return thread, f"message {plain[at][0]} ({plain[at][1]['role']}) changed"
+
+
+def _same_thoughts(sent: Sequence[Message], recorded: Sequence[Message]) -> bool:
+    """Whether a client's version of a conversation has the reasoning of the recorded one, or leaves it out."""
+    pairs = zip(sent, recorded, strict=True)
+    return all(same_reasoning(theirs, ours) for theirs, ours in pairs if theirs["role"] == "assistant")

@@ -157,6 +157,18 @@ def test_the_same_request_again_is_a_retry(tmp_path: Path) -> None:
     assert [m["content"] for m in row["messages"]] == ["x", "b", "y", "c"]
 
 
+def test_the_same_request_with_other_reasoning_is_another_prompt(tmp_path: Path) -> None:
+    """What the model then reads is what the client sent, in place of the reasoning that it had sampled."""
+    with recording(tmp_path / "run", "THINK hm|a", "b", "c") as r:
+        first = r.said("x")
+        r.said("x", first, "y")
+        r.said("x", first | {"reasoning_content": "no"}, "y")
+        assert "hm" in r.prompts()[1]
+        assert "hm" not in r.prompts()[2]
+        r.finish()
+    assert kinds(r.row()["turns"])[-1] == "branch"
+
+
 def test_side_requests_are_conversations_of_their_own(tmp_path: Path) -> None:
     """A title comes first and a sub-agent in between; main is the first conversation with tools, and its messages are the
     row's."""
@@ -176,14 +188,6 @@ def test_side_requests_are_conversations_of_their_own(tmp_path: Path) -> None:
     assert [m["messages"][-1]["content"] for m in json.loads(row["extra"])["other_messages"]] == ["title", "sub"]
 
 
-def test_without_a_key_a_request_belongs_to_the_session_that_it_continues(tmp_path: Path) -> None:
-    """Two attempts at one task that begin alike are two rollouts, each with its own second turn."""
-    with recording(tmp_path / "run", "a", "b", "c", "d") as r:
-        one, two = r.said("x", key=""), r.said("x", key="")
-        r.said("x", two, "y", key="")
-        r.said("x", one, "z", key="")
-        sessions = list(r.recorder.sessions.values())
-        assert [s.messages_of(1)[-1]["content"] for s in sessions] == ["d", "c"]
 def test_a_reward_of_ids_reads_the_main_conversation(tmp_path: Path) -> None:
     """From its first prompt to its last token, whichever side conversation had the first call or the last."""
     with recording(tmp_path / "run", "title", "a", "b", "summary") as r:
@@ -198,3 +202,11 @@ def test_a_reward_of_ids_reads_the_main_conversation(tmp_path: Path) -> None:
     assert server.texts(view) == (f"{r.prompts()[2]}b/", r.prompts()[1])
 
 
+def test_without_a_key_a_request_belongs_to_the_session_that_it_continues(tmp_path: Path) -> None:
+    """Two attempts at one task that begin alike are two rollouts, each with its own second turn."""
+    with recording(tmp_path / "run", "a", "b", "c", "d") as r:
+        one, two = r.said("x", key=""), r.said("x", key="")
+        r.said("x", two, "y", key="")
+        r.said("x", one, "z", key="")
+        sessions = list(r.recorder.sessions.values())
+        assert [s.messages_of(1)[-1]["content"] for s in sessions] == ["d", "c"]
