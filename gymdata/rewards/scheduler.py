@@ -192,10 +192,7 @@ class RewardScheduler:
             try:
                 results = await asyncio.wait_for(self.in_thread(score_batch, self.rewards, views), limit)
             except TimeoutError:
-                fault = f"no answer within {self.timeout_s:g} s"
-                names = [reward.function.name for reward in self.rewards]
-                parts = [RewardPart(name, None, detail=fault) for name in names]
-                results = [Scored(parts, dict.fromkeys(names, fault)) for _ in batch]
+                results = [self._late(view) for view in views]
             except BaseException as error:  # noqa: BLE001 - a defect or cancellation: waiting callers must get it
                 for _, future in batch + self._waiting:
                     if not future.done():
@@ -205,6 +202,13 @@ class RewardScheduler:
             for (_, future), result in zip(batch, results, strict=True):
                 if not future.done():
                     future.set_result(result)
+
+    def _late(self, view: View) -> Scored:
+        """Every function that a rollout was to be scored by gave no answer in time."""
+        fault = f"no answer within {self.timeout_s:g} s"
+        weights = [(reward.function.name, reward.weight_for(view)) for reward in self.rewards]
+        parts = [RewardPart(name, None, weight, fault) for name, weight in weights if weight is not None]
+        return Scored(parts, {part.name: fault for part in parts})
 
 
 def saved_view(row: RolloutRow) -> View | DataError:

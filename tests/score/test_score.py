@@ -281,7 +281,8 @@ def test_the_total_leaves_out_what_does_not_apply() -> None:
 
 
 def test_a_reward_that_hangs_is_left_behind(tmp_path: Path) -> None:
-    """After --reward-timeout the batch has no values and says why, and later ones are scored."""
+    """After --reward-timeout the batch has no values and says why, and later ones are scored. A reward that a recipe does
+    not call for a rollout has not failed on it."""
     (tmp_path / "h.py").write_text(
         "import threading\n"
         "def h(hang, **_):\n"
@@ -291,7 +292,8 @@ def test_a_reward_that_hangs_is_left_behind(tmp_path: Path) -> None:
     ((function, _),) = load_rewards([f"{tmp_path / 'h.py'}:h"])
 
     async def run() -> list[Any]:
-        queue = RewardScheduler([Weighted(function)], in_thread, timeout_s=0.2)
+        not_called = Weighted(load_rewards(["exact_match"])[0][0], choose=lambda _: None)
+        queue = RewardScheduler([Weighted(function), not_called], in_thread, timeout_s=0.2)
         return [await queue.score(rollout("a", hang=hang)) for hang in (True, False)]
 
     slow, quick = asyncio.run(run())
