@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gymdata import genrm
-from gymdata.errors import OutsideError, counted
+from gymdata.errors import DataError, OutsideError, counted
 from gymdata.genrm.aggregate import Sizes
 from gymdata.genrm.schedule import Match
 from gymdata.genrm.verdict import Verdict
@@ -156,10 +156,13 @@ class PairwiseJudge:
         if not cached:
             try:
                 record = await self._shared(key, question)
-            except OutsideError as error:
-                if error.fatal and self.stop_when_gone:
+            except (OutsideError, DataError) as error:
+                gone = isinstance(error, OutsideError) and error.fatal
+                if gone and self.stop_when_gone:
                     raise
-                status = "failed" if error.retryable or error.fatal else "refused"
+                # What its prompt cannot be made of is refused, as what the judge refuses.
+                passing = gone or (isinstance(error, OutsideError) and error.retryable)
+                status = "failed" if passing else "refused"
                 self.tally.by_status[status] += 1
                 return Judged(match, status, reason=str(error.message))
         assert record is not None

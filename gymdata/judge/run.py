@@ -37,7 +37,7 @@ from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.remote.reading import located
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
-from gymdata.store.lineage import parent_of
+from gymdata.store.lineage import parent_of, refuse_duplicates
 from gymdata.store.paths import RUN_JSON, RunFacts, placed_output
 from gymdata.workers.tuning import rare_collections
 
@@ -106,6 +106,7 @@ def judge(
     config = JudgeConfig.called_with(globals()["judge"], config, settings)  # here its name is that of an argument
     config = config.model_copy(update={"path": str(located(config.path))})
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
+    refuse_duplicates(rollouts, [config.path])
     field = group_comparisons(rollouts, config.show, config.principle_for(None), config.limit)
     if not field.comparisons:
         raise DataError.empty(config.path, "groups of at least two rollouts to compare (collect with -r 2 or more)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import gymdata
-from gymdata.errors import DataError, OutsideError, StoreError, UsageError
+from gymdata.errors import DataError, OutsideError, RefusedError, StoreError, UsageError
 from gymdata.judge.groups import final_answer, response_transcript, transcript
 from gymdata.judge.prompt import DEFAULT_PROMPT, Prompt
 from gymdata.judge.run import judge as run_judge
@@ -99,6 +100,31 @@ def test_stopping_at_any_moment_repays_nothing(judge, run):
     second = judged(run, url, constrain="off")
     assert (second.asked, second.cached, second.exit_code) == (4, 8, 0)
     assert len(behaviour.requests) - before == 4
+
+
+def test_a_rollout_that_is_there_twice_is_refused(judge, run, tmp_path):
+    """It would be compared with itself, and paid for."""
+    behaviour, url = judge
+    part = next((run / "rollouts").glob("*.parquet"))
+    for name in ("a", "b"):
+        shutil.copy(part, tmp_path / f"{name}.parquet")
+    with pytest.raises(RefusedError, match="D701"):
+        judged(tmp_path / "*.parquet", url, output=tmp_path / "out")
+    assert behaviour.requests == []
+
+
+def test_a_conversation_that_a_prompt_cannot_show_is_refused_alone(judge, run, tmp_path):
+    """The comparisons of the other groups are judged."""
+    _, url = judge
+    prompt = tmp_path / "prompt.jinja"
+    prompt.write_text(
+        "{{ conversation[0].content }}{% if 'question b' in conversation[0].content %}{{ none.x }}{% endif %} asks\n\n"
+        "# Response 1\n{{ response_1 }}\n\n# Response 2\n{{ response_2 }}\n\nWhich?\n"
+    )
+    summary = judged(run, url, judge_prompt=prompt)
+    assert {status: n for status, n in summary.comparisons.items() if n} == {"judged": 6, "refused": 6}
+    rows = read_table(run / "judge-judge", COMPARISONS).to_pylist()
+    assert {(row["task_id"], row["status"]) for row in rows} == {("a", "judged"), ("b", "refused")}
 
 
 def test_a_judge_that_is_not_there_stops_the_command(run):
