@@ -65,8 +65,8 @@ class RequestQueue:
         """Judge a comparison of two or more. Raises UsageError for fewer."""
         judged = await self.pairwise_judge.compare(comparison)
         for row in self.pairwise_judge.rows(comparison, judged):
-            # A failed comparison may be judged later under the same id, so only final results are saved.
-            if row["status"] != "failed":
+            # Any other comparison may be judged later under the same id, when a member asks again.
+            if row["status"] == "judged":
                 self.comparisons.add(row)
         rewards = genrm.aggregate(
             Matches.of([(j.match, j.verdict) for j in judged]),
@@ -219,7 +219,9 @@ class Cohorts:
         if self._waiting >= self.max_waiting and (cohort is None or len(cohort.waiters) < self.size - 1):
             raise NotAnswered("waiting", f"{self._waiting:,} members are waiting for the others of their cohorts")
         if cohort is None:
-            number = self._numbers.get(member.key, 0) if member.identity else 0
+            # How many cohorts of this key there were, also before a restart.
+            before = self._numbers.get(member.key, self._answers.get(_count_of(member.key)) or 0)
+            number = before if member.identity else 0
             cohort = self._open[member.key] = _Cohort(member.key, number)
             cohort.timer = loop.call_later(self.timeout_s, self._expire, cohort)
         waiter = _Waiter(member, loop.create_future())
@@ -268,7 +270,9 @@ class Cohorts:
         try:
             comparison = self._comparison(cohort)
             outcome = await self._decide(comparison)
-            self._keep(comparison, outcome, {place: waiter.member for place, waiter in enumerate(cohort.waiters)})
+            members = {place: waiter.member for place, waiter in enumerate(cohort.waiters)}
+            count = self._numbers.get(cohort.key)
+            self._keep(comparison, outcome, members, {_count_of(cohort.key): count} if count else {})
         except BaseException as error:
             self.failed += 1
             self._end(cohort, self._stopping or NotAnswered("judge_failed", f"{type(error).__name__}: {error}"))
@@ -286,10 +290,12 @@ class Cohorts:
             else:
                 waiter.answer.set_result(reward)
 
-    def _keep(self, comparison: Comparison, outcome: Outcome, members: Mapping[int, Member]) -> None:
-        """Save the rewards of members by index before any of them is answered. All at once: after a kill, a member
-        without a saved reward would wait for others that have theirs and do not return."""
-        kept = {}
+    def _keep(
+        self, comparison: Comparison, outcome: Outcome, members: Mapping[int, Member], counts: JsonObject
+    ) -> None:
+        """Save the rewards of members by index, and ``counts``, before any of them is answered. All at once: after a kill, a
+        member without a saved reward would wait for others that have theirs and do not return."""
+        kept = dict(counts)
         for place, member in members.items():
             if member.identity is None:
                 continue
@@ -306,7 +312,7 @@ class Cohorts:
         before = replace(member, comparison=replace(comparison, candidates=[comparison.candidates[place]]))
         _same(member, before.content)
         outcome = await self._decide(comparison)
-        self._keep(comparison, outcome, {place: member})
+        self._keep(comparison, outcome, {place: member}, {})
         if (reward := outcome.rewards[place]) is None:
             raise NotAnswered("judge_failed", outcome.why_none(place))
         return reward
@@ -323,6 +329,10 @@ class Cohorts:
         elif cohort.number:
             group = f"{group}+{cohort.number}"
         return Comparison(first.run_id, group, first.task_id or group, first.conversation, candidates, first.principle)
+
+
+def _count_of(key: str) -> str:
+    return f"cohorts-{key}"
 
 
 def natural(text: str) -> list[tuple[int, int | str]]:

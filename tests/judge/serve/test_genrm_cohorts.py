@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 import resource
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +15,11 @@ import pytest
 from gymdata import genrm
 from gymdata.genrm.matches import Matches
 from gymdata.genrm.schedule import Match
+from gymdata.judge.pairwise import Candidate, Comparison, PairwiseJudge
+from gymdata.judge.port import JudgeAnswer
+from gymdata.judge.serve.cohorts import Cohorts, Member, NotAnswered, RequestQueue
+from gymdata.judge.settings import ServeConfig
+from gymdata.judge.verdict_cache import VerdictCache, VerdictLog
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.store import read_table
 from tests.judge.serve.conftest import verify_all, verify_body
@@ -126,6 +135,68 @@ def test_a_member_left_without_a_reward_can_ask_again(judge, serve):
     status, body = server.post("/verify", bodies[2])
     assert (status, body["reward"]) == (200, 5.0)
     assert len(behaviour.requests) - before == 2
+
+
+class Answering:
+    """A judge in this process, which gives ``text``."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.identity, self.default_concurrency = text, {"model": "m"}, 4
+
+    async def start(self) -> dict[str, Any]:
+        return {}
+
+    async def compare(self, *_: Any) -> JudgeAnswer:
+        return JudgeAnswer(self.text)
+
+    async def close(self) -> None: ...
+
+
+def queue_of(judge: Answering, log: VerdictLog) -> RequestQueue:
+    config = ServeConfig(genrm="m", genrm_parse_retries=0, comparison_strategy="all_pairs")
+    pairwise = PairwiseJudge(config, judge, VerdictCache(None), retry_unparsed=True, stop_when_gone=False)
+    return RequestQueue(config, pairwise, log)
+
+
+def member_of(rollout_id: str) -> Member:
+    conversation = [{"role": "user", "content": "q"}]
+    own = Comparison("r", "g", "t", conversation, [Candidate(rollout_id, 0, f"answer {rollout_id}")])
+    return Member("key", ("g", "0", rollout_id), own)
+
+
+def rows_in(file: Path) -> list[Any]:
+    """The rollouts of each comparison, and what came of it."""
+    names = ("rollout_i", "rollout_j", "status", "score_1")
+    return [tuple(json.loads(line)[name] for name in names) for line in file.read_text().splitlines()]
+
+
+def test_comparisons_say_what_a_reward_came_of(tmp_path: Path) -> None:
+    """A comparison that is judged when a member asks again is there with its verdict, which decided the reward."""
+    judge, log = Answering("nothing"), VerdictLog(tmp_path / "c.jsonl", "comparison_id")
+    cohorts = Cohorts(2, 60.0, queue_of(judge, log).decide, VerdictCache(None), 9)
+
+    async def ask() -> list[Any]:
+        first = await asyncio.gather(*(cohorts.join(member_of(name)) for name in "ab"), return_exceptions=True)
+        judge.text = verdict("q=5", "q=1")
+        return [*map(type, first), await cohorts.join(member_of("a"))]
+
+    assert asyncio.run(ask()) == [NotAnswered, NotAnswered, 5.0]
+    assert rows_in(tmp_path / "c.jsonl") == [("a", "b", "judged", 5.0)]
+
+
+def test_a_groups_next_cohort_is_another_after_a_restart(tmp_path: Path) -> None:
+    """Its comparisons are kept beside those of the first."""
+
+    async def ask(names: str) -> None:
+        log, answers = VerdictLog(tmp_path / "c.jsonl", "comparison_id"), VerdictCache(tmp_path / "answers.journal")
+        cohorts = Cohorts(2, 60.0, queue_of(Answering(verdict("q=5", "q=1")), log).decide, answers, 9)
+        await asyncio.gather(*(cohorts.join(member_of(name)) for name in names))
+        log.close()
+        answers.close()
+
+    for names in ("ab", "cd"):
+        asyncio.run(ask(names))
+    assert rows_in(tmp_path / "c.jsonl") == [("a", "b", "judged", 5.0), ("c", "d", "judged", 5.0)]
 
 
 # --- many at once --------------------------------------------------------------------------------------------------
