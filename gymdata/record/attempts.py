@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import secrets
 import shutil
-import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -38,6 +37,7 @@ from gymdata.store import Run
 from gymdata.store.lock import LOCK, claim
 from gymdata.urls import address_of, listening_socket
 from gymdata.workers.serving import server_of
+from gymdata.workers.signals import signal_name
 
 #: Settings that the recorder has from ``collect`` under the same names.
 _SHARED = ("policy_version", "reward_timeout", "request_timeout", "retries", "max_turns", "max_context", "force")
@@ -248,7 +248,7 @@ class AgentRollout(Rollout):
             last = last or f"its client's base URL is {'OPENAI_BASE_URL' if output else 'the argument base_url'}"
             raise OutsideError("agent", f"{how} without a model call: {last}")
         if result.exit_code < 0:
-            raise OutsideError("agent", f"was ended by signal {signal.Signals(-result.exit_code).name}")
+            raise OutsideError("agent", f"was ended by signal {signal_name(-result.exit_code)}")
         failed = Outcome(ends.TRUNCATED, f"exit_{result.exit_code}")
         self.outcome = failed if result.exit_code else Outcome(ends.COMPLETED, None)
 

@@ -34,9 +34,16 @@ def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
             os.killpg(process.pid, number)
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL; of a real-time signal, which has no name, its number."""
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return str(number)
+
+
 def how_ended(code: int) -> str:
     """How a child with this exit code ended, after its name: "was ended by SIGKILL", "ended with exit code 1"."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
 
 def last_lines(log: Path, n: int = 14) -> list[str]:

@@ -98,6 +98,7 @@ def test_the_ids_are_those_of_collect_with_the_same_seed(tmp_path: Path) -> None
         ("true {prompt}", "agent: ended with exit code 0 without a model call: its client's base URL is OPENAI_BASE_URL"),
         ("./no-such-agent {prompt}", "agent: ./no-such-agent: cannot be run: No such file or directory"),
         (asking().replace("sys.exit(code)", "os.kill(os.getpid(), 9)"), "agent: was ended by signal SIGKILL"),
+        (asking().replace("sys.exit(code)", "os.kill(os.getpid(), 40)"), "agent: was ended by signal 40"),
     ],
 )  # fmt: skip
 def test_an_agent_that_crashes_is_a_failed_attempt(tmp_path: Path, command: str, message: str) -> None:
