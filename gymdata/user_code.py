@@ -184,11 +184,18 @@ def from_here(file: str) -> str:
 
 
 async def called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """``function(*arguments)`` of user code: async functions run in the loop, others in a thread. ``os._exit`` raises."""
+    """``function(*arguments)`` of user code: async functions run in the loop, others in a thread. ``os._exit`` raises, and a
+    cancellation of the code's own is an error like any other: the loop would take it for the end of the command."""
     if not inspect.iscoroutinefunction(function):
         return await in_thread(function, *arguments)
-    with exit_raises():
-        return await function(*arguments)
+    try:
+        with exit_raises():
+            return await function(*arguments)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError(raised(error)).with_traceback(error.__traceback__) from error
 
 
 _calling: contextvars.ContextVar[int | None] = contextvars.ContextVar("gymdata_user_code", default=None)
@@ -236,9 +243,9 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             with exit_raises():
                 settled: tuple[Callable[..., None], Any] = future.set_result, function(*arguments)
-        except (KeyboardInterrupt, StopIteration) as error:
-            # A future cannot hold StopIteration, and the loop would take the other for the end of the command.
-            settled = future.set_exception, RuntimeError(raised(error))
+        except (KeyboardInterrupt, StopIteration, asyncio.CancelledError) as error:
+            # A future cannot hold StopIteration, and the loop would take the others for the end of the command.
+            settled = future.set_exception, RuntimeError(raised(error)).with_traceback(error.__traceback__)
         except BaseException as error:  # noqa: BLE001 - handed to the waiting coroutine, whatever it is
             settled = future.set_exception, error
         with contextlib.suppress(RuntimeError):  # the loop ended meanwhile: there is no one to notify

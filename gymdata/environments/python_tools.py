@@ -162,11 +162,8 @@ class PythonTools:
         try:
             async with asyncio.timeout(self.timeout_s) as limit:
                 return await answer
-        except (TimeoutError, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if limit.expired() or (
-                isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
-            ):
+        except TimeoutError as error:
+            if limit.expired():
                 raise
             # The tool's own, of a request that it made: as any other error that it raises.
             raise RuntimeError(raised(error)) from error

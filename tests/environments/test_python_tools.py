@@ -232,6 +232,17 @@ def test_a_reward_that_is_no_number_is_the_environments_failure(file: Path) -> N
     assert step(file, done, name="Odd", reward=None).reward is None
 
 
+@pytest.mark.parametrize("how", ["async def", "def"])
+def test_a_cancellation_of_its_own_is_the_environments_failure(tmp_path: Path, how: str) -> None:
+    """Of a request that it made, as any other error: it is not taken for the end of the command."""
+    file = tmp_path / "drops.py"
+    file.write_text(
+        f"import asyncio\n\nclass Drops:\n    {how} respond(self, message):\n        raise asyncio.CancelledError('gone')\n"
+    )
+    with pytest.raises(OutsideError, match=r"environment: respond raised .*CancelledError: gone \(.*drops\.py:5"):
+        step(file, {"role": "assistant", "content": "hello"}, name="Drops")
+
+
 def test_a_tool_that_hangs_is_the_environments_failure(file: Path) -> None:
     """No answer within --tool-timeout: an OutsideError that names the tool."""
     with pytest.raises(OutsideError, match=r"environment: tool hang gave no answer within 0\.1 s"):
