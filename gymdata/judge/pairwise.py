@@ -155,7 +155,7 @@ class PairwiseJudge:
         cached = record is not None and not (self.retry_unparsed and self._verdict(record) is None)
         if not cached:
             try:
-                record = await self._shared(key, question)
+                record = await self._shared(key, question, 0 if record is None else record["tries"])
             except (OutsideError, DataError) as error:
                 gone = isinstance(error, OutsideError) and error.fatal
                 if gone and self.stop_when_gone:
@@ -188,11 +188,11 @@ class PairwiseJudge:
         )
         return verdict if finite else None
 
-    async def _shared(self, key: str, question: tuple[Any, ...]) -> JsonObject:
-        """One call for all identical requests in flight."""
+    async def _shared(self, key: str, question: tuple[Any, ...], tries: int) -> JsonObject:
+        """One call for all identical requests in flight; ``tries``: those that were made for it before."""
         under_way = self._under_way.get(key)
         if under_way is None:
-            under_way = asyncio.ensure_future(self._ask(key, question))
+            under_way = asyncio.ensure_future(self._ask(key, question, tries))
             self._under_way[key] = under_way
             under_way.add_done_callback(lambda done: self._forget(key, done))
         # One caller's cancellation must not cancel the call for the others.
@@ -203,12 +203,13 @@ class PairwiseJudge:
         if not done.cancelled():
             done.exception()  # looked at, so that nothing is logged of it later
 
-    async def _ask(self, key: str, question: tuple[Any, ...]) -> JsonObject:
+    async def _ask(self, key: str, question: tuple[Any, ...], tries: int) -> JsonObject:
         conversation, one, two, principle = question
         record: JsonObject = {}
         await self.start()
-        for attempt in range(self.config.genrm_parse_retries + 1):
-            if attempt:
+        # With the seeds of earlier tries a judge would give their answers again.
+        for attempt in range(tries, tries + self.config.genrm_parse_retries + 1):
+            if attempt > tries:
                 await asyncio.sleep(self.config.genrm_parse_retry_sleep_s)
             async with self._room:
                 self.tally.asked += 1

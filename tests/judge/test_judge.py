@@ -168,6 +168,9 @@ def test_retries_are_sampled_afresh(judge, run):
     assert len(set(seeds)) == len(seeds) == 12
     judged(run, url, limit=1, comparison_strategy="all_pairs", output=run / "again")
     assert sorted(body["seed"] for body in behaviour.requests[12:]) == sorted(seeds)
+    # What is asked again on request is another sample, too.
+    judged(run, url, limit=1, comparison_strategy="all_pairs", retry_unparsed=True)
+    assert len({body["seed"] for body in behaviour.requests}) == 24
 
 
 def test_other_settings_are_refused_in_the_same_place(judge, run):
