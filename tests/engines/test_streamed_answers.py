@@ -47,6 +47,14 @@ def test_chunks_become_the_answer_however_they_are_cut(size: int) -> None:
     assert choices[1]["prompt_token_ids"] == [1, 2]
 
 
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_server_that_does_not_stream_is_read_all_the_same(end: bytes) -> None:
+    """Its answer is one object, with a line feed after it or without."""
+    stream = CompletionStream(lambda *_: None, 2, None)
+    stream.feed(orjson.dumps({"model": "m", "choices": CHUNKS[:2]}) + end)
+    assert {choice["index"] for choice in stream.answer()["choices"]} == {0, 1}
+
+
 @pytest.mark.parametrize(
     ("sent", "message"),
     [

@@ -33,6 +33,8 @@ class CompletionStream:
     def begin(self) -> None:
         """Another try begins."""
         self._rest, self._ended = b"", False
+        #: Lines that are no chunk: of a server that does not stream, the answer.
+        self._plain = b""
         self._answer: JsonObject = {}
         self._choices: dict[Any, JsonObject] = {}
 
@@ -45,11 +47,14 @@ class CompletionStream:
                 self._ended = True
             elif line.startswith(b"data:"):
                 self._take(data)
+            else:
+                self._plain += line
 
     def answer(self) -> JsonObject:
         """The whole answer. Raises OutsideError when the stream has no end."""
-        if not self._choices and self._rest.lstrip().startswith(b"{"):
-            self._take(self._rest)  # a server that does not stream
+        plain = self._plain + self._rest
+        if not self._choices and plain.lstrip().startswith(b"{"):
+            self._take(plain)
         elif not self._ended:
             raise OutsideError("engine", "the server's stream ended before its end", retryable=True)
         return {**self._answer, "choices": list(self._choices.values())}
