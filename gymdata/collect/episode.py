@@ -28,7 +28,7 @@ from gymdata.collect.resume import RunKey, request_seed
 from gymdata.collect.spent import Spent
 from gymdata.engines.port import Chat, Conversation, Generation, Sampler, SampleRequest
 from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict
-from gymdata.errors import GymdataError, OutsideError
+from gymdata.errors import DataError, GymdataError, OutsideError, RefusedError
 from gymdata.rollouts.messages import Message, RolloutRow, Task, ToolDefinition
 from gymdata.rollouts.next_prompt import next_prompt
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts
@@ -288,7 +288,8 @@ class Rollout:
             self.outcome, self.failure = None, ends.failure(error, "verdict")
 
     async def _guarded(self, work: Any) -> None:
-        """Run ``work`` under the time limit; outside faults become this rollout's failure."""
+        """Run ``work`` under the time limit; outside faults, and a conversation that the chat template refuses, become this
+        rollout's failure."""
         try:
             if (left := self.remaining_s()) is None:
                 await work
@@ -303,6 +304,9 @@ class Rollout:
         except OutsideError as error:
             self.outcome = None
             self.failure = ends.failure(error, self._place)
+        except (DataError, RefusedError) as error:
+            self.outcome = None
+            self.failure = ends.unwritable(error, self._place if self.encoder.turns else None)
 
 
 def _add_reward(turn: Turn, reward: float | None) -> None:

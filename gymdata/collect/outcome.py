@@ -13,6 +13,7 @@
 | a workflow failed, or gave nothing within the time limit | failed, kind ``environment`` | |
 | the time limit passed before the environment had given a first prompt | failed, kind ``environment`` | |
 | the first prompt leaves no room for a single token | failed, kind ``environment`` | |
+| the chat template refuses the conversation, or rewrites what came before | failed, kind ``engine`` | |
 | ``--on-break fail``, and the engine read another prompt than what came before | failed, kind ``engine`` | |
 | the time limit passed while the server could not be reached | failed, kind ``engine`` | |
 | an agent ended with an exit code other than 0 after a model call | truncated | ``exit_N`` |
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gymdata.environments.port import StepResult
-from gymdata.errors import OutsideError
+from gymdata.errors import GymdataError, OutsideError
 
 #: What is at fault for an attempt.
 Kind = Literal["engine", "environment", "agent"]
@@ -122,6 +123,11 @@ def no_room_at_start(prompt_length: str, limits: Limits) -> Failure:
         f"engine: the prompt has {prompt_length} tokens and leaves no room to generate: {limit}",
         final=True,
     )
+
+
+def unwritable(error: GymdataError, place: str | None) -> Failure:
+    """The chat template makes no prompt of the conversation; without a ``place``, of that which the rollout begins with."""
+    return Failure("engine", place or "prompt", f"engine: {error.message}", hint=error.hint, final=place is None)
 
 
 def start_took_too_long(limits: Limits) -> Failure:

@@ -14,7 +14,7 @@ import pytest
 import gymdata
 from gymdata.collect.run import collect
 from gymdata.engines.port import SampleRequest
-from gymdata.errors import DataError, OutsideError, StoreError, UsageError
+from gymdata.errors import DataError, OutsideError, RefusedError, StoreError, UsageError
 from gymdata.store import Run, read_run_json
 from tests.collect.fake_parts import FakeSampler, LetterChat, add_or_answer, engine_fault, parts
 from tests.collect.saved_rows import failures_of, rows_of
@@ -202,6 +202,32 @@ def test_a_time_limit_truncates_with_what_there_is(
         assert bool(row["turns"][0]["generation_token_ids"]) is generated
         assert len(row["turns"][0]["prompt_delta_ids"]) > 0
     assert (len(rows), summary.failures, summary.exit_code) == (2, 0, 0)
+
+
+def test_a_conversation_that_the_chat_template_refuses_is_a_failure(play: Play, tmp_path: Path, adder: str) -> None:
+    """At its start for good, and later with the turns so far; the other rollouts are played."""
+
+    class Picky(LetterChat):
+        def render(self, messages: Any, tools: Any) -> list[int]:
+            if messages[0]["content"] == "q1":
+                raise DataError("the chat template refuses a conversation of (user)")
+            return super().render(messages, tools)
+
+        def bridge(self, messages: Any, new: Any, tools: Any) -> list[int]:
+            if messages[0]["content"] == "q3":
+                raise RefusedError("the chat template rewrites earlier messages")
+            return super().bridge(messages, new, tools)
+
+    for attempt in (1, 2):
+        picky = parts(FakeSampler(add_or_answer), env=adder)
+        picky.chat = Picky()
+        summary, rows = play(5, own_parts=picky)
+        assert (len(rows), summary.pending, summary.exhausted, summary.exit_code) == (3, 1, 1, 1)
+        records = [(r["place"], r["message"], r["final"], len(r["turns"])) for r in failures_of(tmp_path / "run")]
+        assert sorted(records) == [
+            ("prompt", "engine: the chat template refuses a conversation of (user)", True, 0),
+            *[("turn 0", "engine: the chat template rewrites earlier messages", False, 1)] * attempt,
+        ]
 
 
 def test_a_resumed_run_keeps_to_its_concurrency(play: Play) -> None:
