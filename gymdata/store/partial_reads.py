@@ -227,7 +227,7 @@ def scan_lazy(path: str | Path, table: Table = ROLLOUTS) -> pl.LazyFrame:
     ) -> Iterator[pl.DataFrame]:
         names = columns if columns is not None else list(schema)
         if predicate is not None and n_rows is None:
-            named = predicate.meta.root_names()
+            named = list(dict.fromkeys(predicate.meta.root_names()))
             nested = any(schema[name].is_nested() for name in set(names) - set(named))
             if nested and all(source.kind == "parquet" for source in resolve(path, table)):
                 for scalars, group in zip(row_groups(path, table, named), row_groups(path, table, names), strict=True):

@@ -47,6 +47,13 @@ def test_tokens_of_rows_that_a_filter_leaves_out_are_not_read(file: Path) -> Non
         scan_lazy(file).filter(pl.col("reward") == 2.0).select("turns").collect()
 
 
+def test_a_filter_may_name_a_column_twice(file: Path) -> None:
+    """A range of rewards keeps the rows in it, with all their columns."""
+    reward = pl.col("reward")
+    rows = scan_lazy(file).filter((reward > 0.0) & (reward < 2.0)).collect()
+    assert rows["rollout_id"].to_list() == ["t-1"]
+
+
 def test_a_changed_file_of_a_run_gives_no_value(tmp_path: Path) -> None:
     """What differs from its run.json is refused before the first row, whatever columns are asked for."""
     with Run.open(tmp_path / "run", identity={}, extent={}, operation={}, facts={"stage": "collect"}) as run:
