@@ -352,7 +352,25 @@ def _scan_json(source: Source, table: Table, names: Sequence[str] | None) -> Ite
         # The first row says which optional columns the file has.
         has = first[1] if isinstance(first[1], dict) else {}
         kept = [n for n in table.schema.names if n not in table.optional or n in has or n in HASHES]
+        rows = _refusing(rows, sorted(table.optional.difference(kept)), where)
     yield from row_batches(chain([first], rows), table, kept, where)
+
+
+def _refusing(
+    rows: Iterator[tuple[int, Any, int]], lacking: Collection[str], where: str
+) -> Iterator[tuple[int, Any, int]]:
+    """``rows``; raises DataError for one with a value in a column that the first row of its file lacks: its values would be
+    lost."""
+    for row in rows:
+        for name in lacking:
+            if type(row[1]) is dict and row[1].get(name) is not None:
+                hint = (
+                    "a column is in all rows of a file, or in none: add it to the others, null where there is no value"
+                )
+                raise DataError.bad_row(
+                    where, row[0], name, "a value", "none, as the first row has no such column", hint
+                )
+        yield row
 
 
 def _rows(source: Source, table: Table) -> Iterator[tuple[int, Any, int]]:

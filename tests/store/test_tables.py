@@ -302,6 +302,16 @@ def test_optional_columns_are_null_where_a_file_lacks_them(tmp_path: Path):
     assert read_table(tmp_path / "a.parquet", PAIRS, ["ref_hash"])["ref_hash"].to_pylist() == [None]
 
 
+def test_a_value_in_a_column_that_the_first_row_lacks_is_not_lost(tmp_path: Path):
+    """Lines of two files in one, the second with more columns, are refused with the line and the column."""
+    rows = [json.loads(json.dumps(_filled(PAIRS.schema, n), default=str)) for n in (1, 2)]
+    del rows[0]["rendered"]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match="line 2, field 'rendered': got a value, expected none, as the first row"):
+        read_table(tmp_path / "pairs.jsonl", PAIRS)
+    assert read_table(tmp_path / "pairs.jsonl", PAIRS, ["rendered"])["rendered"].to_pylist() == [None, True]
+
+
 def test_files_of_other_writers_are_brought_into_shape(tmp_path: Path, rollouts: pa.Table):
     """What Polars and DuckDB write of the same rows (large lists, nullable fields, no metadata) reads as the same table."""
     import duckdb
