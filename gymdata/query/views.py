@@ -186,7 +186,7 @@ class Views:
         """
         text = sql.lower()
         named = [name for name in self.names if re.search(rf"\b{name}\b", text)]
-        everything = bool(re.search(r"\*(?!\s*\))|columns|describe|summarize|\bshow\b", text))
+        everything = bool(re.search(r"\*(?!\s*\))|columns|describe|summarize|\bshow\b", text)) or _selects_all(text)
         rewards, prompts = (everything or word in text for word in ("reward_", "prompt_token_ids"))
         marks = any(re.search(rf"\b{name}\b", text) for name in MARKED) or (everything and self._has_marks)
         self._make(named or self.names, rewards=rewards, prompts=prompts, marks=marks)
@@ -337,6 +337,13 @@ FROM ({body}) r LEFT JOIN gymdata_marked m USING (rollout_id)"""
         create: Any = self.con.create_function
         create(_UDF, prompts, [f"STRUCT({fields})[]", "VARCHAR"], "INTEGER[][]", type="arrow")
         self._udf = True
+
+
+def _selects_all(text: str) -> bool:
+    """Whether all columns may be meant without a star: ``FROM rollouts``, ``TABLE rollouts``."""
+    sources, selects = (len(re.findall(rf"\b(?:{word})\b", text)) for word in ("from|table", "select"))
+    begins = re.search(r"(?:^|[(;]|\b(?:all|union|except|intersect|name))\s*(?:from|table)\b", text)
+    return begins is not None or (text.lstrip().startswith("with") and sources > selects)
 
 
 def _text(value: str) -> str:
