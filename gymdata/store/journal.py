@@ -336,7 +336,7 @@ def _record(line: bytes) -> FailureRow | None:
 
 
 def repair_failures(file: Path) -> list[Repair]:
-    """Cut off a last line without newline, keeping it in ``FILE.torn``."""
+    """Cut off a last line that is torn, keeping it in ``FILE.torn``."""
     if not file.exists():
         return []
     with file.open("rb") as handle:
@@ -347,6 +347,10 @@ def repair_failures(file: Path) -> list[Repair]:
         return []
     cut = tail.rfind(b"\n") + 1
     torn = tail[cut:]
+    if _record(torn) is not None:
+        with file.open("ab") as handle:  # only the end of its line is missing
+            handle.write(b"\n")
+        return []
     found = Repair(file, base + cut, len(torn), True)
     put_aside(file.with_name(file.name + ".torn"), [(found, torn)])
     os.truncate(file, base + cut)

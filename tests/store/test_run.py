@@ -255,6 +255,18 @@ def test_failures_are_kept_and_read_back(tmp_path: Path, open_run, row):
     assert failure["turns"][1]["generation_token_ids"] == turns[1]["generation_token_ids"].tolist()
 
 
+def test_a_failure_that_lacks_only_the_end_of_its_line_is_kept(tmp_path: Path, open_run):
+    """A crash before the last byte of a record costs nothing: it is read before and after the run is opened again."""
+    with open_run() as run:
+        run.fail({"kind": "engine", "attempt": 0})
+    file = tmp_path / "run" / "failures.jsonl"
+    file.write_bytes(file.read_bytes()[:-1])
+    with open_run() as run:
+        assert run.repairs == []
+        run.fail({"kind": "engine", "attempt": 1})
+    assert [failure["attempt"] for failure in read_failures(tmp_path / "run")] == [0, 1]
+
+
 def test_an_error_in_the_block_leaves_the_journal(tmp_path: Path, open_run, row):
     """A run left by an exception is not sealed; its rows stay readable, and the attempt says what ended it."""
 
