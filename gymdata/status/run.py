@@ -287,9 +287,11 @@ def _of_training(shown: RunStatus, folder: Path, facts: RunFacts) -> RunStatus:
     wanted = facts.get("steps") if shown.state == "complete" else None
     if wanted is None and epoch and isinstance(epochs, (int, float)):
         wanted = round(step / epoch * epochs)
-    seconds = float(last.get("elapsed_s") or 0.0)
-    first = int(rows[0].get("step") or 0) - 1
-    per_minute = 60.0 * (step - first) / seconds if seconds else None
+    # Each process counts seconds from its own beginning: what it did is what came after the last row of the one before.
+    seconds = [float(row.get("elapsed_s") or 0.0) for row in rows]
+    resumed = max((n for n in range(1, len(rows)) if seconds[n] < seconds[n - 1]), default=0)
+    before = int(rows[resumed - 1].get("step") or 0) if resumed else 0
+    per_minute = 60.0 * (step - before) / seconds[-1] if seconds[-1] else None
     left = None if wanted is None or not per_minute else max(0, wanted - step) / per_minute * 60.0
     newest = {name: value for row in rows for name, value in row.items() if name in _FIGURES}
     return replace(

@@ -107,6 +107,21 @@ def test_a_training_shows_steps_and_its_newest_figures(tmp_path: Path) -> None:
     assert only(tmp_path).state == "interrupted"
 
 
+@pytest.mark.parametrize(
+    ("times", "speed"),
+    [({10: 100}, 6.0), ({100: 1000, 200: 2000, 201: 10, 202: 20}, 6.0)],
+    ids=["each tenth", "resumed"],
+)
+def test_the_speed_of_a_training_is_that_of_its_present_process(
+    tmp_path: Path, times: dict[int, float], speed: float
+) -> None:
+    """Step → seconds since its process began: steps that are not logged count, and those before a resume do not."""
+    rows = [{"step": step, "epoch": step / 100, "elapsed_s": seconds} for step, seconds in times.items()]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "run.json").write_text(json.dumps({"stage": "train-sft", "status": "running", "files": []}))
+    assert only(tmp_path).per_minute == speed
+
+
 def test_a_run_of_another_machine_is_not_called_interrupted(tmp_path: Path) -> None:
     """Its lock cannot be seen from here, but names the machine that holds it."""
     attempts = [{"started_at": "2026-11-01T00:00:00+00:00", "ended_at": None}]
