@@ -141,8 +141,15 @@ def append(file: Path, mark: Mark) -> None:
             size = os.fstat(fd).st_size
             # What a machine that stopped left of a line must not swallow this one.
             torn = size and os.pread(fd, 1, size - 1) != b"\n"
-            os.write(fd, (b"\n" if torn else b"") + line)
-            os.fsync(fd)
+            rest = (b"\n" if torn else b"") + line
+            try:
+                # A disk that becomes full takes a part of it first.
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
+                os.fsync(fd)
+            except OSError:
+                os.ftruncate(fd, size)
+                raise
         finally:
             os.close(fd)
     except OSError as error:
@@ -194,7 +201,7 @@ def _lines(file: Path) -> Iterable[Mark]:
         try:
             mark = Mark(**orjson.loads(line))
             _refuse_odd(mark)
-        except (orjson.JSONDecodeError, TypeError, UsageError) as error:
+        except (orjson.JSONDecodeError, TypeError, AttributeError, UsageError) as error:
             if isinstance(error, orjson.JSONDecodeError):
                 warn(f"{file}: line {number:,} was not finished and is no mark")
                 continue

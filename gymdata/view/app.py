@@ -86,7 +86,10 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
                 name, values, status = "error.html", {"title": "Not here", "message": str(missing)}, 404
             except (GymdataError, OSError) as error:
                 name, values, status = "error.html", {"title": "This cannot be shown", "message": str(error)}, 422
-            values |= pages.around(request, bare="fragment" in request.query_params)
+            try:
+                values |= pages.around(request, bare="fragment" in request.query_params)
+            except (GymdataError, OSError) as error:  # marks that cannot be read
+                return PlainTextResponse(f"{error}\n", 422)
             return HTMLResponse(templates.get_template(name).render(values), status)
 
         return answer

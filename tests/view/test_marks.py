@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.scores.marks import FILE, Mark, Marks, append, read_marks
+from tests.kills import full_disk
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import BROKEN, Open, Site
 
@@ -53,6 +54,24 @@ def test_a_page_writes_what_a_person_says(site: Open, run: Path) -> None:
     page = pages.page("/rollout", id="a-1")
     assert "&lt;b&gt;odd&lt;/b&gt;" in page
     assert "reward corrected to 0.5" in page
+
+
+def test_a_mark_is_on_the_disk_whole_or_refused(run: Path) -> None:
+    """A disk that takes a part of a mark leaves the marks before it, and is named."""
+    mark(run, ("tag", "a-1", "good", None))
+    before = (run / FILE).read_bytes()
+    with full_disk(len(before) + 40), pytest.raises(StoreError, match="free space"):
+        mark(run, ("tag", "a-1", "fine", None))
+    assert (run / FILE).read_bytes() == before
+
+
+def test_marks_that_cannot_be_read_are_named_on_every_page(site: Open, run: Path) -> None:
+    """With file and line, in place of pages that would be without what people said."""
+    mark(run, ("tag", "a-1", "good", None))
+    with (run / FILE).open("a") as file:
+        file.write('{"kind": "tag", "rollout_id": "a-1", "task_id": "a", "who": 1, "marked_at": "", "value": "b"}\n')
+    answer = site(run).get("/")
+    assert (answer.status_code, f"{run / FILE}, line 2" in answer.text) == (422, True)
 
 
 def test_nothing_is_written_without_annotate_or_the_pages_token(site: Open, run: Path) -> None:
