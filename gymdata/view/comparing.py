@@ -6,6 +6,7 @@ import difflib
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,12 @@ class Verdicts:
         known = np.isfinite(self.indices[0]) & np.isfinite(self.indices[1])
         #: Comparisons of which both rollouts are here, in the order of their ids: those of ``matches``.
         self.places = self.order[known[self.order]]
-        self.matches = matches_in(keys.select(list(MATCH_COLUMNS)), number)
+        #: The file of each comparison. Two judges of one run use the same ids: what one of them says is no second opinion of
+        #: the other, so the rollouts of each file have numbers of their own.
+        self.files = np.searchsorted(rows.file_starts, np.arange(len(rows)), side="right") - 1
+        matches = matches_in(keys.select(list(MATCH_COLUMNS)), number)
+        apart = self.files[self.places] * len(rewards)
+        self.matches = replace(matches, first=matches.first + apart, second=matches.second + apart)
         self.won = np.full(len(rows), np.nan)
         self.won[self.places] = winners(self.matches)
         a, b, flipped = position_inconsistency(self.matches)
@@ -182,7 +188,7 @@ class Verdicts:
         self.tied = known & (better != 0) & (self.won == 0)
         self.unequal = known & (better == 0) & (self.won != 0)
         self.unlike, self.alike = known & (better != 0), known & (better == 0)
-        self.all_rewards = rewards
+        self.all_rewards = np.tile(rewards, max(1, len(rows.files)))
         self.pairs = a, b, flipped, one_tie
 
     def figures(self) -> list[Values]:
@@ -238,6 +244,7 @@ class Verdicts:
         for row, n in zip(rows, numbers, strict=True):
             won = self.won[n]
             row |= {
+                "file": int(self.files[n]),
                 "winner": None if np.isnan(won) else int(won),
                 "flip": bool(self.flips[n]),
                 "half": bool(self.half_ties[n]),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -268,7 +269,7 @@ class Pages:
     def why_in_pair(self, request: Request) -> Values:
         """How one token of a pair's completion is trained."""
         rows, side = self.stages.rows("pairs"), request.query_params.get("side", "")
-        numbers = rows.where("pair_id", request.query_params.get("id", ""))
+        numbers = _named(rows, "pair_id", request)
         if not numbers or side not in ("chosen", "rejected"):
             raise Missing("the address names no pair that is here, or no side of it")
         row = rows.row(numbers[0])
@@ -314,9 +315,8 @@ class Pages:
         columns = [*LISTED, "messages"]
         task = self.index.row(snapshot, mates[0])["task"]
         values = comparing.group_cards(snapshot.scored(self.index.rows(snapshot, mates, columns), mates))
-        rewards = [
-            card["reward"] for card in values["cards"] if card["reward"] is not None and np.isfinite(card["reward"])
-        ]
+        every = snapshot.table["reward"].take(pa.array(mates, pa.int64())).to_pylist()
+        rewards = [reward for reward in every if reward is not None and np.isfinite(reward)]
         return values | {
             "task": snapshot.table["task_id"][mates[0]].as_py(),
             "run": run_names(snapshot, several=True).get(snapshot.table["run_id"][mates[0]].as_py()),
@@ -341,7 +341,7 @@ class Pages:
     def pair(self, request: Request) -> Page:
         given = request.query_params.get("id", "")
         rows = self.stages.rows("pairs")
-        found = rows.where("pair_id", given)
+        found = _named(rows, "pair_id", request)
         if not found:
             raise Missing(f"there is no pair {given!r} among the {len(rows):,} here")
         file = rows.file_number(found[0])
@@ -401,7 +401,7 @@ class Pages:
     def comparison(self, request: Request) -> Page:
         given = request.query_params.get("id", "")
         rows, snapshot = self.stages.rows("comparisons"), self.index.snapshot()
-        found = rows.where("comparison_id", given)
+        found = _named(rows, "comparison_id", request)
         if not found:
             raise Missing(f"there is no comparison {given!r} among the {len(rows):,} here")
         verdicts = self.verdicts(rows, snapshot)
@@ -512,6 +512,14 @@ class Pages:
 
     def lineage(self, _: Request) -> Page:
         return "lineage.html", lineage.graph(self.index.paths)
+
+
+def _named(rows: Rows, column: str, request: Request) -> list[int]:
+    """The rows of the address's ``id``, those of its file ``n`` first: two judges, or files of pairs, use the same ids."""
+    file = request.query_params.get("n")
+    return sorted(
+        rows.where(column, request.query_params.get("id", "")), key=lambda n: str(rows.file_number(n)) != file
+    )
 
 
 def _chosen(request: Request, below: int) -> int:

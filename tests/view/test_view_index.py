@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import shutil
@@ -10,12 +11,15 @@ from pathlib import Path
 import pytest
 
 import gymdata
+from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import paired_difference_ci
-from gymdata.store import Run
+from gymdata.store import Run, write_table
+from gymdata.view.evidence.facets import columns_of
 from gymdata.view.evidence.faults import Faults
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.selection import Query, Selector, command_of, condition_of
-from tests.rollout_files import rollout, two_turns, write_run
+from tests.kills import full_disk
+from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 
 ROWS = [rollout(f"t{k // 2}", k % 2, float(k % 2) if k < 6 else None, two_turns(20 + k, 40 + k)) for k in range(8)]
 
@@ -78,6 +82,39 @@ def test_a_run_that_is_written_again_and_again_shows_the_rows_of_its_newest_file
         row = index.row(index.snapshot(), 0)
         shown.append((row["turns"][1]["generation_token_ids"], row["reward"]))
     assert shown == [([answer, 2], float(answer)) for answer in range(100, 120)]
+
+
+def test_after_a_full_disk_every_row_is_its_own(tmp_path: Path):
+    """What the temporary folder took of a batch before it was full is part of no rollout."""
+    index = RolloutIndex([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], fresh_s=0)
+    write_table(rollouts_table(ROWS[:1]), tmp_path / "a.jsonl", ROLLOUTS)
+    index.snapshot()
+    rows = [rollout("t", k, 1.0, two_turns(20, 40 + k)) for k in range(2)]
+    for row in rows:
+        write_table(rollouts_table([row]), tmp_path / "b.jsonl", ROLLOUTS)
+        if row is rows[0]:
+            with full_disk(8_000):
+                assert len(index.snapshot().problems) == 1
+    snapshot = index.snapshot()
+    assert [index.row(snapshot, n)["rollout_id"] for n in range(2)] == [ROWS[0]["rollout_id"], "t-1"]
+
+
+def test_tasks_of_two_runs_with_the_same_id_have_fields_of_their_own(tmp_path: Path):
+    """Tasks that are numbered in each of two files are not the same: as many rollouts have a value as its filter keeps."""
+
+    def run(name: str, *levels: str) -> Path:
+        rows = [
+            rollout(f"{k}", 0, 1.0, two_turns(20, 40), rollout_id=f"{name}-{k}", run_id=name)
+            | {"task": json.dumps({"level": level})}
+            for k, level in enumerate(levels)
+        ]
+        return write_run(tmp_path / name, rows)
+
+    snapshot = RolloutIndex([run("a", "easy", "hard"), run("b", "hard", "hard")]).snapshot()
+    (level,) = (column for column in columns_of(snapshot) if column.name == "task.level")
+    hard = Selector().select(snapshot, Query(where='task.level == "hard"')).rows
+    assert [level.of(row) for row in range(4)] == ["easy", "hard", "hard", "hard"]
+    assert hard.tolist() == [1, 2, 3]
 
 
 def test_a_damaged_file_is_a_problem_and_no_number(tmp_path: Path):

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,20 @@ def test_a_group_stands_side_by_side(site: Open, run: Path):
     assert "0.5 mean reward" in text
     assert "4 distinct" in text
     assert pages.get("/group", id="nobody").status_code == 404
+
+
+def test_the_mean_of_a_large_group_is_that_of_all_its_rollouts(site: Open, tmp_path: Path) -> None:
+    """Also of those without a card."""
+    rows = [rollout("a", k, float(k >= 75), two_turns(20, 40)) for k in range(100)]
+    assert "0.25 mean reward" in site(write_run(tmp_path / "run", rows)).says("/group", id="group-a")
+
+
+def test_rewards_that_are_no_numbers_make_no_group_mixed(site: Open, tmp_path: Path) -> None:
+    """A group in which no reward is finite has none that differ."""
+    rows = [rollout("a", k, float("nan"), two_turns(20, 40)) for k in range(2)]
+    said = site(write_run(tmp_path / "run", rows)).says("/", by="group")
+    assert "question a" in said
+    assert "mixed mean" not in said
 
 
 def test_what_was_expected_stands_beside_what_was_answered(site: Open, tmp_path: Path) -> None:
@@ -104,6 +119,18 @@ def test_pairs_of_each_score_are_listed_apart(site: Open, run: Path):
     assert 'rel="next"' not in last
 
 
+def test_the_same_pair_in_two_files_is_shown_as_each_has_it(site: Open, run: Path):
+    """A list leads to the pair of its own file, and from there to its neighbours."""
+    gymdata.pairs(run, strategy="all")
+    gymdata.pairs(run, strategy="all", output=run / "pairs-close")
+    pages = site(run)
+    for n, folder in enumerate(("pairs-close", "pairs-reward")):
+        link = re.findall(r"data-href=\"(/pair\?[^\"]*)", pages.page("/pairs", n=n))[0]
+        page = pages.page(unescape(link))
+        assert f"{folder}/pairs.parquet" in page
+        assert f'href="/pairs?n={n}"' in page
+
+
 def test_a_rollout_shows_each_of_its_scores_by_name(site: Open, run: Path):
     """The newest score stands first; what collect stored and every other scoring stand beside it, each with its name."""
     gymdata.score(run, reward=lambda completion: 7.0, name="sevens")
@@ -135,6 +162,19 @@ def test_a_judge_is_measured_by_what_is_listed(site: Open, run: Path):
         "unequal": set(),
     }
     assert {tab: compared(pages, tab) for tab in tabs} == tabs
+
+
+def test_two_judges_of_a_run_are_told_apart(site: Open, run: Path):
+    """Their comparisons have the same ids: each leads to its own, and neither judge is a second opinion of the other."""
+    (run / "judge-tiny").rename(run / "judge-first")
+    judged(run, (0, 1, 1, 5), judge="other")
+    pages = site(run)
+    links = re.findall(r'<a href="(/comparison\?id=0-1[^"]*)"', pages.page("/comparisons"))
+    assert [("first wins" in text, "second wins" in text) for text in map(pages.says, map(unescape, links))] == [
+        (True, False),
+        (False, True),
+    ]
+    assert "of repeated judgements" not in pages.says("/comparisons")
 
 
 def test_every_kind_of_wrong_verdict_has_its_tab(site: Open, run: Path):

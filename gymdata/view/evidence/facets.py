@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.filter.columns import Loaded, agents_of, errors_of
-from gymdata.report.rollouts import fields_to_split_by, task_fields
+from gymdata.report.rollouts import codes_of, fields_to_split_by
+from gymdata.rollouts.messages import loads, object_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.selection import Bar, Query, Rows, text_of_condition
@@ -114,15 +115,12 @@ def columns_of(snapshot: Snapshot) -> Iterator[Column]:
     agents = agents_of(Loaded(snapshot.columns, snapshot.batches)).slice(0, len(snapshot))
     yield _coded("agents", agents.dictionary_encode())
     yield _coded("errors", errors_of(snapshot.paths, snapshot.table["rollout_id"]).dictionary_encode())
-    batches = list(snapshot.batches(ROLLOUTS, ("task_id", "task")))
+    batches = list(snapshot.batches(ROLLOUTS, ("task",)))
     if not batches:
         return
-    table = pa.Table.from_batches(batches)
-    coded = table["task_id"].combine_chunks().dictionary_encode()
-    task_of = coded.indices.to_numpy(zero_copy_only=False)
-    # Each task is decoded once, from its first rollout.
-    first = np.unique(task_of, return_index=True)[1]
-    tasks = list(task_fields(table.take(pa.array(first))).values())
+    # Each task is decoded once. Those of two runs may have the same id, and other fields.
+    task_of, texts = codes_of(pa.Table.from_batches(batches)["task"])
+    tasks = [object_of(loads(text)) for text in texts.to_pylist()]
     for name in fields_to_split_by(tasks, _MOST):
         if not re.fullmatch(r"\w+", name):
             continue

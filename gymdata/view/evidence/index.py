@@ -306,7 +306,6 @@ class _Aside:
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._size = 0
 
     def add(self, batch: pa.RecordBatch) -> RowGroup:
         if self._folder is None:
@@ -314,9 +313,10 @@ class _Aside:
         file = Path(self._folder.name, "rows")
         data = batch.serialize()
         with file.open("ab") as out:
+            # After all that is there, also what a full disk took of another batch.
+            start = out.tell()
             out.write(data)
-        start, size, schema = self._size, data.size, batch.schema
-        self._size += size
+        size, schema = data.size, batch.schema
 
         def load() -> pa.Table:
             with file.open("rb") as opened:

@@ -61,7 +61,7 @@ class Listing:
             every = self.snapshot.table["reward"].take(
                 pa.array(self.snapshot.where("group_id", rows[0]["group_id"]), pa.int64())
             )
-            rewards = [reward for reward in every.to_pylist() if reward is not None]
+            rewards = [reward for reward in every.to_pylist() if reward is not None and np.isfinite(reward)]
             shown.append(
                 {
                     "id": rows[0]["group_id"],
