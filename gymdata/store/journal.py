@@ -102,16 +102,18 @@ def repair(path: Path) -> tuple[int, list[Repair]]:
     """
     rows, found = 0, []
     torn = path.with_name(path.name + ".torn")
-    known = set[int]()
+    known = set[tuple[int, str]]()
     if torn.exists():
         with contextlib.suppress(orjson.JSONDecodeError):  # torn itself: its content is repeated
-            known = {orjson.loads(line)["offset"] for line in torn.read_bytes().splitlines() if line}
+            lines = [orjson.loads(line) for line in torn.read_bytes().splitlines() if line]
+            # Where a torn tail was cut off, another line begins.
+            known = {(line["offset"], line["text"]) for line in lines}
     unclosed_good = False
     for line in scan(path):
         if line.body is not None:
             rows += 1
             unclosed_good = not line.closed
-        elif line.offset not in known or not line.closed:
+        elif (line.offset, _text(line.raw)) not in known or not line.closed:
             found.append((line, Repair(path, line.offset, len(line.raw), not line.closed)))
     if found:
         put_aside(torn, [(fault, line.raw) for line, fault in found])
@@ -129,12 +131,15 @@ def put_aside(torn: Path, found: Iterable[tuple[Repair, bytes]]) -> None:
         fd = os.open(torn, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         with os.fdopen(fd, "ab") as file:
             for fault, raw in found:
-                text = raw.decode("utf-8", "backslashreplace")
-                file.write(orjson.dumps({"offset": fault.offset, "length": fault.length, "text": text}) + b"\n")
+                file.write(orjson.dumps({"offset": fault.offset, "length": fault.length, "text": _text(raw)}) + b"\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise StoreError.from_os(torn, error) from error
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")
 
 
 class Journal:

@@ -88,6 +88,18 @@ def test_one_changed_byte_loses_only_its_line(journal: Path):
     assert last.endswith(b"\n")
 
 
+def test_a_damaged_line_where_a_torn_one_was_cut_off_is_reported(journal: Path):
+    """The next row begins where the torn tail began; it is another line, and is not taken for what was reported before."""
+    whole = journal.read_bytes()
+    first = len(whole.splitlines(keepends=True)[0])
+    journal.write_bytes(whole[: first + 20])
+    repair(journal)
+    journal.write_bytes(whole[:first] + b"?" + whole[first + 1 :])
+    rows, repairs = repair(journal)
+    assert (rows, [(r.offset, r.truncated) for r in repairs]) == (2, [(first, False)])
+    assert repair(journal) == (2, [])
+
+
 @pytest.mark.parametrize("rows", [0, 1])
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, rows: int):
     """When the disk takes a part of a line and then no more, the part is taken back; the error says what to do, and that
