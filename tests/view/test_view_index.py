@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,9 @@ from gymdata.store import Run, write_table
 from gymdata.view.evidence.facets import columns_of
 from gymdata.view.evidence.faults import Faults
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
+from gymdata.view.evidence.rollout import Tokens
 from gymdata.view.evidence.selection import Query, Selector, command_of, condition_of
+from gymdata.view.evidence.stages import Stages
 from tests.kills import full_disk
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 
@@ -82,6 +86,31 @@ def test_a_run_that_is_written_again_and_again_shows_the_rows_of_its_newest_file
         row = index.row(index.snapshot(), 0)
         shown.append((row["turns"][1]["generation_token_ids"], row["reward"]))
     assert shown == [([answer, 2], float(answer)) for answer in range(100, 120)]
+
+
+def test_a_journal_of_another_run_is_read_from_its_beginning(tmp_path: Path):
+    """Also where it has the name and the inode of the earlier one, and is longer."""
+    journals = []
+    for name, rows in (("run", ROWS[:2]), ("other", ROWS[2:6])):
+        with contextlib.suppress(KeyError), Run.open(tmp_path / name, identity={}, extent={}, operation={}) as writer:
+            for row in rows:
+                writer.append(row)
+            raise KeyError
+        journals += (tmp_path / name).glob("rollouts/*.journal")
+    index = RolloutIndex([tmp_path / "run"], fresh_s=0)
+    assert len(index.snapshot()) == 2
+    journals[0].write_bytes(journals[1].read_bytes())
+    assert index.snapshot().table["rollout_id"].to_pylist() == [row["rollout_id"] for row in ROWS[2:6]]
+
+
+@pytest.mark.parametrize(("abandoned", "masks"), [("keep", [[1, 1], [1, 1]]), ("drop", [None, [1, 1]])])
+def test_a_retry_with_the_same_tokens_is_shown_with_its_own_sequence(tmp_path: Path, abandoned: str, masks: list[Any]):
+    """Of two sequences of the same ids both are trained, or the one that the file has."""
+    run = write_run(tmp_path / "run", [rollout("t", k, float(k), [([1, 5], [10, 2])] * 2) for k in range(2)])
+    gymdata.experience(run, abandoned=abandoned)
+    index = RolloutIndex([run])
+    tokens = Tokens(index.row(index.snapshot(), 0), Stages([run]))
+    assert [None if mask is None else mask.tolist() for mask in tokens.mask] == masks
 
 
 def test_after_a_full_disk_every_row_is_its_own(tmp_path: Path):

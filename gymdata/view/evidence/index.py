@@ -50,8 +50,9 @@ class _Part:
     state: tuple[int, ...]
     table: pa.Table
     groups: list[RowGroup]
-    #: In a journal: the offset of the next line.
+    #: In a journal: the offset of the next line, and the end of the last one, with its checksum.
     at: int = 0
+    end: bytes = b""
     #: Its rows' messages and tasks alone, read when a list first shows them.
     texts: list[RowGroup] | None = field(default=None, init=False)
     #: No other part's, as the address of an object would be once the object is gone.
@@ -249,14 +250,15 @@ class RolloutIndex:
 
     def _grown(self, file: Path, source: Source, state: tuple[int, ...], held: _Part | None) -> _Part:
         """A journal, of which only the lines that were added are read."""
-        kept = held if held is not None and held.state[2] == state[2] and held.at <= state[0] else None
-        at, groups = (kept.at, list(kept.groups)) if kept is not None else (0, [])
+        # A journal of another run may have the name and the inode of an earlier one, and be longer.
+        kept = held if held is not None and _has_at(file, held.at, held.end) else None
+        at, end, groups = (kept.at, kept.end, list(kept.groups)) if kept is not None else (0, b"", [])
         tables = [kept.table] if kept is not None else []
         parse, rows = row_parser(), []
         for line in scan(file, at):
             if not line.closed:
                 break  # incomplete
-            at = line.offset + len(line.raw) + 1
+            at, end = line.offset + len(line.raw) + 1, line.raw[-10:] + b"\n"
             if line.body is not None:
                 try:
                     rows.append((line.offset, parse(line.body), len(line.body)))
@@ -267,7 +269,14 @@ class RolloutIndex:
             groups.append(self._aside.add(batch))
             tables.append(_held(pa.Table.from_batches([batch.select(SCALARS)])))
         table = pa.concat_tables(tables).combine_chunks() if tables else _HELD.empty_table()
-        return _Part(source, state, table, groups, at)
+        return _Part(source, state, table, groups, at, end)
+
+
+def _has_at(file: Path, at: int, end: bytes) -> bool:
+    """Whether the bytes of the file before ``at`` end so."""
+    with file.open("rb") as opened:
+        opened.seek(at - len(end))
+        return opened.read(len(end)) == end
 
 
 def _repeated(parts: Sequence[_Part]) -> Iterator[str]:

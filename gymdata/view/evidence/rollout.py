@@ -20,7 +20,7 @@ from gymdata.checks.violations import Violation
 from gymdata.errors import printable
 from gymdata.models.vocabulary import Vocabulary
 from gymdata.rollouts.messages import RolloutRow
-from gymdata.rollouts.turns import expand_prompts, kinds, sequences
+from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
 from gymdata.show.conversations import ConversationView
 from gymdata.view.evidence.stages import Stages, facts_of
 from gymdata.view.text import Values
@@ -109,12 +109,18 @@ class Tokens:
         # The first file with experiences of the rollout.
         file = rows.file(found[0])
         mine = [rows.row(number) for number in found if rows.file(number) == file]
-        made = {s.input_ids.tobytes(): s for s in sequences(self.turns)}
-        for row in mine:
-            sequence = made.get(np.array(row["input_ids"], np.int32).tobytes())
-            if sequence is None:
+        # A retry may have sampled the same tokens: each row is of the next of the sequences with its ids.
+        stitched, by_ids = sequences(self.turns), dict[bytes, list[TokenSequence]]()
+        if len(mine) < len(stitched):
+            stitched.sort(key=lambda one: one.abandoned)  # those are not in the file
+        for sequence in stitched:
+            by_ids.setdefault(sequence.input_ids.tobytes(), []).append(sequence)
+        for row in sorted(mine, key=lambda row: row["sequence_index"]):
+            alike = by_ids.get(np.array(row["input_ids"], np.int32).tobytes())
+            if not alike:
                 self.notes.append(f"{file}: sequence {row['sequence_index']} is not one of this rollout's")
                 continue
+            sequence = alike.pop(0)
             mask, advantages = np.array(row["loss_mask"], np.int8), np.array(row["advantages"], np.float32)
             for turn, start, own in zip(sequence.turns, sequence.turn_starts.tolist(), sequence.trained, strict=True):
                 if own:
