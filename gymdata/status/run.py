@@ -283,9 +283,13 @@ def _of_training(shown: RunStatus, folder: Path, facts: RunFacts) -> RunStatus:
         return replace(shown, unit="steps", done=None, wanted=None)
     last = rows[-1]
     step, epoch = int(last.get("step") or 0), float(last.get("epoch") or 0.0)
-    epochs = (facts.get("settings") or {}).get("num_train_epochs")
+    # All settings are known once it has ended; until then those that its command named.
+    settings = facts.get("settings") or (facts.get("config") or {}).get("trainer") or {}
+    epochs, most = settings.get("num_train_epochs"), settings.get("max_steps")
     wanted = facts.get("steps") if shown.state == "complete" else None
-    if wanted is None and epoch and isinstance(epochs, (int, float)):
+    if wanted is None and isinstance(most, int) and most > 0:
+        wanted = most
+    elif wanted is None and epoch and isinstance(epochs, (int, float)):
         wanted = round(step / epoch * epochs)
     # Each process counts seconds from its own beginning: what it did is what came after the last row of the one before.
     seconds = [float(row.get("elapsed_s") or 0.0) for row in rows]

@@ -53,7 +53,7 @@ def described(file: Path) -> Figures:
         "model": model if isinstance(model, str) else None,
         "status": facts.get("status"),
         "steps": max((int(row["step"]) for row in rows if _is_number(row.get("step"))), default=0),
-        "planned": (facts.get("settings") or {}).get("max_steps") or facts.get("steps"),
+        "planned": (facts.get("settings") or config.get("trainer") or {}).get("max_steps") or facts.get("steps"),
         "seconds": max((row["elapsed_s"] for row in rows if _is_number(row.get("elapsed_s"))), default=None),
         "parents": parent_paths(facts),
     }

@@ -108,6 +108,23 @@ def test_a_training_shows_steps_and_its_newest_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("trainer", "left"), [({"max_steps": 20}, 100.0), ({"num_train_epochs": 2}, 100.0), ({}, None)], ids=str
+)
+def test_a_training_that_runs_is_as_long_as_its_command_says(
+    tmp_path: Path, trainer: dict[str, int], left: float | None
+) -> None:
+    """By steps, or by epochs; with neither how long it takes is not known before it ends."""
+    row = {"step": 10, "epoch": 1.0, "elapsed_s": 100.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    facts = {"stage": "train-sft", "status": "running", "config": {"trainer": trainer}, "files": []}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    lock = Lock(tmp_path)
+    running = only(tmp_path)
+    lock.release()
+    assert (running.wanted, running.eta_s) == (left and 20, left)
+
+
+@pytest.mark.parametrize(
     ("times", "speed"),
     [({10: 100}, 6.0), ({100: 1000, 200: 2000, 201: 10, 202: 20}, 6.0)],
     ids=["each tenth", "resumed"],
