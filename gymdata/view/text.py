@@ -48,7 +48,7 @@ def visible(value: Any) -> str:
 
 
 def seconds(value: float | None) -> str:
-    if not value:
+    if not value or value != value:
         # Imported rollouts have no durations.
         return "–"
     if value < 1:

@@ -53,6 +53,12 @@ def test_the_mean_of_a_large_group_is_that_of_all_its_rollouts(site: Open, tmp_p
     assert "0.25 mean reward" in site(write_run(tmp_path / "run", rows)).says("/group", id="group-a")
 
 
+def test_a_duration_that_is_no_number_is_none(site: Open, tmp_path: Path) -> None:
+    """As that of an imported rollout, which has none."""
+    row = rollout("a", 0, 1.0, two_turns(20, 40), duration_s=float("nan"))
+    assert site(write_run(tmp_path / "run", [row])).get("/rollout", id="a-0").status_code == 200
+
+
 def test_rewards_that_are_no_numbers_make_no_group_mixed(site: Open, tmp_path: Path) -> None:
     """A group in which no reward is finite has none that differ."""
     rows = [rollout("a", k, float("nan"), two_turns(20, 40)) for k in range(2)]
