@@ -53,8 +53,11 @@ def default_score(sources: Sequence[str | Path], name: str | None) -> tuple[str 
 
 
 def rescored_at(sources: Sequence[str | Path]) -> list[dict[str, int]]:
-    """``_times`` of each run: another value means that the default may be another one."""
-    return [_times(run) for source in sources if (run := run_folder(source)) is not None]
+    """When the scores of each run were written, by folder, also those of judges: another value means that a score, or the
+    default, may be another one."""
+    runs = [run for source in sources if (run := run_folder(source)) is not None]
+    found = ([file for kind in _KINDS for file in run.glob(f"{kind}-*/{RUN_JSON}")] for run in runs)
+    return [{file.parent.name: file.stat().st_mtime_ns for file in files} for files in found]
 
 
 def _times(run: Path) -> dict[str, int]:

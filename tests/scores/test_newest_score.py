@@ -22,16 +22,16 @@ from gymdata.view.evidence.selection import Query, Selector
 from tests.rollout_files import rollout, two_turns, write_run
 
 
-def write_scores(run: Path, name: str, values: dict[int, float]) -> None:
-    """RUN/scores-NAME as `gymdata score` leaves it: by rollout index, failed for the others."""
+def write_scores(run: Path, name: str, values: dict[int, float], kind: str = "scores") -> None:
+    """RUN/scores-NAME as `gymdata score` leaves it, or RUN/judge-NAME: by rollout index, failed for the others."""
     rows = [
         {"rollout_id": row["rollout_id"], "name": name, "value": values.get(row["rollout_index"]), "source": "function",
          "status": "scored" if row["rollout_index"] in values else "failed", "run_id": "r", "detail": "no answer"}
         for row in gymdata.load_rollouts(run).select(["rollout_id", "rollout_index"]).to_pylist()
     ]  # fmt: skip
     table = pa.Table.from_pylist(rows, schema=SCORES.schema)
-    write_table(table, run / f"scores-{name}" / "scores.parquet", SCORES)
-    write_run_json(run / f"scores-{name}", {"stage": "score"})
+    write_table(table, run / f"{kind}-{name}" / "scores.parquet", SCORES)
+    write_run_json(run / f"{kind}-{name}", {"stage": "score"})
 
 
 @pytest.fixture
@@ -187,6 +187,17 @@ def test_a_viewer_shows_it(run: Path) -> None:
     write_scores(run, "later", {0: 9.0})
     assert index.snapshot().table["reward"].to_pylist() == [9.0, None, None] * 2
     assert index.snapshot() is index.snapshot()
+    index.close()
+
+
+def test_a_viewer_filters_by_what_a_judge_said_last(run: Path) -> None:
+    """Rewards of a judge that are made again while it runs count from then on."""
+    index, selector = RolloutIndex([run], fresh_s=0), Selector()
+    by_judge = Query(where="reward_tiny > 0.5")
+    for judged in ({0: 1.0}, {1: 1.0, 2: 1.0}):
+        write_scores(run, "tiny", judged, kind="judge")
+        rows = selector.select(index.snapshot(), by_judge).rows.tolist()
+        assert rows == [row for row in range(6) if row % 3 in judged]
     index.close()
 
 
