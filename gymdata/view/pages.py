@@ -55,7 +55,7 @@ class Pages:
         self.faults = Faults(self.vocabulary)
         self.marking = Marking(self.index.paths, annotate=config.annotate)
         self._verdicts: comparing.Verdicts | None = None
-        self._columns: tuple[int, dict[str, list[str]]] | None = None
+        self._columns: tuple[object, dict[str, list[str]]] | None = None
         self._token = secrets.token_urlsafe(16)
 
     def close(self) -> None:
@@ -458,10 +458,12 @@ class Pages:
         )
 
     def _views(self) -> dict[str, list[str]]:
-        version = self.index.snapshot().version
-        if self._columns is None or self._columns[0] != version:
-            views = Views(find_files(self.index.paths)).columns()
-            self._columns = (version, {view: list(columns) for view, columns in views.items()})
+        files = find_files(self.index.paths)
+        paths = [source.path for sources in files.by_table.values() for source in sources]
+        # Tables are added to a run, or made again, without another rollout.
+        state = (self.index.snapshot().version, [(path, path.stat().st_mtime_ns) for path in paths])
+        if self._columns is None or self._columns[0] != state:
+            self._columns = (state, {view: list(columns) for view, columns in Views(files).columns().items()})
         return self._columns[1]
 
     def download(self, request: Request) -> Response:

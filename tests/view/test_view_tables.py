@@ -236,6 +236,15 @@ def test_sql_reads_and_does_nothing_else(site: Open, run: Path, tmp_path: Path):
     assert not target.exists()
 
 
+def test_sql_lists_the_tables_that_there_are_now(site: Open, tmp_path: Path) -> None:
+    """Also those that were made of the rollouts since the page was opened."""
+    folder = write_run(tmp_path / "run", [rollout("a", k, float(k), two_turns(20, 40 + k)) for k in range(2)])
+    pages = site(folder)
+    assert "chosen_rollout_id" not in pages.page("/sql")
+    gymdata.pairs(folder)
+    assert "chosen_rollout_id" in pages.page("/sql")
+
+
 @pytest.mark.parametrize(
     ("columns", "rows", "chosen", "kind", "drawn"),
     [
