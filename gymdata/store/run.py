@@ -423,6 +423,9 @@ class Run:
             return
         try:
             self.seal()
+        except BaseException as error:
+            outcome = f"{type(error).__name__}: {error}"
+            raise
         finally:
             self._end(outcome)
 

@@ -15,6 +15,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json
 from gymdata.store.paths import beside
 from gymdata.store.reading import DataWarning, reading
+from gymdata.store.run_json import state_left
 from tests.kills import full_disk
 
 FORK = multiprocessing.get_context("fork")
@@ -265,6 +266,21 @@ def test_a_failure_that_lacks_only_the_end_of_its_line_is_kept(tmp_path: Path, o
         assert run.repairs == []
         run.fail({"kind": "engine", "attempt": 1})
     assert [failure["attempt"] for failure in read_failures(tmp_path / "run")] == [0, 1]
+
+
+def test_a_run_that_cannot_be_sealed_is_not_called_complete(tmp_path: Path, open_run, row):
+    """A disk that was full for the last part: its rows are there, the attempt says what ended it, the same command seals."""
+    run = open_run()
+    run.append(row(0))
+    with full_disk(5_000), pytest.raises(StoreError, match="part-00000"):
+        run.close()
+    facts = read_run_json(tmp_path / "run")
+    assert facts["attempts"][-1]["outcome"].startswith("StoreError: ")
+    assert state_left(facts) == "interrupted"
+    assert read_table(tmp_path / "run").num_rows == 1
+    open_run().close()
+    facts = read_run_json(tmp_path / "run")
+    assert (state_left(facts), facts["files"][0]["rows"]) == ("complete", 1)
 
 
 def test_an_error_in_the_block_leaves_the_journal(tmp_path: Path, open_run, row):
