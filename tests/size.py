@@ -42,7 +42,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_645,
     "pairs": 1_571,
     "publish": 590,
-    "query": 1_444,
+    "query": 1_451,
     "record": 4_690,
     "remote": 1_408,
     "report": 1_710,
@@ -50,22 +50,22 @@ BUDGETS: dict[str, int] = {
     "rollouts": 3_154,
     "scan": 589,
     "score": 745,
-    "scores": 473,
+    "scores": 483,
     "serve": 215,
     "show": 782,
-    "status": 334,
-    "store": 4_889,
+    "status": 340,
+    "store": 4_919,
     "sweep": 491,
     "tokenize": 408,
     "tour": 199,
     "train": 7_077,
     "validate": 1_284,
-    "view": 4_024,
+    "view": 4_057,
     "workers": 577,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 86_893, 600
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 394, 282, 14
+TOTAL, FILE_LINES = 86_979, 600
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 397, 282, 14
 
 
 def sources() -> list[Path]:

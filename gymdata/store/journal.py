@@ -119,7 +119,7 @@ def repair(path: Path) -> tuple[int, list[Repair]]:
         put_aside(torn, [(fault, line.raw) for line, fault in found])
         if found[-1][1].truncated:
             os.truncate(path, found[-1][1].offset)
-    elif unclosed_good:
+    if unclosed_good:
         with path.open("ab") as file:
             file.write(b"\n")
     return rows, [fault for _, fault in found]

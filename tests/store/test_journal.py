@@ -100,6 +100,18 @@ def test_a_damaged_line_where_a_torn_one_was_cut_off_is_reported(journal: Path):
     assert repair(journal) == (2, [])
 
 
+def test_a_row_whose_line_was_not_ended_stays_a_line_of_its_own(journal: Path):
+    """Also in a journal with a damaged row: the next row does not become a part of its line."""
+    whole = journal.read_bytes()
+    journal.write_bytes(b"?" + whole[1:-1])
+    rows, _ = repair(journal)
+    added = Journal(journal, rows)
+    added.append(frame(b'{"rollout_id":"next","turns":[]}'))
+    added.close()
+    with pytest.warns(DataWarning, match="1 damaged row left out"):
+        assert ids(journal) == [f"{1:032x}", f"{2:032x}", "next"]
+
+
 @pytest.mark.parametrize("rows", [0, 1])
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, rows: int):
     """When the disk takes a part of a line and then no more, the part is taken back; the error says what to do, and that
