@@ -20,7 +20,7 @@ from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.scores.marks import read_marks
 from gymdata.stats import known_rewards, unit_of
 from gymdata.store import read_table
-from gymdata.store.lineage import run_folder
+from gymdata.store.lineage import runs_of
 from gymdata.store.paths import RUN_JSON
 
 #: The name of the reward that ``collect`` stored.
@@ -40,8 +40,7 @@ def default_score(sources: Sequence[str | Path], name: str | None) -> tuple[str 
     `gymdata score` that all the runs have, with a value. None for the total reward, where there is no such score."""
     if name is not None:
         return name, None
-    runs = [run_folder(source) for source in sources]
-    made = [{} if run is None else _times(run) for run in runs]
+    made = [{} if run is None else _times(run) for run in runs_of(sources)]
     common = set.intersection(*map(set, made)) if made else set()
     for newest in sorted(common, key=lambda score: max(times[score] for times in made), reverse=True):
         if _why_without(sources, newest) is None:
@@ -55,9 +54,9 @@ def default_score(sources: Sequence[str | Path], name: str | None) -> tuple[str 
 def rescored_at(sources: Sequence[str | Path]) -> list[dict[str, int]]:
     """When the scores of each run were written, by folder, also those of judges: another value means that a score, or the
     default, may be another one."""
-    runs = [run for source in sources if (run := run_folder(source)) is not None]
-    found = ([file for kind in _KINDS for file in run.glob(f"{kind}-*/{RUN_JSON}")] for run in runs)
-    return [{file.parent.name: file.stat().st_mtime_ns for file in files} for files in found]
+    runs = filter(None, runs_of(sources))
+    written = ([file for kind in _KINDS for file in run.glob(f"{kind}-*/{RUN_JSON}")] for run in runs)
+    return [{file.parent.name: file.stat().st_mtime_ns for file in files} for files in written]
 
 
 def _times(run: Path) -> dict[str, int]:
@@ -82,7 +81,8 @@ def scores_of(
     Without a name, or with ``TOTAL``, the total reward that ``collect`` stored. A re-scoring has precedence over the reward
     of the same name that was stored by ``collect``.
     """
-    found = [table for source in sources if name and (table := _rescored(source, name)) is not None]
+    runs = filter(None, runs_of(sources))
+    found = [table for run in runs if name and (table := _rescored(run, name)) is not None]
     if name is None or (name == TOTAL and not found):
         return TOTAL, _known(rollouts["reward"]), []
     if name == MARKS and not found and (corrected := read_marks(sources).rewards):
@@ -156,9 +156,9 @@ def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> 
 def _why_without(sources: Sequence[str | Path], name: str) -> str | None:
     """The most common reason for which the re-scoring ``name`` gave no value to any rollout; None when it has values."""
     reasons: Counter[str] = Counter()
-    for source in sources:
+    for run in filter(None, runs_of(sources)):
         try:
-            found = _rescored(source, name)
+            found = _rescored(run, name)
         except GymdataError as error:  # This is for the hint of another error.
             reasons[error.message] += 1
             continue
@@ -173,21 +173,19 @@ def _why_without(sources: Sequence[str | Path], name: str) -> str | None:
 
 
 def _rescorings(source: str | Path) -> list[str]:
-    run = run_folder(source)
-    return (
-        sorted(p.name.partition("-")[2] for kind in _KINDS for p in run.glob(f"{kind}-*") if p.is_dir()) if run else []
-    )
+    folders = (p for run in runs_of([source]) if run for kind in _KINDS for p in run.glob(f"{kind}-*") if p.is_dir())
+    return sorted({folder.name.partition("-")[2] for folder in folders})
 
 
 def rescorings(sources: Sequence[str | Path], name: str) -> list[Path]:
     """The folders of the re-scoring ``name``: one of each run that has it."""
-    runs = [run for source in sources if (run := run_folder(source)) is not None]
+    runs = filter(None, runs_of(sources))
     made = ([run / f"{kind}-{name}" for kind in _KINDS if (run / f"{kind}-{name}").is_dir()] for run in runs)
     return [folders[0] for folders in made if folders]
 
 
-def _rescored(source: str | Path, name: str) -> tuple[Path, pa.Table] | None:
-    folders = rescorings([source], name)
+def _rescored(run: Path, name: str) -> tuple[Path, pa.Table] | None:
+    folders = rescorings([run], name)
     if not folders:
         return None
     folder = folders[0]
@@ -209,7 +207,7 @@ def scores_of_pairs(pairs: pa.Table) -> list[str]:
 def judge_folders(sources: Sequence[str | Path], name: str | None) -> list[Path]:
     """RUN/judge-NAME of each source; without a name, that of the only judge. Raises UsageError when there are several,
     or none."""
-    runs = [run for source in sources if (run := run_folder(source)) is not None]
+    runs = filter(None, runs_of(sources))
     made = [p.parent for run in runs for p in sorted(run.glob("judge-*/comparisons.parquet"))]
     names = sorted({p.name.removeprefix("judge-") for p in made})
     if not names:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import orjson
 
 from gymdata.errors import DataError, StoreError, UsageError
-from gymdata.store.lineage import run_folder
+from gymdata.store.lineage import run_folder, runs_of
 from gymdata.store.reading import warn
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def now() -> str:
 
 def _logs(paths: Iterable[str | Path]) -> list[Path]:
     """The logs of path arguments, each once."""
-    return list(dict.fromkeys(file for path in paths if (file := marks_file(path)) is not None))
+    return [folder / FILE for folder in runs_of(paths) if folder is not None]
 
 
 def _in_time(paths: Iterable[str | Path]) -> list[Mark]:

@@ -19,7 +19,7 @@ from gymdata.remote.reading import described
 from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json, scan_batches
-from gymdata.store.paths import RUN_JSON, Identity, RunFacts, find_run_json, placed_output, read_facts, resolve
+from gymdata.store.paths import RUN_JSON, Identity, RunFacts, find_run_json, matches, placed_output, read_facts, resolve
 from gymdata.store.reading import SCORED, check_source, content_of
 from gymdata.store.run_json import differences
 
@@ -195,6 +195,11 @@ def own_run(sources: Sequence[str | Path]) -> Path | None:
 def run_folder(source: str | Path) -> Path | None:
     found = find_run_json(source)
     return found.parent if found is not None and found.name == "run.json" else None
+
+
+def runs_of(sources: Iterable[str | Path]) -> list[Path | None]:
+    """The run folder of each path argument, of a glob those of all that it matches, each once; None for what has none."""
+    return list(dict.fromkeys(run_folder(path) for source in sources for path in matches(source)))
 
 
 def parent_of(path: str | Path) -> dict[str, object]:

@@ -62,9 +62,9 @@ def test_a_duration_that_is_no_number_is_none(site: Open, tmp_path: Path) -> Non
 def test_rewards_that_are_no_numbers_make_no_group_mixed(site: Open, tmp_path: Path) -> None:
     """A group in which no reward is finite has none that differ."""
     rows = [rollout("a", k, float("nan"), two_turns(20, 40)) for k in range(2)]
-    said = site(write_run(tmp_path / "run", rows)).says("/", by="group")
-    assert "question a" in said
-    assert "mixed mean" not in said
+    text = site(write_run(tmp_path / "run", rows)).says("/", by="group")
+    assert "question a" in text
+    assert "mixed mean" not in text
 
 
 def test_what_was_expected_stands_beside_what_was_answered(site: Open, tmp_path: Path) -> None:
