@@ -90,11 +90,11 @@ def test_one_changed_byte_loses_only_its_line(journal: Path):
 
 def test_a_damaged_line_where_a_torn_one_was_cut_off_is_reported(journal: Path):
     """The next row begins where the torn tail began; it is another line, and is not taken for what was reported before."""
-    whole = journal.read_bytes()
-    first = len(whole.splitlines(keepends=True)[0])
-    journal.write_bytes(whole[: first + 20])
+    content = journal.read_bytes()
+    first = len(content.splitlines(keepends=True)[0])
+    journal.write_bytes(content[: first + 20])
     repair(journal)
-    journal.write_bytes(whole[:first] + b"?" + whole[first + 1 :])
+    journal.write_bytes(content[:first] + b"?" + content[first + 1 :])
     rows, repairs = repair(journal)
     assert (rows, [(r.offset, r.truncated) for r in repairs]) == (2, [(first, False)])
     assert repair(journal) == (2, [])
@@ -102,8 +102,8 @@ def test_a_damaged_line_where_a_torn_one_was_cut_off_is_reported(journal: Path):
 
 def test_a_row_whose_line_was_not_ended_stays_a_line_of_its_own(journal: Path):
     """Also in a journal with a damaged row: the next row does not become a part of its line."""
-    whole = journal.read_bytes()
-    journal.write_bytes(b"?" + whole[1:-1])
+    content = journal.read_bytes()
+    journal.write_bytes(b"?" + content[1:-1])
     rows, _ = repair(journal)
     added = Journal(journal, rows)
     added.append(frame(b'{"rollout_id":"next","turns":[]}'))
