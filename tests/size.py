@@ -42,7 +42,7 @@ BUDGETS: dict[str, int] = {
     "models": 1_645,
     "pairs": 1_571,
     "publish": 590,
-    "query": 1_451,
+    "query": 1_449,
     "record": 4_690,
     "remote": 1_408,
     "report": 1_710,
@@ -50,11 +50,11 @@ BUDGETS: dict[str, int] = {
     "rollouts": 3_154,
     "scan": 589,
     "score": 745,
-    "scores": 483,
+    "scores": 481,
     "serve": 215,
     "show": 782,
     "status": 340,
-    "store": 4_919,
+    "store": 4_924,
     "sweep": 491,
     "tokenize": 408,
     "tour": 199,
@@ -64,7 +64,7 @@ BUDGETS: dict[str, int] = {
     "workers": 577,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 86_979, 600
+TOTAL, FILE_LINES = 86_980, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 397, 282, 14
 
 

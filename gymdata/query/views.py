@@ -340,10 +340,8 @@ FROM ({body}) r LEFT JOIN gymdata_marked m USING (rollout_id)"""
 
 
 def _selects_all(text: str) -> bool:
-    """Whether all columns may be meant without a star: ``FROM rollouts``, ``TABLE rollouts``."""
-    sources, selects = (len(re.findall(rf"\b(?:{word})\b", text)) for word in ("from|table", "select"))
-    begins = re.search(r"(?:^|[(;]|\b(?:all|union|except|intersect|name))\s*(?:from|table)\b", text)
-    return begins is not None or (text.lstrip().startswith("with") and sources > selects)
+    """Whether all columns are meant without a star: ``FROM rollouts``, ``TABLE rollouts``, also inside of a statement."""
+    return re.search(r"(?:^|[(;]|\b(?:all|union|except|intersect|name))\s*(?:from|table)\b", text) is not None
 
 
 def _text(value: str) -> str:
