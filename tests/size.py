@@ -60,11 +60,11 @@ BUDGETS: dict[str, int] = {
     "tour": 199,
     "train": 7_077,
     "validate": 1_284,
-    "view": 4_057,
+    "view": 4_059,
     "workers": 577,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 86_980, 600
+TOTAL, FILE_LINES = 86_982, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 397, 282, 14
 
 

@@ -115,13 +115,15 @@ def columns_of(snapshot: Snapshot) -> Iterator[Column]:
     agents = agents_of(Loaded(snapshot.columns, snapshot.batches)).slice(0, len(snapshot))
     yield _coded("agents", agents.dictionary_encode())
     yield _coded("errors", errors_of(snapshot.paths, snapshot.table["rollout_id"]).dictionary_encode())
-    batches = list(snapshot.batches(ROLLOUTS, ("task",)))
+    batches = list(snapshot.batches(ROLLOUTS, ("task_id", "task")))
     if not batches:
         return
-    # Each task is decoded once. Those of two runs may have the same id, and other fields.
-    task_of, texts = codes_of(pa.Table.from_batches(batches)["task"])
+    table = pa.Table.from_batches(batches)
+    # Each text is decoded once. Tasks of two runs may have the same id, and other fields; those of one, the same fields.
+    task_of, texts = codes_of(table["task"])
     tasks = [object_of(loads(text)) for text in texts.to_pylist()]
-    for name in fields_to_split_by(tasks, _MOST):
+    of_tasks = np.unique(np.stack([codes_of(table["task_id"])[0], task_of]), axis=1)[1]
+    for name in fields_to_split_by([tasks[code] for code in of_tasks.tolist()], _MOST):
         if not re.fullmatch(r"\w+", name):
             continue
         of_task = [task.get(name) for task in tasks]
