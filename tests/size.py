@@ -27,7 +27,7 @@ BUDGETS: dict[str, int] = {
     "credit": 1_296,
     "demo": 625,
     "doctor": 617,
-    "engines": 3_579,
+    "engines": 3_578,
     "environments": 1_988,
     "eval": 321,
     "experience": 1_934,
@@ -50,21 +50,21 @@ BUDGETS: dict[str, int] = {
     "rollouts": 3_154,
     "scan": 589,
     "score": 745,
-    "scores": 481,
+    "scores": 482,
     "serve": 215,
     "show": 782,
     "status": 340,
-    "store": 4_924,
+    "store": 4_925,
     "sweep": 491,
     "tokenize": 408,
     "tour": 199,
     "train": 7_077,
     "validate": 1_284,
-    "view": 4_059,
+    "view": 4_060,
     "workers": 577,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 86_982, 600
+TOTAL, FILE_LINES = 86_984, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 397, 282, 14
 
 

@@ -78,7 +78,6 @@ _FIXED = {"model": "give -m/--model"}
 _DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 #: Bytes of weights from which on a model's own work outweighs that around it, on a CPU.
 _LARGE = 100_000_000
-_CPU_BLOCK = 32
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -558,7 +557,7 @@ def _cpu_args(base: str, given: Settings) -> Settings:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(8192, int(model.max_model_len)),
         # The smallest that its kernels take: prompts alike in fewer tokens than a block share nothing, and vLLM's is 128.
-        "block_size": _CPU_BLOCK,
+        "block_size": 32,
         # vLLM would round a float32 checkpoint to bfloat16, and log-probs would be up to 0.1 off the trained model's.
         "dtype": "float32" if stored == "float32" or not multiplies(stored) else "auto",
     }

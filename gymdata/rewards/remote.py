@@ -88,8 +88,8 @@ class RemoteReward:
     def texts(self, rollout: View) -> tuple[str, str]:
         """(whole text, prompt) of a rollout."""
         if self._decode is not None and rollout["turns"]:
-            prompt, whole = (self._decode(ids.tolist()) for ids in conversation_ids(rollout))
-            return whole, prompt
+            prompt, text = (self._decode(ids.tolist()) for ids in conversation_ids(rollout))
+            return text, prompt
         return as_lines(rollout["messages"]), as_lines(rollout["prompt"])
 
     async def _score(self, texts: Sequence[tuple[str, str]]) -> _Answers:

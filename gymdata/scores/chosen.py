@@ -20,8 +20,8 @@ from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.scores.marks import read_marks
 from gymdata.stats import known_rewards, unit_of
 from gymdata.store import read_table
-from gymdata.store.lineage import runs_of
-from gymdata.store.paths import RUN_JSON
+from gymdata.store.lineage import run_folder, runs_of
+from gymdata.store.paths import RUN_JSON, matches
 
 #: The name of the reward that ``collect`` stored.
 TOTAL = "reward"
@@ -40,9 +40,10 @@ def default_score(sources: Sequence[str | Path], name: str | None) -> tuple[str 
     `gymdata score` that all the runs have, with a value. None for the total reward, where there is no such score."""
     if name is not None:
         return name, None
-    made = [{} if run is None else _times(run) for run in runs_of(sources)]
-    common = set.intersection(*map(set, made)) if made else set()
-    for newest in sorted(common, key=lambda score: max(times[score] for times in made), reverse=True):
+    folders = (run_folder(path) for source in sources for path in matches(source))
+    times_of_runs = [{} if run is None else _times(run) for run in dict.fromkeys(folders)]
+    common = set.intersection(*map(set, times_of_runs)) if times_of_runs else set()
+    for newest in sorted(common, key=lambda score: max(times[score] for times in times_of_runs), reverse=True):
         if _why_without(sources, newest) is None:
             return (
                 newest,
@@ -54,7 +55,7 @@ def default_score(sources: Sequence[str | Path], name: str | None) -> tuple[str 
 def rescored_at(sources: Sequence[str | Path]) -> list[dict[str, int]]:
     """When the scores of each run were written, by folder, also those of judges: another value means that a score, or the
     default, may be another one."""
-    runs = filter(None, runs_of(sources))
+    runs = runs_of(sources)
     written = ([file for kind in _KINDS for file in run.glob(f"{kind}-*/{RUN_JSON}")] for run in runs)
     return [{file.parent.name: file.stat().st_mtime_ns for file in files} for files in written]
 
@@ -81,16 +82,16 @@ def scores_of(
     Without a name, or with ``TOTAL``, the total reward that ``collect`` stored. A re-scoring has precedence over the reward
     of the same name that was stored by ``collect``.
     """
-    runs = filter(None, runs_of(sources))
-    found = [table for run in runs if name and (table := _rescored(run, name)) is not None]
-    if name is None or (name == TOTAL and not found):
+    runs = runs_of(sources)
+    rescored = [table for run in runs if name and (table := _rescored(run, name)) is not None]
+    if name is None or (name == TOTAL and not rescored):
         return TOTAL, _known(rollouts["reward"]), []
-    if name == MARKS and not found and (corrected := read_marks(sources).rewards):
+    if name == MARKS and not rescored and (corrected := read_marks(sources).rewards):
         stored = zip(rollouts["rollout_id"].to_pylist(), rollouts["reward"].to_pylist(), strict=True)
         values = pa.array([corrected.get(rollout, reward) for rollout, reward in stored], pa.float64())
         return MARKS, _known(pa.chunked_array([values])), []
-    if found:
-        rows = pa.concat_tables([table for _, table in found])
+    if rescored:
+        rows = pa.concat_tables([table for _, table in rescored])
         # The value of each rollout, null for none. Re-scoring adds rows: the last row of a rollout counts.
         import polars as pl
 
@@ -98,7 +99,7 @@ def scores_of(
         given = pl.DataFrame(pl.from_arrow(rows.select(["rollout_id", "value"]))).lazy()
         last = given.unique("rollout_id", keep="last")
         mine = ids.join(last, on="rollout_id", how="left", maintain_order="left").collect()["value"]
-        return name, _known(pa.chunked_array([mine.to_arrow()])), [folder for folder, _ in found]
+        return name, _known(pa.chunked_array([mine.to_arrow()])), [folder for folder, _ in rescored]
     parts = rollouts["rewards"].combine_chunks()
     flat = parts.flatten()
     names = flat.field("name")
@@ -156,30 +157,30 @@ def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> 
 def _why_without(sources: Sequence[str | Path], name: str) -> str | None:
     """The most common reason for which the re-scoring ``name`` gave no value to any rollout; None when it has values."""
     reasons: Counter[str] = Counter()
-    for run in filter(None, runs_of(sources)):
+    for run in runs_of(sources):
         try:
-            found = _rescored(run, name)
+            rescored = _rescored(run, name)
         except GymdataError as error:  # This is for the hint of another error.
             reasons[error.message] += 1
             continue
-        if found is None:
+        if rescored is None:
             continue
-        if pc.any(pc.is_finite(found[1]["value"])).as_py():
+        if pc.any(pc.is_finite(rescored[1]["value"])).as_py():
             return None
-        for entry in found[1]["detail"].value_counts().to_pylist():
+        for entry in rescored[1]["detail"].value_counts().to_pylist():
             reasons[entry["values"] or "no reason is stored"] += entry["counts"]
     [(why, _)] = reasons.most_common(1) or [("it has no rows", 0)]
     return textwrap.shorten(why, 200, placeholder=" …")
 
 
 def _rescorings(source: str | Path) -> list[str]:
-    folders = (p for run in runs_of([source]) if run for kind in _KINDS for p in run.glob(f"{kind}-*") if p.is_dir())
+    folders = (p for run in runs_of([source]) for kind in _KINDS for p in run.glob(f"{kind}-*") if p.is_dir())
     return sorted({folder.name.partition("-")[2] for folder in folders})
 
 
 def rescorings(sources: Sequence[str | Path], name: str) -> list[Path]:
     """The folders of the re-scoring ``name``: one of each run that has it."""
-    runs = filter(None, runs_of(sources))
+    runs = runs_of(sources)
     made = ([run / f"{kind}-{name}" for kind in _KINDS if (run / f"{kind}-{name}").is_dir()] for run in runs)
     return [folders[0] for folders in made if folders]
 
@@ -207,7 +208,7 @@ def scores_of_pairs(pairs: pa.Table) -> list[str]:
 def judge_folders(sources: Sequence[str | Path], name: str | None) -> list[Path]:
     """RUN/judge-NAME of each source; without a name, that of the only judge. Raises UsageError when there are several,
     or none."""
-    runs = filter(None, runs_of(sources))
+    runs = runs_of(sources)
     made = [p.parent for run in runs for p in sorted(run.glob("judge-*/comparisons.parquet"))]
     names = sorted({p.name.removeprefix("judge-") for p in made})
     if not names:

@@ -185,7 +185,7 @@ def now() -> str:
 
 def _logs(paths: Iterable[str | Path]) -> list[Path]:
     """The logs of path arguments, each once."""
-    return [folder / FILE for folder in runs_of(paths) if folder is not None]
+    return [folder / FILE for folder in runs_of(paths)]
 
 
 def _in_time(paths: Iterable[str | Path]) -> list[Mark]:

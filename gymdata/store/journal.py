@@ -102,18 +102,18 @@ def repair(path: Path) -> tuple[int, list[Repair]]:
     """
     rows, found = 0, []
     torn = path.with_name(path.name + ".torn")
-    known = set[tuple[int, str]]()
+    reported = set[tuple[int, str]]()
     if torn.exists():
         with contextlib.suppress(orjson.JSONDecodeError):  # torn itself: its content is repeated
             lines = [orjson.loads(line) for line in torn.read_bytes().splitlines() if line]
             # Where a torn tail was cut off, another line begins.
-            known = {(line["offset"], line["text"]) for line in lines}
+            reported = {(line["offset"], line["text"]) for line in lines}
     unclosed_good = False
     for line in scan(path):
         if line.body is not None:
             rows += 1
             unclosed_good = not line.closed
-        elif (line.offset, _text(line.raw)) not in known or not line.closed:
+        elif (line.offset, _text(line.raw)) not in reported or not line.closed:
             found.append((line, Repair(path, line.offset, len(line.raw), not line.closed)))
     if found:
         put_aside(torn, [(fault, line.raw) for line, fault in found])

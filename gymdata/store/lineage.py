@@ -197,9 +197,10 @@ def run_folder(source: str | Path) -> Path | None:
     return found.parent if found is not None and found.name == "run.json" else None
 
 
-def runs_of(sources: Iterable[str | Path]) -> list[Path | None]:
-    """The run folder of each path argument, of a glob those of all that it matches, each once; None for what has none."""
-    return list(dict.fromkeys(run_folder(path) for source in sources for path in matches(source)))
+def runs_of(sources: Iterable[str | Path]) -> list[Path]:
+    """The run folders of path arguments, of a glob those of all that it matches, each once."""
+    folders = (run_folder(path) for source in sources for path in matches(source))
+    return [folder for folder in dict.fromkeys(folders) if folder is not None]
 
 
 def parent_of(path: str | Path) -> dict[str, object]:

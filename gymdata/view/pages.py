@@ -339,15 +339,15 @@ class Pages:
         return "pairs.html", values | {"sort": sort, "lines": {one: lines[row] for one, row in rows_of.items()}}
 
     def pair(self, request: Request) -> Page:
-        given = request.query_params.get("id", "")
+        pair_id = request.query_params.get("id", "")
         rows = self.stages.rows("pairs")
-        found = _named(rows, "pair_id", request)
-        if not found:
-            raise Missing(f"there is no pair {given!r} among the {len(rows):,} here")
-        file = rows.file_number(found[0])
-        near = [n if n in rows.span(file) else None for n in (found[0] - 1, found[0] + 1)]
+        numbers = _named(rows, "pair_id", request)
+        if not numbers:
+            raise Missing(f"there is no pair {pair_id!r} among the {len(rows):,} here")
+        file = rows.file_number(numbers[0])
+        near = [n if n in rows.span(file) else None for n in (numbers[0] - 1, numbers[0] + 1)]
         neighbours = [None if n is None else rows.keys["pair_id"][n].as_py() for n in near]
-        return "pair.html", self.pair_values(rows, found[0]) | {"neighbours": neighbours, "number": file}
+        return "pair.html", self.pair_values(rows, numbers[0]) | {"neighbours": neighbours, "number": file}
 
     def pair_values(self, rows: Rows, number: int) -> Values:
         row = rows.row(number)
@@ -399,13 +399,13 @@ class Pages:
         }
 
     def comparison(self, request: Request) -> Page:
-        given = request.query_params.get("id", "")
+        comparison_id = request.query_params.get("id", "")
         rows, snapshot = self.stages.rows("comparisons"), self.index.snapshot()
-        found = _named(rows, "comparison_id", request)
-        if not found:
-            raise Missing(f"there is no comparison {given!r} among the {len(rows):,} here")
+        numbers = _named(rows, "comparison_id", request)
+        if not numbers:
+            raise Missing(f"there is no comparison {comparison_id!r} among the {len(rows):,} here")
         verdicts = self.verdicts(rows, snapshot)
-        row = rows.row(found[0])
+        row = rows.row(numbers[0])
         sides = []
         for name in ("rollout_i", "rollout_j"):
             number = snapshot.find(row[name])
@@ -418,9 +418,9 @@ class Pages:
             prompt, own = (messages_of(part, ()) for part in (one["messages"][:start], one["messages"][start:]))
             facts = {"id": row[name], "reward": one["reward"], "index": one["rollout_index"]}
             sides.append(facts | {"messages": own, "prompt": prompt})
-        swapped = int(verdicts.swapped[found[0]])
+        swapped = int(verdicts.swapped[numbers[0]])
         return "comparison.html", {
-            "row": row | verdicts.listed(found[:1])[0],
+            "row": row | verdicts.listed(numbers[:1])[0],
             "sides": sides,
             "other": None if swapped < 0 else verdicts.listed([swapped])[0],
             "other_raw": None if swapped < 0 else rows.row(swapped)["raw"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from typing import Any
 
 from gymdata.errors import printable
@@ -48,7 +49,7 @@ def visible(value: Any) -> str:
 
 
 def seconds(value: float | None) -> str:
-    if not value or value != value:
+    if not value or math.isnan(value):
         # Imported rollouts have no durations.
         return "–"
     if value < 1:

@@ -99,23 +99,23 @@ class Tokens:
 
     def _read_experiences(self, stages: Stages) -> None:
         rows = stages.rows("experiences")
-        found = rows.where("rollout_id", self.rollout_id)
-        if not found:
+        numbers = rows.where("rollout_id", self.rollout_id)
+        if not numbers:
             for path in rows.files:
                 for reason, groups in (facts_of(path).get("dropped_groups") or {}).items():
                     if self.group_id in groups:
                         self.experience, self.left_out = str(path), reason.replace("_", " ")
             return
         # The first file with experiences of the rollout.
-        file = rows.file(found[0])
-        mine = [rows.row(number) for number in found if rows.file(number) == file]
+        file = rows.file(numbers[0])
+        of_rollout = [rows.row(number) for number in numbers if rows.file(number) == file]
         # A retry may have sampled the same tokens: each row is of the next of the sequences with its ids.
         stitched, by_ids = sequences(self.turns), dict[bytes, list[TokenSequence]]()
-        if len(mine) < len(stitched):
+        if len(of_rollout) < len(stitched):
             stitched.sort(key=lambda one: one.abandoned)  # those are not in the file
         for sequence in stitched:
             by_ids.setdefault(sequence.input_ids.tobytes(), []).append(sequence)
-        for row in sorted(mine, key=lambda row: row["sequence_index"]):
+        for row in sorted(of_rollout, key=lambda row: row["sequence_index"]):
             alike = by_ids.get(np.array(row["input_ids"], np.int32).tobytes())
             if not alike:
                 self.notes.append(f"{file}: sequence {row['sequence_index']} is not one of this rollout's")
