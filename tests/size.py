@@ -30,13 +30,13 @@ BUDGETS: dict[str, int] = {
     "engines": 3_578,
     "environments": 1_988,
     "eval": 321,
-    "experience": 1_934,
+    "experience": 1_933,
     "filter": 1_011,
     "finetune": 3_172,
     "genrm": 938,
     "interop": 8_641,
     "judge": 2_517,
-    "ls": 445,
+    "ls": 444,
     "merge": 411,
     "mix": 370,
     "models": 1_645,
@@ -54,18 +54,18 @@ BUDGETS: dict[str, int] = {
     "serve": 215,
     "show": 782,
     "status": 340,
-    "store": 4_925,
+    "store": 4_966,
     "sweep": 491,
     "tokenize": 408,
     "tour": 199,
-    "train": 7_077,
-    "validate": 1_284,
+    "train": 7_079,
+    "validate": 1_289,
     "view": 4_060,
-    "workers": 577,
+    "workers": 578,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 86_984, 600
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 397, 282, 14
+TOTAL, FILE_LINES = 87_031, 600
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 397, 287, 14
 
 
 def sources() -> list[Path]:

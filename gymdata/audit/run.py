@@ -26,7 +26,7 @@ from gymdata.public import paths_of
 from gymdata.rollouts.logprobs import Rounding
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.store import StageOutput, files_of, read_run_json, read_table
-from gymdata.store.lineage import Paths, lineage, own_run, parent_of, refuse_duplicates, stage_folder
+from gymdata.store.lineage import Paths, lineage, own_run, parents_of, refuse_duplicates, stage_folder
 from gymdata.store.paths import RUN_JSON, Facts, Identity, RunFacts, placed_output
 from gymdata.store.stage_output import refuse_other_kind
 
@@ -86,7 +86,7 @@ def audit(
         if target is not None:
             made = StageOutput(target / RUN_JSON, "audit", ["violations.parquet"], overwrite=overwrite)
             out = stack.enter_context(made)
-            out.refuse_other("identity", identity, "an audit that was made", parents=[parent_of(p) for p in sources])
+            out.refuse_other("identity", identity, "an audit that was made", parents=parents_of(sources))
         report, work = _compare(sources, rollouts, runs, loaded, facts, config, progress)
         if served is not None:
             report.model["servers"] = served[1].servers.account()
@@ -188,7 +188,7 @@ def _write(
             "command": list(command),
             "config": config.model_dump(mode="json"),
             "identity": identity,
-            "parents": [parent_of(p) for p in [*sources, *models]],
+            "parents": parents_of([*sources, *models]),
             **summary,
             "violations": len(report.violations),
         }

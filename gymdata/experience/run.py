@@ -29,7 +29,7 @@ from gymdata.public import paths_of
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.scores.chosen import default_score, scores_of
 from gymdata.store import StageOutput, read_run_json, scan_batches
-from gymdata.store.lineage import Paths, changed_rollouts, lineage, parent_of, refuse_replaced, run_folder, stage_folder
+from gymdata.store.lineage import Paths, changed_rollouts, lineage, parents_of, refuse_replaced, runs_of, stage_folder
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
 from gymdata.workers.tuning import ahead
@@ -66,7 +66,7 @@ def experience(
     described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))
     with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
         made = "experiences that were made"
-        out.refuse_other("config", config, made, parents=[parent_of(p) for p in sources])
+        out.refuse_other("config", config, made, parents=parents_of(sources))
         by_name = (
             ALL[config.estimator].reads == "parts" or config.reward is not None or config.rewards == "steps+outcome"
         )
@@ -95,7 +95,7 @@ def experience(
         facts = {
             "command": list(command),
             "config": config.model_dump(mode="json"),
-            "parents": [parent_of(parent) for parent in parents if parent is not None],
+            "parents": parents_of(parent for parent in parents if parent is not None),
             **{key: value for key, value in report.to_dict().items() if key != "path"},
             "dropped_groups": report.dropped_groups,
             **models,
@@ -200,9 +200,8 @@ def _write(
 def _allowed(sources: Sequence[str | Path]) -> int:
     """How many tokens a rollout could generate in all, from the runs' settings."""
     found = set()
-    for source in sources:
-        run = run_folder(source)
-        identity = read_run_json(run).get("identity", {}) if run is not None else {}
+    for run in runs_of(sources):
+        identity = read_run_json(run).get("identity", {})
         if identity.get("max_tokens"):
             found.add(int(identity["max_tokens"]) * int(identity.get("max_turns") or 1))
     if len(found) != 1:

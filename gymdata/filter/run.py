@@ -27,7 +27,7 @@ from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import StageOutput, files_of, resolve, scan_batches
-from gymdata.store.lineage import Paths, chosen_rows, common_identity, parent_of, refuse_other_settings
+from gymdata.store.lineage import Paths, chosen_rows, common_identity, parents_of, refuse_other_settings
 from gymdata.store.paths import RUN_JSON, files_apart
 from gymdata.store.stage_output import described_by
 
@@ -103,7 +103,7 @@ def filter(
             out = stack.enter_context(StageOutput(described, "filter", names, overwrite=overwrite))
             # By a side, or the sides of another split.
             what = "rollouts that were filtered"
-            out.refuse_other("config", config, what, keep=_read_by(sources), parents=[parent_of(p) for p in sources])
+            out.refuse_other("config", config, what, keep=_read_by(sources), parents=parents_of(sources))
             for target in targets.values():
                 # The test side of a file may have been the -o of another filter.
                 refuse_other_settings(target, config, what, out.overwrite)
@@ -240,7 +240,7 @@ def _write(
     facts = {
         "command": list(command),
         "config": config.model_dump(mode="json"),
-        "parents": [parent_of(p) for p in [*sources, *columns.scored_by]],
+        "parents": parents_of([*sources, *columns.scored_by]),
         "identity": common_identity(sources),
         "counts": {key: value for key, value in report.to_dict().items() if key != "files"},
     }

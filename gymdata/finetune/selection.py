@@ -16,7 +16,7 @@ from gymdata.errors import RefusedError, counted
 from gymdata.public import Figures
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, read_run_json, read_table, scan_batches
-from gymdata.store.lineage import parent_of
+from gymdata.store.lineage import parents_of
 from gymdata.store.paths import RUN_JSON
 from gymdata.store.run_json import plain, write_json
 
@@ -133,7 +133,7 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
                 arrays = {f.name: columns[f.name].cast(f.type) for f in schema}
                 yield from pa.table(arrays, schema=schema).to_batches()
 
-    parents = [parent_of(path) for source in sources for path in (source.run, source.judge) if path is not None]
+    parents = parents_of(path for source in sources for path in (source.run, source.judge) if path is not None)
     file = folder / "rollouts.parquet"
     # A stopped stage is run again, so existing files may be replaced.
     with StageOutput(folder / RUN_JSON, "select", [file.name], overwrite=True) as out:
@@ -157,6 +157,6 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
                     if file.is_file():
                         judged = read_table(file, table)
                         out.table(file.name, judged.filter(pc.is_in(judged[key], value_set=kept)), table)
-                origin = {"parents": [parent_of(source.judge)], "notes": ["the rows of selected rollouts"]}
+                origin = {"parents": parents_of([source.judge]), "notes": ["the rows of selected rollouts"]}
                 out.finish({**read_run_json(source.judge), **origin})
     return rows

@@ -26,7 +26,7 @@ from gymdata.remote.reading import size_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
 from gymdata.scores.chosen import default_score, rescorings
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
-from gymdata.store.lineage import parent_of, vocabulary
+from gymdata.store.lineage import parents_of, vocabulary
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, RunFacts, beside, placed_output
 from gymdata.store.reading import warn
@@ -364,7 +364,7 @@ def export(
         out.refuse_other("config", settings, "an export that was made")
         account = Export(str(path), format, TABLES[to.table], vocabulary(path), reward)
         summary = _export(path, sources, target, account, workers, out)
-        parents = [parent_of(source) for source in (path, *(rescorings([path], reward) if reward else ()))]
+        parents = parents_of((path, *(rescorings([path], reward) if reward else ())))
         described = {"command": list(command), "config": settings, "parents": parents, "counts": summary.to_dict()}
         out.finish(described)
     return summary

@@ -37,7 +37,7 @@ from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.remote.reading import located
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
-from gymdata.store.lineage import parent_of, refuse_duplicates
+from gymdata.store.lineage import parents_of, refuse_duplicates
 from gymdata.store.paths import RUN_JSON, RunFacts, placed_output
 from gymdata.workers.tuning import rare_collections
 
@@ -140,7 +140,7 @@ def judge(
             "principle": config.principle_for(None),
             "show": config.show,
         }
-        out.refuse_other("identity", identity, "comparisons that were made", parents=[parent_of(config.path)])
+        out.refuse_other("identity", identity, "comparisons that were made", parents=parents_of([config.path]))
         stack.enter_context(rare_collections())
         kept = VerdictCache(folder / "verdicts.journal")
         stack.callback(kept.close)
@@ -151,7 +151,7 @@ def judge(
             "command": list(command),
             "config": config.model_dump(mode="json"),
             "identity": identity,
-            "parents": [parent_of(config.path)],
+            "parents": parents_of([config.path]),
         }
         out.begin({**facts, "finished": False})
         served = the_judge if isinstance(the_judge, Served) else None

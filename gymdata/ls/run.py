@@ -22,7 +22,7 @@ from gymdata.public import Report, Row, path_of
 from gymdata.remote.places import is_spool, is_url, url_of
 from gymdata.store.lineage import replaced_content
 from gymdata.store.lock import LOCK, is_held
-from gymdata.store.paths import RUN_JSON, RunFacts, find_run_json, local_output, read_facts, segments
+from gymdata.store.paths import RUN_JSON, RunFacts, local_output, read_facts, run_jsons, segments
 from gymdata.store.reading import warn
 from gymdata.store.run_json import state_of
 
@@ -137,13 +137,12 @@ def output_of(top: Path, run_json: Path) -> Output:
         parent_path(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")
     ]
     # Parents on object stores are not checked.
-    lost = any(not is_url(parent) and not parent.exists() for parent in parents)
+    lost = any(not (is_url(parent) or parent.exists() or run_jsons(parent)) for parent in parents)
     state = "damaged" if damaged else state_of(run_json, facts)
     if state == "interrupted" and facts.get("stage") == "sweep" and any(map(is_held, cells_of(place))):
         state = "being written"
     if state == "complete" and not lost:
-        described = [find_run_json(parent) for parent in parents]
-        runs = [read_facts(file) for file in described if file is not None]
+        runs = [read_facts(file) for parent in parents for file in run_jsons(parent)]
         if replaced_content(facts, {str(run.get("run_id")): run for run in runs}) is not None:
             state = "parents changed"
     # Rows of the files that run.json names, and of the journal that is still open; None where nothing has rows.

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from gymdata.errors import DataError, StoreError
 from gymdata.ls.output import Output, parent_path, place_described
-from gymdata.store import find_run_json, hash_file
-from gymdata.store.paths import RUN_JSON, beside, read_facts
+from gymdata.store import hash_file
+from gymdata.store.paths import RUN_JSON, beside, read_facts, run_jsons
 from gymdata.store.stage_output import kind_of_stage
 
 #: Outputs that are wanted for their own sake.
@@ -67,7 +67,7 @@ def unused(top: Path, outputs: Mapping[Path, Output]) -> list[Output]:
             waiting += [file for file in outputs if run_json.parent in file.parents]
         for parent in read_facts(run_json).get("parents") or [] if run_json.is_file() else []:
             if parent.get("path"):
-                waiting += filter(None, [find_run_json(parent_path(run_json, str(parent["path"])))])
+                waiting += run_jsons(parent_path(run_json, str(parent["path"])))
             # Also where the path leads to an output: the parent may have been moved, or copied together with its child.
             for key in ("run_json_xxh3", "run_id"):
                 waiting += by_name.get(str(parent.get(key) or "none"), [])

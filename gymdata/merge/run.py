@@ -25,7 +25,7 @@ from gymdata.remote.upload import refuse_open
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import StageOutput, find_run_json, read_run_json, resolve, scan_batches
 from gymdata.store.journal import FAILURES
-from gymdata.store.lineage import Paths, common_identity, parent_of, run_folder
+from gymdata.store.lineage import Paths, common_identity, parents_of, run_folder
 from gymdata.store.lock import refuse_held
 from gymdata.store.paths import RunFacts, files_apart, matches
 from gymdata.store.reading import warn
@@ -277,7 +277,7 @@ def _write(
     command: Sequence[str],
     progress: Progress,
 ) -> None:
-    parents = [parent_of(source) for source in sources]
+    parents = parents_of(sources)
     run_json = described_by(target, _NAME)
     with StageOutput(run_json, "merge", [target.name], overwrite=overwrite) as out:
         config = {"runs": sorted(str(source.resolve()) for source in sources)}

@@ -25,7 +25,7 @@ from gymdata.public import Figures, Report, Row, path_of
 from gymdata.rollouts.messages import joined_contents, split_messages, split_tasks
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.store import StageOutput, scan_batches
-from gymdata.store.lineage import chosen_rows, common_identity, parent_of, refuse_duplicates
+from gymdata.store.lineage import chosen_rows, common_identity, parents_of, refuse_duplicates
 from gymdata.store.paths import files_apart
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import holds_pairs
@@ -278,7 +278,7 @@ def _write(
     described = described_by(next(iter(targets.values())), f"{table.name}.parquet", "train.parquet")
     names = [target.name for target in targets.values()]
     recorded = {**config.model_dump(mode="json"), "weights": {str(source): w for source, w in weights.items()}}
-    parents = [parent_of(source) for source in rows.sources]
+    parents = parents_of(rows.sources)
     with StageOutput(described, "mix", names, overwrite=overwrite) as out:
         out.refuse_other("config", recorded, f"{table.name} that were mixed", parents=parents)
 

@@ -35,7 +35,7 @@ from gymdata.store import StageOutput, read_table, resolve
 from gymdata.store.lineage import (
     Paths,
     changed_rollouts,
-    parent_of,
+    parents_of,
     refuse_duplicates,
     stage_folder,
 )
@@ -186,7 +186,7 @@ def pairs(
             out = StageOutput(described_by(target, "pairs.parquet"), "pairs", names, overwrite=overwrite)
             stack.enter_context(out)
             made = "pairs that were made"
-            out.refuse_other("config", config, made, parents=[parent_of(p) for p in sources])
+            out.refuse_other("config", config, made, parents=parents_of(sources))
         folder = out.folder if out is not None else None
         report, scored_by, pairs_of = _build(sources, config, folder, notes, stack)
         if out is not None and report.ok:
@@ -197,7 +197,7 @@ def pairs(
                 {
                     "command": list(command),
                     "config": config.model_dump(mode="json"),
-                    "parents": [parent_of(p) for p in [*sources, *scored_by]],
+                    "parents": parents_of([*sources, *scored_by]),
                     "counts": {key: value for key, value in report.to_dict().items() if key not in ("files", "notes")},
                     "notes": report.notes,
                 }

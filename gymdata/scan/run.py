@@ -21,7 +21,7 @@ from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.scan.files import all_rows, rewritten
 from gymdata.scan.patterns import Find, Found, finder, without
 from gymdata.store import StageOutput, files_of, find_run_json, read_run_json
-from gymdata.store.lineage import parent_of
+from gymdata.store.lineage import parents_of
 from gymdata.store.paths import output_file
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import holds_pairs
@@ -143,7 +143,7 @@ def scan(
         out.batches(target.name, batches, table, schema)
         counts = {name: getattr(redaction, name) for name in (*_COUNTS, "left_out")}
         kept = {key: facts[key] for key in _KEPT if key in facts}
-        more = {"command": list(command), "parents": [parent_of(source)], "neutral_token": redaction.neutral}
+        more = {"command": list(command), "parents": parents_of([source]), "neutral_token": redaction.neutral}
         out.finish(
             {**redaction.clean({**kept, **more}), "config": config, "counts": {"by_kind": report.by_kind, **counts}}
         )

@@ -41,7 +41,7 @@ from gymdata.score.settings import ScoreConfig
 from gymdata.score.sources import RewardSources, load_sources
 from gymdata.stats import mean_ci
 from gymdata.store import StageOutput, find_run_json, read_table, scan_batches
-from gymdata.store.lineage import parent_of, refuse_duplicates
+from gymdata.store.lineage import parents_of, refuse_duplicates
 from gymdata.store.paths import RunFacts, output_file, placed_output
 from gymdata.store.stage_output import described_by
 from gymdata.user_code import in_thread
@@ -155,7 +155,7 @@ def score(
         )
     described = described_by(target, "scores.parquet").absolute()  # user code may change the current folder
     with StageOutput(described, "score", [target.name], overwrite=config.overwrite) as out:
-        parts, parents = tallies(sources.rewards), [parent_of(path) for path in (config.path, *sources.models)]
+        parts, parents = tallies(sources.rewards), parents_of((config.path, *sources.models))
         scored, values, tasks, flips = run_async(_score_all(config, sources, name, parts, progress))
         if not values:
             raise DataError.empty(config.path, "rollouts to score")

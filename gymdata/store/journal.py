@@ -27,7 +27,7 @@ from gymdata.errors import DataError, StoreError, option
 from gymdata.rollouts.messages import FailureRow
 from gymdata.store.lines import decode
 from gymdata.store.lock import is_held
-from gymdata.store.paths import BOM, JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, FileEntry, belonging, find_run_json
+from gymdata.store.paths import BOM, JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, FileEntry, belonging, run_jsons
 from gymdata.store.reading import report_lines, warn
 from gymdata.store.run_json import sync
 
@@ -298,8 +298,7 @@ _JOURNALED = re.compile(rb"\t[0-9a-f]{8}\Z")
 def read_failures(path: str | Path) -> list[FailureRow]:
     """Every failure of the run that a path argument belongs to; empty when there were none. Damaged lines are left out
     and reported."""
-    found = find_run_json(path)
-    return read_failure_file(found.parent / FAILURES) if found else []
+    return [row for run_json in run_jsons(path) for row in read_failure_file(run_json.parent / FAILURES)]
 
 
 def read_failure_file(file: Path) -> list[FailureRow]:

@@ -19,7 +19,17 @@ from gymdata.remote.reading import described
 from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json, scan_batches
-from gymdata.store.paths import RUN_JSON, Identity, RunFacts, find_run_json, matches, placed_output, read_facts, resolve
+from gymdata.store.paths import (
+    RUN_JSON,
+    Identity,
+    RunFacts,
+    find_run_json,
+    matches,
+    placed_output,
+    read_facts,
+    resolve,
+    run_jsons,
+)
 from gymdata.store.reading import SCORED, check_source, content_of
 from gymdata.store.run_json import differences
 
@@ -34,10 +44,10 @@ def lineage(path: str | Path) -> Iterator[RunFacts]:
 
     A parent that has been moved or deleted is skipped.
     """
-    waiting, seen = [Path(path)], set[Path]()
+    waiting, seen = run_jsons(path), set[Path]()
     while waiting:
-        run_json = find_run_json(waiting.pop(0))
-        if run_json is None or run_json.resolve() in seen:
+        run_json = waiting.pop(0)
+        if run_json.resolve() in seen:
             continue
         seen.add(run_json.resolve())
         facts = read_run_json(run_json)
@@ -45,7 +55,7 @@ def lineage(path: str | Path) -> Iterator[RunFacts]:
         for text in parent_paths(facts):
             named = described(text) if is_url(text) else Path(text)
             if named is not None:
-                waiting.append(named if named.is_absolute() or named.exists() else run_json.parent / named)
+                waiting += run_jsons(named if named.is_absolute() or named.exists() else run_json.parent / named)
 
 
 def parent_paths(facts: RunFacts) -> list[str]:
@@ -63,7 +73,11 @@ def rollouts_behind(source: str | Path) -> Iterator[str | Path]:
         if path in seen:
             continue
         seen.add(path)
-        found = None if is_url(path) else find_run_json(path)
+        described = [] if is_url(path) else run_jsons(path)
+        if len(described) > 1:
+            waiting += matches(path)
+            continue
+        found = next(iter(described), None)
         facts = {} if found is None else read_facts(found)
         if found is None or facts.get("stage") not in _MADE:
             yield path
@@ -203,6 +217,12 @@ def runs_of(sources: Iterable[str | Path]) -> list[Path]:
     return [folder for folder in dict.fromkeys(folders) if folder is not None]
 
 
+def parents_of(paths: Iterable[str | Path]) -> list[dict[str, object]]:
+    """What run.json records of what an output was made from. A glob over several runs is what it matches, each with its
+    own run."""
+    return [parent_of(each) for path in paths for each in ([path] if find_run_json(path) else matches(path))]
+
+
 def parent_of(path: str | Path) -> dict[str, object]:
     found = find_run_json(path)
     if found is None:
@@ -241,6 +261,6 @@ def refuse_replaced(path: str | Path, sources: Sequence[str | Path] = ()) -> Non
 
 def common_identity(sources: Sequence[str | Path]) -> Identity:
     """The identity settings that all the runs share, for the run.json of a file that is made from several runs."""
-    folders = [run_folder(source) for source in sources]
+    folders = [run_folder(path) for source in sources for path in matches(source)]
     found = [read_run_json(folder).get("identity", {}) if folder is not None else {} for folder in folders]
     return {key: value for key, value in found[0].items() if all(one.get(key) == value for one in found)}

@@ -116,19 +116,29 @@ def matches(path: str | Path) -> list[Path]:
     raise DataError.missing_path(path, "a glob that matches something")
 
 
+def run_jsons(path: str | Path) -> list[Path]:
+    """Every run.json that describes a path argument, each once: of a glob those of all that it matches."""
+    return [run_json for run_json in _beside_or_above(path) if run_json is not None]
+
+
 def find_run_json(path: str | Path) -> Path | None:
-    """The run.json that describes a path argument: beside or above it; for a glob, of its first match."""
+    """The run.json that describes a path argument: beside or above it; of a glob the one for all that it matches."""
+    described = _beside_or_above(path)
+    return described.pop() if len(described) == 1 else None
+
+
+def _beside_or_above(path: str | Path) -> list[Path | None]:
+    """The run.json files of a path argument, each once, with None where something has none."""
     given = Path(path)
     if not given.exists() and globbing.has_magic(str(path)):
-        matches = _expand(str(path))
-        return find_run_json(matches[0]) if matches else None
+        return list(dict.fromkeys(run_json for match in _expand(str(path)) for run_json in _beside_or_above(match)))
     if given.is_dir():
         candidates = [given / RUN_JSON, given.parent / RUN_JSON if given.name == ROLLOUTS_FOLDER else given / RUN_JSON]
     else:
         candidates = [beside(given), given.parent / RUN_JSON]
         if given.parent.name == ROLLOUTS_FOLDER:
             candidates.append(given.parent.parent / RUN_JSON)
-    return next((c for c in candidates if c.is_file()), None)
+    return [next((c for c in candidates if c.is_file()), None)]
 
 
 def read_facts(file: Path) -> RunFacts:

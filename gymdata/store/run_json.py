@@ -10,10 +10,10 @@ import contextlib
 import datetime as dt
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import orjson
 import xxhash
@@ -89,6 +89,18 @@ def read_run_json(path: str | Path) -> RunFacts:
             raise DataError.not_a_run(given, sorted(p.name for p in given.iterdir()))
         raise DataError.missing_path(given, "something that a run.json describes")
     return read_facts(found)
+
+
+def agreed(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all run.json facts say alike, in the mappings among them too."""
+    alike: dict[str, Any] = {}
+    for key, value in runs[0].items() if runs else ():
+        values = [run.get(key) for run in runs]
+        if all(isinstance(each, Mapping) for each in values):
+            alike[key] = agreed(cast("list[Mapping[str, Any]]", values))
+        elif all(each == value for each in values):
+            alike[key] = value
+    return alike
 
 
 def state_of(run_json: Path, facts: RunFacts) -> str:

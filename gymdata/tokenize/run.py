@@ -27,7 +27,7 @@ from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import StageOutput, scan_batches
 from gymdata.store.columns import build, to_rows
-from gymdata.store.lineage import Paths, common_identity, parent_of
+from gymdata.store.lineage import Paths, common_identity, parents_of
 from gymdata.store.lines import decode, encode
 from gymdata.store.paths import files_apart
 from gymdata.store.stage_output import described_by
@@ -125,7 +125,7 @@ def tokenize(
     with StageOutput(
         described_by(target, f"{table.name}.parquet"), "tokenize", [target.name], overwrite=overwrite
     ) as out:
-        parents = [parent_of(source) for source in sources]
+        parents = parents_of(sources)
         out.refuse_other("rendered", how, "rollouts that were rendered", parents=parents)
         batches = _batches(sources, table, chat, config.mask, report, progress or NullProgress())
         schema = pa.schema([table.schema.field(name) for name in _names(table)], metadata=table.metadata)

@@ -24,7 +24,7 @@ from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score
 from gymdata.settings import Settings
 from gymdata.store import has_rows, hash_file, read_run_json, resolve, write_run_json
-from gymdata.store.lineage import lineage, parent_of, refuse_replaced
+from gymdata.store.lineage import lineage, parents_of, refuse_replaced
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import RUN_JSON, RunFacts, local_output, refuse_unwritable
 from gymdata.store.reading import warn_of_changed_scores
@@ -405,7 +405,9 @@ class _Training:
         self.job = cast("Job", job)
         # Without the content of their files: a model stays as it is when its rollouts are overwritten, as is what is sampled
         # with it.
-        parents = [{k: v for k, v in parent_of(path).items() if k != "files"} for path in (self.source, *scored_by)]
+        parents = [
+            {k: v for k, v in parent.items() if k != "files"} for parent in parents_of((self.source, *scored_by))
+        ]
         self.begun = {
             "stage": f"train-{config.algorithm}",
             "command": command,

@@ -35,7 +35,8 @@ from gymdata.interop.nemo_gym import batches as nemo_rows
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
-from gymdata.store.paths import RunFacts, Source, find_run_json, read_facts, resolve, sealed_twin
+from gymdata.store.paths import RunFacts, Source, find_run_json, read_facts, resolve, run_jsons, sealed_twin
+from gymdata.store.run_json import agreed
 from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import give_back
 
@@ -44,25 +45,26 @@ def validate_rollouts(
     sources: Sequence[Source],
     *,
     selection: Selection,
-    run: RunFacts | None = None,
+    runs: Mapping[Path, RunFacts],
     vocab_size: int | None = None,
     reader: Reader | None = None,
     workers: int = 1,
     own: Sequence[OwnCheck] = (),
     nemo_gym: bool = False,
 ) -> ValidationReport:
-    """The report over the rollouts in ``sources``. ``run`` is the run.json that describes them, when there is one.
+    """The report over the rollouts in ``sources``. ``runs``: the run.json files that describe them.
 
     ``reader`` loads the tokenizer; it is called at the first break. ``workers``: processes that check parts of the
     files; ``own``: checks of the user; ``nemo_gym``: the files have NeMo Gym rows.
     """
     report = ValidationReport(files=list(dict.fromkeys(str(source.path) for source in sources)))
+    run = agreed(list(runs.values()))
     settings = CheckSettings(
-        vocab_size if vocab_size is not None else vocabulary(run or {}),
-        names_reward(run or {}),
+        vocab_size if vocab_size is not None else vocabulary(run),
+        names_reward(run),
         selection.wants("T209"),
         reader,
-        unweighted(run or {}),
+        unweighted(run),
     )
     make = partial(_make_checks, settings, selection, tuple(own))
     checks = make()
@@ -100,9 +102,12 @@ def validate_rollouts(
             if biases := sampling_biases(row_settings):
                 found.append(Violation("L304", row, detail=", ".join(biases), file=file))
     found += checks.finish()
-    sampling = (run or {}).get("identity") or {}
-    if any_log_prob and (biases := sampling_biases({**({"temperature": 0.0} if sampled_greedily else {}), **sampling})):
-        found.append(Violation("L304", 0, detail=", ".join(biases), file=report.files[0] if report.files else None))
+    greedy: dict[str, Any] = {"temperature": 0.0} if sampled_greedily else {}
+    described: list[tuple[Path | None, RunFacts]] = [*runs.items()] or [(None, {})]
+    for run_json, facts in described if any_log_prob else ():
+        if biases := sampling_biases({**greedy, **(facts.get("identity") or {})}):
+            of_run = (file for file in report.files if len(runs) < 2 or find_run_json(file) == run_json)
+            found.append(Violation("L304", 0, detail=", ".join(biases), file=next(of_run, None)))
     # The rows of each file that have none of the errors that were found.
     bad: dict[str | None, list[int]] = {}
     for of, row in rows_with_errors(found):
@@ -209,7 +214,7 @@ def _checked_in_order(
 
 def behavior_of(path: str | Path) -> dict[str, str]:
     """The behavior findings alone, by code: the count, or the text."""
-    run = read_facts(run_json) if (run_json := find_run_json(path)) is not None else {}
+    run = agreed([read_facts(run_json) for run_json in run_jsons(path)])
     behavior, found = Behavior(CheckSettings(unweighted=unweighted(run))), list[Violation]()
     for source in resolve(path):
         for batch in _scan(source, True, {}):

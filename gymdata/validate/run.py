@@ -19,9 +19,9 @@ from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageErro
 from gymdata.public import path_of
 from gymdata.store.formats import ANSWERED, format_of, head, refuse_unknown
 from gymdata.store.lines import decode
-from gymdata.store.paths import ByteRange, RunFacts, Source, beside, find_run_json, placed_output, read_facts, resolve
+from gymdata.store.paths import ByteRange, RunFacts, Source, beside, placed_output, read_facts, resolve, run_jsons
 from gymdata.store.reading import altered, reading
-from gymdata.store.run_json import state_of, writing_into
+from gymdata.store.run_json import agreed, state_of, writing_into
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
@@ -70,10 +70,11 @@ def validate(
         own_checks(check)  # their codes can be selected
     selection = Selection.of(select, ignore, strict)
     sources = _sources(Path(path), str(path))
-    run = _run_json(path)
+    runs = _run_jsons(path)
+    run = agreed(list(runs.values()))
     vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
     # Loaded at the first use, because most files have no break.
-    reader = _Reads(tokenizer, run or {}) if (tokenizer, run) != (None, None) else None
+    reader = _Reads(tokenizer, run) if tokenizer is not None or runs else None
     report = ValidationReport(path=str(path))
     split = [(kind, source) for source in sources for kind in [kind_of(source)]]
     _refuse_others(split)
@@ -87,7 +88,7 @@ def validate(
         of_kind = validate_rollouts(
             parts,
             selection=selection,
-            run=None if nemo_gym else run,
+            runs={} if nemo_gym else runs,
             vocab_size=vocab_size,
             reader=reader,
             workers=len(parts) if parts is not files else workers,
@@ -99,13 +100,13 @@ def validate(
         from gymdata.validate.pairs import validate_pairs
 
         _merge(report, validate_pairs(pairs, selection=selection, vocab_size=vocab_size))
-    if decode or (rollouts and run and selection.wants("T207")):
-        _decode(report, rollouts, selection, run or {}, tokenizer, reader, decode)
+    if decode or (rollouts and runs and selection.wants("T207")):
+        _decode(report, rollouts, selection, run, tokenizer, reader, decode)
     report.files = [str(s.path) for s in sources]
-    if (described := find_run_json(path)) is not None:
-        with contextlib.suppress(DataError):  # a damaged run.json is for the readers to report
-            report.state = state_of(described, read_facts(described))
-        changed = altered(described, [s.path for s in sources])
+    for run_json, facts in runs.items():
+        if len(runs) == 1:
+            report.state = state_of(run_json, facts)
+        changed = altered(run_json, [s.path for s in sources])
         report.violations += selection.apply(Violation("T209", 0, detail=why, file=str(f)) for f, why in changed)
     report.seconds = time.perf_counter() - began
     return report
@@ -145,7 +146,7 @@ def fix(
     settings = {"choice": choice, "path": str(Path(path).resolve())}
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.store import StageOutput
-    from gymdata.store.lineage import parent_of
+    from gymdata.store.lineage import parents_of
 
     with StageOutput(beside(target), "fix", [target.name], overwrite=overwrite) as out:
         out.refuse_other("config", settings, "rollouts that were repaired")
@@ -164,7 +165,7 @@ def fix(
 
             out.batches(target.name, fixed_rollouts(sources, report, choice, account), ROLLOUTS, ROLLOUTS.arrow)
         # The facts of how the rollouts were sampled are copied: validation of the copy reads them.
-        run = _run_json(path) or {}
+        run = agreed(list(_run_jsons(path).values()))
         counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
         sampled_by: RunFacts = {
             k: run[k] for k in ("identity", "engine", "policy", "chat", "rewards", "reward") if k in run
@@ -174,7 +175,7 @@ def fix(
                 **sampled_by,
                 "command": list(command),
                 "config": settings,
-                "parents": [parent_of(path)],
+                "parents": parents_of([path]),
                 "counts": counts,
             }
         )
@@ -296,9 +297,8 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
             refuse_unknown(source, "rollouts or pairs")
 
 
-def _run_json(path: str | Path) -> RunFacts | None:
-    file = find_run_json(path)
-    return None if file is None else read_facts(file)
+def _run_jsons(path: str | Path) -> dict[Path, RunFacts]:
+    return {file: read_facts(file) for file in run_jsons(path)}
 
 
 def _vocab_size(folder: str | Path) -> int:

@@ -52,7 +52,6 @@ def in_order(
         for job in chain(first, source):
             yield from work(job)
         return
-    others = set(multiprocessing.active_children())
     pending: deque[tuple[str, Future[_Answer]]] = deque()
     fork = light and sys.platform == "linux" and threading.active_count() == 1 and _THREADED.isdisjoint(sys.modules)
     pool = ProcessPoolExecutor(
@@ -71,9 +70,11 @@ def in_order(
         while pending:
             yield from _results(pending)
     finally:
+        # Not all children: another thread may have begun some. Python 3.14 has a public way.
+        workers_left = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
         # They hold nothing that could be lost.
-        for process in set(multiprocessing.active_children()) - others:
+        for process in workers_left:
             process.kill()
             process.join()
 

@@ -16,8 +16,8 @@ from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import scores_of
-from gymdata.store import Run, read_run_json, write_run_json, write_table
-from gymdata.store.lineage import keys_of, parent_of, refuse_repeats, refuse_replaced
+from gymdata.store import Run, find_run_json, read_run_json, write_run_json, write_table
+from gymdata.store.lineage import keys_of, lineage, parent_of, refuse_repeats, refuse_replaced
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 
 
@@ -144,6 +144,25 @@ def test_what_was_made_of_overwritten_rollouts_is_refused(tmp_path: Path) -> Non
         gymdata.experience(moved, estimator="grpo", token_columns=tmp_path / "audit" / "audit.parquet")
     moved.rename(run)
     assert {one.path: one.state for one in gymdata.ls(tmp_path).outputs}["pairs"] == "parents changed"
+
+
+@pytest.mark.parametrize("pattern", ["*", "*/rollouts/*.parquet"])
+def test_every_run_that_a_glob_matches_is_a_parent(pattern: str, tmp_path: Path) -> None:
+    """The parents, the settings that all runs share, and what leads back are those of all runs and not of the first."""
+    for name, settings in (("a", {"temperature": 1.0, "top_k": 0}), ("b", {"temperature": 1.0, "top_k": 20})):
+        with Run.open(tmp_path / "runs" / name, identity=settings, extent={}, operation={}) as run:
+            for index in range(2):
+                run.append(rollout(f"t-{name}", index, float(index), two_turns(1 + index, 20)))
+    sources = str(tmp_path / "runs" / pattern)
+    gymdata.filter(sources, where="reward >= 0", output=tmp_path / "kept")
+    run_ids = [read_run_json(tmp_path / "runs" / name)["run_id"] for name in ("a", "b")]
+    facts = read_run_json(tmp_path / "kept" / "rollouts.parquet")
+    assert [parent["run_id"] for parent in facts["parents"]] == run_ids
+    assert facts["identity"] == {"temperature": 1.0}
+    for path in (sources, tmp_path / "kept" / "rollouts.parquet"):
+        assert [run["run_id"] for run in lineage(path) if run.get("run_id")] == run_ids
+    assert find_run_json(sources) is None
+    assert [output.state for output in gymdata.ls(tmp_path).outputs] == ["complete"] * 3
 
 
 def test_a_run_that_grew_has_its_earlier_rollouts(tmp_path: Path) -> None:

@@ -132,6 +132,19 @@ def test_duplicates_and_groups_are_seen_across_files(tmp_path: Path) -> None:
     assert Path(report.violations[1].file or "").parent.name == "b"
 
 
+def test_each_run_that_a_glob_matches_brings_its_settings(tmp_path: Path) -> None:
+    """L304 is of the run that was sampled with them, also where the first one was not, and a reward is missing where every
+    run was to be scored."""
+    from gymdata.store import write_run_json
+
+    for name, more in (("a", {}), ("b", {"top_p": 0.9})):
+        rows = native_rows(n=2, seed=ord(name))
+        run = write_run(tmp_path / name, [{**row, "rollout_id": f"{name}-{row['rollout_id']}"} for row in rows])
+        write_run_json(run, {"run_id": name, "identity": {"temperature": 1.0, **more}, "files": []})
+    report = validate(str(tmp_path / "*"), select=["L304"])
+    assert [(v.code, Path(v.file or "").parents[1].name) for v in report.violations] == [("L304", "b")]
+
+
 def test_a_run_folder_brings_its_settings(tmp_path: Path) -> None:
     """run.json decides L304, the vocabulary, and whether a missing reward is an error."""
     from gymdata.store import write_run_json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import select
 import signal
@@ -16,7 +17,7 @@ import pytest
 from gymdata.errors import OutsideError, RefusedError, UsageError
 from gymdata.store.reading import reading
 from gymdata.workers.processes import in_order
-from tests.workers.inputs import dies_at_three, divides, negative, refuses_three
+from tests.workers.inputs import dies_at_three, divides, negative, refuses_three, waits_for_ever
 
 WAITING = """
 from tests.workers.inputs import waits_for_ever
@@ -41,6 +42,18 @@ def children() -> list[int]:
 def test_results_come_in_the_order_of_the_pieces(workers: int) -> None:
     """However many processes there are, result k is that of piece k, and none is missing."""
     assert list(in_order(negative, range(50), workers, str)) == [-k for k in range(50)]
+
+
+def test_processes_that_another_thread_began_go_on() -> None:
+    """Ending its own workers ends no others of this process."""
+    done = in_order(negative, range(50), 2, str)
+    assert next(done) == 0
+    other = multiprocessing.get_context("spawn").Process(target=waits_for_ever, args=(1,))
+    other.start()
+    done.close()
+    assert other.is_alive()
+    other.kill()
+    other.join()
 
 
 def test_few_pieces_are_under_way_at_a_time() -> None:
