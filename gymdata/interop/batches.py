@@ -137,17 +137,17 @@ def imported(reader: Reader, sources: Sequence[Source], workers: int) -> Iterato
             size += size_of(source.path)
     with contextlib.closing(in_order(reader, jobs, workers, named)) as results:
         for part in results:
-            places = [numbering.of_key(*key) for key in part.hashes]
+            positions = [numbering.of_key(*key) for key in part.hashes]
             if part.batch is None:
                 yield part
                 continue
-            batch = _numbered(part, places, reader.run_id)
+            batch = _numbered(part, positions, reader.run_id)
             ids = batch.column("rollout_id").to_pylist()
             refused = [(number, replace(prompt, rollout_id=ids[number])) for number, prompt in part.not_rebuilt]
             yield replace(part, batch=batch, not_rebuilt=refused)
 
 
-def _numbered(part: Imported, places: Sequence[tuple[str, int]], run_id: str) -> pa.RecordBatch:
+def _numbered(part: Imported, positions: Sequence[tuple[str, int]], run_id: str) -> pa.RecordBatch:
     """The batch with the group and index of each row that has none of its own, and their ids."""
     batch = part.batch
     assert batch is not None
@@ -155,7 +155,7 @@ def _numbered(part: Imported, places: Sequence[tuple[str, int]], run_id: str) ->
     ids, tasks, groups, indices = (batch.column(name).to_pylist() for name in names)
     for row, key in enumerate(part.keys):
         if key is not None:
-            group, index = places[key]
+            group, index = positions[key]
             if ids[row] == rollout_id_of(run_id, part.hashes[key][1] or "", -1):
                 ids[row] = rollout_id_of(run_id, group, index)
             tasks[row], groups[row], indices[row] = group, group, index

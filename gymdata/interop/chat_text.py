@@ -85,8 +85,8 @@ class Pieces:
         # 64-bit offsets: several columns are joined, each of up to 2³¹ bytes.
         offsets, data = np.concatenate(self._offsets), b"".join(self._data)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-        made = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers).take(pa.array(order))
-        _, ends, text = made.buffers()
+        selected = pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers).take(pa.array(order))
+        _, ends, text = selected.buffers()
         return text.slice(0, int(np.frombuffer(ends, np.int64)[len(order)]))
 
     def _flush(self) -> None:
@@ -120,9 +120,9 @@ class Chat:
 
     def sampled(self) -> Mask:
         """(m,) the messages with tool calls that the policy generated in a turn."""
-        return np.array([*map(bool, self._calls), False])[self._call_codes] & self.known("turn")
+        return np.array([*map(bool, self._calls), False])[self._call_codes] & self.not_null("turn")
 
-    def known(self, name: str) -> Mask:
+    def not_null(self, name: str) -> Mask:
         """(m,) the messages whose column ``name`` is not null."""
         return _mask(self._flat.field(name).is_valid())
 
@@ -168,17 +168,15 @@ class Chat:
 
 def where(has: Mask, numbers: Array | int) -> Numbers:
     """(k,) ``numbers`` where ``has``, (k,), is True, else −1."""
-    made = np.full(len(has), -1, np.int32)
-    np.copyto(made, numbers, where=has)
-    return made
+    return np.where(has, numbers, -1).astype(np.int32, copy=False)
 
 
 def by_message(columns: Sequence[Array], offsets: Ints) -> Ragged:
     """The numbers of all ``columns``, each (m,), message by message and without −1. List i of the result has those of the
     messages ``offsets[i]`` to ``offsets[i + 1]``."""
-    made = np.stack(columns, axis=1).ravel()
-    at = np.flatnonzero(made >= 0)
-    return Ragged(made[at], np.searchsorted(at, offsets * len(columns)))
+    numbers = np.stack(columns, axis=1).ravel()
+    positions = np.flatnonzero(numbers >= 0)
+    return Ragged(numbers[positions], np.searchsorted(positions, offsets * len(columns)))
 
 
 def distinct(column: pa.StringArray) -> tuple[list[str], Numbers]:
@@ -226,13 +224,13 @@ def _escape(column: pa.StringArray) -> tuple[bytes, Ints]:
     """
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     raw = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-    at = offsets.astype(np.int64) - offsets[0]
+    starts = offsets.astype(np.int64) - offsets[0]
     text = str(raw.data, "utf-8")
-    if not text.isascii() and (raw[at[at < len(raw)]] & 0xC0 == 0x80).any():
+    if not text.isascii() and (raw[starts[starts < len(raw)]] & 0xC0 == 0x80).any():
         raise ValueError("text that is not UTF-8: it begins inside a character")
-    made = orjson.dumps(text)
-    if len(made) != len(raw) + 2:
-        escaped = np.frombuffer(made, np.uint8)
+    literal = orjson.dumps(text)
+    if len(literal) != len(raw) + 2:
+        escaped = np.frombuffer(literal, np.uint8)
         slash = np.flatnonzero(escaped == ord("\\"))
         # A backslash may itself be escaped: in a run of them, every other one begins an escape.
         index = np.arange(len(slash))
@@ -241,11 +239,11 @@ def _escape(column: pa.StringArray) -> tuple[bytes, Ints]:
         added = offsets_of(np.where(escaped[slash + 1] == ord("u"), 5, 1))
         # A position moves by what the escapes before it added. In raw positions, escape k is at slash − added − 1, for the
         # quotation mark.
-        at += added[np.searchsorted(slash - added[:-1] - 1, at)]
+        starts += added[np.searchsorted(slash - added[:-1] - 1, starts)]
     # Past the opening quotation mark.
-    return made, at + 1
+    return literal, starts + 1
 
 
 def _mask(array: pa.BooleanArray) -> Mask:
-    found: Mask = array.to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = array.to_numpy(zero_copy_only=False)
+    return mask

@@ -24,8 +24,8 @@ _KEY_ROWS = 65_536
 class Export:
     """An export of the rows under ``path``, and its counts so far.
 
-    ``score``: what is written as the reward, None for the total reward; ``seen``, ``written``: rows; ``further``: rows
-    that are written of one that was seen, beyond its first; ``lost``: what the format cannot hold → number of rows;
+    ``score``: what is written as the reward, None for the total reward; ``read``, ``written``: rows; ``further``: rows
+    that are written of one that was read, beyond its first; ``lost``: what the format cannot hold → number of rows;
     ``turns``, ``turns_lost``: of formats that count them.
     """
 
@@ -34,7 +34,7 @@ class Export:
     table: Table
     vocab_size: int | None
     score: str | None = None
-    seen: int = 0
+    read: int = 0
     written: int = 0
     further: int = 0
     turns: int = 0
@@ -50,12 +50,11 @@ class Export:
 
     def add(self, other: Export) -> None:
         """Count what ``other`` has seen, too."""
-        self.seen += other.seen
+        self.read += other.read
         self.further += other.further
         self.turns += other.turns
         self.turns_lost += other.turns_lost
-        for what, n in other.lost.items():
-            self.lost[what] += n
+        self.lost.update(other.lost)
 
     def batches(self, source: Source, columns: Sequence[str] | None, unread: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """``columns`` (None: all) of a file without the fields ``unread``, with the score in the place of the reward. Raises
@@ -67,7 +66,7 @@ class Export:
         else:
             batches = scan_source(source, self.table, columns, _BATCH_ROWS)
         for batch in batches:
-            self.seen += batch.num_rows
+            self.read += batch.num_rows
             if self.table.name != EXPERIENCES.name:  # those are checked as training checks them
                 refuse_unsound_rows(batch, self.path, self.vocab_size)
             yield batch

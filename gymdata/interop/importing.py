@@ -73,12 +73,12 @@ def run_id_of(sources: Iterable[Source]) -> str:
 
 
 def turn_down(
-    code: str, reason: str, source: Source, line: int, text: bytes, reject: Reject | None, what: str, cause: Exception
+    code: str, reason: str, source: Source, line: int, text: bytes, reject: Reject | None, kind: str, cause: Exception
 ) -> None:
-    """Give a row that cannot be used to ``reject``; without one raises DataError. ``what``: such as "a NeMo Gym row"."""
+    """Give a row that cannot be used to ``reject``; without one raises DataError. ``kind``: such as "a NeMo Gym row"."""
     if reject is None:
         why = f"one that cannot be imported ({code}: {reason})"
-        raise DataError.bad_row(source.path, line, None, why, what) from cause
+        raise DataError.bad_row(source.path, line, None, why, kind) from cause
     reject(Rejected(source.path, line, code, reason, text[:1000].decode("utf-8", "replace")))
 
 
@@ -139,7 +139,7 @@ class Unnumbered:
     def __init__(self) -> None:
         self.keys: list[tuple[bytes, str | None]] = []
 
-    def place(self, content: bytes, group: str | None) -> tuple[str, int]:
+    def of_content(self, content: bytes, group: str | None) -> tuple[str, int]:
         """(group, −1): no place."""
         self.keys.append((xxhash.xxh3_128_digest(content), group))
         return group or "", -1
@@ -155,8 +155,8 @@ class Keys:
 
     def get(self, key: bytes) -> int | None:
         """The number of a key; None of one that is not there."""
-        known = self._numbers[self._slot(*_HALVES.unpack(key))]
-        return known - 1 if known else None
+        entry = self._numbers[self._slot(*_HALVES.unpack(key))]
+        return entry - 1 if entry else None
 
     def __setitem__(self, key: bytes, number: int) -> None:
         low, high = _HALVES.unpack(key)
@@ -210,23 +210,23 @@ class Numbering:
     """Indices of the rows of one import, assigned in the order of the rows."""
 
     def __init__(self) -> None:
-        self._next, self._known = Keys(), Keys()
+        self._next, self._contents = Keys(), Keys()
         self._rows = 0
 
-    def place(self, content: bytes, group: str | None) -> tuple[str, int]:
+    def of_content(self, content: bytes, group: str | None) -> tuple[str, int]:
         """(group, index in it) of a row. Without a ``group`` the row is a group of its own."""
         return self.of_key(xxhash.xxh3_128_digest(content), group)
 
     def of_key(self, key: bytes, group: str | None) -> tuple[str, int]:
-        """``place`` of the content that has this xxh3 (128 bits)."""
-        known = self._known.get(key)
-        if known is None:
+        """``of_content`` of the content that has this xxh3 (128 bits)."""
+        packed = self._contents.get(key)
+        if packed is None:
             name = _digest(group or f"row-{self._rows}")
             index = self._next.get(name) or 0
             self._next[name] = index + 1
-            known = self._known[key] = index << 32 | self._rows
+            packed = self._contents[key] = index << 32 | self._rows
             self._rows += 1
-        return group or f"row-{known & 0xFFFFFFFF}", known >> 32
+        return group or f"row-{packed & 0xFFFFFFFF}", packed >> 32
 
 
 @dataclass(slots=True)

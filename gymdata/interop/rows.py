@@ -31,8 +31,8 @@ def message_of(role: Any, content: Any, **more: Any) -> Message:
 
 def refuse_other_name(role: Any, where: str) -> None:
     """Raises BadItem for a synonym of a known role, which would otherwise become ``other``."""
-    if (meant := meant_role(role)) is not None:
-        raise BadItem("S102", f"{where}.role: got {role!r}, expected {meant!r}")
+    if (expected := meant_role(role)) is not None:
+        raise BadItem("S102", f"{where}.role: got {role!r}, expected {expected!r}")
 
 
 def foreign_row(
@@ -51,7 +51,7 @@ def foreign_row(
     """The row of ``item``, which another project wrote; unknown columns get neutral values. ``group``: rows of one are
     attempts at one task, by default those with the same messages before the first answer; ``reward``: a JSON number, or it
     is not known; ``turns``: its token data, none by default."""
-    group, index = importing.numbering.place(refuse_surrogates(item), group or prompt_group(messages))
+    group, index = importing.numbering.of_content(refuse_surrogates(item), group or prompt_group(messages))
     turns = turns or TurnEncoder()
     return {
         "rollout_id": rollout_id_of(importing.run_id, group, index),

@@ -122,7 +122,7 @@ class ExportSummary(Report):
         return [
             ("rows", self.rows_out),
             *([("left out", self.skipped)] if self.skipped else []),
-            *((f"  lost: {what}", n) for what, n in self.lost.items()),
+            *((f"  lost: {kind}", n) for kind, n in self.lost.items()),
             *([("turns delivered", self.turns - self.turns_lost)] if format_named(self.format).counts_turns else []),
             ("written to", self.output),
         ]
@@ -155,14 +155,14 @@ def import_rollouts(
     windows of both sides. Without it nothing is rebuilt. ``workers``: processes that read parts of NeMo Gym files; the
     run is the same.
     """
-    if source is not None and source not in (known := imported_formats()):
-        raise UsageError.unknown_choice("--from", source, known)
+    if source is not None and source not in (formats := imported_formats()):
+        raise UsageError.unknown_choice("--from", source, formats)
     output = placed_output(output)
-    given = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
-    for path in map(Path, given):
+    paths = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
+    for path in map(Path, paths):
         if path.is_dir() and not (path / RUN_JSON).is_file():
             raise DataError(f"{path}: is a folder, expected files", hint=f"name them, or give a glob: '{path}/*.jsonl'")
-    sources = [file for path in given for file in resolve(path, ROLLOUTS)]
+    sources = [file for path in paths for file in resolve(path, ROLLOUTS)]
     known_format = format_named(source) if source is not None else detect(sources)
     name = known_format.name
     if tokenizer is not None and not known_format.rebuilds_prompts:
@@ -205,21 +205,21 @@ def import_rollouts(
         take_over=overwrite,
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
-        found = _Found()
-        parts = found.gathered(imported(Reader(name, run.run_id, tokenizer), sources, workers))
+        findings = _Findings()
+        parts = findings.gathered(imported(Reader(name, run.run_id, tokenizer), sources, workers))
         run.write_batches(_counted(parts, summary, run.sealed_rows))
-        found.count(summary)
-        _write_lines(Path(output) / REJECTED, _rejected_lines(found.rejected))
+        findings.count(summary)
+        _write_lines(Path(output) / REJECTED, _rejected_lines(findings.rejected))
         if tokenizer is not None:
-            _write_lines(Path(output) / NOT_REBUILT, found.not_rebuilt)
+            _write_lines(Path(output) / NOT_REBUILT, findings.not_rebuilt)
         run.note(counts=_counts(summary))
-        if found.shapes:
-            run.note(documents=found.shapes)
+        if findings.shapes:
+            run.note(documents=findings.shapes)
     return summary
 
 
 @dataclass(slots=True)
-class _Found:
+class _Findings:
     """What an import found besides rows."""
 
     rejected: list[Rejected] = field(default_factory=list)
@@ -260,7 +260,7 @@ class _Found:
 def _counted(batches: Iterator[pa.RecordBatch], summary: ImportSummary, skip: int) -> Iterator[pa.RecordBatch]:
     """Batches of rollouts without the first ``skip`` rows, which an import that was stopped has written: rows have the order
     of the files."""
-    seen = Keys()
+    rollout_ids = Keys()
     for batch in batches:
         summary.rollouts += batch.num_rows
         turns, breaks = (batch.column(name).to_numpy() for name in ("n_turns", "n_breaks"))
@@ -268,7 +268,7 @@ def _counted(batches: Iterator[pa.RecordBatch], summary: ImportSummary, skip: in
         summary.breaks += int(breaks.sum())
         summary.without_token_data += int((turns == 0).sum())
         summary.without_reward += batch.column("reward").null_count
-        summary.duplicates += sum(not seen.add(name) for name in batch.column("rollout_id").to_pylist())
+        summary.duplicates += sum(not rollout_ids.add(name) for name in batch.column("rollout_id").to_pylist())
         done = min(skip, batch.num_rows)
         skip -= done
         if done < batch.num_rows:
@@ -280,8 +280,8 @@ def _import_pairs(
 ) -> None:
     import pyarrow as pa
 
-    found = _Found()
-    batches = found.gathered(reader(sources))
+    findings = _Findings()
+    batches = findings.gathered(reader(sources))
     first = next(batches, None)
     columns = PAIRS.required() if first is None else first.schema.names
 
@@ -292,12 +292,12 @@ def _import_pairs(
 
     schema = pa.schema([PAIRS.schema.field(column) for column in columns], metadata=PAIRS.metadata)
     out.batches("pairs.parquet", counted(), PAIRS, schema)
-    found.count(summary)
-    if found.rejected:
+    findings.count(summary)
+    if findings.rejected:
         part = out.part(REJECTED)
-        part.path.write_bytes(b"".join(_rejected_lines(found.rejected)))
-        part.rows = len(found.rejected)
-    out.finish({**facts, "counts": _counts(summary), "documents": found.shapes})
+        part.path.write_bytes(b"".join(_rejected_lines(findings.rejected)))
+        part.rows = len(findings.rejected)
+    out.finish({**facts, "counts": _counts(summary), "documents": findings.shapes})
 
 
 def _counts(summary: ImportSummary) -> Figures:
@@ -309,8 +309,8 @@ def _rejected_lines(rejected: Sequence[Rejected]) -> list[bytes]:
     for b in rejected:
         # A reason may quote a lone surrogate, which no output file can hold.
         reason = b.reason.encode("utf-8", "replace").decode()
-        one = {"file": str(b.file), "line": b.line, "code": b.code, "reason": reason, "text": b.text}
-        lines.append(encode_any(one) + b"\n")
+        row = {"file": str(b.file), "line": b.line, "code": b.code, "reason": reason, "text": b.text}
+        lines.append(encode_any(row) + b"\n")
     return lines
 
 
@@ -345,9 +345,9 @@ def export(
     """
     path = path_of(path, "export")
     target = placed_output(output)
-    if format not in (known := exported_formats()):
-        raise UsageError.unknown_choice("--format", format, known)
-    to = known[format]
+    if format not in (formats := exported_formats()):
+        raise UsageError.unknown_choice("--format", format, formats)
+    to = formats[format]
     if target.suffix not in to.suffixes:
         raise UsageError.bad_value("-o", str(output), f"a name ending in {' or '.join(to.suffixes)}, for {format}")
     if to.holds_reward:
@@ -383,14 +383,14 @@ def _export(
     except ODD as error:
         raise _unwritable(account, error) from error
     part.rows = summary.rows_out = account.written
-    if not account.seen:
+    if not account.read:
         # Why there is no row to export, and what to do.
         table = account.table
-        found = find_run_json(path)
-        facts = read_run_json(found) if found is not None else {}
+        run_json = find_run_json(path)
+        facts = read_run_json(run_json) if run_json is not None else {}
         counts = facts.get("counts") or {}
         if facts.get("stage") == "import" and counts.get("rejected"):
-            where = found.parent / REJECTED if found is not None else REJECTED
+            where = run_json.parent / REJECTED if run_json is not None else REJECTED
             hint = f"all {counts['rejected']:,} rows of the import were rejected: {where} has their lines and reasons"
         elif table is PAIRS:
             hint = "`gymdata pairs` makes pairs of scored rollouts, and prints what became of every group"
@@ -398,9 +398,9 @@ def _export(
             hint = "`gymdata validate` shows what the files hold"
         raise DataError(f"{path}: got 0 {table.name}, expected at least 1 to export", hint=hint)
     summary.turns, summary.turns_lost = account.turns, account.turns_lost
-    summary.skipped = account.seen + account.further - summary.rows_out
+    summary.skipped = account.read + account.further - summary.rows_out
     lost = {**account.lost, "turns that no message names": account.turns_lost}
-    summary.lost = {what: n for what, n in lost.items() if n}
+    summary.lost = {kind: n for kind, n in lost.items() if n}
     return summary
 
 
@@ -424,16 +424,16 @@ class _Converter:
     export: Export
 
     def __call__(self, source: Source) -> Iterator[tuple[list[tuple[str | None, Any]], Export]]:
-        mine, to = replace(self.export, lost=Counter()), format_named(self.export.format)
+        account, to = replace(self.export, lost=Counter()), format_named(self.export.format)
         with rare_collections():
             try:
-                batches = mine.batches(source, to.columns, to.unread)
-                rows = [(mine.current, row) for row in to.convert(batches, mine)]
+                batches = account.batches(source, to.columns, to.unread)
+                rows = [(account.current, row) for row in to.convert(batches, account)]
             except DataError:
                 raise
             except ODD as error:
-                raise _unwritable(mine, error) from error
-        yield rows, mine
+                raise _unwritable(account, error) from error
+        yield rows, account
 
 
 def _unwritable(export: Export, error: Exception) -> DataError:

@@ -57,8 +57,8 @@ def preferences(begins: Sequence[bytes], batch: pa.RecordBatch, lost: Losses) ->
     """A line per pair, with its tools and its margin where the format has a place. ``begins``: one of those above."""
     prompt, *sides = (Chat(batch.column(name), TRL) for name in ("prompt", "chosen", "rejected"))
     has_ids, has_log_probs = (
-        np.logical_or(*(Ragged.of(batch.column(f"{side}_{what}")).lengths > 0 for side in ("chosen", "rejected")))
-        for what in ("ids", "logprobs")
+        np.logical_or(*(Ragged.of(batch.column(f"{side}_{suffix}")).lengths > 0 for side in ("chosen", "rejected")))
+        for suffix in ("ids", "logprobs")
     )
     calls = np.logical_or(*(side.rows(side.sampled()) for side in sides))
     weighted = batch.column("weight").to_numpy(zero_copy_only=False) != 1
@@ -89,7 +89,7 @@ def conversations(
     is_assistant = chat.of_role("assistant".__eq__)
     has_assistant = chat.rows(is_assistant)
     count_common(batch, chat, lost)
-    lost_reasoning = chat.known("reasoning") & ("reasoning" not in dict(shape.texts))
+    lost_reasoning = chat.not_null("reasoning") & ("reasoning" not in dict(shape.texts))
     _add_counts(lost, {REASONING: lost_reasoning, ROLES: chat.of_role(shape.lacks), EMPTY: ~has_assistant})
     if not has_assistant.all():
         batch, label = batch.filter(pa.array(has_assistant)), None if label is None else label[has_assistant]
@@ -107,17 +107,17 @@ def _lines(pieces: Pieces, lists: Sequence[tuple[bytes, Ragged]], batch: pa.Reco
     """A line per row of ``batch``: each list's opening text and messages (n lists of pieces), then the tools, and of each
     array of ``more``, (n,), the row's piece."""
     n = batch.num_rows
-    each = np.arange(n + 1)
-    parts = [part for begin, chat in lists for part in (Ragged(np.full(n, pieces.add([begin]), np.int32), each), chat)]
+    units = np.arange(n + 1)
+    parts = [part for begin, chat in lists for part in (Ragged(np.full(n, pieces.add([begin]), np.int32), units), chat)]
     tools = add_lists(pieces, *distinct(batch.column("tools"))) if "tools" in batch.schema.names else np.full(n, -1)
     end = pieces.add([b"]", b'],"tools":', b"}\n"])
-    parts.append(by_message([end + (tools >= 0), tools, *more, np.full(n, end + 2)], each))
+    parts.append(by_message([end + (tools >= 0), tools, *more, np.full(n, end + 2)], units))
     return Lines(n, pieces.joined(Ragged.interleaved(parts)[0].values))
 
 
-def _add_counts(lost: Losses, what: Mapping[str, Mask]) -> None:
-    for name, found in what.items():
-        lost[name] += int(found.sum())
+def _add_counts(lost: Losses, masks: Mapping[str, Mask]) -> None:
+    for name, mask in masks.items():
+        lost[name] += int(mask.sum())
 
 
 def has_tools(row: JsonObject) -> bool:

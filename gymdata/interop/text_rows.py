@@ -204,10 +204,10 @@ def _calls(calls: Any, where: str) -> str:
         calls = json.loads(calls) if isinstance(calls, str) else calls
     except ValueError:
         raise BadItem("S102", f"{where}: got a tool call that is not JSON") from None
-    made = []
+    tool_calls = []
     for call in calls if isinstance(calls, list) else [calls]:
         if isinstance(call, str):
-            made += json.loads(_calls(call, where))
+            tool_calls += json.loads(_calls(call, where))
             continue
         function = call.get("function", call) if isinstance(call, dict) else None
         if isinstance(function, str):
@@ -215,10 +215,10 @@ def _calls(calls: Any, where: str) -> str:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadItem("S102", f"{where}: got a tool call without a name")
         arguments = function.get("arguments", {})
-        made.append(
+        tool_calls.append(
             {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
         )
-    return STRICT.encode(made)
+    return STRICT.encode(tool_calls)
 
 
 def rollout_row(
@@ -248,20 +248,20 @@ def rollout_row(
     if isinstance(reward, float) and not math.isfinite(reward):
         raise _not_finite(row, "reward")
     policy = policy if isinstance(policy, str) and policy else "unknown"
-    made = foreign_row(
+    rollout = foreign_row(
         row, [*prompt, *written], importing, reward=reward, tools=tools_of(row), group=group, policy=policy
     )
     elsewhere = {"messages", "prompt", "tools", "functions", *texts, *about}
     task = {name: value for name, value in row.items() if name not in elsewhere}
-    given = [{k: v for k, v in message.items() if v is not None} for message in prompt]
+    opening = {"messages": [{k: v for k, v in m.items() if v is not None} for m in prompt]} if prompt else {}
     try:
-        made["task"] = STRICT.encode({**task, "task_id": made["task_id"], **({"messages": given} if given else {})})
-        made["extra"] = STRICT.encode({name: row[name] for name in about if row.get(name) is not None})
+        rollout["task"] = STRICT.encode({**task, "task_id": rollout["task_id"], **opening})
+        rollout["extra"] = STRICT.encode({name: row[name] for name in about if row.get(name) is not None})
     except ValueError:
         raise _not_finite(row, "a field of the row") from None
     if truncated:
-        made |= {"status": "truncated", "stop_reason": "length"}
-    return made | {"rewards": labels | dict(rewards or {})}
+        rollout |= {"status": "truncated", "stop_reason": "length"}
+    return rollout | {"rewards": labels | dict(rewards or {})}
 
 
 def _refuse_pictures(messages: Iterable[Message]) -> None:
@@ -272,7 +272,7 @@ def _refuse_pictures(messages: Iterable[Message]) -> None:
 
 def _not_finite(row: Mapping[str, Any], field: str) -> BadItem:
     """The fault of a row with a number that is not finite: in its first such column, else in ``field``."""
-    odd = ((name, one) for name, one in row.items() if isinstance(one, float) and not math.isfinite(one))
+    odd = ((name, cell) for name, cell in row.items() if isinstance(cell, float) and not math.isfinite(cell))
     name, number = next(odd, (field, "NaN or Infinity"))
     return BadItem("S102", f"{name}: got {number}, expected a finite number")
 
@@ -295,8 +295,8 @@ def pair_row(
         raise BadItem("P601", "chosen and rejected are the same")
     text = json.dumps([[m["role"], m["content"]] for m in prompt]).encode()
     task = f"prompt-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
-    made = text_pair(importing.run_id, task, list(prompt), chosen, rejected)
-    return made | {"pair_id": pair_id_of(importing, made), "tools": tools_of(row), "margin": margin}
+    pair = text_pair(importing.run_id, task, list(prompt), chosen, rejected)
+    return pair | {"pair_id": pair_id_of(importing, pair), "tools": tools_of(row), "margin": margin}
 
 
 def pair_id_of(importing: Importing, pair: PairRow) -> str:
@@ -329,8 +329,8 @@ def text_pair(run: str, task: str, prompt: list[Message], chosen: list[Message],
 
 def numbers_of(row: JsonObject, names: Iterable[str]) -> dict[str, float]:
     """Those of these columns that are numbers, but NaN: rewards that are not known have no name."""
-    found = {name: number_of(row, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None and not math.isnan(value)}
+    numbers = {name: number_of(row, name) for name in names}
+    return {name: value for name, value in numbers.items() if value is not None and not math.isnan(value)}
 
 
 def number_of(row: JsonObject, *names: str, as_text: bool = False) -> float | None:

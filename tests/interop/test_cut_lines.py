@@ -83,8 +83,8 @@ def of(row: nemo_rows.Row) -> Any:
     calls = [
         call
         and (
-            call.prompt.whole().tolist(),
-            call.generation.whole().tolist(),
+            call.prompt.all_values().tolist(),
+            call.generation.all_values().tolist(),
             None if call.log_probs is None else repr(call.log_probs.tolist()),
         )
         for call in row.calls

@@ -58,7 +58,7 @@ def test_places_are_those_of_the_first_of_its_content(rows: list[tuple[int, int]
             name = named or f"row-{len(seen)}"
             seen[line] = name, counts[name]
             counts[name] += 1
-        assert numbering.place(line, named) == seen[line]
+        assert numbering.of_content(line, named) == seen[line]
 
 
 def test_keys_are_found_again_in_few_bytes() -> None:

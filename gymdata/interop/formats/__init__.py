@@ -99,16 +99,16 @@ class Format(ForeignFormat):
         for source, line, value, text in self.documents(sources):
             if (shape := self.shape(value)) is not None:
                 add_shape(importing.shapes, shape)
-            for place, item in [((0, 0), value)] if isinstance(value, BadItem) else self._named_items(value):
-                importing.origin, n_keys = (source.path.name, line, *place), importing.n_keys
+            for (group, n), item in [((0, 0), value)] if isinstance(value, BadItem) else self._named_items(value):
+                importing.origin, n_keys = (source.path.name, line, group, n), importing.n_keys
                 try:
                     row = self._checked(item, importing)
                 except (BadItem, *ODD) as error:
                     if shape is not None:
-                        take_out(shape, place[0])
+                        take_out(shape, group)
                     bad = BadItem.of(error)
-                    nested = f"trajectories[{place[0]}][{place[1]}]: " if shape is not None and any(place) else ""
-                    nested = nested or (f"row {place[1]}: " if isinstance(value, list) else "")
+                    nested = f"trajectories[{group}][{n}]: " if shape is not None and (group or n) else ""
+                    nested = nested or (f"row {n}: " if isinstance(value, list) else "")
                     reason = nested + bad.reason
                     turn_down(bad.code, reason, source, line, text, importing.reject, self.item, error)
                 else:
@@ -160,12 +160,12 @@ def format_named(name: str) -> Format:
 
 def imported() -> dict[str, Format]:
     """The formats that can be imported, by name."""
-    return {entry.name: made for entry in FORMATS if (made := format_named(entry.name)).marks}
+    return {entry.name: format for entry in FORMATS if (format := format_named(entry.name)).marks}
 
 
 def exported() -> dict[str, Format]:
     """The formats that can be exported, by name."""
-    return {entry.name: made for entry in FORMATS if (made := format_named(entry.name)).suffixes}
+    return {entry.name: format for entry in FORMATS if (format := format_named(entry.name)).suffixes}
 
 
 def detect(sources: Sequence[Source]) -> Format:
@@ -178,12 +178,12 @@ def detect(sources: Sequence[Source]) -> Format:
     for source in sources:
         if source.path.stat().st_size == 0:
             raise DataError.empty(source.path, expected)
-        if (known := format_of(source)) is None:
+        if (format := format_of(source)) is None:
             raise DataError(
                 f"{source.path}: got no row of a known format among its first lines, expected {expected}",
                 hint=_hint(source),
             )
-        formats.setdefault(known.name, source.path)
+        formats.setdefault(format.name, source.path)
     if len(formats) > 1:
         listed = ", ".join(f"{path.name} is {name}" for name, path in formats.items())
         raise UsageError(f"files of several formats: {listed}", hint="import them one format at a time")

@@ -119,16 +119,16 @@ def encoded(calls: Sequence[Call | None]) -> Encoded:
     """(parent, prefix_length, the prompt's ids after it) of each call. A call without a prompt has no parent and is none."""
     parents, prefixes, deltas = [-1] * len(calls), [0] * len(calls), [np.empty(0, np.int64)] * len(calls)
     with_prompt = [k for k, call in enumerate(calls) if call is not None and call.prompt]
-    held, before = 0, None
+    n_context, before = 0, None
     for k in with_prompt:
         call = calls[k]
         assert call is not None
         if before is not None:
             if not continues(call, before[1]):
                 return _encoded_apart(calls, with_prompt)
-            parents[k], prefixes[k] = before[0], held
+            parents[k], prefixes[k] = before[0], n_context
         deltas[k] = call.prompt.values if call.prompt.before is not None else call.prompt.values[prefixes[k] :]
-        held += len(deltas[k]) + len(call.generation.values)
+        n_context += len(deltas[k]) + len(call.generation.values)
         before = k, call
     return parents, prefixes, deltas
 
@@ -138,9 +138,9 @@ def continues(call: Call, before: Call) -> bool:
     lists = call.prompt.before
     if lists is not None and lists[0] is before.prompt and lists[1] is before.generation:
         return True
-    held = np.concatenate((before.prompt.whole(), before.generation.values))
-    prompt = call.prompt.whole()
-    return len(prompt) >= len(held) and bool((prompt[: len(held)] == held).all())
+    context = np.concatenate((before.prompt.all_values(), before.generation.values))
+    prompt = call.prompt.all_values()
+    return len(prompt) >= len(context) and bool((prompt[: len(context)] == context).all())
 
 
 def _encoded_apart(calls: Sequence[Call | None], with_prompt: Sequence[int]) -> Encoded:
@@ -150,7 +150,7 @@ def _encoded_apart(calls: Sequence[Call | None], with_prompt: Sequence[int]) -> 
     for k in with_prompt:
         call = calls[k]
         assert call is not None
-        prompt, generation = call.prompt.whole(), call.generation.values
+        prompt, generation = call.prompt.all_values(), call.generation.values
         none = np.empty(0, np.float32)
         turn = encoder.add(encoding.Call(prompt.astype(np.int32), generation.astype(np.int32), none, "stop"))
         parents[k] = with_prompt[turn["parent"]] if turn["parent"] >= 0 else -1

@@ -39,8 +39,8 @@ def fix_nemo_gym(
     with output.open("wb") as file:
         for source in sources:
             for number, (_, line) in enumerate(row_lines(source)):
-                for made in _row(line, faults.get((str(source.path), number), []), choice, account):
-                    file.write(made.rstrip(b"\r\n") + b"\n")
+                for output_line in _row(line, faults.get((str(source.path), number), []), choice, account):
+                    file.write(output_line.rstrip(b"\r\n") + b"\n")
 
 
 def _row(line: bytes, faults: list[Violation], choice: repair.Choice, account: repair.FixReport) -> Iterator[bytes]:
@@ -64,27 +64,27 @@ def _row(line: bytes, faults: list[Violation], choice: repair.Choice, account: r
         account.costs[name].count(sizes, keep)
     for index, part in enumerate(plans[choice]):
         account.rollouts_out += 1
-        made = _part(value, part, len(sizes))
-        made["fixed"] = {"choice": choice, "part": index, "codes": sorted({v.code for v in faults})}
-        if isinstance(made.get("rollout_id"), str) and len(plans[choice]) > 1:
-            made["rollout_id"] += f"-part{index + 1}"
-        yield json.dumps(made, ensure_ascii=False).encode()
+        output_row = _part(value, part, len(sizes))
+        output_row["fixed"] = {"choice": choice, "part": index, "codes": sorted({v.code for v in faults})}
+        if isinstance(output_row.get("rollout_id"), str) and len(plans[choice]) > 1:
+            output_row["rollout_id"] += f"-part{index + 1}"
+        yield json.dumps(output_row, ensure_ascii=False).encode()
 
 
 def _roots(calls: Sequence[nemo_rows.Call | None]) -> list[int] | None:
     """Where each call's unbroken chain began; None when some call has no prompt ids."""
-    whole = [c for c in calls if c is not None and c.prompt]
-    if len(whole) != len(calls):
+    with_prompt = [c for c in calls if c is not None and c.prompt]
+    if len(with_prompt) != len(calls):
         return None
     encoded = tokens.encode_turns(
         [
             tokens.Call(
-                call.prompt.whole().astype(np.int32),
-                call.generation.whole().astype(np.int32),
+                call.prompt.all_values().astype(np.int32),
+                call.generation.all_values().astype(np.int32),
                 np.empty(0, np.float32),
                 "stop",
             )
-            for call in whole
+            for call in with_prompt
         ]
     )
     return repair.chain_roots(encoded)
@@ -92,11 +92,11 @@ def _roots(calls: Sequence[nemo_rows.Call | None]) -> list[int] | None:
 
 def _part(value: JsonObject, part: Sequence[int], turns: int) -> JsonObject:
     """A row with the items of the turns in ``part`` as its output, and what came before them in its input."""
-    made = copy.deepcopy(value)
+    output_row = copy.deepcopy(value)
     before: list[Any] = []
     output: list[Any] = []
     gone: set[Any] = set()
-    for turn, item in walk(made["response"]["output"]):
+    for turn, item in walk(output_row["response"]["output"]):
         ours = turn in part
         if turn < part[0]:
             bare = {k: v for k, v in item.items() if k not in TOKEN_KEYS}
@@ -110,9 +110,9 @@ def _part(value: JsonObject, part: Sequence[int], turns: int) -> JsonObject:
     # The last turn's tool results were never read by a turn that is kept.
     while output and part[-1] < turns - 1 and not written_by_model(output[-1]):
         output.pop()
-    made["response"]["output"] = output
+    output_row["response"]["output"] = output
     if before:
-        given = made.setdefault("responses_create_params", {}).get("input") or []
-        given = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        made["responses_create_params"]["input"] = [*given, *before]
-    return made
+        input_items = output_row.setdefault("responses_create_params", {}).get("input") or []
+        input_items = [{"role": "user", "content": input_items}] if isinstance(input_items, str) else input_items
+        output_row["responses_create_params"]["input"] = [*input_items, *before]
+    return output_row

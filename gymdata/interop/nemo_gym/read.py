@@ -72,15 +72,15 @@ def table_rows(
             try:
                 parsed = _read(line, chat)
                 # Numbered before the check, so that rollouts are numbered alike with and without it.
-                indices = importing.numbering.place(line.strip(), parsed.row.group)
-                rollout = _rollout(parsed, importing.run_id, *indices)
+                group, index = importing.numbering.of_content(line.strip(), parsed.row.group)
+                rollout = _rollout(parsed, importing.run_id, group, index)
                 if importing.check is not None:
                     importing.check(rollout)
             except (nemo_rows.BadRow, *ODD) as error:
                 bad = error if isinstance(error, nemo_rows.BadRow) else nemo_rows.BadRow("S102", reason_of(error))
-                places = [f"{name} {bad.more[name]}" for name in ("turn", "position") if bad.more.get(name) is not None]
+                labels = [f"{name} {bad.more[name]}" for name in ("turn", "position") if bad.more.get(name) is not None]
                 values = [f"{word} {bad.more[word]}" for word in ("expected", "got") if bad.more.get(word)]
-                reason = "; ".join(part for part in (bad.detail, ", ".join(places), *values) if part)
+                reason = "; ".join(part for part in (bad.detail, ", ".join(labels), *values) if part)
                 turn_down(bad.code, reason, source, number, line, importing.reject, "a NeMo Gym rollout", error)
                 continue
             importing.prompts_rebuilt += len(parsed.outcome.prompts)
@@ -98,7 +98,7 @@ class _Parsed:
     messages: list[Message]
     turns: _Turns
     #: For each turn: where its item is in the output (nested lists give several indices), and which lists it held.
-    places: list[list[Any]]
+    turn_paths: list[list[Any]]
     #: Turns whose prompt was rebuilt, now or before.
     rebuilt: list[int]
     outcome: Outcome
@@ -114,22 +114,22 @@ def _read(line: bytes, chat: Renders | None) -> _Parsed:
     outcome = filled(row, line, chat) if chat is not None else Outcome()
     output = row.value["response"]["output"]
     items = list(_with_ids(output, []))
-    held = {id(item) for _, item in items}
+    identities = {id(item) for _, item in items}
     turns = _turns(row, [item for _, item in items])
     # An item whose lists were taken out still ends its call.
-    given = object_of(row.value.get("responses_create_params")).get("input")
-    messages = list(messages_of(given, walk(output, lambda item: id(item) in held), turns.of_call))
+    request_input = object_of(row.value.get("responses_create_params")).get("input")
+    messages = list(messages_of(request_input, walk(output, lambda item: id(item) in identities), turns.of_call))
     marked = {turns.of_call[call] for call in outcome.prompts}
-    places: list[list[Any]] = []
-    for (path, item), taken in zip(items, turns.taken, strict=True):
-        if taken:
+    turn_paths: list[list[Any]] = []
+    for (path, item), letters in zip(items, turns.letters, strict=True):
+        if letters:
             if item.get(MARK) is True:
-                marked.add(len(places))
-            places.append([*path, taken])
+                marked.add(len(turn_paths))
+            turn_paths.append([*path, letters])
         for name, letter in zip(TOKEN_KEYS, "pgl", strict=True):
-            if letter in taken:
+            if letter in letters:
                 item.pop(name, None)
-    return _Parsed(row, messages, turns, places, sorted(marked), outcome)
+    return _Parsed(row, messages, turns, turn_paths, sorted(marked), outcome)
 
 
 def _is_complete(call: nemo_rows.Call | None) -> bool:
@@ -159,7 +159,7 @@ class _Turns:
     of_call: dict[int, int] = field(default_factory=dict)
     #: For each item with token lists, in order, which of them (``p``, ``g``, ``l``) its turn holds, and whether
     #: log-probabilities lost digits (``ROUNDED``).
-    taken: list[str] = field(default_factory=list)
+    letters: list[str] = field(default_factory=list)
     rows: Columns | list[Any] = field(default_factory=list)
     finish_reason: str | None = None
     n_breaks: int = 0
@@ -176,14 +176,14 @@ def _turns(row: nemo_rows.Row, items: Sequence[ResponseItem]) -> _Turns:
     with_ids = [(number, call) for number, call in enumerate(row.calls) if call is not None]
     for (number, call), item in zip(with_ids, items, strict=True):
         if not (call.prompt and call.generation):
-            turns.taken.append("")
+            turns.letters.append("")
             continue
         # Too few or too many: it is not known which belongs to which token, so none is used.
         fits = _is_complete(call)
-        given = call.log_probs if fits and call.log_probs is not None else np.full(len(call.generation), np.nan)
-        narrow = given.astype(np.float32)
+        wide = call.log_probs if fits and call.log_probs is not None else np.full(len(call.generation), np.nan)
+        narrow = wide.astype(np.float32)
         turns.of_call[number] = len(calls)
-        turns.taken.append(("pgl" + ROUNDED * more_than_float32(given, narrow)) if fits else "pg")
+        turns.letters.append(("pgl" + ROUNDED * more_than_float32(wide, narrow)) if fits else "pg")
         calls.append(call)
         log_probs.append(narrow)
         rendered.append(item.get(RENDERED) is True or None)
@@ -196,7 +196,7 @@ def _turns(row: nemo_rows.Row, items: Sequence[ResponseItem]) -> _Turns:
     numbers = list(turns.of_call)
     parents, prefixes, deltas = encoded(calls)
     generations = [_int32(call.generation.values, number) for call, number in zip(calls, numbers, strict=True)]
-    ends = [before + len(new) + len(said) for before, new, said in zip(prefixes, deltas, generations, strict=True)]
+    ends = [prefix + len(delta) + len(ids) for prefix, delta, ids in zip(prefixes, deltas, generations, strict=True)]
     if parents == list(range(-1, len(calls) - 1)) and prefixes[1:] == ends[:-1]:
         new = [_int32(*of_call) for of_call in zip(deltas, numbers, prefixes, strict=True)]
         flat = np.concatenate(log_probs)
@@ -209,23 +209,23 @@ def _turns(row: nemo_rows.Row, items: Sequence[ResponseItem]) -> _Turns:
     for call, number, generation, numbers_of, reason, is_rendered in zip(
         calls, numbers, generations, log_probs, reasons, rendered, strict=True
     ):
-        prompt = _int32(call.prompt.whole(), number)
+        prompt = _int32(call.prompt.all_values(), number)
         encoder.add(Call(prompt, generation, numbers_of, reason, rendered=is_rendered))
     turns.rows, turns.n_breaks = encoder.turns, encoder.n_breaks
     turns.n_context_tokens, turns.n_generated_tokens = encoder.n_context_tokens, encoder.n_generated_tokens
     return turns
 
 
-def more_than_float32(given: Any, kept: Any) -> bool:
-    """Whether any of ``given`` (float64) has more digits than ``kept``, the same as float32, keeps: float32
+def more_than_float32(wide: Any, narrow: Any) -> bool:
+    """Whether any of ``wide`` (float64) has more digits than ``narrow``, the same as float32, keeps: float32
     distinguishes decimals of up to nine digits, and a number that is a float32 already loses nothing, however it is
     written."""
-    if len(given) and _clearly_lost(float(given[0]), float(kept[0])):
+    if len(wide) and _clearly_lost(float(wide[0]), float(narrow[0])):
         # When numbers have all their digits, one of them shows it.
         return True
-    numbers = kept.astype(np.float64)
-    lost = (given != numbers) & np.isfinite(given)
-    numbers = given[lost]
+    numbers = narrow.astype(np.float64)
+    lost = (wide != numbers) & np.isfinite(wide)
+    numbers = wide[lost]
     with np.errstate(all="ignore"):
         nine = 10.0 ** (8 - np.floor(np.log10(np.abs(numbers))))
         apart = np.abs(np.round(numbers * nine) / nine - numbers)
@@ -233,10 +233,10 @@ def more_than_float32(given: Any, kept: Any) -> bool:
     return bool((~(apart <= 1e-13 * np.abs(numbers))).any())
 
 
-def _clearly_lost(number: float, kept: float) -> bool:
+def _clearly_lost(number: float, narrow: float) -> bool:
     """Whether one number surely has more, with room for rounding: arrays are slow where there are few."""
     size = abs(number)
-    if number == kept or not 1e-30 < size < 1e30:
+    if number == narrow or not 1e-30 < size < 1e30:
         return False
     nine = 10.0 ** (8 - math.floor(math.log10(size)))
     return abs(round(size * nine) / nine - size) > 1e-12 * size
@@ -246,9 +246,9 @@ def _int32(wide: npt.NDArray[np.int64], call: int, first: int = 0) -> npt.NDArra
     """``wide``, which begins at id ``first`` of its list. Raises BadRow."""
     ids = wide.astype(np.int32)
     if not (ids == wide).all():
-        at = int(np.flatnonzero(ids != wide)[0])
+        k = int(np.flatnonzero(ids != wide)[0])
         raise nemo_rows.BadRow(
-            "S102", "token ids", turn=call, position=first + at, expected="a 32-bit integer", got=str(int(wide[at]))
+            "S102", "token ids", turn=call, position=first + k, expected="a 32-bit integer", got=str(int(wide[k]))
         )
     return ids
 
@@ -266,12 +266,12 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
         named = object_of(value.get("gymdata")).get("stop_reason")
         why = named if isinstance(named, str) else why
     temperature: Any = params.get("temperature")
-    kept: JsonObject = {"keys": list(value), "response": response, "turns": parsed.places}
+    fields: JsonObject = {"keys": list(value), "response": response, "turns": parsed.turn_paths}
     if "reward" in value and type(value["reward"]) is not float:
         # 1 and 1.0 are equal, but have different texts.
-        kept["reward"] = value["reward"]
+        fields["reward"] = value["reward"]
     seconds = response.get("created_at")
-    known = type(seconds) in (int, float) and 0 <= seconds < 2**34
+    has_time = type(seconds) in (int, float) and 0 <= seconds < 2**34
     return {
         "rollout_id": row.rollout_id or rollout_id_of(run, group, index),
         "run_id": run,
@@ -293,24 +293,24 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
         "n_generated_tokens": turns.n_generated_tokens,
         "messages": parsed.messages,
         "tools": row_tools(value),
-        "task": _kept({k: v for k, v in value.items() if k not in ("response", "reward")}, None, plain=plain),
-        "extra": _kept(kept, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}, plain=plain),
+        "task": _json({k: v for k, v in value.items() if k not in ("response", "reward")}, None, plain=plain),
+        "extra": _json(fields, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}, plain=plain),
         "turns": turns.rows,
-        "started_at": datetime.fromtimestamp(seconds if known else 0, UTC).isoformat(),
+        "started_at": datetime.fromtimestamp(seconds if has_time else 0, UTC).isoformat(),
         "duration_s": 0.0,
     }
 
 
-def _kept(value: JsonObject, name: str | None, beside: Mapping[str, Any] = {}, *, plain: bool = False) -> str:
+def _json(value: JsonObject, name: str | None, beside: Mapping[str, Any] = {}, *, plain: bool = False) -> str:
     """The text of ``value``; ``plain``: orjson can write it. The same value has the same text however it was read."""
-    whole = {name: value, **beside} if name else value
+    document = {name: value, **beside} if name else value
     if not plain:
         try:
-            text = STRICT.encode(whole)
+            text = STRICT.encode(document)
         except ValueError:
             return json.dumps({AS_TEXT: json.dumps(value, ensure_ascii=False), **beside}, ensure_ascii=False)
     try:
-        return orjson.dumps(whole).decode()
+        return orjson.dumps(document).decode()
     except TypeError:
         # Whole numbers of more than 64 bits.
         return text
@@ -329,12 +329,12 @@ def kept_rows(row: JsonObject) -> tuple[JsonObject, JsonObject, bool] | None:
     None for a row that came from elsewhere."""
     extra, plain = parsed(row["extra"] or "{}")
     if AS_TEXT in extra:
-        kept, plain = parsed(extra[AS_TEXT])
+        fields, plain = parsed(extra[AS_TEXT])
     else:
-        kept = extra.get("nemo_gym")
-    if not isinstance(kept, dict) or "fixed" in extra or len(kept.get("turns", ())) != len(row["turns"]):
+        fields = extra.get("nemo_gym")
+    if not isinstance(fields, dict) or "fixed" in extra or len(fields.get("turns", ())) != len(row["turns"]):
         return None
     task, strict = parsed(row["task"] or "{}")
     if AS_TEXT in task:
         task, strict = parsed(task[AS_TEXT])
-    return kept, task, plain and strict
+    return fields, task, plain and strict

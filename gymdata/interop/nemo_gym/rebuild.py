@@ -99,9 +99,9 @@ class _Row:
         self._chat, self._calls = chat, calls
         params = object_of(value.get("responses_create_params"))
         output = value["response"]["output"]
-        given = params.get("input")
+        request_input = params.get("input")
         numbers = {number: number for number in range(len(calls))}
-        self._messages: list[Message] = [dict(m) for m in messages_of(given, walk(output), numbers)]
+        self._messages: list[Message] = [dict(m) for m in messages_of(request_input, walk(output), numbers)]
         self._ends = {m["turn"]: i for i, m in enumerate(self._messages) if m.get("turn") is not None}
         # As templates take them.
         self._chat_message: list[Message] = []
@@ -111,46 +111,46 @@ class _Row:
                 chat_message["tool_calls"] = loads(message["tool_calls"])
             self._chat_message.append(chat_message)
         self._tools: list[Any] = loads(row_tools(value)) or []
-        items = [*(given if isinstance(given, list) else []), *output]
+        items = [*(request_input if isinstance(request_input, list) else []), *output]
         functions = [call.get("function") for m in self._chat_message for call in m.get("tool_calls") or ()]
         sound = all(isinstance(f, dict) and isinstance(f.get("name"), str) and "arguments" in f for f in functions)
         odd_call = None if sound else "a call of a tool has no name or no arguments"
         self._unclear = _unclear(params, self._tools, items) or odd_call
 
     def outcome(self) -> Outcome:
-        """Walk the calls. ``held``: prompt ++ generation of the call before, None when that is not known."""
-        made = Outcome()
+        """Walk the calls. ``context``: prompt ++ generation of the call before, None when that is not known."""
+        outcome = Outcome()
         refused: dict[int, Refused] = {}
-        held: list[int] | None = []
+        context: list[int] | None = []
         why = ""
         for number, call in enumerate(self._calls):
             if call is None or not call.generation:
-                held, why = None, f"turn {number} before it has no generation ids"
+                context, why = None, f"turn {number} before it has no generation ids"
                 continue
             generation = _ids(call.generation)
             if call.prompt:
                 prompt = _ids(call.prompt)
-                if held:
-                    self._against(number, prompt, held, made, refused)
+                if context:
+                    self._against(number, prompt, context, outcome, refused)
             else:
                 try:
-                    if held is None:
+                    if context is None:
                         raise _Refusal(why)
-                    prompt = self._prompt(number, held, generation)
+                    prompt = self._prompt(number, context, generation)
                 except _Refusal as no:
                     refused[number] = self._named(number, no)
-                    held, why = None, f"the prompt of turn {number} before it was not rebuilt"
+                    context, why = None, f"the prompt of turn {number} before it was not rebuilt"
                     continue
-                made.prompts[number] = prompt
-            held = [*prompt, *generation]
-        made.refused = [refused[number] for number in sorted(refused)]
-        return made
+                outcome.prompts[number] = prompt
+            context = [*prompt, *generation]
+        outcome.refused = [refused[number] for number in sorted(refused)]
+        return outcome
 
-    def _prompt(self, number: int, held: list[int], generation: list[int]) -> list[int]:
+    def _prompt(self, number: int, context: list[int], generation: list[int]) -> list[int]:
         """The prompt of the call. Raises _Refusal."""
         if self._unclear:
             raise _Refusal(self._unclear)
-        for ids in (held, generation):
+        for ids in (context, generation):
             odd = next((i for i, token in enumerate(ids) if not 0 <= token < self._chat.vocab_size), None)
             if odd is not None:
                 raise _Refusal(f"id {ids[odd]} is not one of this tokenizer's {self._chat.vocab_size}", odd)
@@ -163,14 +163,14 @@ class _Row:
             if end == len(before):
                 raise _Refusal(f"no message stands between turn {number - 1} and it")
             history = self._chat.encode(self._chat.text(before[:end], self._tools or None, generate=False))
-            self._check_statements(number - 1, before[end - 1], held, history)
-            return splice(held, history, rendered, self._chat.end_of_turn_ids)
+            self._check_statements(number - 1, before[end - 1], context, history)
+            return splice(context, history, rendered, self._chat.end_of_turn_ids)
         except SpliceRefusedError as no:
             raise _Refusal(no.message, no.position, no.expected_ids, no.got_ids) from no
         except DataError as no:
             raise _Refusal(no.message) from no
 
-    def _check_statements(self, number: int, message: Message, held: list[int], history: list[int]) -> None:
+    def _check_statements(self, number: int, message: Message, context: list[int], history: list[int]) -> None:
         """Refuse unless everything in the message before the cut is also in its ids."""
         call = self._calls[number]
         decoded = squeezed(self._chat.decode(_ids(call.generation))) if call is not None else ""
@@ -182,21 +182,21 @@ class _Row:
             pieces += [(tool_call["function"]["name"],), *_leaves(tool_call["function"]["arguments"])]
         odd = next((ways[0] for ways in pieces if not any(squeezed(way) in decoded for way in ways)), None)
         if odd is not None:
-            at = common_length(held, history)
-            raise SpliceRefusedError(f"turn {number} says {odd[:60]!r}, which its ids do not", at, held, history)
+            common = common_length(context, history)
+            raise SpliceRefusedError(f"turn {number} says {odd[:60]!r}, which its ids do not", common, context, history)
 
     def _against(
-        self, number: int, prompt: list[int], held: list[int], made: Outcome, refused: dict[int, Refused]
+        self, number: int, prompt: list[int], context: list[int], outcome: Outcome, refused: dict[int, Refused]
     ) -> None:
         """Remove prompts that were rebuilt since the last captured one and are not a beginning of this one."""
-        at = common_length(prompt, held)
+        common = common_length(prompt, context)
         since = number - 1
-        while since in made.prompts:
-            if len(made.prompts[since]) > at:
-                del made.prompts[since]
-                window = [ids[max(0, at - 8) : at + 8] for ids in (prompt, held)]
+        while since in outcome.prompts:
+            if len(outcome.prompts[since]) > common:
+                del outcome.prompts[since]
+                window = [ids[max(0, common - 8) : common + 8] for ids in (prompt, context)]
                 reason = f"the captured prompt of turn {number} speaks against it"
-                refused[since] = self._named(since, _Refusal(reason, at, *window))
+                refused[since] = self._named(since, _Refusal(reason, common, *window))
             since -= 1
 
     def _named(self, number: int, no: _Refusal) -> Refused:
@@ -209,9 +209,9 @@ class _Row:
 
 def _unclear(params: JsonObject, tools: Any, items: list[Any]) -> str | None:
     """Why a rendering of the messages need not be what the server wrote."""
-    for place in (params, object_of(params.get("metadata"))):
+    for options in (params, object_of(params.get("metadata"))):
         for name in ("instructions", "previous_response_id", "chat_template_kwargs", "extra_body"):
-            if place.get(name):
+            if options.get(name):
                 return f"the request has {name!r}, which changes the prompt in a way that the row does not record"
     if not all(isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools):
         return "a tool that is no function has no place in the template"
@@ -240,5 +240,5 @@ def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _ids(of: nemo_rows.TokenList) -> list[int]:
-    ids: list[int] = of.whole().tolist()
+    ids: list[int] = of.all_values().tolist()
     return ids

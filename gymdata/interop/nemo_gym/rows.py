@@ -77,12 +77,12 @@ class TokenList:
         self.values, self.before = values, before
 
     def __len__(self) -> int:
-        return len(self.values) if self.before is None else len(self.whole())
+        return len(self.values) if self.before is None else len(self.all_values())
 
     def __bool__(self) -> bool:
         return self.before is not None or len(self.values) > 0
 
-    def whole(self) -> npt.NDArray[Any]:
+    def all_values(self) -> npt.NDArray[Any]:
         """All numbers."""
         parts = []
         prompt = self
@@ -141,8 +141,8 @@ class Row:
 def read_row(line: bytes) -> Row:
     """Raises BadRow."""
     try:
-        if (found := _cut_value(line)) is not None:
-            return _row_of(*found)
+        if (pair := _cut_value(line)) is not None:
+            return _row_of(*pair)
     except (BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
         pass  # Python's json names what is wrong
     return read_carefully(line)
@@ -187,13 +187,13 @@ def _cut_value(line: bytes) -> tuple[JsonObject, int] | None:
     texts: list[bytes] = []
     #: For a prompt that begins with the text of an earlier prompt and generation: the numbers of these lists.
     before: list[tuple[int, int] | None] = []
-    at, prompt, generation = 0, -1, -1
+    position, prompt, generation = 0, -1, -1
     #: The text of that prompt.
-    held = bytearray()
+    prompt_text = bytearray()
     while True:
-        if names and (head := _NEXT.get(names[-1])) and line.startswith(head, at + 1):
-            name, begin = _AFTER[names[-1]], at + 1 + len(head)
-        elif (opening := _OPENING.search(line, at)) is None:
+        if names and (head := _NEXT.get(names[-1])) and line.startswith(head, position + 1):
+            name, begin = _AFTER[names[-1]], position + 1 + len(head)
+        elif (opening := _OPENING.search(line, position)) is None:
             break
         elif line[opening.start() - 1] == ord("\\"):
             return None
@@ -201,25 +201,25 @@ def _cut_value(line: bytes) -> tuple[JsonObject, int] | None:
             name, begin = opening[1].decode(), opening.end()
         fresh = begin
         if name == PROMPT and prompt >= 0 and generation >= 0:
-            fresh = _continued(line, begin, held, texts[generation])
+            fresh = _continued(line, begin, prompt_text, texts[generation])
         end = line.find(b"]", fresh)
         if end < 0:
             return None
         number = len(names)
-        rest += (line[at:begin], b"%d" % number)
+        rest += (line[position:begin], b"%d" % number)
         names.append(name)
         texts.append(line[fresh:end])
         before.append((prompt, generation) if fresh > begin else None)
         if name == PROMPT:
             prompt = number
             if fresh > begin:
-                held += texts[-1]
+                prompt_text += texts[-1]
             else:
-                held[:] = texts[-1]
+                prompt_text[:] = texts[-1]
         elif name == GENERATION:
             generation = number
-        at = end
-    rest.append(line[at:])
+        position = end
+    rest.append(line[position:])
     text = b"".join(rest)
     value = orjson.loads(text)
     written = orjson.dumps(value)
@@ -230,20 +230,20 @@ def _cut_value(line: bytes) -> tuple[JsonObject, int] | None:
     return (value, len(names)) if _placed(value, names, _token_lists(names, texts, before)) else None
 
 
-def _continued(line: bytes, begin: int, held: bytearray, generation: bytes) -> int:
-    """The position of a prompt's new numbers after the text ``held`` of an earlier prompt and its ``generation``, which is
+def _continued(line: bytes, begin: int, prompt_text: bytearray, generation: bytes) -> int:
+    """The position of a prompt's new numbers after ``prompt_text``, of an earlier prompt, and its ``generation``, which is
     added to it; ``begin`` when it does not continue them, or not in the same spelling."""
-    if not held or not generation or held.isspace() or generation.isspace():
+    if not prompt_text or not generation or prompt_text.isspace() or generation.isspace():
         return begin
-    size = len(held)
+    size = len(prompt_text)
     for comma in (b", ", b","):
-        held += comma + generation + comma
-        if line.startswith(held, begin):
-            fresh = begin + len(held)
+        prompt_text += comma + generation + comma
+        if line.startswith(prompt_text, begin):
+            fresh = begin + len(prompt_text)
             # A comma before the bracket is not JSON.
             if line[fresh : fresh + 1] not in (b"]", b" "):
                 return fresh
-        del held[size:]
+        del prompt_text[size:]
     return begin
 
 
@@ -346,13 +346,13 @@ def _row_of(value: JsonObject, cut_lists: int | None = None) -> Row:
     params = value.get("responses_create_params")
     params = params if isinstance(params, dict) else {}
     if (metadata := params.get("metadata")) and (media := _MEDIA_URL.search(str(metadata))):
-        what = f"metadata.{media[0]} (images, audio and video are not trained)"
-        raise BadRow("S102", what, expected="text alone", got=json_kind(metadata))
-    given = params.get("input")
+        detail = f"metadata.{media[0]} (images, audio and video are not trained)"
+        raise BadRow("S102", detail, expected="text alone", got=json_kind(metadata))
+    request_input = params.get("input")
     conversation = _Conversation()
-    if isinstance(given, list):
-        conversation.read(given, generated=False)
-    elif isinstance(given, str):
+    if isinstance(request_input, list):
+        conversation.read(request_input, generated=False)
+    elif isinstance(request_input, str):
         conversation.other({"role": "user"}, generated=False)
     calls = conversation.read(output, generated=True)
     details, name, tools = response.get("incomplete_details"), value.get("rollout_id"), params.get("tools")
@@ -362,7 +362,7 @@ def _row_of(value: JsonObject, cut_lists: int | None = None) -> Row:
         calls=calls,
         entries=conversation.entries,
         rollout_id=name if isinstance(name, str) else None,
-        group=_group(value, given),
+        group=_group(value, request_input),
         reward=None if reward is None else as_float(reward),
         settings={k: v for k in _SETTINGS if isinstance(v := params.get(k), (int, float))},
         cut=True if reason == "max_output_tokens" else False if response.get("status") == "completed" else None,
@@ -371,12 +371,12 @@ def _row_of(value: JsonObject, cut_lists: int | None = None) -> Row:
     )
 
 
-def _group(value: JsonObject, given: Any) -> str:
+def _group(value: JsonObject, request_input: Any) -> str:
     for key in _GROUP_KEYS:
         name = value.get(key)
         if isinstance(name, (str, int)):
             return str(name)
-    prompt = xxhash.xxh3_64_hexdigest(_text(given)) if given is not None else ""
+    prompt = xxhash.xxh3_64_hexdigest(_text(request_input)) if request_input is not None else ""
     positions = (str(name) for key in _POSITION_KEYS if isinstance(name := value.get(key), (str, int)))
     return "-".join(filter(None, [next(positions, ""), prompt]))
 
@@ -447,8 +447,8 @@ class _Conversation:
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else None
             if isinstance(kind, str) and any(word in kind for word in NOT_TEXT):
-                what = f"item {self._count}: a content part (images, audio, video and files are not trained)"
-                raise BadRow("S102", what, expected="text", got=json_value(kind))
+                detail = f"item {self._count}: a content part (images, audio, video and files are not trained)"
+                raise BadRow("S102", detail, expected="text", got=json_value(kind))
         if item.get("type") == "function_call_output":
             # Those of the input count only where they answer nothing.
             if _key(item.get("call_id")) not in self._call_ids:
@@ -459,8 +459,8 @@ class _Conversation:
             entry.fails = generated and any(map(_is_error, (output,) if isinstance(output, str) else _texts(output)))
         else:
             role = item.get("role")
-            if (meant := meant_role(role)) is not None:
-                raise BadRow("S102", f"item {self._count}: role", expected=repr(meant), got=json_value(role))
+            if (expected := meant_role(role)) is not None:
+                raise BadRow("S102", f"item {self._count}: role", expected=repr(expected), got=json_value(role))
             entry.role = _ROLES.get(role, -1) if isinstance(role, str) else -1
         self.entries.append(entry)
         self._count += 1

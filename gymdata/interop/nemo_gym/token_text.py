@@ -74,8 +74,8 @@ class _Messages:
     def of(self, number: int) -> list[Message]:
         if self._rows is None:
             self._rows = to_rows(self._batch)
-        found: list[Message] = self._rows[number]["messages"]
-        return found
+        messages: list[Message] = self._rows[number]["messages"]
+        return messages
 
 
 def row_texts(turns: TurnColumns) -> Iterator[RowTexts]:
@@ -83,7 +83,7 @@ def row_texts(turns: TurnColumns) -> Iterator[RowTexts]:
     delta, generations, log_probs = _pieces(turns.delta), _pieces(turns.generation), _pieces(turns.logprobs)
     rendered = [False] * len(turns) if turns.rendered is None else turns.rendered.tolist()
     one_chain = turns.one_chain().tolist()
-    parents, prefixes, held = turns.parent.tolist(), turns.prefix.tolist(), turns.held.tolist()
+    parents, prefixes, lengths = turns.parent.tolist(), turns.prefix.tolist(), turns.held.tolist()
     for row, (first, last) in enumerate(pairwise(turns.offsets.tolist())):
         of = slice(first, last)
         if one_chain[row]:
@@ -97,23 +97,23 @@ def row_texts(turns: TurnColumns) -> Iterator[RowTexts]:
                         # With the comma before it.
                         end += 1 + len(piece)
                     ends.append(max(end, 0))
-            whole = memoryview(b",".join(pieces))
-            prompts: list[Text] = [whole[:end] for end in ends[::2]]
+            text = memoryview(b",".join(pieces))
+            prompts: list[Text] = [text[:end] for end in ends[::2]]
         else:
-            prompts, wholes = [], list[bytes]()
-            parts = zip(delta[of], generations[of], parents[of], prefixes[of], held[of], strict=True)
+            prompts, contexts = [], list[bytes]()
+            parts = zip(delta[of], generations[of], parents[of], prefixes[of], lengths[of], strict=True)
             for new, sampled, parent, prefix, most in parts:
-                before = wholes[parent] if parent >= 0 else b""
+                before = contexts[parent] if parent >= 0 else b""
                 prompt = _joined(before if prefix == most else _first(before, prefix), new)
                 prompts.append(prompt)
-                wholes.append(_joined(prompt, sampled))
+                contexts.append(_joined(prompt, sampled))
         yield RowTexts(prompts, generations[of], log_probs[of], rendered[of])
 
 
 def numbers(text: Text) -> list[int | float]:
     """The values of a list's text."""
-    found: list[int | float] = json.loads(b"".join((b"[", text, b"]")))
-    return found
+    values: list[int | float] = json.loads(b"".join((b"[", text, b"]")))
+    return values
 
 
 def _pieces(lists: Ragged) -> list[bytes]:

@@ -66,12 +66,12 @@ def nemo_gym_line(row: RolloutRow) -> Line:
     """The line of one of the rows that ``token_text.rows`` gives."""
     texts: list[Text] = []
 
-    def place(text: Text) -> str:
+    def placeholder(text: Text) -> str:
         texts.append(text)
         return _PLACE.format(len(texts) - 1)
 
-    made, lost, rounded, plain = _nemo_gym_row(row, place)
-    first, *rest = _PLACED.split(orjson.dumps(made) if plain else _JSON.encode(made).encode())
+    nemo_row, lost, rounded, plain = _nemo_gym_row(row, placeholder)
+    first, *rest = _PLACED.split(orjson.dumps(nemo_row) if plain else _JSON.encode(nemo_row).encode())
     if rest[::2] != [b"%d" % n for n in range(len(texts))]:
         # A text of the row looks like a placeholder, or its items were moved: the row is written from its values.
         return Line(_JSON.encode(_nemo_gym_row(row, numbers)[0]).encode() + b"\n", lost, rounded)
@@ -84,28 +84,28 @@ def nemo_gym_line(row: RolloutRow) -> Line:
 
 def _nemo_gym_row(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int, bool, bool]:
     """The row, its turns without a place, whether it was rounded, and whether orjson can write it."""
-    found = kept_rows(row)
-    if found is None:
-        return *_made(row, lists), False, False
-    kept, rest, plain = found
-    rounded = any(ROUNDED in taken for *_, taken in kept["turns"])
-    response, turns = kept["response"], row["turns"]
+    origin = kept_rows(row)
+    if origin is None:
+        return *_from_columns(row, lists), False, False
+    fields, rest, plain = origin
+    rounded = any(ROUNDED in letters for *_, letters in fields["turns"])
+    response, turns = fields["response"], row["turns"]
     rebuilt = _rebuilt(row)
-    for number, (*path, index, taken) in enumerate(kept["turns"]):
+    for number, (*path, index, letters) in enumerate(fields["turns"]):
         items = response["output"]
         for step in path:
             items = items[step]
-        given = {PROMPT: ("p", turns.prompts), GENERATION: ("g", turns.generations), LOG_PROBS: ("l", turns.log_probs)}
-        items[index] |= {key: lists(texts[number]) for key, (letter, texts) in given.items() if letter in taken}
+        kinds = {PROMPT: ("p", turns.prompts), GENERATION: ("g", turns.generations), LOG_PROBS: ("l", turns.log_probs)}
+        items[index] |= {key: lists(texts[number]) for key, (letter, texts) in kinds.items() if letter in letters}
         if number in rebuilt:
             items[index][MARK] = True
-    whole = {**rest, "response": response}
+    values = {**rest, "response": response}
     reward = row["reward"]
-    if "reward" in kept["keys"] or reward is not None:
-        whole["reward"] = kept["reward"] if "reward" in kept and _same(kept["reward"], reward) else reward
+    if "reward" in fields["keys"] or reward is not None:
+        values["reward"] = fields["reward"] if "reward" in fields and _same(fields["reward"], reward) else reward
     # A later score comes last.
-    names = [*kept["keys"], *(["reward"] if "reward" not in kept["keys"] else [])]
-    return {key: whole[key] for key in names if key in whole}, 0, rounded, plain and math.isfinite(row["reward"] or 0)
+    names = [*fields["keys"], *(["reward"] if "reward" not in fields["keys"] else [])]
+    return {key: values[key] for key in names if key in values}, 0, rounded, plain and math.isfinite(row["reward"] or 0)
 
 
 def _rebuilt(row: RolloutRow) -> Collection[int]:
@@ -128,7 +128,7 @@ def _same(raw: Any, reward: float | None) -> bool:
         return True
 
 
-def _made(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
+def _from_columns(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
     messages, turns = with_call_ids(row["messages"]()), row["turns"]
     of_turns = (i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("turn") is not None)
     first = next(of_turns, None)
@@ -173,10 +173,10 @@ def _made(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
     }
     # Fields that an imported and then repaired row kept besides these.
     beside = {k: v for k, v in task.items() if k not in ("responses_create_params", "response", "reward", "gymdata")}
-    made = {"responses_create_params": params, "response": response, "reward": row["reward"]} | beside
+    nemo_row = {"responses_create_params": params, "response": response, "reward": row["reward"]} | beside
     # Fields of a resource server's /verify besides the reward.
     environment = object_of(object_of(loads(row["extra"])).get("environment"))
-    made |= {k: v for k, v in environment.items() if k not in made}
-    made |= {"rollout_id": row["rollout_id"], "task_id": row["task_id"], "group_id": row["group_id"]}
-    made["gymdata"] = {name: row[name] for name in _OWN} | {"tools": tools}
-    return made, len(turns) - len(placed)
+    nemo_row |= {k: v for k, v in environment.items() if k not in nemo_row}
+    nemo_row |= {"rollout_id": row["rollout_id"], "task_id": row["task_id"], "group_id": row["group_id"]}
+    nemo_row["gymdata"] = {name: row[name] for name in _OWN} | {"tools": tools}
+    return nemo_row, len(turns) - len(placed)
