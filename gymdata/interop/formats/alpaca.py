@@ -27,8 +27,8 @@ class Alpaca(Format):
     def recognise(self, value: Any) -> bool:
         row = first_row(value)
         answers = any(isinstance(row.get(name), str) for name in _ANSWERS) or _instances(row)
-        others = {"rejected", "messages", "conversations"}  # of which the instruction is only a part
-        return bool(answers) and isinstance(row.get("instruction"), str) and others.isdisjoint(row)
+        chat_columns = {"rejected", "messages", "conversations"}  # of which the instruction is only a part
+        return bool(answers) and isinstance(row.get("instruction"), str) and chat_columns.isdisjoint(row)
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         for (_, number), item in super().items(value):

@@ -40,18 +40,18 @@ class Tokenized(Format):
 
         for batch in batches:
             turns = batch.column("turns")
-            found = stitch(turns, batch.column("rollout_id"), where=export.path, rendered=True)
+            sequences = stitch(turns, batch.column("rollout_id"), where=export.path, rendered=True)
             # The first token of a sequence is never trained.
-            kept = np.array([n for n in range(len(found)) if found.loss_mask[n][1:].any()], np.int64)
-            here = len(np.unique(found.rollout[kept]))
-            export.further += len(kept) - here
-            export.lost[NO_TOKENS] += batch.num_rows - here
+            trainable = np.array([n for n in range(len(sequences)) if sequences.loss_mask[n][1:].any()], np.int64)
+            n_rollouts = len(np.unique(sequences.rollout[trainable]))
+            export.further += len(trainable) - n_rollouts
+            export.lost[NO_TOKENS] += batch.num_rows - n_rollouts
             export.lost[RENDERED] += int(TurnColumns.of(turns).has_rendered().sum())
             export.lost[REWARDS] += batch.num_rows - batch.column("reward").null_count
-            for what in (LOG_PROBS, MESSAGES):
-                export.lost[what] += here
-            for n in kept.tolist():
-                yield encode(self.fields(found.token_ids[n], found.loss_mask[n])) + b"\n"
+            for kind in (LOG_PROBS, MESSAGES):
+                export.lost[kind] += n_rollouts
+            for n in trainable.tolist():
+                yield encode(self.fields(sequences.token_ids[n], sequences.loss_mask[n])) + b"\n"
 
 
 @FORMATS.register("input-ids-labels")

@@ -33,14 +33,14 @@ class _Nested(Format):
         if not nat.is_nested(value) or nat.holds_pairs(value) != (self.table == "pairs"):
             return False
         # Other projects call their lists trajectories, too.
-        first = [trajectory for _, trajectory in islice(nat.places(value), 20) if isinstance(trajectory, dict)]
+        first = [trajectory for _, trajectory in islice(nat.trajectories_of(value), 20) if isinstance(trajectory, dict)]
         if not first:
             groups = value.get("trajectories") if isinstance(value, dict) else value
             return isinstance(groups, list) and all(isinstance(group, list) for group in groups)
         return any("episode" in trajectory for trajectory in first)
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        return nat.places(value)
+        return nat.trajectories_of(value)
 
     def shape(self, value: Any) -> Shape | None:
         return nat.shape_of(value)
@@ -87,7 +87,7 @@ class _Pairs(Format):
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         lines = any(map(nat_pairs.is_dpo_line, value[:20])) if isinstance(value, list) else nat_pairs.is_dpo_line(value)
-        return super().items(value) if lines else nat.places(value)
+        return super().items(value) if lines else nat.trajectories_of(value)
 
     def shape(self, value: Any) -> Shape | None:
         return nat.shape_of(value) if nat.is_nested(value) else None

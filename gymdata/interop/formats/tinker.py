@@ -68,8 +68,8 @@ class TinkerRl(Format):
         for batch in batches:
             data = training_experiences(pa.Table.from_batches([batch]), where=export.path)
             export.lost["sequences without a trained token (left out)"] += batch.num_rows - len(data)
-            for name, what in _BESIDE.items():
-                export.lost[what] += int((getattr(data, name) != 1).sum())
+            for name, kind in _BESIDE.items():
+                export.lost[kind] += int((getattr(data, name) != 1).sum())
             of = data.sequences
             for n in range(len(data)):
                 trained = of.loss_mask[n] != 0

@@ -103,8 +103,8 @@ class TrlPromptCompletion(TextFormat):
     def row(self, item: Any, importing: Importing) -> TableRow:
         # An answer beside a question is one to train only where that is asked for: it may be a task's reference.
         prompt_column, name = column(item, *_PROMPTS), column(item, *_ANSWERS, "answer")
-        if name == "answer" and (others := unclear(item)):
-            raise BadItem("S103", f"{', '.join(others)}: may be part of the question or its answer")
+        if name == "answer" and (ambiguous := unclear(item)):
+            raise BadItem("S103", f"{', '.join(ambiguous)}: may be part of the question or its answer")
         prompt = in_context(item, conversation(item[prompt_column], prompt_column))
         numbers = {column: number_of(item, column, as_text=True) for column in (*_SCORES, *_ATTRIBUTES)}
         rewards = {column: value for column, value in numbers.items() if value is not None}
@@ -172,17 +172,17 @@ def prompt_and_sides(item: JsonObject) -> tuple[Sequence[Message], Sequence[Mess
         return messages[:-1], messages[-1:], answer(item["rejected_response"], "rejected_response")
     sides = {name: item[column(item, name)] for name in ("chosen", "rejected")}
     texts = [spoken(side) for side in sides.values()]
-    whole = texts if all(texts) else [conversation(s, name) if isinstance(s, list) else [] for name, s in sides.items()]
-    if all(side and side[0]["role"] != "assistant" for side in whole):
-        n = next((k for k, (a, b) in enumerate(zip(*whole, strict=False)) if a != b), min(map(len, whole)))
-        while n and (n == min(map(len, whole)) or whole[0][n]["role"] != "assistant"):
+    chats = texts if all(texts) else [conversation(s, name) if isinstance(s, list) else [] for name, s in sides.items()]
+    if all(side and side[0]["role"] != "assistant" for side in chats):
+        n = next((k for k, (a, b) in enumerate(zip(*chats, strict=False)) if a != b), min(map(len, chats)))
+        while n and (n == min(map(len, chats)) or chats[0][n]["role"] != "assistant"):
             n -= 1
-        if not n or whole[1][n]["role"] != "assistant":
+        if not n or chats[1][n]["role"] != "assistant":
             raise BadItem("S102", "chosen and rejected: got two conversations that differ before an answer")
-        given = item.get("prompt")
-        if isinstance(given, list) and conversation(given, "prompt") != whole[0][:n]:
+        raw_prompt = item.get("prompt")
+        if isinstance(raw_prompt, list) and conversation(raw_prompt, "prompt") != chats[0][:n]:
             raise BadItem("S102", "prompt: got other messages than those with which chosen and rejected begin")
-        return in_context(item, whole[0][:n]), whole[0][n:], whole[1][n:]
+        return in_context(item, chats[0][:n]), chats[0][n:], chats[1][n:]
     if "instruction" in item:
         prompt = conversation(instruction(item), "instruction")
     else:

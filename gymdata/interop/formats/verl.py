@@ -111,19 +111,19 @@ class VerlSft(Verl):
 
         from gymdata.store.columns import to_rows
 
-        rows, kept = to_rows(batch.drop_columns(["turns"])), []
+        rows, indices = to_rows(batch.drop_columns(["turns"])), []
         for n, row in enumerate(rows):
             tools = has_tools(row) or any(m["tool_calls"] or m["role"] == "tool" for m in row["messages"])
             empty = not any(m["role"] == "assistant" for m in row["messages"])
             lost[WITH_TOOLS] += tools
             lost[EMPTY] += empty and not tools
-            kept += [] if tools or empty else [n]
-        batch = batch.take(pa.array(kept, pa.int64()))
+            indices += [] if tools or empty else [n]
+        batch = batch.take(pa.array(indices, pa.int64()))
         count_common(batch, Chat(batch.column("messages"), TRL), lost)
-        lost[REASONING] += sum(any(m["reasoning"] for m in rows[n]["messages"]) for n in kept)
+        lost[REASONING] += sum(any(m["reasoning"] for m in rows[n]["messages"]) for n in indices)
         return [
             {"messages": [{"role": m["role"], "content": m["content"] or ""} for m in rows[n]["messages"]]}
-            for n in kept
+            for n in indices
         ]
 
     def types(self) -> Mapping[str, pa.DataType]:

@@ -65,15 +65,15 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
     if not source["steps"]:
         raise BadItem("S103", "steps: got an empty list, expected at least one step")
     refuse_surrogates(source)
-    found = _Found()
-    messages = found.trajectory(source, [], None, 0)
-    encoder = found.encoder()
+    model_calls = _ModelCalls()
+    messages = model_calls.trajectory(source, [], None, 0)
+    encoder = model_calls.encoder()
     extra = object_of(source.get("extra"))
     columns = from_own(extra.get(OWN))
     reward = number_or_none(extra.get("reward"))
     if columns is not None:
-        given = columns["reward"]
-        unsaid = reward is None and not (type(given) in (int, float) and given - given == 0)
+        own_reward = columns["reward"]
+        unsaid = reward is None and not (type(own_reward) in (int, float) and own_reward - own_reward == 0)
         row = whole_row(columns if unsaid else columns | {"reward": reward}, messages, encoder)
         if row["messages"]:
             ours = made_trajectory(row, expand_prompts(row["turns"]), Counter())
@@ -99,8 +99,8 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
             started_at=times[0].isoformat() if times else None,
             duration_s=max(0.0, (max(times) - times[0]).total_seconds()) if times else 0.0,
         )
-    stripped, taken = _without_lists(source, found.places, row["turns"])
-    row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": taken})
+    stripped, turn_lists = _without_lists(source, model_calls.paths, row["turns"])
+    row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": turn_lists})
     return row
 
 
@@ -115,42 +115,41 @@ def _time(text: Any) -> datetime | None:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-class _Found:
+class _ModelCalls:
     """Model calls of a trajectory and its subagents, in the order in which they were made, and their positions."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[int | None, list[Any], Call, dict[str, Any] | None]] = []
-        self.places: list[list[Any]] = []
+        self.paths: list[list[Any]] = []
 
     def trajectory(self, source: JsonObject, path: list[Any], agent: str | None, depth: int) -> list[JsonObject]:
         """The messages of ``source``; its calls are remembered. Raises BadItem naming the step."""
         if depth > _DEEPEST:
             raise BadItem("S102", "subagents nested too deeply")
         subagents = source.get("subagent_trajectories")
-        waiting = (
-            {k: one for k, one in enumerate(subagents) if isinstance(one, dict)} if isinstance(subagents, list) else {}
-        )
+        waiting = dict(enumerate(subagents)) if isinstance(subagents, list) else {}
+        waiting = {k: subagent for k, subagent in waiting.items() if isinstance(subagent, dict)}
         messages: list[Message] = []
         for index, step in enumerate(source["steps"] if isinstance(source.get("steps"), list) else ()):
-            here = [*path, "steps", index]
-            speaker = step.get("source") if isinstance(step, dict) else None
-            if not isinstance(speaker, str) or speaker not in _SOURCES:
-                got = speaker if isinstance(step, dict) else step
-                raise BadItem("S103", f"steps[{index}]: source: got {got!r:.60}, expected one of {', '.join(_SOURCES)}")
+            step_path = [*path, "steps", index]
+            source_name = step.get("source") if isinstance(step, dict) else step
+            if not isinstance(step, dict) or not isinstance(source_name, str) or source_name not in _SOURCES:
+                names = ", ".join(_SOURCES)
+                raise BadItem("S103", f"steps[{index}]: source: got {source_name!r:.60}, expected one of {names}")
             message = with_facts(read_step(step), _own(step))
             call = _call(step, agent, f"steps[{index}]")
             if call is not None:
-                self._calls.append((message["turn"], here, call, message))
+                self._calls.append((message["turn"], step_path, call, message))
             messages.append(message)
             results = object_of(step.get("observation")).get("results")
-            for result in [one for one in results if isinstance(one, dict)] if isinstance(results, list) else []:
+            for result in [entry for entry in results if isinstance(entry, dict)] if isinstance(results, list) else []:
                 messages.append(with_facts(read_result(result), _own(result)))
                 for named in _references(result):
-                    key = next((k for k, one in waiting.items() if one.get("trajectory_id") == named), None)
+                    key = next((k for k, subagent in waiting.items() if subagent.get("trajectory_id") == named), None)
                     if key is not None:
                         self._subagent(waiting.pop(key), [*path, "subagent_trajectories", key], depth)
-        for key, one in waiting.items():
-            self._subagent(one, [*path, "subagent_trajectories", key], depth)
+        for key, subagent in waiting.items():
+            self._subagent(subagent, [*path, "subagent_trajectories", key], depth)
         return messages
 
     def _subagent(self, source: JsonObject, path: list[Any], depth: int) -> None:
@@ -165,13 +164,13 @@ class _Found:
         calls = self._calls
         if all(turn is not None for turn, *_ in calls):
             # Ours are numbered in the order in which they were called, which need not be that of the messages.
-            calls = sorted(calls, key=lambda one: one[0] or 0)
+            calls = sorted(calls, key=lambda call: call[0] or 0)
             if len({turn for turn, *_ in calls}) < len(calls):
                 raise BadItem("T208", "two steps are of one turn")
         encoder = TurnEncoder()
         for number, (_, path, call, message) in enumerate(calls):
             encoder.add(call)
-            self.places.append(path)
+            self.paths.append(path)
             if message is not None:
                 message["turn"] = number
         return encoder
@@ -202,14 +201,14 @@ def _text(content: Any) -> str | None:
     return content if isinstance(content, str) or content is None else text_of(content)
 
 
-def _own(place: JsonObject) -> Any:
-    return object_of(place.get("extra")).get(OWN)
+def _own(entry: JsonObject) -> Any:
+    return object_of(entry.get("extra")).get(OWN)
 
 
 def _references(result: JsonObject) -> list[str]:
-    given = result.get("subagent_trajectory_ref")
-    named = [one.get("trajectory_id") for one in given if isinstance(one, dict)] if isinstance(given, list) else []
-    return [one for one in named if isinstance(one, str)]
+    refs = result.get("subagent_trajectory_ref")
+    ids = [ref.get("trajectory_id") for ref in refs if isinstance(ref, dict)] if isinstance(refs, list) else []
+    return [name for name in ids if isinstance(name, str)]
 
 
 def _call(step: JsonObject, agent: str | None, where: str) -> Call | None:
@@ -219,50 +218,50 @@ def _call(step: JsonObject, agent: str | None, where: str) -> Call | None:
         return None
     if step.get("llm_call_count") not in (None, 1):
         return None
-    known = object_of(object_of(_own(step)).get("evidence"))
+    facts = object_of(object_of(_own(step)).get("evidence"))
     prompt = ids_of(metrics.get("prompt_token_ids"), f"{where}.metrics.prompt_token_ids")
     generation = ids_of(metrics.get("completion_token_ids"), f"{where}.metrics.completion_token_ids")
-    if generation is None and known and metrics.get("completion_token_ids") == []:
+    if generation is None and facts and metrics.get("completion_token_ids") == []:
         generation = np.empty(0, np.int32)
     if prompt is None or generation is None:
         return None
-    log_probs = log_probs_of(known.get("log_probs", metrics.get("logprobs")), len(generation))
-    top = _alternatives(known.get("top_log_probs"), len(generation), where)
-    return call_of(known, prompt, generation, log_probs, top, agent)
+    log_probs = log_probs_of(facts.get("log_probs", metrics.get("logprobs")), len(generation))
+    top = _alternatives(facts.get("top_log_probs"), len(generation), where)
+    return call_of(facts, prompt, generation, log_probs, top, agent)
 
 
-def _alternatives(given: Any, length: int, where: str) -> Any:
-    if given is None:
+def _alternatives(tops: Any, length: int, where: str) -> Any:
+    if tops is None:
         return None
     name = f"{where}.extra.gymdata.evidence.top_log_probs"
-    if not isinstance(given, list) or len(given) != length:
-        got = f"{len(given)} lists" if isinstance(given, list) else f"{given!r:.60}"
-        raise BadItem("S102", f"{name}: got {got}, expected a list for each of {length} tokens")
+    if not isinstance(tops, list) or len(tops) != length:
+        actual = f"{len(tops)} lists" if isinstance(tops, list) else f"{tops!r:.60}"
+        raise BadItem("S102", f"{name}: got {actual}, expected a list for each of {length} tokens")
     try:
-        return [[{"id": id_of(one["id"]), "log_prob": shortest(one["log_prob"])} for one in token] for token in given]
+        return [[{"id": id_of(top["id"]), "log_prob": shortest(top["log_prob"])} for top in token] for token in tops]
     except (TypeError, LookupError, ValueError, OverflowError):
         raise BadItem("S102", f"{name}: expected lists of id and log_prob") from None
 
 
-def _without_lists(source: JsonObject, places: list[list[Any]], turns: list[Any]) -> tuple[Any, list[list[Any]]]:
+def _without_lists(source: JsonObject, paths: list[list[Any]], turns: list[Any]) -> tuple[Any, list[list[Any]]]:
     """The source with null for the lists that its turns hold; for each turn its path and which lists they were."""
     import copy
 
     stripped = copy.deepcopy(source)
-    taken = []
-    for path, turn in zip(places, turns, strict=True):
-        at: Any = stripped
+    turn_lists = []
+    for path, turn in zip(paths, turns, strict=True):
+        node: Any = stripped
         for step in path:
-            at = at[step]
-        metrics = at["metrics"]
+            node = node[step]
+        metrics = node["metrics"]
         names = [name for name in LISTS[:2] if name in metrics]
-        values, given = turn["generation_log_probs"], metrics.get("logprobs")
-        spelling = next((k for k, spell in SPELLINGS.items() if equal([spell(v) for v in values], given)), None)
+        values, logprobs = turn["generation_log_probs"], metrics.get("logprobs")
+        spelling = next((k for k, spell in SPELLINGS.items() if equal([spell(v) for v in values], logprobs)), None)
         if spelling is not None and bool(np.isfinite(values).all()):
             names.append("logprobs")
         metrics |= dict.fromkeys(names)
-        taken.append([path, [names, spelling]])
-    return stripped, taken
+        turn_lists.append([path, [names, spelling]])
+    return stripped, turn_lists
 
 
 NAME = "atif"
@@ -281,17 +280,16 @@ def trajectory_of(row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
     Raises DataError when the turns were changed after collection.
     """
     prompts = prompts_of(row)
-    kept = kept_of(row, NAME)
-    if kept is not None:
-        source: JsonObject = kept["source"]
-        for turn, prompt, (path, taken) in zip(row["turns"], prompts, kept["turns"], strict=True):
-            at: Any = source
+    origin = kept_of(row, NAME)
+    if origin is not None:
+        source: JsonObject = origin["source"]
+        for turn, prompt, (path, (names, spelling)) in zip(row["turns"], prompts, origin["turns"], strict=True):
+            node: Any = source
             for step in path:
-                at = at[step]
-            names, spelling = taken
+                node = node[step]
             lists = metrics_of(turn, prompt, SPELLINGS.get(spelling, shortest))
             # Each in its former position, which holds a null.
-            at["metrics"] |= {name: lists[name] for name in names}
+            node["metrics"] |= {name: lists[name] for name in names}
         extra = object_of(source.get("extra"))
         if row["reward"] is not None and extra.get("reward") != row["reward"]:
             source["extra"] = {**extra, "reward": row["reward"]}
@@ -308,8 +306,8 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
     placed: set[int] = set()
     for message in row["messages"]:
         if message["role"] in _ANSWERS and steps and steps[-1]["source"] == "agent":
-            known = {call["tool_call_id"] for call in steps[-1].get("tool_calls", ())}
-            named = {"source_call_id": message["tool_call_id"]} if message.get("tool_call_id") in known else {}
+            call_ids = {call["tool_call_id"] for call in steps[-1].get("tool_calls", ())}
+            named = {"source_call_id": message["tool_call_id"]} if message.get("tool_call_id") in call_ids else {}
             result = named | {"content": message["content"] or ""}
             _note(result, facts_beyond(message, read_result(result)))
             steps[-1].setdefault("observation", {"results": []})["results"].append(result)
@@ -322,10 +320,10 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
             if message.get("reasoning") is not None:
                 step["reasoning_content"] = message["reasoning"]
             calls = loads(message.get("tool_calls"))
-            made = [_written_call(call, k, lost) for k, call in enumerate(calls)] if isinstance(calls, list) else []
-            if made:
-                step["tool_calls"] = made
-        mine: JsonObject = {}
+            tool_calls = [_written_call(c, k, lost) for k, c in enumerate(calls)] if isinstance(calls, list) else []
+            if tool_calls:
+                step["tool_calls"] = tool_calls
+        facts: JsonObject = {}
         turn = message.get("turn")
         if step["source"] == "agent":
             step["model_name"] = row["policy"]
@@ -333,17 +331,17 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
                 placed.add(turn)
                 step["metrics"] = metrics_of(row["turns"][turn], prompts[turn])
                 step["llm_call_count"] = 1
-                mine["evidence"] = turn_facts(row["turns"][turn])
+                facts["evidence"] = turn_facts(row["turns"][turn])
                 if "logprobs" not in step["metrics"]:
                     # Log-probabilities with strings for non-finite ones.
                     words = {math.inf: "Infinity", -math.inf: "-Infinity"}
                     values = [shortest(value) for value in list_of(row["turns"][turn]["generation_log_probs"])]
-                    mine["evidence"]["log_probs"] = [v if math.isfinite(v) else words.get(v, "NaN") for v in values]
-        _note(step, mine | facts_beyond(message, read_step(step)))
+                    facts["evidence"]["log_probs"] = [v if math.isfinite(v) else words.get(v, "NaN") for v in values]
+        _note(step, facts | facts_beyond(message, read_step(step)))
         steps.append(step)
     lost[NO_MESSAGE] += len(placed) < len(prompts)
-    own = own_columns(row)
-    steps[0]["timestamp"] = own["started_at"]
+    columns = own_columns(row)
+    steps[0]["timestamp"] = columns["started_at"]
     import gymdata
 
     agent = {"name": "gymdata", "version": gymdata.__version__, "model_name": row["policy"]}
@@ -360,7 +358,7 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
         "agent": agent,
         "steps": steps,
         "final_metrics": {**totals, "total_steps": len(steps)},
-        "extra": {**reward, OWN: dict(own)},
+        "extra": {**reward, OWN: dict(columns)},
     }
 
 
@@ -389,6 +387,6 @@ def _written_call(call: Any, number: int, lost: Counter[str]) -> ToolCall:
     }
 
 
-def _note(place: JsonObject, facts: JsonObject) -> None:
+def _note(entry: JsonObject, facts: JsonObject) -> None:
     if facts:
-        place["extra"] = {OWN: dict(facts)}
+        entry["extra"] = {OWN: dict(facts)}

@@ -53,20 +53,20 @@ _TOKEN = "token_id:"
 def is_nested(value: Any) -> bool:
     """Whether a JSON value is a collection, a trajectory, or lists of them."""
     if isinstance(value, list):
-        return any(is_nested(one) for one in value[:20])
+        return any(map(is_nested, value[:20]))
     return isinstance(value, dict) and ("trajectories" in value or "episode" in value)
 
 
 def holds_pairs(value: Any) -> bool:
     """Whether the first step of the first trajectory of a value is a ``DPOItem``."""
-    for _, trajectory in places(value):
+    for _, trajectory in trajectories_of(value):
         episode = trajectory.get("episode") if isinstance(trajectory, dict) else None
         if isinstance(episode, list) and episode:
             return isinstance(episode[0], dict) and "chosen_response" in episode[0]
     return False
 
 
-def places(value: Any) -> Iterator[tuple[tuple[int, int], Any]]:
+def trajectories_of(value: Any) -> Iterator[tuple[tuple[int, int], Any]]:
     """((group, place in it), trajectory) of a document."""
     groups = value.get("trajectories") if isinstance(value, dict) else value
     if not isinstance(groups, list):
@@ -74,8 +74,8 @@ def places(value: Any) -> Iterator[tuple[tuple[int, int], Any]]:
         yield (0, 0), BadItem("S102", "trajectories: expected a list") if named else value
         return
     for g, group in enumerate(groups):
-        for i, one in enumerate(group if isinstance(group, list) else [group]):
-            yield (g, i), one
+        for i, trajectory in enumerate(group if isinstance(group, list) else [group]):
+            yield (g, i), trajectory
 
 
 def shape_of(value: Any) -> Shape:
@@ -87,13 +87,13 @@ def shape_of(value: Any) -> Shape:
     sizes: list[int | Literal["gone"] | None] = [len(group) if isinstance(group, list) else None for group in groups]
     if not isinstance(value, dict):
         return {"kind": "list", "sizes": sizes}
-    rest = {key: None if key == "trajectories" else given for key, given in value.items()}
+    rest = {key: None if key == "trajectories" else field for key, field in value.items()}
     try:
-        held = equal(plain(rest), rest)
+        lossless = equal(plain(rest), rest)
     except (TypeError, ValueError):
-        held = False
+        lossless = False
     # run.json has no NaN and no whole numbers beyond 64 bits.
-    return {"kind": "collection", "rest": rest if held else json.dumps(rest), "sizes": sizes}
+    return {"kind": "collection", "rest": rest if lossless else json.dumps(rest), "sizes": sizes}
 
 
 def row_of(source: Any, importing: Importing) -> RolloutRow:
@@ -103,15 +103,15 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
     if not source["episode"]:
         raise BadItem("S103", "episode: got an empty list, expected at least one item")
     refuse_surrogates(source)
-    messages, encoder, found = _episode(source["episode"], source.get("shaped_rewards"))
+    messages, encoder, item_indices = _episode(source["episode"], source.get("shaped_rewards"))
     metadata = object_of(source.get("metadata"))
-    given = source.get("reward")
+    raw_reward = source.get("reward")
     try:
-        if isinstance(given, bool) or not isinstance(given, (int, float, str)):
+        if isinstance(raw_reward, bool) or not isinstance(raw_reward, (int, float, str)):
             raise ValueError
-        reward = float(given)
+        reward = float(raw_reward)
     except (ValueError, OverflowError):
-        raise BadItem("R502", f"reward: got {given!r}, expected a number") from None
+        raise BadItem("R502", f"reward: got {raw_reward!r}, expected a number") from None
     columns = from_own(metadata.get(OWN))
     if columns is not None:
         row = whole_row(columns | {"reward": reward}, messages, encoder)
@@ -131,18 +131,18 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
         )
     # The source without the token lists that its turns reproduce exactly; for each turn its item and which were taken.
     episode = [dict(item) if isinstance(item, dict) else item for item in source["episode"]]
-    taken: list[list[Any]] = []
-    for index, turn in zip(found, row["turns"], strict=True):
+    turn_lists: list[list[Any]] = []
+    for index, turn in zip(item_indices, row["turns"], strict=True):
         item = episode[index]
         letters = "p"
         item["metadata"] = {k: None if k == PROMPT_IDS else v for k, v in item["metadata"].items()}
-        given = item["logprobs"]["content"]
-        spelling = next((k for k, spell in SPELLINGS.items() if equal(log_probs(turn, spell)["content"], given)), None)
+        tokens = item["logprobs"]["content"]
+        spelling = next((k for k, spell in SPELLINGS.items() if equal(log_probs(turn, spell)["content"], tokens)), None)
         if spelling is not None:
             item["logprobs"] = item["logprobs"] | {"content": None}
             letters += spelling
-        taken.append([index, letters])
-    row["extra"] = keep(row["extra"], NAME, {"source": {**source, "episode": episode}, "turns": taken})
+        turn_lists.append([index, letters])
+    row["extra"] = keep(row["extra"], NAME, {"source": {**source, "episode": episode}, "turns": turn_lists})
     return row
 
 
@@ -167,7 +167,7 @@ def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], Tur
         messages.append(message)
     encoder = TurnEncoder()
     # Turns are numbered in the order in which they were called, which need not be that of the messages.
-    calls.sort(key=lambda one: one[0])
+    calls.sort(key=lambda call: call[0])
     renumbered = {was: now for now, (was, _, _) in enumerate(calls)}
     if len(renumbered) < len(calls):
         raise BadItem("T208", "two items are of one turn")
@@ -199,8 +199,8 @@ def _call(item: JsonObject, metadata: JsonObject, index: int) -> Call | None:
     evidence = object_of(metadata.get(OWN)).get("evidence")
     if prompt is None or not isinstance(content, list) or not (content or evidence):
         return None
-    known = object_of(evidence)
-    rendered = known.get("rendered") is True
+    facts = object_of(evidence)
+    rendered = facts.get("rendered") is True
     ids: list[int] = []
     values: list[float] = []
     for token in content:
@@ -214,7 +214,7 @@ def _call(item: JsonObject, metadata: JsonObject, index: int) -> Call | None:
     with np.errstate(over="ignore"):
         numbers = np.array(values, np.float32)
     top = _alternatives(content, f"episode[{index}].logprobs.content")
-    return call_of(known, prompt, np.array(ids, np.int32), numbers, top)
+    return call_of(facts, prompt, np.array(ids, np.int32), numbers, top)
 
 
 def _token_id(token: Any) -> int | None:
@@ -230,11 +230,11 @@ def _alternatives(content: list[Any], where: str) -> list[list[TopLogProb]] | No
     tops: list[list[TopLogProb]] = []
     for position, token in enumerate(content):
         top: list[TopLogProb] = []
-        given = token.get("top_logprobs")
-        if given is not None and not isinstance(given, list):
-            raise BadItem("S102", f"{where}[{position}].top_logprobs: got {given!r:.60}, expected a list")
-        for one in given or ():
-            number, value = _token_id(one), number_or_none(one.get("logprob")) if isinstance(one, dict) else None
+        top_logprobs = token.get("top_logprobs")
+        if top_logprobs is not None and not isinstance(top_logprobs, list):
+            raise BadItem("S102", f"{where}[{position}].top_logprobs: got {top_logprobs!r:.60}, expected a list")
+        for entry in top_logprobs or ():
+            number, value = _token_id(entry), number_or_none(entry.get("logprob")) if isinstance(entry, dict) else None
             if number is None or value is None:
                 return None
             top.append({"id": number, "log_prob": value})
@@ -259,20 +259,20 @@ def trajectory_of(row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
         lost[NO_REWARD] += 1
         return None
     prompts = prompts_of(row)
-    kept = kept_of(row, NAME)
-    if kept is not None:
-        source: JsonObject = kept["source"]
-        for turn, prompt, (index, taken) in zip(row["turns"], prompts, kept["turns"], strict=True):
+    origin = kept_of(row, NAME)
+    if origin is not None:
+        source: JsonObject = origin["source"]
+        for turn, prompt, (index, letters) in zip(row["turns"], prompts, origin["turns"], strict=True):
             item = source["episode"][index]
-            if "p" in taken:
+            if "p" in letters:
                 item["metadata"][PROMPT_IDS] = prompt.tolist()
-            for letter in SPELLINGS.keys() & set(taken):
+            for letter in SPELLINGS.keys() & set(letters):
                 item["logprobs"]["content"] = log_probs(turn, SPELLINGS[letter])["content"]
-        given: Any = source.get("reward")
-        if type(given) not in (int, float) or float(given) != row["reward"]:
+        reward: Any = source.get("reward")
+        if type(reward) not in (int, float) or float(reward) != row["reward"]:
             # Rewards that are text are numbers to the toolkit too.
             source["reward"] = (
-                given if isinstance(given, str) and float(given) == row["reward"] else float(row["reward"])
+                reward if isinstance(reward, str) and float(reward) == row["reward"] else float(row["reward"])
             )
         return source
     return made_trajectory(row, prompts, lost)
@@ -295,19 +295,19 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
         item = {"role": message["role"], "content": content, "logprobs": None, "metadata": metadata}
         turn = message.get("turn")
         answers = message["role"] == "assistant"
-        mine: JsonObject = {}
+        facts: JsonObject = {}
         if answers and turn is not None and 0 <= turn < len(prompts) and turn not in placed:
             placed.add(turn)
             item["logprobs"] = log_probs(row["turns"][turn])
             item["metadata"][PROMPT_IDS] = prompts[turn].tolist()
-            mine["evidence"] = turn_facts(row["turns"][turn])
-            mine["evidence"].pop("top_log_probs", None)
+            facts["evidence"] = turn_facts(row["turns"][turn])
+            facts["evidence"].pop("top_log_probs", None)
         elif answers:
             without = True
             item["logprobs"] = {"content": [], "refusal": None}
-        mine |= facts_beyond(message, read_item(item))
-        if mine:
-            item["metadata"][OWN] = mine
+        facts |= facts_beyond(message, read_item(item))
+        if facts:
+            item["metadata"][OWN] = facts
         item["metadata"] = item["metadata"] or None
         episode.append(item)
     lost[NO_MESSAGE] += len(placed) < len(prompts)
@@ -327,7 +327,7 @@ def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> JsonObjec
     tops = turn.get("top_log_probs")
     content = []
     for k, (token, value) in enumerate(zip(ids, values, strict=True)):
-        top = [_spelt(one["id"], spell(one["log_prob"])) for one in tops[k]] if tops is not None else []
+        top = [_spelt(entry["id"], spell(entry["log_prob"])) for entry in tops[k]] if tops is not None else []
         content.append(_spelt(token, spell(value)) | {"top_logprobs": top})
     return {"content": content, "refusal": None}
 
@@ -338,46 +338,46 @@ def _spelt(token: Any, value: float) -> JsonObject:
 
 def _shaped(row: RolloutRow, episode: Sequence[JsonObject], lost: Counter[str]) -> list[float] | None:
     """One number per item: an answer's step reward, 0 for messages of others. None unless every answer has one."""
-    given: list[Any] = [
+    rewards: list[Any] = [
         object_of(object_of(object_of(item["metadata"]).get(OWN)).get("evidence")).get("reward") for item in episode
     ]
-    answers = [reward for item, reward in zip(episode, given, strict=True) if item["role"] == "assistant"]
+    answers = [reward for item, reward in zip(episode, rewards, strict=True) if item["role"] == "assistant"]
     if not any(turn.get("reward") is not None for turn in row["turns"]):
         return None
     if None in answers or not answers:
         lost[STEP_REWARDS] += 1
         return None
-    return [0.0 if reward is None else float(reward) for reward in given]
+    return [0.0 if reward is None else float(reward) for reward in rewards]
 
 
 #: The source of a written trajectory: its group, its run, itself.
 Made = tuple[str, str, JsonObject]
 
 
-def write(made: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Shape] = ()) -> int:
+def write(trajectories: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Shape] = ()) -> int:
     """Write trajectories; returns how many. ``shapes``: those of the documents that all of them came from."""
     groups: list[str] = []
     runs: set[str] = set()
     with unnamed_file(path.parent) as spill, path.open("wb") as out:
         ends = [0]
-        for group, run, trajectory in made:
+        for group, run, trajectory in trajectories:
             spill.write(json.dumps(trajectory, ensure_ascii=False).encode())
             ends.append(spill.tell())
             groups.append(group)
             runs.add(run)
-        one = _Reader(spill, ends)
-        known = [shape for shape in shapes if shape["kind"] != "bad"]
-        if sum(map(_count, known)) != len(groups):
-            known = []
-        if known and (lines or sum(shape.get("times", 1) for shape in known) == 1):
-            _restore(known, one, out)
+        reader = _Reader(spill, ends)
+        usable = [shape for shape in shapes if shape["kind"] != "bad"]
+        if sum(map(_count, usable)) != len(groups):
+            usable = []
+        if usable and (lines or sum(shape.get("times", 1) for shape in usable) == 1):
+            _restore(usable, reader, out)
         elif lines:
-            out.writelines(one(k) + b"\n" for k in range(len(groups)))
+            out.writelines(reader(k) + b"\n" for k in range(len(groups)))
         else:
             numbers: dict[str, list[int]] = {}
             for number, group in enumerate(groups):
                 numbers.setdefault(group, []).append(number)
-            _collection({"trajectories": None, "run_id": ", ".join(sorted(runs))}, numbers.values(), one, out)
+            _collection({"trajectories": None, "run_id": ", ".join(sorted(runs))}, numbers.values(), reader, out)
     return len(groups)
 
 
@@ -398,11 +398,11 @@ def _count(shape: Shape) -> int:
     return sum(1 if size is None else 0 if size == GONE else size for size in shape["sizes"])
 
 
-def _restore(shapes: Sequence[Shape], one: _Reader, out: IO[bytes]) -> None:
+def _restore(shapes: Sequence[Shape], reader: _Reader, out: IO[bytes]) -> None:
     numbers = iter(range(sum(map(_count, shapes))))
     for shape in shapes:
         if shape["kind"] == "trajectory":
-            out.write(b"\n".join(map(one, islice(numbers, _count(shape)))))
+            out.write(b"\n".join(map(reader, islice(numbers, _count(shape)))))
         else:
             groups = (
                 next(numbers) if size is None else list(islice(numbers, size))
@@ -411,31 +411,31 @@ def _restore(shapes: Sequence[Shape], one: _Reader, out: IO[bytes]) -> None:
             )
             if shape["kind"] == "collection":
                 rest = shape["rest"]
-                _collection(json.loads(rest) if isinstance(rest, str) else rest, groups, one, out)
+                _collection(json.loads(rest) if isinstance(rest, str) else rest, groups, reader, out)
             else:
-                _nested(groups, one, out)
+                _nested(groups, reader, out)
         out.write(b"\n")
 
 
-def _collection(rest: JsonObject, groups: Iterable[list[int] | int], one: _Reader, out: IO[bytes]) -> None:
+def _collection(rest: JsonObject, groups: Iterable[list[int] | int], reader: _Reader, out: IO[bytes]) -> None:
     """An object whose ``trajectories`` are ``groups``; its other fields, in their order, are ``rest``'s."""
     for k, (key, value) in enumerate(rest.items()):
         out.write(b"{" if k == 0 else b", ")
         out.write(json.dumps(key, ensure_ascii=False).encode() + b": ")
         if key == "trajectories":
-            _nested(groups, one, out)
+            _nested(groups, reader, out)
         else:
             out.write(json.dumps(value, ensure_ascii=False).encode())
     out.write(b"}")
 
 
-def _nested(numbers: Iterable[list[int] | int] | int, one: _Reader, out: IO[bytes]) -> None:
+def _nested(numbers: Iterable[list[int] | int] | int, reader: _Reader, out: IO[bytes]) -> None:
     """Trajectories by their numbers, in lists as these are."""
     if isinstance(numbers, int):
-        out.write(one(numbers))
+        out.write(reader(numbers))
         return
     out.write(b"[")
     for k, inner in enumerate(numbers):
         out.write(b", " if k else b"")
-        _nested(inner, one, out)
+        _nested(inner, reader, out)
     out.write(b"]")

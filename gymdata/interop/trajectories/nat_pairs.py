@@ -25,7 +25,7 @@ from gymdata.rollouts.messages import STRICT, JsonObject, Message, PairRow, obje
 from gymdata.store.lines import name_non_finite
 
 #: In a message's ``extra``: what its source has beyond role and content.
-_KEPT = "nat_dpo"
+_ORIGIN = "nat_dpo"
 _RESPONSES = ("chosen_response", "rejected_response")
 SEVERAL = "pairs with a response of several messages (left out: the format has one text)"
 CALLS = "pairs with a response that is a tool call (left out: the format has one text)"
@@ -53,27 +53,27 @@ def is_dpo_line(value: Any) -> bool:
 
 def dpo_line(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
     """The row of DPO JSON lines of a pair (as ``to_rows`` gives it); None when it has no place in the format."""
-    made = _item(pair, lost)
-    if made is not None:
+    item = _item(pair, lost)
+    if item is not None:
         lost[IDS] += any(len(pair[name]) for name in _LISTS)
         lost[TOOLS] += has_tools(pair)
         lost[MARGINS] += pair["margin"] == pair["margin"] or pair["weight"] != 1
-    return made
+    return item
 
 
 def dpo_trajectory(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
     """The ``Trajectory`` with one ``DPOItem`` of a pair; its reward is the margin. None when it has no place."""
-    kept = _kept(pair["chosen"][0]) if len(pair["chosen"]) else {}
-    if "trajectory" not in kept and not math.isfinite(pair["margin"]):
+    origin = _origin(pair["chosen"][0]) if len(pair["chosen"]) else {}
+    if "trajectory" not in origin and not math.isfinite(pair["margin"]):
         lost[NO_MARGIN] += 1
         return None
     item = _item(pair, lost)
     if item is None:
         return None
-    if "trajectory" in kept:
-        return {key: [item] if key == "episode" else value for key, value in kept["trajectory"].items()}
+    if "trajectory" in origin:
+        return {key: [item] if key == "episode" else value for key, value in origin["trajectory"].items()}
     about = {"dpo_type": "preference_pair", "score_diff": pair["margin"], "example_id": pair["task_id"]}
-    own: PairRow = {}
+    columns: PairRow = {}
     for name in _own_columns():
         value = pair.get(name)
         if name in _LISTS:
@@ -83,13 +83,13 @@ def dpo_trajectory(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
         elif name == "temperature":
             value = shortest(value)
         if name in pair:
-            own[name] = name_non_finite(value)
+            columns[name] = name_non_finite(value)
     sides = {side: [dict(m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
     return {
         "episode": [item],
         "reward": pair["margin"],
         "shaped_rewards": None,
-        "metadata": about | {OWN: own | {"messages": sides}},
+        "metadata": about | {OWN: columns | {"messages": sides}},
     }
 
 
@@ -101,25 +101,25 @@ def _item(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
     if any(side[0]["content"] is None or side[0].get("tool_calls") for side in sides):
         lost[CALLS] += 1
         return None
-    kept = _kept(pair["chosen"][0])
+    origin = _origin(pair["chosen"][0])
     lost[REASONING] += any(side[0].get("reasoning") is not None for side in sides)
     more = ("tool_calls", "reasoning", "name", "tool_call_id")
     lost[PROMPT_CALLS] += any(m.get(key) is not None for m in pair["prompt"] for key in more)
     prompt: Any = []
     for message in pair["prompt"]:
-        own = _kept(message).get("message")
+        raw = _origin(message).get("message")
         entry = {"role": message["role"], "content": message["content"] or ""}
-        prompt.append(entry if own is None else {key: own["values"].get(key, entry.get(key)) for key in own["keys"]})
-    if kept.get("prompt") == "text":
+        prompt.append(entry if raw is None else {key: raw["values"].get(key, entry.get(key)) for key in raw["keys"]})
+    if origin.get("prompt") == "text":
         prompt = pair["prompt"][0]["content"]
-    made = {"prompt": prompt} | dict(zip(_RESPONSES, (side[0]["content"] for side in sides), strict=True))
+    item = {"prompt": prompt} | dict(zip(_RESPONSES, (side[0]["content"] for side in sides), strict=True))
     # Its other fields, and the order of all.
-    return {key: made.get(key, kept["row"].get(key)) for key in kept["row"]} if "row" in kept else made
+    return {key: item.get(key, origin["row"].get(key)) for key in origin["row"]} if "row" in origin else item
 
 
-def _kept(message: Message) -> JsonObject:
+def _origin(message: Message) -> JsonObject:
     extra = json.loads(message["extra"]) if message.get("extra") else {}
-    return object_of(object_of(extra).get(_KEPT))
+    return object_of(object_of(extra).get(_ORIGIN))
 
 
 def row_of(value: Any, importing: Importing) -> PairRow:
@@ -138,10 +138,10 @@ def _row(value: Any, run: str) -> PairRow:
     if len(episode) > 1:
         raise BadItem("S102", f"got {len(episode)} DPO items in one trajectory, expected one")
     metadata = object_of(value.get("metadata"))
-    own = _from_own(metadata.get(OWN), value)
-    if own is not None:
-        return own
-    rest = {key: None if key == "episode" else given for key, given in value.items()}
+    pair = _from_own(metadata.get(OWN), value)
+    if pair is not None:
+        return pair
+    rest = {key: None if key == "episode" else field for key, field in value.items()}
     row = _pair(episode[0], run, episode[0], trajectory=rest)
     margins = (number_or_none(metadata.get("score_diff")), number_or_none(value.get("reward")))
     row["margin"] = next((m for m in margins if m is not None), math.nan)
@@ -158,19 +158,19 @@ def _pair(item: Any, run: str, source: Any, **more: Any) -> PairRow:
         if not isinstance(item.get(name), str):
             raise BadItem("S102", f"{name}: got {item.get(name)!r:.60}, expected text")
     prompt = item.get("prompt")
-    kept: JsonObject = dict(more)
+    origin: JsonObject = dict(more)
     if isinstance(prompt, str):
         messages = [message_of("user", prompt)]
-        kept["prompt"] = "text"
+        origin["prompt"] = "text"
     elif isinstance(prompt, list):
-        messages = [_read_message(one, k) for k, one in enumerate(prompt)]
+        messages = [_read_message(message, k) for k, message in enumerate(prompt)]
     else:
         raise BadItem("S102", f"prompt: got {prompt!r:.60}, expected text or messages")
     if list(item) != ["prompt", *_RESPONSES]:
-        kept["row"] = {key: None if key in ("prompt", *_RESPONSES) else source[key] for key in item}
+        origin["row"] = {key: None if key in ("prompt", *_RESPONSES) else source[key] for key in item}
     sides = [message_of("assistant", item[name]) for name in _RESPONSES]
-    if kept:
-        sides[0]["extra"] = _extra(kept)
+    if origin:
+        sides[0]["extra"] = _extra(origin)
     task = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=8).hexdigest()
     return text_pair(run, f"prompt-{task}", messages, [sides[0]], [sides[1]])
 
@@ -180,29 +180,29 @@ def _read_message(message: Any, number: int) -> Message:
         raise BadItem("S102", f"prompt[{number}]: expected a message with a role")
     refuse_other_name(message["role"], f"prompt[{number}]")
     content = message.get("content")
-    made = message_of(message["role"], content if isinstance(content, str) else STRICT.encode(content))
-    if list(message) != ["role", "content"] or made["role"] != message["role"] or not isinstance(content, str):
-        values = {k: v for k, v in message.items() if k not in ("role", "content") or made[k] is not v}
-        made["extra"] = _extra({"message": {"keys": list(message), "values": values}})
-    return made
+    chat_message = message_of(message["role"], content if isinstance(content, str) else STRICT.encode(content))
+    if list(message) != ["role", "content"] or chat_message["role"] != message["role"] or not isinstance(content, str):
+        values = {k: v for k, v in message.items() if k not in ("role", "content") or chat_message[k] is not v}
+        chat_message["extra"] = _extra({"message": {"keys": list(message), "values": values}})
+    return chat_message
 
 
-def _extra(kept: JsonObject) -> str:
+def _extra(origin: JsonObject) -> str:
     try:
-        return STRICT.encode({_KEPT: kept})
+        return STRICT.encode({_ORIGIN: origin})
     except ValueError:
         raise BadItem("S101", "a number that is not finite, in a field that the format does not have") from None
 
 
-def _from_own(own: Any, trajectory: JsonObject) -> PairRow | None:
+def _from_own(facts: Any, trajectory: JsonObject) -> PairRow | None:
     """Our own pair, when the trajectory still says what we wrote."""
-    if not isinstance(own, dict):
+    if not isinstance(facts, dict):
         return None
-    sides = own.get("messages")
+    sides = facts.get("messages")
     required = {name for name, must_be in _own_columns().items() if must_be}
-    if not required <= own.keys() or not isinstance(sides, dict) or set(sides) != {"prompt", "chosen", "rejected"}:
+    if not required <= facts.keys() or not isinstance(sides, dict) or set(sides) != {"prompt", "chosen", "rejected"}:
         return None
-    row = {name: own[name] for name in _own_columns() if name in own} | sides
+    row = {name: facts[name] for name in _own_columns() if name in facts} | sides
     try:
         return row if equal(dpo_trajectory(row, Counter()), trajectory) else None
     except ODD:

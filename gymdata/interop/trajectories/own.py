@@ -39,17 +39,19 @@ def _columns() -> dict[str, int | None]:
 
 def own_columns(row: RolloutRow) -> RolloutRow:
     """The columns of a row (as ``store.columns.to_rows`` gives it) besides messages and turns, as JSON values."""
-    kept = {name: row[name] for name in _columns()}
+    columns = {name: row[name] for name in _columns()}
     when = row["started_at"]
-    kept["started_at"] = when if isinstance(when, str) else when.isoformat()
-    kept["temperature"] = shortest(row["temperature"])
-    return kept
+    columns["started_at"] = when if isinstance(when, str) else when.isoformat()
+    columns["temperature"] = shortest(row["temperature"])
+    return columns
 
 
-def from_own(own: Any) -> RolloutRow | None:
+def from_own(facts: Any) -> RolloutRow | None:
     """The columns of ``own_columns``; None when it does not have them all."""
     columns = _columns()
-    return {name: own[name] for name in columns} if isinstance(own, dict) and columns.keys() <= own.keys() else None
+    return (
+        {name: facts[name] for name in columns} if isinstance(facts, dict) and columns.keys() <= facts.keys() else None
+    )
 
 
 def whole_row(columns: RolloutRow, messages: list[Message], encoder: TurnEncoder) -> RolloutRow:
@@ -74,10 +76,10 @@ def whole_row(columns: RolloutRow, messages: list[Message], encoder: TurnEncoder
     except (TypeError, ValueError, OverflowError):
         raise BadItem("S102", f"started_at: got {when!r:.60}, expected an ISO 8601 time with offset") from None
     try:
-        kept = json.loads(columns["extra"])
+        extra = json.loads(columns["extra"])
     except (TypeError, ValueError, RecursionError):
-        kept = None
-    if not isinstance(kept, dict):
+        extra = None
+    if not isinstance(extra, dict):
         raise BadItem("S102", f"extra: got {columns['extra']!r:.60}, expected the JSON text of an object")
     try:
         parts = [{"name": name, "value": value} for name, value in row["rewards"].items()]
@@ -96,14 +98,14 @@ def with_facts(read: JsonObject, facts: Any) -> JsonObject:
     """``read`` as ``facts_beyond`` corrects it. Raises BadItem for invalid facts."""
     if not isinstance(facts, dict):
         return read
-    made = read | {name: facts[name] for name in message_fields() if name in facts}
-    for name, value in made.items():
-        wanted = "number" if name == "turn" else "text"
+    message = read | {name: facts[name] for name in message_fields() if name in facts}
+    for name, value in message.items():
+        expected = "number" if name == "turn" else "text"
         if type(value) is not (int if name == "turn" else str) and not (value is None and name != "role"):
-            raise BadItem("S102", f"gymdata.{name} of a message: got {json_value(value)}, expected {wanted}")
-    if made["turn"] is not None and not -_INT32 <= made["turn"] < _INT32:
-        raise BadItem("S102", f"gymdata.turn of a message: got {made['turn']}, expected a 32-bit integer")
-    return made
+            raise BadItem("S102", f"gymdata.{name} of a message: got {json_value(value)}, expected {expected}")
+    if message["turn"] is not None and not -_INT32 <= message["turn"] < _INT32:
+        raise BadItem("S102", f"gymdata.turn of a message: got {message['turn']}, expected a 32-bit integer")
+    return message
 
 
 def turn_facts(turn: Turn) -> JsonObject:
@@ -115,7 +117,7 @@ def turn_facts(turn: Turn) -> JsonObject:
     facts |= {"rendered": True} if turn.get("rendered") else {}
     if (top := turn.get("top_log_probs")) is not None:
         facts["top_log_probs"] = [
-            [{"id": int(one["id"]), "log_prob": shortest(one["log_prob"])} for one in token] for token in top
+            [{"id": int(entry["id"]), "log_prob": shortest(entry["log_prob"])} for entry in token] for token in top
         ]
     return facts
 
@@ -123,9 +125,9 @@ def turn_facts(turn: Turn) -> JsonObject:
 def sampled_by(facts: JsonObject) -> JsonObject:
     """server and weight_versions of ``turn_facts``, for a ``Call``; what is not of their types is left out."""
     server, spans = facts.get("server"), facts.get("weight_versions")
-    known: JsonObject = {"server": server} if isinstance(server, str) and server.isprintable() else {}
+    sampler: JsonObject = {"server": server} if isinstance(server, str) and server.isprintable() else {}
     if not isinstance(spans, list) or not spans:
-        return known
+        return sampler
     for span in spans:
         if (
             not isinstance(span, dict)
@@ -133,11 +135,11 @@ def sampled_by(facts: JsonObject) -> JsonObject:
             or not version.isprintable()
         ):
             break
-        if not all(type(place := span.get(end)) is int and 0 <= place < _INT32 for end in ("start", "end")):
+        if not all(type(position := span.get(end)) is int and 0 <= position < _INT32 for end in ("start", "end")):
             break
     else:
-        known["weight_versions"] = [{name: span[name] for name in ("version", "start", "end")} for span in spans]
-    return known
+        sampler["weight_versions"] = [{name: span[name] for name in ("version", "start", "end")} for span in spans]
+    return sampler
 
 
 def call_of(facts: JsonObject, prompt: Ids, generation: Ids, log_probs: Floats, top: Any, agent: Any = None) -> Call:
@@ -156,13 +158,13 @@ def call_of(facts: JsonObject, prompt: Ids, generation: Ids, log_probs: Floats, 
     )
 
 
-def ids_of(values: Any, what: str) -> np.ndarray | None:
+def ids_of(values: Any, where: str) -> np.ndarray | None:
     """A list of token ids as int32; None when it is no list or empty. Raises BadItem for what is no id."""
     if not isinstance(values, list) or not values:
         return None
     for position, value in enumerate(values):
         if type(value) is not int or not -_INT32 <= value < _INT32:
-            raise BadItem("S102", f"{what}: position {position}: got {value!r:.60}, expected a 32-bit integer")
+            raise BadItem("S102", f"{where}: position {position}: got {value!r:.60}, expected a 32-bit integer")
     return np.array(values, np.int32)
 
 
@@ -201,20 +203,20 @@ def list_of(values: Any) -> list[Any]:
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
-def keep(extra: str, name: str, kept: JsonObject) -> str:
+def keep(extra: str, name: str, origin: JsonObject) -> str:
     """``extra`` with what must come back when the row is exported as ``name`` again."""
     value = json.loads(extra)
     try:
-        return STRICT.encode(value | {name: kept})
+        return STRICT.encode(value | {name: origin})
     except ValueError:
         # Python's NaN literals, which strict readers refuse.
-        return json.dumps(value | {name: {"text": json.dumps(kept, ensure_ascii=False)}}, ensure_ascii=False)
+        return json.dumps(value | {name: {"text": json.dumps(origin, ensure_ascii=False)}}, ensure_ascii=False)
 
 
 def kept_of(row: RolloutRow, name: str) -> JsonObject | None:
     """The source that ``keep`` stored; None for a row of another origin, or one that was repaired since."""
     extra = json.loads(row["extra"] or "{}")
-    kept = extra.get(name) if isinstance(extra, dict) and "fixed" not in extra else None
-    if isinstance(kept, dict) and list(kept) == ["text"]:
-        kept = json.loads(kept["text"])
-    return kept if isinstance(kept, dict) and len(kept.get("turns", ())) == len(row["turns"]) else None
+    origin = extra.get(name) if isinstance(extra, dict) and "fixed" not in extra else None
+    if isinstance(origin, dict) and list(origin) == ["text"]:
+        origin = json.loads(origin["text"])
+    return origin if isinstance(origin, dict) and len(origin.get("turns", ())) == len(row["turns"]) else None

@@ -24,7 +24,7 @@ class SessionTrace(Session):
         return is_header and isinstance(value.get("harness"), str) and "version" not in value and "cwd" not in value
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        said = [record["message"] for record in item["records"] if record.get("type") == "message"]
+        raw_messages = [record["message"] for record in item["records"] if record.get("type") == "message"]
         messages = [
             {
                 "role": message["role"],
@@ -33,11 +33,11 @@ class SessionTrace(Session):
                 "tool_calls": message.get("toolCalls"),
                 "tool_call_id": message.get("toolCallId"),
             }
-            for message in said
+            for message in raw_messages
         ]
         written = conversation(messages, "message")
         task = {name: item["records"][0][name] for name in ("harness", "id", "name") if name in item["records"][0]}
-        models = (message["model"] for message in said if message.get("model"))
+        models = (message["model"] for message in raw_messages if message.get("model"))
         return rollout_row(task, [], written, importing, about=tuple(task), policy=next(models, None))
 
 

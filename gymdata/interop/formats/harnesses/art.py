@@ -23,8 +23,8 @@ class Art(Format):
 
     def recognise(self, value: Any) -> bool:
         row = first_row(value)
-        one = first_row(row["trajectories"]) if isinstance(row.get("trajectories"), list) else row
-        return {"messages_and_choices", "reward"} <= one.keys()
+        trajectory = first_row(row["trajectories"]) if isinstance(row.get("trajectories"), list) else row
+        return {"messages_and_choices", "reward"} <= trajectory.keys()
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         if item.get("additional_histories"):
@@ -34,12 +34,12 @@ class Art(Format):
             raise BadItem("S102", f"reward: got {item['reward']!r:.100}, expected a number")
         steps = item["messages_and_choices"]
         messages = [step["message"] if isinstance(step, dict) and "message" in step else step for step in steps]
-        given = [isinstance(step, dict) and "message" not in step for step in steps]
+        input_flags = [isinstance(step, dict) and "message" not in step for step in steps]
         # Answers that the model sampled are choices; others were given, unless there is no choice at all.
-        if not all(given):
+        if not all(input_flags):
             messages = [
-                message | {"weight": 0} if was_given and message.get("role") == "assistant" else message
-                for message, was_given in zip(messages, given, strict=True)
+                message | {"weight": 0} if is_input and message.get("role") == "assistant" else message
+                for message, is_input in zip(messages, input_flags, strict=True)
             ]
         metrics = item.get("metrics") or {}
         ends = [step.get("finish_reason") for step in steps if isinstance(step, dict) and "message" in step]

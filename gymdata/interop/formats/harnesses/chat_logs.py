@@ -31,15 +31,15 @@ class RequestLog(_Logs):
 
     def recognise(self, value: Any) -> bool:
         row = first_row(value)
-        asked, response = _asked(row), _answered(row)
-        if not isinstance(asked, dict) or not _is_response(response):
+        request, response = _request(row), _response(row)
+        if not isinstance(request, dict) or not _is_response(response):
             return False
-        return isinstance(asked.get("messages"), list) or ("output" in response and "input" in asked)
+        return isinstance(request.get("messages"), list) or ("output" in response and "input" in request)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         texts = ("request", "response", "model_parameters", "choices")
         about = [name for name in item if name not in ("messages", *texts)]
-        return _row(item, _asked(item), _answered(item), importing, texts, about)
+        return _row(item, _request(item), _response(item), importing, texts, about)
 
 
 class _Batch(_Logs):
@@ -55,12 +55,12 @@ class _Batch(_Logs):
         requests_of: dict[str, list[tuple[Source, int, Any, bytes]]] = {}
         answers = []
         for source, line, value, text in super().documents(sources):
-            for one in value if isinstance(value, list) else [value]:
-                name = one.get("custom_id") if isinstance(one, dict) else None
-                if isinstance(name, str) and isinstance(one.get(self.request), dict):
-                    requests_of.setdefault(name, []).append((source, line, one, text))
+            for row in value if isinstance(value, list) else [value]:
+                name = row.get("custom_id") if isinstance(row, dict) else None
+                if isinstance(name, str) and isinstance(row.get(self.request), dict):
+                    requests_of.setdefault(name, []).append((source, line, row, text))
                 else:
-                    answers.append((source, line, one, text))
+                    answers.append((source, line, row, text))
         for source, line, value, text in answers:
             name = str(value.get("custom_id")) if isinstance(value, dict) else ""
             if len(requests := requests_of.get(name, ())) == 1:
@@ -118,8 +118,8 @@ class AnthropicBatch(_Batch):
 
     def recognise(self, value: Any) -> bool:
         row = first_row(value)
-        asked, result = row.get("params"), row.get("result")
-        of_exchange = (isinstance(asked, dict) and isinstance(asked.get("messages"), list)) or (
+        request, result = row.get("params"), row.get("result")
+        of_exchange = (isinstance(request, dict) and isinstance(request.get("messages"), list)) or (
             isinstance(result, dict) and "type" in result
         )
         return isinstance(row.get("custom_id"), str) and of_exchange
@@ -131,13 +131,13 @@ class AnthropicBatch(_Batch):
         return item["result"]["message"]
 
 
-def _asked(row: JsonObject) -> Any:
+def _request(row: JsonObject) -> Any:
     parameters = row.get("model_parameters")
-    own = parameters if isinstance(parameters, dict) else {}
-    return row.get("request") or {**own, "messages": row.get("messages")}
+    settings = parameters if isinstance(parameters, dict) else {}
+    return row.get("request") or {**settings, "messages": row.get("messages")}
 
 
-def _answered(row: JsonObject) -> Any:
+def _response(row: JsonObject) -> Any:
     return row.get("response", row)
 
 
@@ -151,30 +151,30 @@ def _is_response(value: Any) -> bool:
 
 def _row(
     item: JsonObject,
-    asked: JsonObject,
+    request: JsonObject,
     response: JsonObject,
     importing: Importing,
     texts: Iterable[str],
     about: Iterable[str],
 ) -> TableRow:
-    tools = asked.get("tools")
+    tools = request.get("tools")
     if "choices" in response:
         if len(response["choices"]) != 1:
             raise BadItem("S102", f"choices: got {len(response['choices'])}, expected 1")
         choice = response["choices"][0]
         answer, end = [choice["message"]], choice.get("finish_reason")
-        messages = asked["messages"]
+        messages = request["messages"]
     elif "output" in response:
         answer, end = of_responses(response["output"]), (response.get("incomplete_details") or {}).get("reason")
-        given = [{"role": "user", "content": asked["input"]}] if isinstance(asked["input"], str) else asked["input"]
-        system = asked.get("instructions")
-        messages = [*([{"role": "system", "content": system}] if system else ()), *of_responses(given)]
+        items, system = request["input"], request.get("instructions")
+        items = [{"role": "user", "content": items}] if isinstance(items, str) else items
+        messages = [*([{"role": "system", "content": system}] if system else ()), *of_responses(items)]
     else:
         answer, end = of_anthropic([response]), response.get("stop_reason")
-        messages = of_anthropic(asked["messages"], asked.get("system"))
+        messages = of_anthropic(request["messages"], request.get("system"))
         tools = [function_of(tool) for tool in tools or ()]
     prompt, written = conversation(messages, "messages"), conversation(answer, "response")
-    row = {**item, "tools": tools, "functions": asked.get("functions")}
+    row = {**item, "tools": tools, "functions": request.get("functions")}
     cut = end in ("length", "max_tokens", "max_output_tokens")
     model = response.get("model")
     return rollout_row(row, prompt, written, importing, texts=(*texts,), about=(*about,), policy=model, truncated=cut)

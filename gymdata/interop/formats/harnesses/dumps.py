@@ -29,9 +29,9 @@ class VerlDump(Format):
         return row.keys() >= {"input", "output", "score", "step"} and isinstance(row["input"], str)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        known = ("input", "output", "score", "gts", "step")
-        numbers = [name for name in item if name not in known and number_of(item, name) is not None]
-        about = [name for name in item if name not in (*known[:4], *numbers)]
+        columns = ("input", "output", "score", "gts", "step")
+        numbers = [name for name in item if name not in columns and number_of(item, name) is not None]
+        about = [name for name in item if name not in (*columns[:4], *numbers)]
         row = item | ({"ground_truth": item["gts"]} if item.get("gts") is not None else {})
         return _row(
             row, ("input", "output"), importing, rewards=numbers_of(item, numbers), texts=("gts", *numbers), about=about
@@ -64,7 +64,7 @@ def _row(item: JsonObject, names: tuple[str, str], importing: Importing, **more:
     if len(numbers) < len(scores) and item["score"] is not None:
         raise BadItem("S102", f"score: got {item['score']!r:.100}, expected a number")
     reward = sum(numbers) if numbers else None
-    given, written = split(prompt, output, names[0])
+    opening, written = split(prompt, output, names[0])
     texts = (*names, "score", *more.pop("texts", ()))
     cut = item.get("stop_reason") == "length"
-    return rollout_row(item, given, written, importing, reward=reward, texts=texts, truncated=cut, **more)
+    return rollout_row(item, opening, written, importing, reward=reward, texts=texts, truncated=cut, **more)

@@ -38,7 +38,7 @@ class InspectAI(Format):
         failed = bool(sample.get("error"))
         scores = {name: score["value"] for name, score in (sample.get("scores") or {}).items()}
         scores = {name: _LETTERS.get(s, s) if isinstance(s, str) else s for name, s in scores.items()}
-        nested = {f"{name}/{key}": one for name, s in scores.items() if isinstance(s, dict) for key, one in s.items()}
+        nested = {f"{name}/{key}": part for name, s in scores.items() if isinstance(s, dict) for key, part in s.items()}
         rewards = {} if failed else numbers_of(scores | nested, scores | nested)
         calls = (event for event in sample.get("events") or () if event.get("event") == "model")
         offered = next((event.get("tools") for event in calls), None)
@@ -73,11 +73,11 @@ def _message(message: JsonObject, attachments: dict[str, str]) -> dict[str, Any]
         else part
         for part in parts
     ]
-    made = message | {"content": [part for part in texts if part["type"] != "reasoning"]}
+    chat_message = message | {"content": [part for part in texts if part["type"] != "reasoning"]}
     if thought := "".join(
         part["reasoning"] for part in parts if part["type"] == "reasoning" and not part.get("redacted")
     ):
-        made["reasoning"] = thought
+        chat_message["reasoning"] = thought
     if message["role"] == "tool":
-        made["name"] = message.get("function")
-    return made | ({"weight": 0} if message["role"] == "assistant" and message.get("source") == "input" else {})
+        chat_message["name"] = message.get("function")
+    return chat_message | ({"weight": 0} if message["role"] == "assistant" and message.get("source") == "input" else {})

@@ -32,12 +32,12 @@ class OtelGenAI(Format):
                 yield (k, number), span
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        given, answers = _value(item.get(_INPUT)) or [], _value(item[_OUTPUT])
+        inputs, answers = _value(item.get(_INPUT)) or [], _value(item[_OUTPUT])
         if not isinstance(answers, list) or len(answers) != 1:
             raise BadItem("S102", f"{_OUTPUT}: got {str(answers)[:60]!r}, expected one message")
         instructions = _value(item.get("gen_ai.system_instructions"))
         system = [{"role": "system", "parts": instructions}] if instructions else []
-        prompt = [chat for n, m in enumerate([*system, *given]) for chat in _messages(m, f"{_INPUT}[{n}]")]
+        prompt = [chat for n, m in enumerate([*system, *inputs]) for chat in _messages(m, f"{_INPUT}[{n}]")]
         written = conversation(list(_messages(answers[0], _OUTPUT)), _OUTPUT)
         tools = _value(item.get("gen_ai.tool.definitions")) or []
         model = item.get("gen_ai.response.model") or item.get("gen_ai.request.model")
@@ -62,7 +62,7 @@ def _spans(document: Any) -> Iterator[dict[str, Any]]:
         return
     attributes = document.get("attributes")
     if isinstance(attributes, list):
-        attributes = {one["key"]: _plain(one.get("value") or {}) for one in attributes if isinstance(one, dict)}
+        attributes = {entry["key"]: _plain(entry.get("value") or {}) for entry in attributes if isinstance(entry, dict)}
     if isinstance(attributes, dict) and _OUTPUT in attributes:
         yield attributes
 
@@ -70,9 +70,9 @@ def _spans(document: Any) -> Iterator[dict[str, Any]]:
 def _plain(value: Mapping[str, Any]) -> Any:
     """A value of OTLP's JSON, which names its type."""
     if "arrayValue" in value:
-        return [_plain(one) for one in value["arrayValue"].get("values", ())]
+        return [_plain(element) for element in value["arrayValue"].get("values", ())]
     if "kvlistValue" in value:
-        return {one["key"]: _plain(one.get("value") or {}) for one in value["kvlistValue"].get("values", ())}
+        return {entry["key"]: _plain(entry.get("value") or {}) for entry in value["kvlistValue"].get("values", ())}
     return next(iter(value.values()), None)
 
 

@@ -32,11 +32,11 @@ class Rllm(Format):
         return {"trajectory": part, "episode": {k: v for k, v in document.items() if k != self.several}}
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        one = item if "trajectory" in item else self.item_of(item, {})
-        trajectory, episode = one["trajectory"], one["episode"]
-        said = [step["chat_completions"] for step in trajectory["steps"]]
-        if not said or any(longer[: len(shorter)] != shorter for shorter, longer in itertools.pairwise(said)):
-            raise BadItem("S102", f"steps: got {len(said)} that are not one conversation")
+        item = item if "trajectory" in item else self.item_of(item, {})
+        trajectory, episode = item["trajectory"], item["episode"]
+        histories = [step["chat_completions"] for step in trajectory["steps"]]
+        if not histories or any(longer[: len(shorter)] != shorter for shorter, longer in itertools.pairwise(histories)):
+            raise BadItem("S102", f"steps: got {len(histories)} that are not one conversation")
         correct, metrics = episode.get("is_correct"), episode.get("metrics") or {}
         named = {"is_correct": correct} if isinstance(correct, bool) else {}
         task = trajectory.get("task") if trajectory.get("task") is not None else episode.get("task")
@@ -48,7 +48,7 @@ class Rllm(Format):
         return rollout_row(
             row,
             [],
-            conversation(said[-1], "chat_completions"),
+            conversation(histories[-1], "chat_completions"),
             importing,
             reward=None if failed else number_of(trajectory, "reward"),
             rewards={} if failed else numbers_of(named | metrics, named | metrics),

@@ -32,14 +32,14 @@ class SweAgent(Format):
     def row(self, item: Any, importing: Importing) -> TableRow:
         messages = []
         for message in item["history"]:
-            made = message | {"content": message["content"] and text_of(message["content"], "history")}
+            chat_message = message | {"content": message["content"] and text_of(message["content"], "history")}
             if ids := message.get("tool_call_ids"):
-                made["tool_call_id"] = ids[0] if len(ids) == 1 else None
+                chat_message["tool_call_id"] = ids[0] if len(ids) == 1 else None
             if message.get("is_demo"):
-                made["weight"] = 0
+                chat_message["weight"] = 0
             if thoughts := message.get("thinking_blocks"):
-                made["reasoning"] = "".join(block.get("thinking", "") for block in thoughts) or None
-            messages.append(made)
+                chat_message["reasoning"] = "".join(block.get("thinking", "") for block in thoughts) or None
+            messages.append(chat_message)
         texts = ("history", "trajectory", "replay_config", "environment")
         return rollout_row(item, [], conversation(messages, "history"), importing, texts=texts, about=("info",))
 
@@ -62,7 +62,7 @@ class MiniSweAgent(Format):
         messages = [message for message in item["messages"] if message.get("role") != "exit"]
         if any("role" not in message for message in messages):
             outputs = (m["output"] if m.get("object") == "response" else [m] for m in messages)
-            messages = of_responses(one for items in outputs for one in items)
+            messages = of_responses(entry for entries in outputs for entry in entries)
         model = item.get("info", {}).get("config", {}).get("model", {}).get("model_name")
         texts = ("trajectory_format", "segments")
         written = conversation(messages, "messages")

@@ -40,19 +40,19 @@ class TrlCompletions(Format):
             schema = parquet_schema(source.path) if source.kind == "parquet" else ()
             numbers = [f.name for f in schema if pa.types.is_floating(f.type) and f.name not in _COLUMNS]
             for _, line, value, text in super().documents([source]):
-                whole = dict.fromkeys(numbers, math.nan) | value if isinstance(value, dict) else value
-                yield source, line, whole, text
+                row = dict.fromkeys(numbers, math.nan) | value if isinstance(value, dict) else value
+                yield source, line, row, text
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         prompt, completion = (item[column(item, name)] for name in ("prompt", "completion"))
         if isinstance(prompt, str) and isinstance(completion, str):
-            given, written = split(prompt, completion, "prompt")
+            opening, written = split(prompt, completion, "prompt")
         else:
-            given, written = conversation(prompt, "prompt"), answer(completion, "completion")
+            opening, written = conversation(prompt, "prompt"), answer(completion, "completion")
         numbers = [name for name in item if name not in _COLUMNS and number_of(item, name) is not None]
         rewards = numbers_of(item, numbers)
         total = rewards.get(numbers[0]) if len(numbers) == 1 else None
-        others = ("completion", *numbers)
+        texts = ("completion", *numbers)
         return rollout_row(
-            item, given, written, importing, reward=total, rewards=rewards, texts=others, about=("step", "advantage")
+            item, opening, written, importing, reward=total, rewards=rewards, texts=texts, about=("step", "advantage")
         )

@@ -47,8 +47,8 @@ class Verifiers(Format):
         metrics = item.get("metrics")
         if not isinstance(metrics, dict):
             # Earlier versions have them beside the other columns.
-            others = {"example_id", "reward", *_ABOUT}
-            metrics = {name: value for name, value in item.items() if type(value) is float and name not in others}
+            not_metrics = {"example_id", "reward", *_ABOUT}
+            metrics = {name: value for name, value in item.items() if type(value) is float and name not in not_metrics}
         return rollout_row(
             item if item.get("tools") else item | {"tools": item.get("tool_defs")},
             _messages(item[column(item, "prompt")], "prompt", "user"),

@@ -36,16 +36,16 @@ class VerifiersTraces(Format):
             raise BadItem(
                 "S102", f"nodes: got {len(nodes)} that are not one conversation, but several branches or none"
             )
-        given_too = [node["message"]["role"] == "assistant" and not node.get("sampled") for node in nodes]
-        messages = [n["message"] | ({"weight": 0} if g else {}) for n, g in zip(nodes, given_too, strict=True)]
+        input_flags = [node["message"]["role"] == "assistant" and not node.get("sampled") for node in nodes]
+        messages = [n["message"] | ({"weight": 0} if flag else {}) for n, flag in zip(nodes, input_flags, strict=True)]
         tools = [{k: t[k] for k in ("name", "description", "parameters") if k in t} for t in item.get("tools") or ()]
-        given = item.get("rewards") or {}
-        known = (
-            item.get("ok") is not False and not item.get("errors") and all(isinstance(r, dict) for r in given.values())
+        terms = item.get("rewards") or {}
+        is_scored = (
+            item.get("ok") is not False and not item.get("errors") and all(isinstance(r, dict) for r in terms.values())
         )
-        scores = {name: reward["score"] for name, reward in given.items()} if known else {}
-        total = sum(reward["score"] * reward.get("weight", 1.0) for reward in given.values()) if scores else None
-        named = scores | (item.get("metrics") or {} if known else {})
+        scores = {name: reward["score"] for name, reward in terms.items()} if is_scored else {}
+        total = sum(reward["score"] * reward.get("weight", 1.0) for reward in terms.values()) if scores else None
+        named = scores | (item.get("metrics") or {} if is_scored else {})
         group = task.get("key") or task.get("hash")
         if group is not None and not isinstance(group, str):
             raise BadItem("S102", f"task.key: got {group!r:.100}, expected text")

@@ -39,8 +39,8 @@ class Glaive(Format):
         for speaker, utterance in zip(parts[::2], parts[1::2], strict=True):
             text = utterance.replace("<|endoftext|>", "").strip()
             if speaker == "ASSISTANT" and _CALL in text:
-                said, _, call = text.partition(_CALL)
-                messages.append({"role": "assistant", "content": said.strip() or None, "tool_calls": [_call(call)]})
+                content, _, call = text.partition(_CALL)
+                messages.append({"role": "assistant", "content": content.strip() or None, "tool_calls": [_call(call)]})
             else:
                 role = {"USER": "user", "ASSISTANT": "assistant"}.get(speaker, "tool")
                 messages.append({"role": role, "content": text})
