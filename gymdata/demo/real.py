@@ -57,8 +57,8 @@ class RealDemoReport(Report):
         before = next(iter(self.policies.values()))["before"]
         rises = [
             row
-            for name, one in self.policies.items()
-            for row in shown_rise(one["after"], one["difference"], f"{name}: ")
+            for name, figures in self.policies.items()
+            for row in shown_rise(figures["after"], figures["difference"], f"{name}: ")
         ]
         seconds: dict[str, float] = {}
         for step in self.steps:

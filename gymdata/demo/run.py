@@ -93,8 +93,8 @@ class DemoReport(Report):
     seconds: float
 
     def to_dict(self) -> Figures:
-        whole = asdict(self)
-        return {k: v for k, v in whole.items() if k != "output" and (k != "judged" or v is not None)}
+        figures = asdict(self)
+        return {k: v for k, v in figures.items() if k != "output" and (k != "judged" or v is not None)}
 
     def rows(self) -> list[Row]:
         return [

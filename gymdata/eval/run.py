@@ -70,8 +70,8 @@ class EvalReport(Report):
     def rows(self) -> list[Row]:
         rows: list[Row] = [
             *(
-                (f"pass@{one['k']}", f"{rate_text({**one, 'rate': one['value']})} of {one['tasks']:,} tasks")
-                for one in self.pass_at_k
+                (f"pass@{row['k']}", f"{rate_text({**row, 'rate': row['value']})} of {row['tasks']:,} tasks")
+                for row in self.pass_at_k
             ),
             ("rollouts", self.rollouts),
         ]
@@ -100,10 +100,10 @@ class EvalReport(Report):
 
     def markdown(self) -> str:
         """The tables of results."""
-        rows: list[tuple[object, ...]] = [(f"pass@{one['k']}", *_cells(one)) for one in self.pass_at_k]
+        rows: list[tuple[object, ...]] = [(f"pass@{row['k']}", *_cells(row)) for row in self.pass_at_k]
         lines = [f"# {self.model or 'Model'}", "", markdown_table(("", "value", "95 %", "tasks"), rows)]
         for name, values in self.by_field.items():
-            rows = [(one["value"], *_cells(one)) for one in values]
+            rows = [(row["value"], *_cells(row)) for row in values]
             lines += [f"## By {name}", "", markdown_table((name, "pass@1", "95 %", "tasks"), rows)]
         if self.against is not None:
             lines += [f"## Against {self.against['path']}", "", f"{compared_headline(self.against)}.", ""]
@@ -111,11 +111,11 @@ class EvalReport(Report):
             for way in ("regressed", "improved"):
                 rows = [
                     (
-                        one["task_id"],
-                        *(f"{one[side]:g}" for side in ("before", "after")),
-                        " ".join(one["prompt"].split()),
+                        task["task_id"],
+                        *(f"{task[side]:g}" for side in ("before", "after")),
+                        " ".join(task["prompt"].split()),
                     )
-                    for one in self.against[way]
+                    for task in self.against[way]
                 ]
                 lines += [markdown_table((way, "before", "after", "prompt"), rows)] if rows else []
         return "\n".join(lines).rstrip() + "\n"
@@ -246,8 +246,8 @@ def _by_field(
     return by_field
 
 
-def _cells(one: Figures) -> tuple[str, str, str]:
+def _cells(row: Figures) -> tuple[str, str, str]:
     """The value, its interval and the tasks of a row of ``pass_at_k``."""
-    rate, bounds = one["pass_at_1"] if "pass_at_1" in one else one["value"], one["ci95"]
+    rate, bounds = row["pass_at_1"] if "pass_at_1" in row else row["value"], row["ci95"]
     interval = f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}" if bounds else "–"
-    return (f"{100 * rate:.1f} %", interval, f"{one['tasks']:,}")
+    return (f"{100 * rate:.1f} %", interval, f"{row['tasks']:,}")

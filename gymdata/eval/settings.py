@@ -61,7 +61,7 @@ def evaluation_of(model: str | Path, source: str) -> str:
             for name in ("env", "user", "reward", "max_tokens"):
                 value = config.get(name)
                 values = value if isinstance(value, list) else [value]
-                words += [f"--{name.replace('_', '-')} {shlex.quote(str(one))}" for one in values if one is not None]
+                words += [f"--{name.replace('_', '-')} {shlex.quote(str(v))}" for v in values if v is not None]
             words += [as_set("env_args", json.dumps(config["env_args"]))] if config.get("env_args") else []
             ways.add(" ".join(words if config.get("env") or config.get("reward") else ["--reward REWARD", *words]))
     return f"eval {shlex.quote(str(model))} TASKS {ways.pop() if len(ways) == 1 else '--reward REWARD'}"

@@ -132,7 +132,7 @@ def server_line(config: ServerConfig, port: int) -> tuple[list[str], dict[str, s
     _vllm.refuse_unknown_arguments(config.engine)
     logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"))
     before = dict(os.environ)
-    wanted, adapter = _vllm.arguments_for(config.model, config.engine)
+    arguments, adapter = _vllm.arguments_for(config.model, config.engine)
     environment = {
         name: value for name, value in os.environ.items() if name not in before and name.startswith("VLLM_CPU")
     }
@@ -142,11 +142,11 @@ def server_line(config: ServerConfig, port: int) -> tuple[list[str], dict[str, s
         frontend |= {"served_model_name": f"{name}-base", "lora_modules": f"{name}={adapter.resolve()}"}
     if config.chat_template is not None:
         frontend["chat_template"] = str(config.chat_template.resolve())
-    wanted["model"] = str(Path(wanted["model"]).resolve())
+    arguments["model"] = str(Path(arguments["model"]).resolve())
     parser, notes = _tool_parser(config)
     tools: dict[str, object] = {"enable_auto_tool_choice": True, "tool_call_parser": parser} if parser else {}
     return (
-        words_of({**wanted, **config.engine, **frontend, **tools, "disable_uvicorn_access_log": True}),
+        words_of({**arguments, **config.engine, **frontend, **tools, "disable_uvicorn_access_log": True}),
         environment,
         notes,
     )
@@ -165,8 +165,8 @@ def _tool_parser(config: ServerConfig) -> tuple[str | None, list[str]]:
     if config.tool_parser == "none":
         return None, []
     if config.tool_parser != "auto":
-        if config.tool_parser not in (known := tool_parsers()):
-            raise UsageError.unknown_choice("--tool-parser", config.tool_parser, ["auto", "none", *known])
+        if config.tool_parser not in (parsers := tool_parsers()):
+            raise UsageError.unknown_choice("--tool-parser", config.tool_parser, ["auto", "none", *parsers])
         return config.tool_parser, []
     template = ""
     with contextlib.suppress(GymdataError):  # a model may have none

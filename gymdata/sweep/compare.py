@@ -59,33 +59,33 @@ def combinations(
     of_baseline = results[points.index(dict(baseline))]
     combined = []
     for point, by_point in zip(points, results, strict=True):
-        own, is_baseline = [cell for cell in cells if cell.values == point], point == dict(baseline)
+        seed_cells, is_baseline = [cell for cell in cells if cell.values == point], point == dict(baseline)
         scores = _scores([*by_point.values()])
         mean, low, high = two_way_ci(scores)
         difference = None
         seeds = [seed for seed in by_point if seed in of_baseline]
         if seeds and not is_baseline:
-            both = _scores([one[seed] for one in (by_point, of_baseline) for seed in seeds])
-            if both.size:
-                here, there = np.split(both, 2)
-                rate, lower, upper = two_way_ci(here - there)
-                difference = {"rate": rate, "ci95": interval(lower, upper), "n": both.shape[1], "seeds": len(seeds)}
+            paired = _scores([result[seed] for result in (by_point, of_baseline) for seed in seeds])
+            if paired.size:
+                point_scores, baseline_scores = np.split(paired, 2)
+                rate, lower, upper = two_way_ci(point_scores - baseline_scores)
+                difference = {"rate": rate, "ci95": interval(lower, upper), "n": paired.shape[1], "seeds": len(seeds)}
         by_seed = {
             str(cell.seed): math.fsum(by_cell[cell.name].values()) / len(by_cell[cell.name])
-            for cell in own
+            for cell in seed_cells
             if by_cell.get(cell.name)
         }
         combined.append(
             Combination(
                 values=point,
-                cells=len(own),
-                missing=sum(cell.name not in by_cell for cell in own),
+                cells=len(seed_cells),
+                missing=sum(cell.name not in by_cell for cell in seed_cells),
                 n_tasks=scores.shape[1],
                 rate=None if math.isnan(mean) else mean,
                 ci95=interval(low, high),
                 by_seed=by_seed,
                 difference=difference,
-                seconds=round(sum(seconds.get(cell.name, 0.0) for cell in own), 1),
+                seconds=round(sum(seconds.get(cell.name, 0.0) for cell in seed_cells), 1),
                 is_baseline=is_baseline,
             )
         )
@@ -95,5 +95,5 @@ def combinations(
 def _scores(results: Sequence[Mapping[str, float]]) -> npt.NDArray[np.float64]:
     """The scores, of shape (results, tasks), of the tasks that all of them have."""
     tasks = sorted(set.intersection(*map(set, results))) if results else []
-    scores = [[one[task] for task in tasks] for one in results]
+    scores = [[result[task] for task in tasks] for result in results]
     return np.array(scores, np.float64).reshape(len(results), len(tasks))

@@ -96,14 +96,14 @@ class SweepReport(Report):
         seed without a result is a dash."""
         names = list(self.combinations[0].values)
         rows = []
-        for one in self.combinations:
-            gap = "baseline" if one.is_baseline else "–"
-            if one.difference is not None:
-                gap = rate_text(one.difference).replace(" %", " points", 1)
-            seeds = ", ".join([*(f"{100 * rate:.1f}" for rate in one.by_seed.values()), *["–"] * one.missing])
-            rate = rate_text({"rate": one.rate, "ci95": one.ci95})
-            values = [str(one.values[name]) for name in names]
-            rows.append([*values, rate, gap, seeds, f"{one.seconds / 60:.1f}"])
+        for point in self.combinations:
+            gap = "baseline" if point.is_baseline else "–"
+            if point.difference is not None:
+                gap = rate_text(point.difference).replace(" %", " points", 1)
+            seeds = ", ".join([*(f"{100 * rate:.1f}" for rate in point.by_seed.values()), *["–"] * point.missing])
+            rate = rate_text({"rate": point.rate, "ci95": point.ci95})
+            values = [str(point.values[name]) for name in names]
+            rows.append([*values, rate, gap, seeds, f"{point.seconds / 60:.1f}"])
         return [*names, "mean reward", "against the baseline", "by seed, %", "minutes"], rows
 
 
@@ -274,7 +274,7 @@ def _finished(
     report = SweepReport(folder, len(cells), len(done), compared, dict(failed), list(elsewhere), interrupted)
     counts = _describe(folder, config, cells, failed, command)
     texts = {
-        RESULTS_JSON: json.dumps({"combinations": [asdict(one) for one in compared], **counts}, indent=2) + "\n",
+        RESULTS_JSON: json.dumps({"combinations": [asdict(point) for point in compared], **counts}, indent=2) + "\n",
         RESULTS_MD: f"{markdown_table(*report.table())}\nIntervals: {_INTERVALS}.\n",
     }
     for name, text in texts.items():

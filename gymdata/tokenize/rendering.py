@@ -45,7 +45,7 @@ def rendered_row(row: RolloutRow, chat: TransformersChat, mask: Mask = "completi
     cut = row["status"] == "truncated"
     for call in calls(messages, written, _tools(row), chat, cut=cut):
         encoder.add(call)
-    number = {place: turn for turn, place in enumerate(written)}
+    number = {index: turn for turn, index in enumerate(written)}
     return {
         **row,
         **encoder.columns(),
@@ -91,31 +91,31 @@ def calls(
 ) -> list[Call]:
     """The model calls that wrote the messages at ``written`` (rising). ``cut``: a limit ended the last one, so it has no
     end token. Raises DataError when the template refuses the conversation, or leaves out what the assistant wrote."""
-    made: list[Call] = []
-    held: list[int] = []
+    model_calls: list[Call] = []
+    context: list[int] = []
     closed = ""
-    for place in written:
-        whole = chat.text(messages[: place + 1], tools, generate=False)
-        before = _before(messages[: place + 1], whole, tools, chat)
+    for index in written:
+        full_text = chat.text(messages[: index + 1], tools, generate=False)
+        before = _before(messages[: index + 1], full_text, tools, chat)
         again = bool(closed) and before.startswith(closed)
-        prompt = [*held, *chat.encode(before[len(closed) :])] if again else chat.encode(before)
-        ids, ends = chat.encode_with_ends(whole[len(before) :])
+        prompt = [*context, *chat.encode(before[len(closed) :])] if again else chat.encode(before)
+        ids, ends = chat.encode_with_ends(full_text[len(before) :])
         end = next((k for k in range(len(ids) - 1, -1, -1) if ids[k] in chat.end_of_turn_ids), len(ids) - 1)
         ids, ends = ids[: end + 1], ends[: end + 1]
-        if length := cut and place == written[-1] and bool(ids) and ids[-1] in chat.end_of_turn_ids:
+        if length := cut and index == written[-1] and bool(ids) and ids[-1] in chat.end_of_turn_ids:
             ids, ends = ids[:-1], ends[:-1]
         none = np.full(len(ids), np.nan, np.float32)
         reason = "length" if length else "stop"
-        made.append(Call(np.array(prompt, np.int32), np.array(ids, np.int32), none, reason, rendered=True))
-        held, closed = [*prompt, *ids], before + whole[len(before) :][: ends[-1] if ends else 0]
-    return made
+        model_calls.append(Call(np.array(prompt, np.int32), np.array(ids, np.int32), none, reason, rendered=True))
+        context, closed = [*prompt, *ids], before + full_text[len(before) :][: ends[-1] if ends else 0]
+    return model_calls
 
 
-def _before(messages: Sequence[Message], whole: str, tools: Tools, chat: TransformersChat) -> str:
-    """The part of ``whole`` before the text of its last message: the prompt that a model would continue. When the
+def _before(messages: Sequence[Message], full_text: str, tools: Tools, chat: TransformersChat) -> str:
+    """The part of ``full_text`` before the text of its last message: the prompt that a model would continue. When the
     template changes that text, the part before a placeholder in its place."""
     prompt = chat.text(messages[:-1], tools, generate=True) if len(messages) > 1 else ""
-    if prompt and whole.startswith(prompt):
+    if prompt and full_text.startswith(prompt):
         return prompt
     for stand_in in ({"content": _STAND_IN}, {"content": "", "reasoning": _STAND_IN}):
         try:
@@ -123,7 +123,7 @@ def _before(messages: Sequence[Message], whole: str, tools: Tools, chat: Transfo
         except DataError:
             continue
         head = text[: max(text.rfind(_STAND_IN), 0)]
-        if head and whole.startswith(head):
+        if head and full_text.startswith(head):
             return head
     raise DataError("the chat template does not show where the assistant's words begin")
 
@@ -140,12 +140,12 @@ def generated(row: RolloutRow, mask: Mask = "completion") -> list[int]:
     task = object_of(loads(row["task"]))
     params = task.get("responses_create_params")
     if isinstance(params, dict):
-        given = list(messages_of(params.get("input"), (), {}))
+        task_messages = list(messages_of(params.get("input"), (), {}))
     else:
         named: list[Any] = next((task[key] for key in ("messages", "prompt") if isinstance(task.get(key), list)), [])
-        given = [m for m in named if isinstance(m, dict)]
+        task_messages = [m for m in named if isinstance(m, dict)]
     start = 0
-    while start < min(len(given), len(messages)) and _says(given[start]) == _says(messages[start]):
+    while start < min(len(task_messages), len(messages)) and _says(task_messages[start]) == _says(messages[start]):
         start += 1
     return [n for n in written if n >= start] or written
 

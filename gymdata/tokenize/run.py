@@ -212,16 +212,16 @@ def _batches(
             progress.update(done=report.rollouts + report.pairs, tokens=report.tokens_generated)
 
 
-def _count(made: RolloutRow, chat: TransformersChat, report: TokenizeReport) -> None:
+def _count(row: RolloutRow, chat: TransformersChat, report: TokenizeReport) -> None:
     """Count a rendered rollout's turns and tokens, and the breaks that the template causes, by code."""
-    report.turns += made["n_turns"]
-    report.tokens_generated += made["n_generated_tokens"]
-    report.tokens_context += made["n_context_tokens"]
-    if made["n_breaks"]:
+    report.turns += row["n_turns"]
+    report.tokens_generated += row["n_generated_tokens"]
+    report.tokens_context += row["n_context_tokens"]
+    if row["n_breaks"]:
         special = frozenset(chat.tokenizer.all_special_ids)
-        found = [r for r in relations(made["turns"], lambda: Reading(chat.decode, special)) if r.code in _BREAKS]
-        counts = Counter(report.breaks) + Counter(relation.code for relation in found)
+        breaks = [r for r in relations(row["turns"], lambda: Reading(chat.decode, special)) if r.code in _BREAKS]
+        counts = Counter(report.breaks) + Counter(relation.code for relation in breaks)
         report.breaks = dict(sorted(counts.items()))
-        if report.first_break is None and found:
-            where = f"rollout {made['rollout_id']}, turn {found[0].turn}"
-            report.first_break = f"{where}: {CODES[found[0].code].meaning.removeprefix('a break: ')}"
+        if report.first_break is None and breaks:
+            where = f"rollout {row['rollout_id']}, turn {breaks[0].turn}"
+            report.first_break = f"{where}: {CODES[breaks[0].code].meaning.removeprefix('a break: ')}"

@@ -116,7 +116,7 @@ def process(command: Sequence[str]) -> list[str]:
 
 def _steps(folder: Path) -> list[TourStep]:
     before, after = (str(folder / run) for run in RUNS)
-    known = ["--tokenizer", str(folder / TOKENIZER)]
+    tokenizer_flags = ["--tokenizer", str(folder / TOKENIZER)]
     return [
         TourStep(
             "Which tasks can still be learned from?",
@@ -127,7 +127,7 @@ def _steps(folder: Path) -> list[TourStep]:
         ),
         TourStep(
             "Why did this rollout break?",
-            ["gymdata", "show", before, BROKEN[:8], *known],
+            ["gymdata", "show", before, BROKEN[:8], *tokenizer_flags],
             "The server got chat messages, wrote the first call out again and tokenised it differently: ⟦…⟧ marks the text "
             "whose ids changed. Trained as one sequence, it would hold tokens that were never sampled.",
             f"/rollout?id={BROKEN}",
@@ -141,7 +141,7 @@ def _steps(folder: Path) -> list[TourStep]:
         ),
         TourStep(
             "Which tokens would be trained?",
-            ["gymdata", "show", before, BEST[:8], "--tokens", *known],
+            ["gymdata", "show", before, BEST[:8], "--tokens", *tokenizer_flags],
             "Only what the policy sampled is trained: these tokens are colored by probability on a terminal, and listed "
             "with position, id and logprob in a pipe. The question and the tool's result are context.",
             f"/rollout?id={BEST}",
@@ -169,10 +169,10 @@ def _steps(folder: Path) -> list[TourStep]:
 def _files() -> dict[Path, Path]:
     """The files to copy, by their path in the output folder."""
     source = Path(str(files("gymdata.sample_data")))
-    found = sorted(path for path in (source / "tour").rglob("*") if path.is_file())
-    known = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-    return {path.relative_to(source / "tour"): path for path in found} | {
-        Path(TOKENIZER, name): source / "policy" / name for name in known
+    paths = sorted(path for path in (source / "tour").rglob("*") if path.is_file())
+    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    return {path.relative_to(source / "tour"): path for path in paths} | {
+        Path(TOKENIZER, name): source / "policy" / name for name in names
     }
 
 
@@ -185,8 +185,8 @@ def _refuse_foreign(folder: Path) -> None:
     if not run_json.is_file():
         # A tour that was interrupted before that file was there: nothing but whole copies, and one that was begun.
         begun = set(map(temporary_of, tour))
-        found = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
-        if folder.is_dir() and all(path in begun or _is_copy(path, tour.get(path)) for path in found):
+        paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+        if folder.is_dir() and all(path in begun or _is_copy(path, tour.get(path)) for path in paths):
             return
     elif read_facts(run_json).get("run_id") == json.loads(tour[run_json].read_bytes())["run_id"]:
         return

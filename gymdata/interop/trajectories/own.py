@@ -48,10 +48,8 @@ def own_columns(row: RolloutRow) -> RolloutRow:
 
 def from_own(facts: Any) -> RolloutRow | None:
     """The columns of ``own_columns``; None when it does not have them all."""
-    columns = _columns()
-    return (
-        {name: facts[name] for name in columns} if isinstance(facts, dict) and columns.keys() <= facts.keys() else None
-    )
+    names = _columns()
+    return {name: facts[name] for name in names} if isinstance(facts, dict) and names.keys() <= facts.keys() else None
 
 
 def whole_row(columns: RolloutRow, messages: list[Message], encoder: TurnEncoder) -> RolloutRow:
