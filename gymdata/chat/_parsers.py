@@ -98,28 +98,28 @@ class _Trimmed:
 
     def __init__(self, chat: TemplateChat, *, stripped: bool) -> None:
         self._chat, self._stripped = chat, stripped
-        self.held, self.given, self._begun = "", "", False
+        self.pending, self.emitted, self._begun = "", "", False
 
     def feed(self, text: str) -> str:
         """What is certain with ``text``."""
-        self.held += text
-        ready = self.held.rstrip()
+        self.pending += text
+        ready = self.pending.rstrip()
         ready = ready[: len(ready) - self._chat.begins_special(ready)]
-        return self._give(len(ready))
+        return self._emit(len(ready))
 
     def end(self) -> str:
         """What is left when nothing follows."""
-        last = self._give(len(self.held.rstrip()) if self._stripped else len(self.held))
-        self.held = ""
+        last = self._emit(len(self.pending.rstrip()) if self._stripped else len(self.pending))
+        self.pending = ""
         return last
 
-    def _give(self, size: int) -> str:
-        ready, self.held = self.held[:size], self.held[size:]
+    def _emit(self, size: int) -> str:
+        ready, self.pending = self.pending[:size], self.pending[size:]
         ready = self._chat.without_special(ready)
         if self._stripped and not self._begun:
             ready = ready.lstrip()
         self._begun = self._begun or bool(ready)
-        self.given += ready
+        self.emitted += ready
         return ready
 
 
@@ -186,10 +186,10 @@ class TemplateParser:
             before = text[: begins[0]]
             reading.feed(before)
             reading.end()
-            content, rest = reading.content.given, self._chat.without_special(text[begins[0] :])
-            if content or reading.reasoning.given:
+            content, rest = reading.content.emitted, self._chat.without_special(text[begins[0] :])
+            if content or reading.reasoning.emitted:
                 content += before[len(before.rstrip()) :] if content else ""
-                return _message({"content": content + rest, "reasoning": reading.reasoning.given}, ids, self._chat)
+                return _message({"content": content + rest, "reasoning": reading.reasoning.emitted}, ids, self._chat)
             break
         return self._plain.read(ids, tools)
 
@@ -218,7 +218,7 @@ class _TemplateText:
         self._take(events)
         for name, field in self._fields.items():
             if name in _TEXTS and _is_text(field):
-                parsed[name] = getattr(self, _TEXTS[name]).given
+                parsed[name] = getattr(self, _TEXTS[name]).emitted
         return dict(parsed)
 
     def _take(self, events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
@@ -232,9 +232,9 @@ class _TemplateText:
             text: _Trimmed = getattr(self, name)
             if kind == "region_open":
                 # A later region of the kind is a paragraph of its own.
-                begun = text.given
+                earlier = text.emitted
                 text = _Trimmed(self._chat, stripped=field.content_args.get("strip", True))
-                text.given = begun
+                text.emitted = earlier
                 setattr(self, name, text)
                 continue
             more = text.end() if kind == "region_close" else text.feed(event["text"])
@@ -280,16 +280,16 @@ class VllmToolParser:
             body = {"messages": [], "tools": [dict(t) for t in tools or []] or None}
             request = ChatCompletionRequest.model_validate(body)
             parser: Any = self._parser
-            found = parser(self._chat.tokenizer, request.tools).extract_tool_calls(text, request)
-            if found.tools_called and calls:
-                content, before = found.content or "", _BeforeCalls(self._chat, decided=True).feed(text)[1]
+            extraction = parser(self._chat.tokenizer, request.tools).extract_tool_calls(text, request)
+            if extraction.tools_called and calls:
+                content, before = extraction.content or "", _BeforeCalls(self._chat, decided=True).feed(text)[1]
                 # Some parsers drop what comes before a call.
                 content = content if content.startswith(before) else before
-                made = [c.model_dump() for c in found.tool_calls]
+                tool_calls = [c.model_dump() for c in extraction.tool_calls]
                 return _message(
-                    {"content": content, "reasoning": reasoning, "tool_calls": made}, completion, self._chat
+                    {"content": content, "reasoning": reasoning, "tool_calls": tool_calls}, completion, self._chat
                 )
-            text = text if found.tools_called else found.content or ""
+            text = text if extraction.tools_called else extraction.content or ""
         except Exception as error:  # noqa: BLE001 - a model writes anything, and the parser promises nothing
             _log.debug("not parsed (%s): %r", error, text)
         return _message({"content": text, "reasoning": reasoning}, completion, self._chat)
@@ -322,8 +322,8 @@ class _BeforeCalls:
         if (call := _MAY_CALL.search(self._text)) is not None:
             self._ended, self._text = True, self._text[: call.start()]
         size = len(self._text)
-        held = next((n for n in range(min(size, len(_WORD)), 0, -1) if _WORD.startswith(self._text[size - n :])), 0)
-        ready, self._text = self._text[: size - held], self._text[size - held :]
+        size -= next((n for n in range(min(size, len(_WORD)), 0, -1) if _WORD.startswith(self._text[size - n :])), 0)
+        ready, self._text = self._text[:size], self._text[size:]
         return reasoning, self._content.feed(ready)
 
 
@@ -332,23 +332,22 @@ _THINK, _THINK_ENDS = "<think>", "</think>"
 _MAY_CALL, _WORD = re.compile(r"[<\[{`]"), "functools"
 
 
-def choose_parser(chat: TemplateChat, wanted: str) -> ResponseReader:
-    """``wanted``: "none", the name of a vLLM parser, or "auto": the tokenizer's own response template, else the one that
+def choose_parser(chat: TemplateChat, choice: str) -> ResponseReader:
+    """``choice``: "none", the name of a vLLM parser, or "auto": the tokenizer's own response template, else the one that
     TRL knows for this chat template, else one of TRL's that reads back what this template writes, else none."""
-    if wanted == "none":
+    if choice == "none":
         return PlainParser(chat)
-    if wanted != "auto":
-        return VllmToolParser(chat, wanted)
-    own = getattr(chat.tokenizer, "response_template", None)
-    if own is not None:
-        return TemplateParser(chat, "response_template", own)
-    named, known = _trl_templates(chat)
-    for name, template in known:
+    if choice != "auto":
+        return VllmToolParser(chat, choice)
+    if (response_template := getattr(chat.tokenizer, "response_template", None)) is not None:
+        return TemplateParser(chat, "response_template", response_template)
+    preferred, templates = _trl_templates(chat)
+    for name, template in templates:
         try:
             candidate = TemplateParser(chat, name, template)
         except (ValueError, TypeError, KeyError):
             continue
-        if template is named or _reads_back(chat, candidate):
+        if template is preferred or _reads_back(chat, candidate):
             return candidate
     return PlainParser(chat)
 
@@ -361,7 +360,7 @@ def _trl_templates(
         from trl import chat_template_utils as trl
     except ImportError:
         return None, []
-    known: list[tuple[str, Mapping[str, Any]]] = [
+    templates: list[tuple[str, Mapping[str, Any]]] = [
         (f"trl:{name.removesuffix('_template')}", value)
         for name, value in sorted(vars(trl).items())
         if name.endswith("_template") and isinstance(value, dict) and "fields" in value
@@ -370,13 +369,13 @@ def _trl_templates(
     try:
         tokenizer.chat_template = chat.served_template  # TRL knows templates as they are published
         trl.add_response_schema(tokenizer)
-        named = tokenizer.response_template
+        preferred = tokenizer.response_template
         tokenizer.response_template = None
     except (ValueError, AttributeError):
-        return None, known
+        return None, templates
     finally:
         tokenizer.chat_template = used
-    return named, sorted(known, key=lambda item: item[1] is not named)
+    return preferred, sorted(templates, key=lambda item: item[1] is not preferred)
 
 
 def _reads_back(chat: TemplateChat, parser: ResponseReader) -> bool:

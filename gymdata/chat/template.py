@@ -47,10 +47,10 @@ def training_twin(text: str) -> tuple[str, str] | None:
 
 @functools.cache
 def shipped_templates() -> dict[str, str]:
-    found = find_spec("trl")
-    if found is None or not found.submodule_search_locations:
+    trl = find_spec("trl")
+    if trl is None or not trl.submodule_search_locations:
         return {}
-    folder = Path(next(iter(found.submodule_search_locations))) / "chat_templates"
+    folder = Path(next(iter(trl.submodule_search_locations))) / "chat_templates"
     return {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.jinja"))}
 
 
@@ -261,12 +261,12 @@ class TransformersChat:
         user: Message = {"role": "user", "content": "begin"}
         try:
             start = self.text([user], tools, generate=True)
-            whole = self.text([user, message], tools, generate=False)
+            conversation = self.text([user, message], tools, generate=False)
         except DataError:
             return None
-        if not whole.startswith(start):
+        if not conversation.startswith(start):
             return None
-        ids = self.encode(whole[len(start) :])
+        ids = self.encode(conversation[len(start) :])
         closing = next((i for i in range(len(ids) - 1, -1, -1) if ids[i] in self.end_of_turn_ids), len(ids))
         return ids[: closing + 1]
 
@@ -343,9 +343,9 @@ class TransformersChat:
 
     def _find_generation_prompt(self) -> str:
         messages: list[Message] = [{"role": "user", "content": "begin"}]
-        without = self.text(messages, None, generate=False)
-        whole = self.text(messages, None, generate=True)
-        return whole[len(without) :] if whole.startswith(without) else ""
+        conversation = self.text(messages, None, generate=False)
+        prompt = self.text(messages, None, generate=True)
+        return prompt[len(conversation) :] if prompt.startswith(conversation) else ""
 
     def _use_prefix_preserving_form(self, eos_ids: Sequence[int]) -> None:
         """Replace a template that rewrites history by its known form that does not, if TRL ships one."""

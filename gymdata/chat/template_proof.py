@@ -70,17 +70,17 @@ class _Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-def _render_all(given: Mapping[str, Any]) -> int:
+def _render_all(order: Mapping[str, Any]) -> int:
     """The exit status of the process."""
     environment = ImmutableSandboxedEnvironment(
         undefined=ChainableUndefined, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = lambda value, **_: json.dumps(value, default=str)
     environment.globals |= {"raise_exception": lambda _: "", "strftime_now": lambda _: "now"}
-    for variables in given["renderings"]:
+    for variables in order["renderings"]:
         size = 0
         try:
-            for part in environment.from_string(given["template"]).generate(**variables):
+            for part in environment.from_string(order["template"]).generate(**variables):
                 size += len(part)
                 if size > CHARACTERS:
                     return _TOO_MUCH

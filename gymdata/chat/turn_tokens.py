@@ -30,13 +30,13 @@ def most_characters(tokenizer: Any) -> int | None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
-    made = json.loads(backend.to_str())
-    model, normaliser = made["model"], made.get("normalizer")
+    tokenizer_json = json.loads(backend.to_str())
+    model, normaliser = tokenizer_json["model"], tokenizer_json.get("normalizer")
     if model.get("type") != "BPE" or model.get("fuse_unk"):
         return None
     if normaliser is not None and normaliser.get("type") != "NFC":
         return None
-    if any(token.get("lstrip") or token.get("rstrip") for token in made.get("added_tokens", ())):
+    if any(token.get("lstrip") or token.get("rstrip") for token in tokenizer_json.get("added_tokens", ())):
         return None
     longest = max(map(len, tokenizer.get_vocab()), default=1)
     return longest * (_COMPOSED if normaliser is not None else 1)
@@ -67,7 +67,7 @@ class Template:
 
 def end_of_turn_ids(template: Template, eos_ids: Sequence[int]) -> tuple[int, ...]:
     """The tokens that close an assistant's turn, the one to insert first; ``eos_ids`` when the template writes none."""
-    found: list[int] = []
+    end_ids: list[int] = []
     for stand_in, follower in ((_assistant(), _USER), (_calling(None), _answer())):
         tails = []
         for messages in ([_USER, stand_in], [_USER, stand_in, follower]):
@@ -87,8 +87,8 @@ def end_of_turn_ids(template: Template, eos_ids: Sequence[int]) -> tuple[int, ..
         if not ending:  # it closes a last turn with another token than an earlier one: the earlier one's goes first
             firsts = [next((i for i in template.encode(t)[0] if template.is_special(i)), None) for t in reversed(tails)]
             ending = [i for i in firsts if i is not None and (follower is _USER or i in eos_ids)]
-        found += ending
-    return tuple(dict.fromkeys(found or eos_ids))
+        end_ids += ending
+    return tuple(dict.fromkeys(end_ids or eos_ids))
 
 
 class Bridge:
@@ -162,8 +162,8 @@ class Bridge:
 
     def _prove(self, closed: str, after: str, ids: list[int], between: Sequence[Message]) -> None:
         """The ids of the whole conversation, cut by ids, must be the same; and nothing new may be left out."""
-        whole, _ = self._template.encode(after)
-        if bridge_ids(self._template.encode(closed)[0], whole, self._closing) != ids:
+        after_ids, _ = self._template.encode(after)
+        if bridge_ids(self._template.encode(closed)[0], after_ids, self._closing) != ids:
             raise RefusedError("the template's text is not cut at its end-of-turn token by this tokenizer", hint=_HINT)
         written = after[len(closed) :]
         for message in between:
@@ -177,10 +177,10 @@ class Bridge:
         """Raise RewrittenError that names the first token that changed."""
         was, _ = self._template.encode(head)
         now, _ = self._template.encode(after)
-        at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
-        window = [self._template.decode(ids[max(0, at - 4) : at + 12]) for ids in (was, now)]
+        index = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
+        window = [self._template.decode(ids[max(0, index - 4) : index + 12]) for ids in (was, now)]
         raise RewrittenError(
-            f"the template rewrites earlier messages when new ones follow: from token {at}, {window[0]!r} becomes "
+            f"the template rewrites earlier messages when new ones follow: from token {index}, {window[0]!r} becomes "
             f"{window[1]!r}",
             hint=_HINT,
         )
@@ -212,7 +212,7 @@ def _answer() -> Message:
 
 def _tail(text: str) -> str:
     """The text after the last placeholder."""
-    at = text.rfind(STAND_IN)
-    if at < 0:
+    _, stand_in, tail = text.rpartition(STAND_IN)
+    if not stand_in:
         raise RefusedError("the chat template leaves out what an assistant message says", hint=_HINT)
-    return text[at + len(STAND_IN) :]
+    return tail

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from gymdata.environments.by_name import ByName
 from gymdata.environments.named import NamedEnvironment, named_environment
@@ -60,11 +60,10 @@ def given_environment(env: Any, *, tool_timeout_s: float = 60.0) -> Environment:
 
     Raises UsageError when the policy gets no tools from it."""
     if not isinstance(env, type) and all(hasattr(env, name) for name in ("identity", "start", "close")):
-        made: Environment = env
-        return made
+        return cast("Environment", env)
     if isinstance(env, (bool, int, float, bytes, Mapping)):
         raise UsageError.bad_value("env", env, "path.py:Name, a URL, a class, an instance or functions")
-    return PythonTools.given(env, timeout_s=tool_timeout_s)
+    return PythonTools.from_object(env, timeout_s=tool_timeout_s)
 
 
 def server_url(spec: str | None) -> str | None:

@@ -15,7 +15,7 @@ class ByName:
 
     def __init__(self, environments: Mapping[str, Environment]) -> None:
         self.environments = dict(environments)
-        named = {name: dict(one.identity) for name, one in sorted(self.environments.items())}
+        named = {name: dict(environment.identity) for name, environment in sorted(self.environments.items())}
         self.identity: Identity = {"name": "by_name", "environments": named}
 
     def check(self, task: Task) -> Environment:
@@ -23,14 +23,14 @@ class ByName:
         name = task.row.get("env")
         if name is None and len(self.environments) == 1:
             return next(iter(self.environments.values()))
-        found = self.environments.get(name) if isinstance(name, str) else None
-        if found is None:
-            got = "nothing" if name is None else repr(name)
+        environment = self.environments.get(name) if isinstance(name, str) else None
+        if environment is None:
+            shown = "nothing" if name is None else repr(name)[:80]
             raise DataError(
-                f"task {task.task_id}: env: got {got[:80]}, expected one of {', '.join(self.environments)}",
+                f"task {task.task_id}: env: got {shown}, expected one of {', '.join(self.environments)}",
                 hint="give the environment with --env NAME=SPEC, or correct the task",
             )
-        return found
+        return environment
 
     async def start(self, task: Task, rollout_index: int) -> Episode:
         """Raises OutsideError when the environment cannot be set up."""

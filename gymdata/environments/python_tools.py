@@ -68,20 +68,20 @@ class PythonTools:
                         f"{identity['spec']}: {name} is async ({place_of(method)}), expected a plain method",
                         hint="tools, respond and step_reward may be async; run other async work inside with asyncio.run(…)",
                     )
-            found: list[Tool] = [getattr(target, name) for name in self._names]
+            functions: list[Tool] = [getattr(target, name) for name in self._names]
         else:
-            found = list(target) if isinstance(target, (list, tuple)) else [target]
-            if not all(callable(tool) for tool in found):
+            functions = list(target) if isinstance(target, (list, tuple)) else [target]
+            if not all(callable(tool) for tool in functions):
                 raise UsageError.bad_value(f"{identity['spec']}", type(target).__name__, "a class or functions")
-            self._names = [tool.__name__ for tool in found]
+            self._names = [tool.__name__ for tool in functions]
         plays = tools and any(hasattr(target, name) for name in ("reset", "get_reward", "step_reward"))
-        if not found and not self.responds and not plays:
-            what = "no public methods, so it gives the policy no tools, and no respond" if tools else "no respond"
-            raise UsageError(f"{identity['spec']} has {what}")
-        self._functions = dict(zip(self._names, found, strict=True))
-        self.schemas = [_schema(tool, str(identity["spec"])) for tool in found]
+        if not functions and not self.responds and not plays:
+            lack = "no public methods, so it gives the policy no tools, and no respond" if tools else "no respond"
+            raise UsageError(f"{identity['spec']} has {lack}")
+        self._functions = dict(zip(self._names, functions, strict=True))
+        self.schemas = [_schema(tool, str(identity["spec"])) for tool in functions]
         self.rewards_steps = hasattr(target, "step_reward") or any(
-            gives_steps(function) for function in (*found, *([target.respond] if self.responds else []))
+            gives_steps(function) for function in (*functions, *([target.respond] if self.responds else []))
         )
 
     @classmethod
@@ -109,7 +109,7 @@ class PythonTools:
         return cls(target, identity, timeout_s=timeout_s, make=lambda: target(**copy.deepcopy(arguments)))
 
     @classmethod
-    def given(cls, target: Any, *, timeout_s: float) -> PythonTools:
+    def from_object(cls, target: Any, *, timeout_s: float) -> PythonTools:
         """From a class, an instance (each rollout gets a copy of it), a function or a list of functions.
 
         Raises UsageError."""
@@ -168,9 +168,9 @@ class PythonTools:
             # The tool's own, of a request that it made: as any other error that it raises.
             raise RuntimeError(raised(error)) from error
 
-    async def guarded(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def guarded(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """The environment's own code: whatever it raises is its fault."""
-        return await guarded(what, function, *arguments, timeout_s=self.timeout_s)
+        return await guarded(name, function, *arguments, timeout_s=self.timeout_s)
 
 
 class ToolEpisode:

@@ -201,6 +201,6 @@ def read_verdict(answer: JsonObject, sent: JsonObject, where: str) -> Verdict:
         return Verdict(None, extra)
     reward = answer.get("reward")
     if not is_finite(reward):
-        got = repr(reward)[:80] if "reward" in answer else "no reward"
-        raise OutsideError("environment", f"{where}: got {got}, expected a finite number as reward")
+        reward_text = repr(reward)[:80] if "reward" in answer else "no reward"
+        raise OutsideError("environment", f"{where}: got {reward_text}, expected a finite number as reward")
     return Verdict(float(reward), extra)

@@ -30,15 +30,15 @@ _CUT = ("max_tokens", "max_context")
 
 def task_body(task: Task) -> JsonObject:
     """The task's row with ``responses_create_params``."""
-    given = task.row.get("responses_create_params")
-    if isinstance(given, Mapping) and given.get("input") is not None:
+    params = task.row.get("responses_create_params")
+    if isinstance(params, Mapping) and params.get("input") is not None:
         return dict(task.row)
-    made = {
-        **(given if isinstance(given, Mapping) else {}),
+    params = {
+        **(params if isinstance(params, Mapping) else {}),
         "input": [item for _, item in items_of(with_call_ids(task.messages))],
         "tools": _tools(task),
     }
-    return {**task.row, "responses_create_params": made}
+    return {**task.row, "responses_create_params": params}
 
 
 def verify_body(task: Task, messages: Sequence[Message], stop_reason: str | None, model: str) -> JsonObject:
@@ -69,7 +69,7 @@ def conversation_of(answer: JsonObject) -> tuple[list[Message], dict[int, Respon
     if not isinstance(output, list) or not all(isinstance(item, (dict, list)) for item in output):
         return None
     params = answer.get("responses_create_params")
-    given = params.get("input") if isinstance(params, Mapping) else None
+    prompt_items = params.get("input") if isinstance(params, Mapping) else None
     items: dict[int, ResponseItem] = {}
     calls: set[int] = set()
     for call, item in walk(output):
@@ -78,7 +78,7 @@ def conversation_of(answer: JsonObject) -> tuple[list[Message], dict[int, Respon
             if holds_ids(item):
                 items[call] = item
     messages: list[Message] = []
-    for message in messages_of(given, walk(output), {call: call for call in calls}):
+    for message in messages_of(prompt_items, walk(output), {call: call for call in calls}):
         chat = {key: value for key, value in message.items() if value is not None}
         chat.setdefault("content", None)
         if chat.get("tool_calls"):
@@ -93,13 +93,13 @@ def _tools(task: Task) -> list[ResponseItem]:
     """The tools in the Responses shape, as the task's row gives them: ``strict`` and all else stay what they are there. A
     field that the shape requires and the row lacks gets its neutral value."""
     params = task.row.get("responses_create_params")
-    for given in (task.row.get("tools"), params.get("tools") if isinstance(params, Mapping) else None, task.tools):
+    for tools in (task.row.get("tools"), params.get("tools") if isinstance(params, Mapping) else None, task.tools):
         # Parquet files often hold them as JSON text.
-        listed = loads(given) if isinstance(given, str) else given
+        listed = loads(tools) if isinstance(tools, str) else tools
         if isinstance(listed, list) and listed:
             beside = [
                 {k: v for k, v in t.items() if k not in ("type", "function")} if "function" in t else {} for t in listed
             ]
             pairs = zip(beside, response_tools(listed), strict=True)
-            return [{"parameters": {}, "strict": False, **kept, **made} for kept, made in pairs]
+            return [{"parameters": {}, "strict": False, **extra, **tool} for extra, tool in pairs]
     return []

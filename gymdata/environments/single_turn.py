@@ -49,9 +49,9 @@ class ScoredEpisode(SingleTurnEpisode):
     """Scored at its end by ``score``, of the last message's text; where a limit ended it, too. ``what``: its name in
     errors."""
 
-    def __init__(self, task: Task, what: str, score: Callable[[str], Verdict], timeout_s: float) -> None:
+    def __init__(self, task: Task, name: str, score: Callable[[str], Verdict], timeout_s: float) -> None:
         super().__init__(task)
-        self._score = partial(guarded, what, score, timeout_s=timeout_s)
+        self._score = partial(guarded, name, score, timeout_s=timeout_s)
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:  # noqa: ARG002 - likewise
         verdict: Verdict = await self._score(messages[-1].get("content") or "")

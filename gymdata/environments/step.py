@@ -50,16 +50,16 @@ def gives_steps(function: Any) -> bool:
     return "Step" in str(getattr(function, "__annotations__", {}).get("return", ""))
 
 
-def reward_of(value: Any, what: str) -> float | None:
+def reward_of(value: Any, source: str) -> float | None:
     """A reward as user code gives it: a finite number, or None for none. Raises OutsideError."""
     if value is None:
         return None
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise OutsideError.no_reward(what, value) from error
+        raise OutsideError.no_reward(source, value) from error
     if not math.isfinite(number):
-        raise OutsideError.no_reward(what, value)
+        raise OutsideError.no_reward(source, value)
     return number
 
 
@@ -72,48 +72,48 @@ def tool_message(call: ToolCall, content: str) -> Message:
 
 def plus(*rewards: float | None) -> float | None:
     """The sum of the rewards that are not None; None without any."""
-    there = [reward for reward in rewards if reward is not None]
-    return sum(there) if there else None
+    numbers = [reward for reward in rewards if reward is not None]
+    return sum(numbers) if numbers else None
 
 
-def user_answer(value: Any, what: str) -> StepResult:
+def user_answer(value: Any, name: str) -> StepResult:
     """A user's answer as a ``StepResult``: text, a message, a list of them, a ``Step`` of these, or None to end.
 
     Raises OutsideError when it is something else."""
     step = value if isinstance(value, Step) else Step(value)
-    content = [] if step.content is None else step.content
-    if not isinstance(content, Sequence) or isinstance(content, (str, bytes)):
-        content = [content]
+    replies = [] if step.content is None else step.content
+    if not isinstance(replies, Sequence) or isinstance(replies, (str, bytes)):
+        replies = [replies]
     messages: list[Message] = []
-    for one in content:
-        if isinstance(one, str):
-            messages.append({"role": "user", "content": as_text(one)})
-        elif isinstance(one, Mapping) and one.get("role") in _SPEAKERS and isinstance(one.get("content"), str):
-            messages.append({**copy.deepcopy(dict(one)), "content": as_text(one["content"])})
+    for reply in replies:
+        if isinstance(reply, str):
+            messages.append({"role": "user", "content": as_text(reply)})
+        elif isinstance(reply, Mapping) and reply.get("role") in _SPEAKERS and isinstance(reply.get("content"), str):
+            messages.append({**copy.deepcopy(dict(reply)), "content": as_text(reply["content"])})
         else:
             raise OutsideError(
                 "environment",
-                f"{what} gave {brief(one)}, expected text, a message with role ({', '.join(_SPEAKERS)}) and content as "
+                f"{name} gave {brief(reply)}, expected text, a message with role ({', '.join(_SPEAKERS)}) and content as "
                 "text, a list of these, gymdata.Step, or None",
             )
-    return StepResult(messages, step.done or not messages, reward_of(step.reward, f"the reward of {what}"), step.ended)
+    return StepResult(messages, step.done or not messages, reward_of(step.reward, f"the reward of {name}"), step.ended)
 
 
-async def guarded(what: str, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+async def guarded(name: str, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
     """The result of the environment's user code, which gets a copy of its arguments; any exception, and a hang, is the
     environment's fault."""
     try:
         return await asyncio.wait_for(called(function, *copy.deepcopy(arguments)), timeout_s)
     except TimeoutError as error:
-        raise hung(what, timeout_s) from error
+        raise hung(name, timeout_s) from error
     except OutsideError:
         raise
     except Exception as error:  # user code may raise anything
-        raise OutsideError.user_code(what, error, raised_at(error, function)) from error
+        raise OutsideError.user_code(name, error, raised_at(error, function)) from error
 
 
-def hung(what: str, timeout_s: float) -> OutsideError:
+def hung(name: str, timeout_s: float) -> OutsideError:
     """User code that gave no answer in time."""
     return OutsideError(
-        "environment", f"{what} gave no answer within {timeout_s:g} s", hint="raise --tool-timeout if it needs longer"
+        "environment", f"{name} gave no answer within {timeout_s:g} s", hint="raise --tool-timeout if it needs longer"
     )

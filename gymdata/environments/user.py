@@ -86,12 +86,12 @@ class _FunctionTalk:
 class ClassUser:
     """A class with ``respond``; its other methods are its own."""
 
-    def __init__(self, made: PythonTools) -> None:
-        self.identity, self._made = made.identity, made
-        self.rewards_steps = made.rewards_steps
+    def __init__(self, tools: PythonTools) -> None:
+        self.identity, self._tools = tools.identity, tools
+        self.rewards_steps = tools.rewards_steps
 
     async def start(self, task: Task, rollout_index: int, messages: Sequence[Message]) -> Talk:
-        episode = await self._made.start(replace(task, messages=list(messages)), rollout_index)
+        episode = await self._tools.start(replace(task, messages=list(messages)), rollout_index)
         return _ClassTalk(episode)
 
     async def close(self) -> None: ...

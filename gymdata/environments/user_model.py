@@ -130,13 +130,13 @@ class _ModelTalk:
 def as_the_user_sees(messages: Sequence[Message]) -> list[Message]:
     """The conversation with the roles swapped. Consecutive messages of one role are merged, as chat templates
     require."""
-    seen: list[Message] = []
+    turns: list[Message] = []
     for message in messages:
         role, content = _SHOWN.get(str(message.get("role"))), message.get("content")
         if role is None or not isinstance(content, str) or not content.strip():
             continue
-        if seen and seen[-1]["role"] == role:
-            seen[-1] = {"role": role, "content": f"{seen[-1]['content']}\n{content}"}
+        if turns and turns[-1]["role"] == role:
+            turns[-1] = {"role": role, "content": f"{turns[-1]['content']}\n{content}"}
         else:
-            seen.append({"role": role, "content": content})
-    return seen
+            turns.append({"role": role, "content": content})
+    return turns

@@ -55,10 +55,10 @@ Conversation = tuple[list[Message], dict[int, ResponseItem], str | None]
 
 def json_path(text: str) -> tuple[str | int, ...]:
     """Keys and indexes of a JSON path that leads to one place: ``$``, ``$.value``, ``$['a b'][0]``. Raises UsageError."""
-    found = list(_STEP.finditer(text.removeprefix("$")))
-    if not text.startswith("$") or "".join(match[0] for match in found) != text[1:]:
+    steps = list(_STEP.finditer(text.removeprefix("$")))
+    if not text.startswith("$") or "".join(match[0] for match in steps) != text[1:]:
         raise UsageError.bad_value("result_json_path", text, "a JSON path to one place, such as $.value or $['a'][0]")
-    return tuple(match[1] or match[4] or int(match[2]) for match in found)
+    return tuple(match[1] or match[4] or int(match[2]) for match in steps)
 
 
 def spelt(path: tuple[str | int, ...]) -> str:
@@ -147,46 +147,46 @@ class HttpWorkflow:
             raise self._http.garbage(f"an object or a text at {spelt(self._path)} (result_json_path)", answer)
         return value
 
-    def _read(self, whole: JsonObject, sent: JsonObject, task: Task) -> RemoteRollout:
-        answer = self._result(whole)
-        messages, generations, stop_reason = self._conversation(answer, task)
+    def _read(self, answer: JsonObject, sent: JsonObject, task: Task) -> RemoteRollout:
+        result = self._result(answer)
+        messages, generations, limit_reason = self._conversation(result, task)
         if not any(message["role"] == "assistant" for message in messages):
-            raise self._http.garbage("a conversation with an assistant message", answer)
-        extra = {k: v for k, v in answer.items() if k not in _READ and not (k in sent and sent[k] == v)}
+            raise self._http.garbage("a conversation with an assistant message", result)
+        extra = {k: v for k, v in result.items() if k not in _READ and not (k in sent and sent[k] == v)}
         verdict = Verdict(None, extra)
-        if answer.get("reward") is not None:
-            verdict = read_verdict({**extra, "reward": answer["reward"]}, {}, self._http.base)
-        tools = answer.get("tools")
-        given = answer.get("stop_reason")
+        if result.get("reward") is not None:
+            verdict = read_verdict({**extra, "reward": result["reward"]}, {}, self._http.base)
+        tools = result.get("tools")
+        stop_reason = result.get("stop_reason")
         return RemoteRollout(
             messages=messages,
             generations=generations,
             tools=tools if isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools) else task.tools,
-            truncated=answer.get("status") == "truncated" or stop_reason is not None,
-            stop_reason=stop_reason if given is None else str(given),
+            truncated=result.get("status") == "truncated" or limit_reason is not None,
+            stop_reason=limit_reason if stop_reason is None else str(stop_reason),
             verdict=verdict,
         )
 
     def _conversation(
-        self, answer: JsonObject, task: Task
+        self, result: JsonObject, task: Task
     ) -> tuple[list[Message], list[Generation | None], str | None]:
-        given = answer.get("messages")
-        if given is None and (found := self._conversation_of(answer)) is not None:
-            messages, items, stop_reason = found
+        messages = result.get("messages")
+        if messages is None and (conversation := self._conversation_of(result)) is not None:
+            messages, items, limit_reason = conversation
             turns = [message.pop("turn", None) for message in messages]
             holders = [items.get(turn) if turn is not None else None for turn in turns]
         else:
-            if not isinstance(given, list) or not given or not all(map(_is_message, given)):
-                raise self._http.garbage("messages with role and content, nor response.output", answer)
+            if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
+                raise self._http.garbage("messages with role and content, nor response.output", result)
+            holders = [message if message["role"] == "assistant" else None for message in messages]
             messages = [
-                {k: v for k, v in message.items() if k not in (*TOKEN_KEYS, "finish_reason")} for message in given
+                {k: v for k, v in message.items() if k not in (*TOKEN_KEYS, "finish_reason")} for message in messages
             ]
-            holders = [message if message["role"] == "assistant" else None for message in given]
-            stop_reason = None
+            limit_reason = None
         if messages and messages[0]["role"] == "assistant":
             messages = [*task.messages, *messages]
             holders = [*(None for _ in task.messages), *holders]
-        return messages, [self._generation(holder) for holder in holders], stop_reason
+        return messages, [self._generation(holder) for holder in holders], limit_reason
 
     def _generation(self, holder: JsonObject | None) -> Generation | None:
         """The model call whose lists ``holder`` has; None without ids. Raises OutsideError for lists that do not fit."""

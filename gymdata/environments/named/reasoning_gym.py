@@ -30,8 +30,8 @@ class ReasoningGym(NamedEnvironment):
         try:
             self.dataset = reasoning_gym.create_dataset(which, **self.arguments)
         except (TypeError, ValueError, AssertionError) as error:
-            what = f"--set env_args of reasoning_gym:{which}: {raised(error)}"
-            raise UsageError(what, hint=f"its settings are those of {DATASETS[which][1].__name__}") from error
+            text = f"--set env_args of reasoning_gym:{which}: {raised(error)}"
+            raise UsageError(text, hint=f"its settings are those of {DATASETS[which][1].__name__}") from error
 
     def tasks(self) -> Iterator[dict[str, Any]]:
         for index in range(len(self.dataset)):

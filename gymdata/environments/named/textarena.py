@@ -71,14 +71,14 @@ class _Game:
         import numpy as np
 
         with _DRAWING:
-            others = random.getstate(), np.random.get_state()
+            process_states = random.getstate(), np.random.get_state()
             if self._drawn is not None:
                 _set_generators(self._drawn)
             try:
                 yield
             finally:
                 self._drawn = random.getstate(), np.random.get_state()
-                _set_generators(others)
+                _set_generators(process_states)
 
 
 def _set_generators(states: tuple[Any, Any]) -> None:
@@ -100,17 +100,17 @@ class TextArena(NamedEnvironment):
 
         if which not in ENV_REGISTRY:
             raise UsageError.unknown_choice("--env textarena", which, sorted(ENV_REGISTRY))
-        own = {key: value for key, value in self.arguments.items() if key not in (SEED, SIZE)}
-        self._make = partial(_Game, which, own)
+        game_arguments = {key: value for key, value in self.arguments.items() if key not in (SEED, SIZE)}
+        self._make = partial(_Game, which, game_arguments)
         try:
             self._make().reset(0)
         except Exception as error:  # games raise anything
-            if own:
-                what = f"--set env_args of textarena:{which}: the game cannot be set up: {raised(error)}"
-                known = ", ".join([SEED, SIZE, *ENV_REGISTRY[which].kwargs])
-                raise UsageError(what, hint=f"its arguments include {known}") from error
-            what = f"--env textarena:{which}: the game cannot be set up for one player: {raised(error)}"
-            raise UsageError(what, hint="games for several players are not played here") from error
+            if game_arguments:
+                text = f"--set env_args of textarena:{which}: the game cannot be set up: {raised(error)}"
+                names = ", ".join([SEED, SIZE, *ENV_REGISTRY[which].kwargs])
+                raise UsageError(text, hint=f"its arguments include {names}") from error
+            text = f"--env textarena:{which}: the game cannot be set up for one player: {raised(error)}"
+            raise UsageError(text, hint="games for several players are not played here") from error
         self._tools = PythonTools(_Game, self.identity, timeout_s=timeout_s, make=self._make, tools=False)
 
     def tasks(self) -> Iterator[dict[str, Any]]:
