@@ -15,7 +15,7 @@ from gymdata.errors import UsageError, require
 from gymdata.finetune.config_file import find, part_of, shipped
 from gymdata.finetune.port import Commands, TrainerAdapter, TrajectoryBuilder
 from gymdata.finetune.settings import KINDS, CommandAdapter, FinetuneConfig, Part
-from gymdata.rewards.loading import made_by
+from gymdata.rewards.loading import instance_of
 from gymdata.user_code import load_symbol, place_of
 
 #: The methods that a part must have, by section.
@@ -111,7 +111,7 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
         for key in keys:
             if key not in parameters:
                 raise UsageError.unknown_key(key, parameters, f"{where}: {section}.{name}")
-    made = made_by(kind, keys, flag)
+    made = instance_of(kind, keys, flag)
     if missing := [name for name in _METHODS[section] if not callable(getattr(made, name, None))]:
         raise UsageError(f"{flag}: {part.type_} has no {', '.join(missing)}", hint="see gymdata/finetune/port.py")
     for name in _METHODS[section]:

@@ -35,8 +35,8 @@ def given_rewards(rewards: Rewards) -> tuple[list[str], dict[str, tuple[RewardFu
 
     specs: list[str] = []
     functions: dict[str, tuple[RewardFunction, float]] = {}
-    for one in rewards if isinstance(rewards, Iterable) and not isinstance(rewards, str) else [rewards]:
-        reward, weight = one if isinstance(one, tuple) else (one, 1.0)
+    for entry in rewards if isinstance(rewards, Iterable) and not isinstance(rewards, str) else [rewards]:
+        reward, weight = entry if isinstance(entry, tuple) else (entry, 1.0)
         if isinstance(reward, str):
             specs.append(reward)
             continue
@@ -99,11 +99,11 @@ def parse_spec(spec: str) -> tuple[str, str | None, float]:
             body, weight = head, number
     if body.startswith(_URL):
         return body, None, weight
-    at = body.find(".py:")
-    if at >= 0:
-        if "=" in (named := body[at:].partition("{")[0]):
+    file, suffix, function = body.partition(".py:")
+    if suffix:
+        if "=" in (named := function.partition("{")[0]):
             raise _no_weight(spec, named.partition("=")[2])
-        return body[: at + 3], body[at + 4 :], weight
+        return f"{file}.py", function, weight
     name, colon, argument = body.partition(":")
     before, wrong, rest = name.partition("=")
     names = REWARDS.names()
@@ -115,13 +115,13 @@ def parse_spec(spec: str) -> tuple[str, str | None, float]:
             raise UsageError(f"{option('reward')}: got {spec!r}, which names no function", hint=f"{name}:FUNCTION")
         error = UsageError.unknown_choice(option("reward"), name, [*names, "path.py:function", "http://…"])
         # `module:function`, as Python's entry points name it.
-        file = Path(f"{name.replace('.', '/')}.py")
-        if colon and (error.hint is None or file.is_file()):
-            error.hint = f"did you mean {file}:{argument}?"
+        module = Path(f"{name.replace('.', '/')}.py")
+        if colon and (error.hint is None or module.is_file()):
+            error.hint = f"did you mean {module}:{argument}?"
         raise error
     return name, argument if colon else None, weight
 
 
-def _no_weight(spec: str, got: str, hint: str | None = None) -> UsageError:
-    text = f"{option('reward', spec)}: the weight is not a number: got {got!r}, expected a finite one, as in =0.5"
+def _no_weight(spec: str, weight: str, hint: str | None = None) -> UsageError:
+    text = f"{option('reward', spec)}: the weight is not a number: got {weight!r}, expected a finite one, as in =0.5"
     return UsageError(text, hint=hint)

@@ -49,7 +49,7 @@ class RewardModel:
         """One score each, an OutsideError in place of each that cannot be had."""
         model = self._loaded()
         ids = [conversation_ids(rollout)[1] for rollout in rollouts]
-        result: list[float | OutsideError | None] = [self._fault(one) for one in ids]
+        result: list[float | OutsideError | None] = [*map(self._fault, ids)]
         # Sorted by length, a batch is hardly padded.
         waiting = sorted((k for k, fault in enumerate(result) if fault is None), key=lambda k: len(ids[k]))
         while waiting:
@@ -83,9 +83,9 @@ class RewardModel:
         pad = model.config.pad_token_id or 0
         tokens = torch.full((len(ids), width), pad, dtype=torch.long)
         mask = torch.zeros((len(ids), width), dtype=torch.long)
-        for row, one in enumerate(ids):
-            tokens[row, : len(one)] = torch.from_numpy(one.astype(np.int64))
-            mask[row, : len(one)] = 1
+        for row, row_ids in enumerate(ids):
+            tokens[row, : len(row_ids)] = torch.from_numpy(row_ids.astype(np.int64))
+            mask[row, : len(row_ids)] = 1
         with torch.inference_mode():
             answer = model(input_ids=tokens.to(model.device), attention_mask=mask.to(model.device), use_cache=False)
         scores: list[float] = answer.logits[:, 0].float().cpu().tolist()

@@ -103,7 +103,7 @@ class EvaluatorReward(UserReward):
 
     def call(self, rollout: View) -> Any:
         """The method's answer, or an awaitable of it."""
-        item = EvaluatedItem.of(self.own(rollout))
+        item = EvaluatedItem.of(self.private_copy(rollout))
         method = getattr(self.function, _METHODS[self._whole])
         return method(EvaluatorInput([item]) if self._whole else item)
 
@@ -111,9 +111,9 @@ class EvaluatorReward(UserReward):
         """``score`` of the answer. Raises RewardError for an answer without a score, or with an error in its place."""
         outputs = getattr(value, "eval_output_items", None) if self._whole else [value]
         if not isinstance(outputs, list) or len(outputs) != 1 or not hasattr(outputs[0], "score"):
-            got = type(value).__name__
             raise RewardError(
-                f"{self.name} gave a value of type {got}, expected one output with a score ({self._defined})"
+                f"{self.name} gave a value of type {type(value).__name__}, expected one output with a score "
+                f"({self._defined})"
             )
         reason = getattr(outputs[0], "reasoning", None)
         if isinstance(reason, Mapping) and reason.get("error"):

@@ -16,30 +16,30 @@ from gymdata.user_code import in_memory, load_symbol, place_in, place_of
 def load_user_reward(spec: str) -> UserReward:
     """From ``path.py:function``, or ``path.py:Class{…}``: an instance made with the JSON object's keys. A class of the
     NeMo Agent Toolkit's evaluators needs no braces. Raises UsageError."""
-    place, brace, keys = spec.partition("{")
-    function, source = load_symbol(place, option("reward"))
-    what = option("reward", spec)
+    symbol, brace, keys = spec.partition("{")
+    function, source = load_symbol(symbol, option("reward"))
+    label = option("reward", spec)
     if inspect.isclass(function):
-        name = place.rpartition(":")[2]
+        name = symbol.rpartition(":")[2]
         if not brace and not is_evaluator(function):
             # It can be called, which makes an instance and no rewards.
             raise UsageError(
-                f"{what}: got the class {name}, expected a function",
-                hint=f"name an instance in the file (reward = {name}()) and give that, or {place}{{}}",
+                f"{label}: got the class {name}, expected a function",
+                hint=f"name an instance in the file (reward = {name}()) and give that, or {symbol}{{}}",
             )
         try:
-            given = json.loads(brace + keys or "{}")
+            arguments = json.loads(brace + keys or "{}")
         except ValueError as error:
-            raise UsageError(f"{what}: its arguments are no JSON object: {error}") from error
+            raise UsageError(f"{label}: its arguments are no JSON object: {error}") from error
         if is_evaluator(function) and needs_concurrency(function):
-            given.setdefault("max_concurrency", CONCURRENT)
-        function = made_by(function, given, what)
+            arguments.setdefault("max_concurrency", CONCURRENT)
+        function = instance_of(function, arguments, label)
         source += brace + keys
     elif brace:
-        raise UsageError(f"{what}: only a class takes arguments, got {type(function).__name__}")
+        raise UsageError(f"{label}: only a class takes arguments, got {type(function).__name__}")
     if not (callable(function) or is_evaluator(function)):
         raise UsageError.bad_value(option("reward"), spec, f"a function, got {type(function).__name__}")
-    return _reward(function, source, what)
+    return _reward(function, source, label)
 
 
 def given_reward(function: Any) -> UserReward:
@@ -53,19 +53,19 @@ def given_reward(function: Any) -> UserReward:
     return reward
 
 
-def _reward(function: Any, source: str, what: str) -> UserReward:
+def _reward(function: Any, source: str, label: str) -> UserReward:
     if is_evaluator(function):
         return EvaluatorReward(function, source)
     try:
         return UserReward(function, source)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{what}: its parameters cannot be read: {error}") from error
+        raise UsageError(f"{label}: its parameters cannot be read: {error}") from error
 
 
-def made_by(kind: Any, keys: Mapping[str, Any], what: str) -> Any:
+def instance_of(kind: Any, keys: Mapping[str, Any], label: str) -> Any:
     """An instance of a user's class. Raises UsageError with the file and line for whatever its constructor raises."""
     try:
         return kind(**keys)
     except Exception as error:  # user code may raise anything
-        at = place_in(error, getattr(inspect.getmodule(kind), "__file__", None)) or place_of(kind)
-        raise UsageError(f"{what}: {getattr(kind, '__name__', kind)} raised {raised(error)} ({at})") from error
+        where = place_in(error, getattr(inspect.getmodule(kind), "__file__", None)) or place_of(kind)
+        raise UsageError(f"{label}: {getattr(kind, '__name__', kind)} raised {raised(error)} ({where})") from error

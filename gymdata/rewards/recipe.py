@@ -74,8 +74,8 @@ class Rule:
     def fits(self, task: TaskRow) -> bool:
         # In Python true equals 1; in a task they differ.
         return all(
-            any(isinstance(got, bool) == isinstance(value, bool) and bool(got == value) for value in values)
-            for got, values in ((field_at(task, name), values) for name, values in self.when.items())
+            any(isinstance(field, bool) == isinstance(value, bool) and bool(field == value) for value in values)
+            for field, values in ((field_at(task, name), values) for name, values in self.when.items())
         )
 
     def __str__(self) -> str:
@@ -100,8 +100,8 @@ class Recipe:
     def weight(self, source: RewardSource, task: TaskRow) -> float | None:
         """How much a reward counts for a task; None when it is not called."""
         rule = self.rule_of(task)
-        found = [s.weight for s in self.rules[rule].rewards if s.key() == source.key()] if rule is not None else []
-        return found[0] if found else None
+        weights = [s.weight for s in self.rules[rule].rewards if s.key() == source.key()] if rule is not None else []
+        return weights[0] if weights else None
 
 
 def read_recipe(file: Path) -> Recipe:
@@ -122,9 +122,9 @@ def _rule(values: Any, where: str, beside: Path) -> Rule:
         raise UsageError.bad_value(where, sorted(values), "either when and rewards, or default")
     if rule.when is not None and not rule.when:
         raise UsageError(f"{where}: `when` names no field", hint="write `default:` for what fits every task")
-    given = rule.rewards if rule.default is None else rule.default
+    rewards = rule.rewards if rule.default is None else rule.default
     key = "rewards" if rule.default is None else "default"
-    sources = [_source(one, f"{where}.{key}[{k}]", beside) for k, one in enumerate(given or ())]
+    sources = [_source(reward, f"{where}.{key}[{k}]", beside) for k, reward in enumerate(rewards or ())]
     keys = [source.key() for source in sources]
     if len(set(keys)) < len(keys):
         raise UsageError(f"{where}: a reward is there twice", hint="give its whole weight once")
@@ -144,8 +144,8 @@ def _source(values: Any, where: str, beside: Path) -> RewardSource:
         raise UsageError.bad_value(where, kinds or sorted(values), f"exactly one of {', '.join(_KINDS)}")
     if source.argument is not None and source.name is None:
         raise UsageError(f"{where}: only a named reward takes an argument")
-    kind, place = source.what()
-    file = place.rpartition(":")[0] if kind == "python" else place
+    kind, location = source.what()
+    file = location.rpartition(":")[0] if kind == "python" else location
     if kind in ("python", "model") and (beside / file).exists():
-        return source.model_copy(update={kind: str(beside / place)})
+        return source.model_copy(update={kind: str(beside / location)})
     return source

@@ -323,10 +323,10 @@ class Flipped(Sequence[dict[str, Any]]):
 
     __hash__ = None  # type: ignore[assignment]  # it grows
 
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[n] for n in range(*at.indices(len(self)))]
-        batch, row = divmod(range(len(self))[at], _FLIPS_AT_ONCE)
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[n] for n in range(*index.indices(len(self)))]
+        batch, row = divmod(range(len(self))[index], _FLIPS_AT_ONCE)
         if batch == len(self._columns):
             return self._rows[row]
         return self._columns[batch].slice(row, 1).to_pylist()[0]

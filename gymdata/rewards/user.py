@@ -110,16 +110,16 @@ class UserReward:
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         self._takes = frozenset(p.name for p in named)
         self._required = [p.name for p in named if p.default is p.empty]
-        one, batch = (sorted(self._takes.intersection(names)) for names in (_ONE, _BATCH))
-        if one and batch:
+        singular, plural = (sorted(self._takes.intersection(names)) for names in (_ONE, _BATCH))
+        if singular and plural:
             raise UsageError(
-                f"reward {self.name}: takes {', '.join(one)}, which is of one rollout, and {', '.join(batch)}, which is of "
-                f"a batch ({self._defined})",
+                f"reward {self.name}: takes {', '.join(singular)}, which is of one rollout, and {', '.join(plural)}, which is "
+                f"of a batch ({self._defined})",
                 hint="take completion and prompt and return a number, or completions and prompts and return a list",
             )
         # What one agent left: a function of a batch says so by completions or prompts.
         of_agent = self._takes & {"stderr", "exit_code", "directory"}
-        self.single = bool(one) or (not batch and (bool(of_agent) or _is_number(signature.return_annotation)))
+        self.single = bool(singular) or (not plural and (bool(of_agent) or _is_number(signature.return_annotation)))
 
     def __call__(self, rollouts: Sequence[View]) -> list[Value]:
         """One value each. Raises RewardError when a function of a batch raises or returns something else; of one rollout
@@ -138,7 +138,7 @@ class UserReward:
     async def _each(self, rollouts: Sequence[View]) -> list[Value]:
         room = asyncio.Semaphore(self.concurrent)
 
-        async def one(rollout: View) -> Value:
+        async def with_retries(rollout: View) -> Value:
             async with room:
                 for _ in range(TRIES):
                     value = await self._one(rollout)
@@ -146,7 +146,7 @@ class UserReward:
                         break
             return value
 
-        return await asyncio.gather(*map(one, rollouts))
+        return await asyncio.gather(*map(with_retries, rollouts))
 
     async def _one(self, rollout: View) -> Value:
         try:
@@ -159,20 +159,20 @@ class UserReward:
 
     def call(self, rollout: View) -> Any:
         """The function's value of one rollout, or an awaitable of it."""
-        arguments = {name: one for name, (one,) in self._arguments([self.own(rollout)]).items()}
+        arguments = {name: value for name, (value,) in self._arguments([self.private_copy(rollout)]).items()}
         for plural, singular in zip(_BATCH, _ONE, strict=True):
             if plural in arguments:
                 arguments[singular] = arguments.pop(plural)
         return self.function(**self._taken(arguments))
 
-    def own(self, rollout: View) -> View:
+    def private_copy(self, rollout: View) -> View:
         """A copy for one call: what the function changes in it reaches no saved row, sibling or other reward."""
         handed_out = {key: value for key, value in rollout.items() if key in _HANDED_OUT}
         return cast("View", {**rollout, **copy.deepcopy(handed_out)})
 
     def _batch(self, rollouts: Sequence[View]) -> list[Value]:
         try:
-            values = self.function(**self._taken(self._arguments([*map(self.own, rollouts)])))
+            values = self.function(**self._taken(self._arguments([*map(self.private_copy, rollouts)])))
             if inspect.isawaitable(values):
                 values = self._run(values)
             # The values that a function returned, in order; None for what has none: a number, a text, a mapping.
@@ -226,9 +226,7 @@ class UserReward:
         if (type(error).__name__, where) not in self._seen:
             self._seen.add((type(error).__name__, where))
             _LOG.debug("%s raised", self.name, exc_info=error)
-        texts = [
-            one for one, batch in (("completion", "completions"), ("prompt", "prompts")) if self._takes & {one, batch}
-        ]
+        texts = [name for name, plural in zip(_ONE, _BATCH, strict=True) if self._takes & {name, plural}]
         note = ""
         if texts and not all(map(_plain, rollouts)) and isinstance(error, (AttributeError, KeyError, TypeError)):
             # It may have taken the messages for a text.
@@ -245,9 +243,9 @@ class UserReward:
         if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1):
             turns = n_turns(rollout)
             if len(value) != turns:
-                got = f"{counted(len(value), 'value')} for a rollout with {counted(turns, 'turn')}"
-                raise RewardError(f"{self.name} returned {got}, expected a number, or one per turn ({self._defined})")
-            return tuple(self._number(one) for one in value)
+                shape = f"{counted(len(value), 'value')} for a rollout with {counted(turns, 'turn')}"
+                raise RewardError(f"{self.name} returned {shape}, expected a number, or one per turn ({self._defined})")
+            return tuple(map(self._number, value))
         return self._number(value)
 
     def _number(self, value: Any) -> float | None:

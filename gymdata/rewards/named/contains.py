@@ -16,5 +16,5 @@ class Contains(NamedReward):
     quick = True
 
     def check(self, text: str, task: TaskRow) -> float | None:
-        wanted = answers_of(task) if self.given is None else [self.given]
-        return None if wanted is None else float(any(one.casefold() in text.casefold() for one in wanted))
+        answers = answers_of(task) if self.given is None else [self.given]
+        return None if answers is None else float(any(answer.casefold() in text.casefold() for answer in answers))

@@ -28,6 +28,6 @@ class MathVerify(NamedReward):
         if answers is None:
             return None
         # Its own timeouts use signals, which only the main thread may; the caller bounds the whole batch.
-        got = library.parse(text, parsing_timeout=None)
+        prediction = library.parse(text, parsing_timeout=None)
         gold = [library.parse(a if "$" in a or "\\" in a else f"${a}$", parsing_timeout=None) for a in answers]
-        return float(any(library.verify(g, got, timeout_seconds=None) for g in gold))
+        return float(any(library.verify(g, prediction, timeout_seconds=None) for g in gold))

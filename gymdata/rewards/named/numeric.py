@@ -23,11 +23,11 @@ class Numeric(NamedReward):
     quick = True
 
     def check(self, text: str, task: TaskRow) -> float | None:
-        wanted = [n for n in map(_wanted_number, answers_of(task) or ()) if n is not None]
-        if not wanted:
+        answers = [n for n in map(_answer_number, answers_of(task) or ()) if n is not None]
+        if not answers:
             return None
-        got = last_number(text)
-        return float(got is not None and any(math.isclose(got, w, rel_tol=1e-6, abs_tol=1e-9) for w in wanted))
+        number = last_number(text)
+        return float(number is not None and any(math.isclose(number, a, rel_tol=1e-6, abs_tol=1e-9) for a in answers))
 
 
 def last_number(text: str) -> float | None:
@@ -47,4 +47,4 @@ def last_number(text: str) -> float | None:
 
 
 #: Cached, because the members of a group share the answer.
-_wanted_number = functools.lru_cache(maxsize=1024)(last_number)
+_answer_number = functools.lru_cache(maxsize=1024)(last_number)
