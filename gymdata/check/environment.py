@@ -156,7 +156,7 @@ def check_environment(
     if trial.ended:
         thread.join(_END_S)
     elif thread.is_alive():
-        trial.found(
+        trial.report(
             "error", _NEVER_ENDS, trial.hanging_at(), "blocks the event loop: an async tool must not wait in it"
         )
     return EnvironmentCheck(
@@ -166,7 +166,7 @@ def check_environment(
         trial.calls_of.total(),
         len(trial.raised),
         trial.plays,
-        sorted(trial.findings, key=lambda one: one.severity),
+        sorted(trial.findings, key=lambda finding: finding.severity),
         round(time.monotonic() - began, 3),
     )
 
@@ -193,21 +193,19 @@ class _Trial:
         #: How often the event loop was free, and whether the trial has ended.
         self.beats, self.ended = 0, False
 
-    def found(self, severity: str, what: str, where: str, detail: str) -> None:
+    def report(self, severity: str, summary: str, where: str, detail: str) -> None:
         """Add a finding, one of a kind for each place."""
-        if not any((one.what, one.where) == (what, where) for one in self.findings):
-            self.findings.append(Finding(severity, what, where, detail))
+        if not any((finding.what, finding.where) == (summary, where) for finding in self.findings):
+            self.findings.append(Finding(severity, summary, where, detail))
 
     def hanging_at(self) -> str:
         """Where in the user's file a thread is now."""
         module = sys.modules.get(getattr(self._target, "__module__", ""))
         file = getattr(module, "__file__", None) or self.spec.rpartition(":")[0]
         for frame in sys._current_frames().values():
-            at: Any = frame
-            while at is not None:
-                if Path(at.f_code.co_filename).resolve() == Path(file).resolve():
-                    return f"{from_here(at.f_code.co_filename)}:{at.f_lineno}, in {at.f_code.co_name}"
-                at = at.f_back
+            for caller, line in traceback.walk_stack(frame):
+                if Path(caller.f_code.co_filename).resolve() == Path(file).resolve():
+                    return f"{from_here(caller.f_code.co_filename)}:{line}, in {caller.f_code.co_name}"
         return self._defined(self._target)
 
     def _defined(self, target: Any) -> str:
@@ -236,7 +234,7 @@ class _Trial:
             try:
                 asyncio.run(run_trial(environment))
             except BaseException as error:  # noqa: BLE001 - user code may raise anything, also what ends programs
-                self.found("error", "ends the check", self._defined(self._target), raised(error))
+                self.report("error", "ends the check", self._defined(self._target), raised(error))
 
     def loaded(self) -> _Watched | None:
         """The environment; None where its tools have no schema, each of which is a finding. Raises UsageError."""
@@ -250,7 +248,7 @@ class _Trial:
                 try:
                     schema_of(tool)
                 except Exception as fault:  # noqa: BLE001 - whatever transformers raises means that it has no schema
-                    self.found("error", f"tool {name} has no schema", place_of(tool), str(fault))
+                    self.report("error", f"tool {name} has no schema", place_of(tool), str(fault))
             if not self.findings:
                 raise error from None
             return None
@@ -260,7 +258,7 @@ class _Trial:
     def _public(self) -> list[tuple[str, Any]]:
         if inspect.isclass(self._target):
             methods = inspect.getmembers(self._target, inspect.isfunction)
-            return [(name, one) for name, one in methods if not name.startswith("_") and name not in NOT_TOOLS]
+            return [(name, method) for name, method in methods if not name.startswith("_") and name not in NOT_TOOLS]
         tools = self._target if isinstance(self._target, (list, tuple)) else [self._target]
         return [(getattr(tool, "__name__", str(tool)), tool) for tool in tools if callable(tool)]
 
@@ -276,7 +274,7 @@ class _Trial:
                 continue
             if scripted[0] != scripted[1]:
                 where = self._defined(self._public()[0][1] if self._public() else self._target)
-                self.found(
+                self.report(
                     "warning", "not the same twice", where, "two instances answered the same calls in different ways: "
                     "chance without a seed of the task, or state that instances share",
                 )  # fmt: skip
@@ -287,17 +285,17 @@ class _Trial:
                 await self._play("human", environment, task, self.human)
         for tool in self.schemas:
             name = str(tool["function"]["name"])
-            own = [error for of, error in self.raised if of == name]
-            if own and len(own) >= self.calls_of[name]:
+            errors = [error for of, error in self.raised if of == name]
+            if errors and len(errors) >= self.calls_of[name]:
                 function = dict(self._public())[name]
-                text = f"all {len(own)} sampled calls raised; the first: {raised(own[0])}"
-                self.found("warning", f"tool {name} answers with errors only", raised_at(own[0], function), text)
+                text = f"all {len(errors)} sampled calls raised; the first: {raised(errors[0])}"
+                self.report("warning", f"tool {name} answers with errors only", raised_at(errors[0], function), text)
 
     def _call(self, tool: ToolDefinition, task: Task, draw: random.Random) -> Message:
         """A message that calls a tool with arguments drawn from its schema."""
         function = tool["function"]
         schema = function.get("parameters") or {}
-        arguments = {name: _sampled(one, task, draw) for name, one in (schema.get("properties") or {}).items()}
+        arguments = {name: _sampled(inner, task, draw) for name, inner in (schema.get("properties") or {}).items()}
         return calling(str(function["name"]), arguments)
 
     async def _play(self, policy: str, environment: _Watched, task: Task, say: Human) -> list[Any] | None:
@@ -338,7 +336,7 @@ class _Trial:
             text, _, where = text[:-1].rpartition(" (")
         if method == "reset" and self.tasks[0].task_id == _MADE_UP:
             text += f"; the task was made up, with a prompt only: {option('tasks')} takes a file of real ones"
-        self.found("error", _NEVER_ENDS if hung else "fails", where, text)
+        self.report("error", _NEVER_ENDS if hung else "fails", where, text)
 
 
 class _Watched(PythonTools):
@@ -358,7 +356,7 @@ class _Watched(PythonTools):
         self.last, greeting = super()._make(task)
         if greeting is not None and not isinstance(greeting, str):
             text = f"reset returned {brief(greeting)}, which is not shown to the policy: only text is"
-            self._trial.found("warning", "reset returns no text", place_of(type(self.last).reset), text)
+            self._trial.report("warning", "reset returns no text", place_of(type(self.last).reset), text)
         return self.last, greeting
 
     async def call(self, tool: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -374,7 +372,7 @@ class _Watched(PythonTools):
             if isinstance(cause, (*_SLIPS, *_ODD)):
                 severity = "error" if isinstance(cause, _SLIPS) else "warning"
                 text = f"{raised(cause)} for {json.dumps(dict(arguments), default=str)}"
-                trial.found(severity, f"tool {name} raises", raised_at(error, tool), text)
+                trial.report(severity, f"tool {name} raises", raised_at(error, tool), text)
             raise
         _look_at(answer, tool, trial)
         return answer
@@ -397,24 +395,24 @@ def _look_at(answer: Any, tool: Callable[..., Any], trial: _Trial) -> None:
     name, where = getattr(tool, "__name__", str(tool)), place_of(tool)
     content = answer.content if isinstance(answer, Step) else answer
     if content is None and not isinstance(answer, Step):
-        trial.found("warning", f"tool {name} returns nothing", where, "the policy reads null")
+        trial.report("warning", f"tool {name} returns nothing", where, "the policy reads null")
         return
     if not isinstance(content, str):
         try:
             json.dumps(content, allow_nan=False)
         except (TypeError, ValueError) as error:
             text = f"returned {brief(content)}, which is not JSON ({error}): the policy reads it as text"
-            trial.found("error", f"tool {name} returns no JSON", where, text)
+            trial.report("error", f"tool {name} returns no JSON", where, text)
             return
     size = len(content.encode("utf-8", "replace")) if isinstance(content, str) else 0
     if size > MAX_OUTPUT_BYTES:
         text = f"{size:,} bytes, of which the policy reads {MAX_OUTPUT_BYTES:,}"
-        trial.found("warning", f"tool {name} returns too much", where, text)
+        trial.report("warning", f"tool {name} returns too much", where, text)
     stated = inspect.signature(tool).return_annotation
     stated = stated if isinstance(stated, str) else getattr(stated, "__name__", "")
     if stated in _PLAIN and not isinstance(answer, (*_PLAIN[stated], Step)):
         text = f"says that it returns {stated}, and returned {brief(answer)}"
-        trial.found("warning", f"tool {name} returns another type", where, text)
+        trial.report("warning", f"tool {name} returns another type", where, text)
 
 
 def _sampled(schema: Mapping[str, Any], task: Task, draw: random.Random) -> Any:
@@ -432,6 +430,6 @@ def _sampled(schema: Mapping[str, Any], task: Task, draw: random.Random) -> Any:
     if kind == "array":
         return [_sampled(schema.get("items") or {}, task, draw) for _ in range(draw.randint(0, 2))]
     if kind == "object":
-        return {name: _sampled(one, task, draw) for name, one in (schema.get("properties") or {}).items()}
+        return {name: _sampled(inner, task, draw) for name, inner in (schema.get("properties") or {}).items()}
     texts = [value for value in task.row.values() if isinstance(value, str) and len(value) < 200]
     return draw.choice([*texts, "1", "a", ""])

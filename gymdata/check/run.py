@@ -60,19 +60,19 @@ class ModelReport(Report):
         }
 
     def rows(self) -> list[Row]:
-        found, cure = self.check, self.cure
+        report, cure = self.check, self.cure
         patch = "none known" if cure is None else f"{cure.name} ({'keeps' if cure.check.ok else 'also changes'} turns)"
         return [
             ("template", self.template_name or "not one that is known"),
-            ("prefix-preserving", found.prefix_preserving),
-            ("carries token IDs over", found.bridges),
-            ("strips from earlier turns", ", ".join(found.strips) or "nothing"),
-            ("never writes", ", ".join(found.ignores) or "–"),
-            ("refuses", "; ".join(f"{name} ({why})" for name, why in found.refused.items()) or "nothing"),
-            ("end of turn", ", ".join(f"{text} ({i})" for i, text in found.end_of_turn)),
+            ("prefix-preserving", report.prefix_preserving),
+            ("carries token IDs over", report.bridges),
+            ("strips from earlier turns", ", ".join(report.strips) or "nothing"),
+            ("never writes", ", ".join(report.ignores) or "–"),
+            ("refuses", "; ".join(f"{name} ({why})" for name, why in report.refused.items()) or "nothing"),
+            ("end of turn", ", ".join(f"{text} ({i})" for i, text in report.end_of_turn)),
             ("generation mask", self.generation_mask or "no markers"),
-            ("text round-trips", found.text_stable),
-            ("random ids round-trip", f"{found.random_ids_stable:.0%} of runs of 8"),
+            ("text round-trips", report.text_stable),
+            ("random ids round-trip", f"{report.random_ids_stable:.0%} of runs of 8"),
             ("template patch", patch),
             ("verdict", self._verdict()),
         ]
@@ -141,14 +141,14 @@ def patched_template(chat: TransformersChat, tool_parser: str) -> tuple[Transfor
     report = check_template(chat)
     if report.ok:
         return chat, []
-    what = ", ".join(report.strips) or "earlier turns"
+    losses = ", ".join(report.strips) or "earlier turns"
     cure = _cure(chat)
     if cure is not None and cure.check.ok:
-        note = f"the chat template takes away {what}; {cure.name} keeps it and is used (not with --no-keep-reasoning)"
+        note = f"the chat template takes away {losses}; {cure.name} keeps it and is used (not with --no-keep-reasoning)"
         return chat.with_template(cure.template, tool_parser=tool_parser), [note]
     if report.bridges:
-        return chat, [f"the chat template rewrites {what}: train from the saved ids, not from rendered messages"]
-    return chat, [f"the chat template rewrites {what}, and no known form keeps it: some later turns will be refused"]
+        return chat, [f"the chat template rewrites {losses}: train from the saved ids, not from rendered messages"]
+    return chat, [f"the chat template rewrites {losses}, and no known form keeps it: some later turns will be refused"]
 
 
 def _cure(chat: TransformersChat) -> TemplatePatch | None:

@@ -111,7 +111,7 @@ def probes() -> list[Probe]:
     plain = [_user("What is 7+5?"), _assistant("It is 12.")]
     thought = [_user("What is 7+5?"), _assistant("It is 12.", _REASON)]
     called = [_user("What is 7+5?"), _called(("add", "a1"))]
-    both = _called(("add", "a1"), ("subtract", "a2"))
+    parallel = _called(("add", "a1"), ("subtract", "a2"))
     chain = [*called, _result("add", "a1", "12"), _called(("subtract", "a2")), _result("subtract", "a2", "2")]
     thinking = [
         _user("What is 7+5?"),
@@ -132,7 +132,7 @@ def probes() -> list[Probe]:
         Probe("tool calls in turn", chain, _TOOLS, ("tools",)),
         Probe(
             "parallel tool calls",
-            [called[0], both, _result("add", "a1", "12"), _result("subtract", "a2", "2")],
+            [called[0], parallel, _result("add", "a1", "12"), _result("subtract", "a2", "2")],
             _TOOLS,
             ("tools", "parallel tool calls"),
         ),
@@ -151,13 +151,13 @@ def check_template(chat: TransformersChat) -> TemplateCheck:
             steps = [
                 _Step(
                     number,
-                    probe.messages[at],
-                    chat.text(probe.messages[:at], probe.tools, generate=False),
-                    chat.text(probe.messages[:at], probe.tools, generate=True),
-                    chat.text(probe.messages[: at + 1], probe.tools, generate=False),
+                    probe.messages[start],
+                    chat.text(probe.messages[:start], probe.tools, generate=False),
+                    chat.text(probe.messages[:start], probe.tools, generate=True),
+                    chat.text(probe.messages[: start + 1], probe.tools, generate=False),
                     chat.text(probe.messages[:end], probe.tools, generate=True),
                 )
-                for number, (at, end) in enumerate(pairwise([*turns, len(probe.messages)]))
+                for number, (start, end) in enumerate(pairwise([*turns, len(probe.messages)]))
             ]
         except DataError as error:
             report.refused[probe.name] = str(error.message)
@@ -177,7 +177,7 @@ def check_template(chat: TransformersChat) -> TemplateCheck:
         except (DataError, RefusedError) as error:
             report.no_bridge[probe.name] = str(error.message)
         _presence(probe, steps, written, report)
-    report.ignores = [part for part, seen in written.items() if not seen and part not in report.strips]
+    report.ignores = [part for part, is_written in written.items() if not is_written and part not in report.strips]
     draw = random.Random(_SEED)
     plain = chat.plain_ids
     stable = 0
@@ -204,7 +204,7 @@ class _Step:
     following: str
 
 
-def _compare(chat: TransformersChat, found: TemplateCheck, probe: Probe, step: _Step) -> None:
+def _compare(chat: TransformersChat, report: TemplateCheck, probe: Probe, step: _Step) -> None:
     pairs: list[tuple[Where, list[int], str]] = [("earlier messages", _sampled(chat, step.closed), step.following)]
     if _can_generate(step.prompt, step.completion):
         prefix_kept = step.closed.startswith(step.before.rstrip())
@@ -216,13 +216,13 @@ def _compare(chat: TransformersChat, found: TemplateCheck, probe: Probe, step: _
         pairs.append(("earlier messages", sampled, step.closed))
     for where, was, after in pairs:
         now = chat.encode(after)
-        at = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
-        if at == len(was):
+        index = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
+        if index == len(was):
             continue
-        around = slice(max(0, at - WINDOW // 2), at + WINDOW)
+        around = slice(max(0, index - WINDOW // 2), index + WINDOW)
         old, new = was[around], now[around]
-        found.breaks.append(
-            TemplateBreak(probe.name, step.turn, where, at, chat.decode(old), chat.decode(new), old, new)
+        report.breaks.append(
+            TemplateBreak(probe.name, step.turn, where, index, chat.decode(old), chat.decode(new), old, new)
         )
 
 
@@ -252,11 +252,11 @@ def _thinks_aloud(completion: Message) -> bool:
     return "</think>" in str(completion.get("content"))
 
 
-def _presence(probe: Probe, steps: Sequence[_Step], written: dict[str, bool], found: TemplateCheck) -> None:
+def _presence(probe: Probe, steps: Sequence[_Step], written: dict[str, bool], report: TemplateCheck) -> None:
     for step in steps:
         if _thinks_aloud(step.completion):
-            if _REASON not in step.following and not {"reasoning", _INLINE} & {*found.strips}:
-                found.strips.append(_INLINE)
+            if _REASON not in step.following and not {"reasoning", _INLINE} & {*report.strips}:
+                report.strips.append(_INLINE)
             continue
         parts = {
             "reasoning": step.completion.get("reasoning"),
@@ -267,8 +267,8 @@ def _presence(probe: Probe, steps: Sequence[_Step], written: dict[str, bool], fo
             if text and text in step.closed:
                 if part in written:
                     written[part] = True
-                if text not in step.following and part not in found.strips:
-                    found.strips.append(part)
+                if text not in step.following and part not in report.strips:
+                    report.strips.append(part)
     written["system"] |= "system" in probe.needs and str(_SYSTEM["content"]) in steps[0].prompt
     written["tools"] |= "tools" in probe.needs and "subtract" in steps[0].prompt
 

@@ -113,8 +113,8 @@ class UserReward:
         singular, plural = (sorted(self._takes.intersection(names)) for names in (_ONE, _BATCH))
         if singular and plural:
             raise UsageError(
-                f"reward {self.name}: takes {', '.join(singular)}, which is of one rollout, and {', '.join(plural)}, which is "
-                f"of a batch ({self._defined})",
+                f"reward {self.name}: takes {', '.join(singular)}, which is of one rollout, and {', '.join(plural)}, which "
+                f"is of a batch ({self._defined})",
                 hint="take completion and prompt and return a number, or completions and prompts and return a list",
             )
         # What one agent left: a function of a batch says so by completions or prompts.

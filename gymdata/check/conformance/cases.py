@@ -66,8 +66,8 @@ async def _tool(probe: Probe, *, stream: bool) -> None:
     probe.say("The sum is 3068.")
     reply = await probe.ask([QUESTION], [ADD], stream=stream)
     probe.expect_read(probe.draws[0], ADD["name"], *ADD["parameters"]["properties"])
-    got = [(name, arguments) for _, name, arguments in reply.calls]
-    expect(got == [(CALL["name"], CALL["arguments"])], f"the client got the calls {got}, sampled was {CALL}")
+    calls = [(name, arguments) for _, name, arguments in reply.calls]
+    expect(calls == [(CALL["name"], CALL["arguments"])], f"the client got the calls {calls}, sampled was {CALL}")
     expect(reply.finish == "calls", f"the reason to end: got {reply.finish!r}, expected the dialect's word for calls")
     renamed = [{"id": "renamed_1", "name": CALL["name"], "arguments": CALL["arguments"]}]
     sent = reply.message() | {"calls": renamed}
@@ -126,8 +126,8 @@ async def edits_history(probe: Probe) -> None:
     probe.expect_read(probe.draws[2], edited["content"], never=[QUESTION["content"]])
     agents = [recorded.agent for recorded in await probe.finish()]
     expect(len(agents) > 2, f"{len(agents)} turns are recorded, expected 3")
-    own = agents[2] is not None and agents[2] not in agents[:2]
-    expect(own, f"the branch has no agent label of its own: the labels are {agents}")
+    is_new = agents[2] is not None and agents[2] not in agents[:2]
+    expect(is_new, f"the branch has no agent label of its own: the labels are {agents}")
 
 
 @case("a request that is wrong", *CONVERSATIONS)
@@ -220,11 +220,10 @@ async def client_logprobs(probe: Probe) -> str | None:
         return "refused by name"
     expect(status == 200, f"got {status} {answer[:300]!r}, expected 200, or 400 that names logprobs")
     entries = ((body["choices"][0].get("logprobs") or {}).get("content")) or []
-    got = [as_float32(entry["logprob"]) for entry in entries]
+    log_probs = [as_float32(entry["logprob"]) for entry in entries]
     (draw,) = probe.draws
-    expect(
-        got == [as_float32(value) for value in draw.log_probs], "the client's log-probabilities are not the engine's"
-    )
+    expected = [as_float32(value) for value in draw.log_probs]
+    expect(log_probs == expected, "the client's log-probabilities are not the engine's")
     return None
 
 

@@ -40,7 +40,7 @@ class Draw:
     finish_reason: str
 
     @property
-    def whole(self) -> list[int]:
+    def conversation(self) -> list[int]:
         """Prompt and generation."""
         return [*self.prompt, *self.ids]
 

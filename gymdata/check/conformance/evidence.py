@@ -67,8 +67,8 @@ def difference(
             wrong.append((number, turn))
             continue
         left.remove(draw)
-        if (what := _numbers(turn.log_probs, draw.log_probs)) is not None:
-            return f"turn {number}: {what}"
+        if (problem := _numbers(turn.log_probs, draw.log_probs)) is not None:
+            return f"turn {number}: {problem}"
         if turn.finish_reason != draw.finish_reason:
             return f"turn {number}: finish_reason is {turn.finish_reason!r}, the engine's was {draw.finish_reason!r}"
     if wrong:
@@ -83,10 +83,10 @@ def not_continued(draw: Draw, before: Sequence[int], decode: Decode) -> str | No
     """How the prompt of ``draw`` leaves the ids ``before``, which it must begin with; None where it does not."""
     if draw.prompt[: len(before)] == list(before):
         return None
-    at = _first_difference(draw.prompt, before)
-    read, expected = (decode(ids[at : at + 8]) for ids in (draw.prompt, before))
+    index = _first_difference(draw.prompt, before)
+    read, expected = (decode(ids[index : index + 8]) for ids in (draw.prompt, before))
     return (
-        f"the prompt does not continue the ids that were read and sampled: from token {at} it is {read!r}, expected "
+        f"the prompt does not continue the ids that were read and sampled: from token {index} it is {read!r}, expected "
         f"{expected!r}; an earlier message was rendered again"
     )
 
@@ -96,19 +96,19 @@ def as_float32(value: float) -> bytes:
     return struct.pack("<f", value)
 
 
-def _numbers(got: Sequence[float], sampled: Sequence[float]) -> str | None:
-    if len(got) != len(sampled):
-        return f"{len(got)} log-probabilities for {len(sampled)} generated tokens"
-    bits, expected = ([as_float32(value) for value in values] for values in (got, sampled))
+def _numbers(recorded: Sequence[float], sampled: Sequence[float]) -> str | None:
+    if len(recorded) != len(sampled):
+        return f"{len(recorded)} log-probabilities for {len(sampled)} generated tokens"
+    bits, expected = ([as_float32(value) for value in values] for values in (recorded, sampled))
     if bits == expected:
         return None
-    at = next(k for k, (a, b) in enumerate(zip(bits, expected, strict=True)) if a != b)
-    place = f"at token {at} got {got[at]:.9g}, sampled {sampled[at]:.9g}"
-    if len(got) > 1 and (bits[1:] == expected[:-1] or bits[:-1] == expected[1:]):
-        return f"the log-probabilities are shifted by one token: {place}"
-    if max(abs(a - b) for a, b in zip(got, sampled, strict=True)) < 0.01:
-        return f"the log-probabilities are rounded: {place}"
-    return f"the log-probabilities are not the engine's: {place}"
+    index = next(k for k, (a, b) in enumerate(zip(bits, expected, strict=True)) if a != b)
+    detail = f"at token {index} got {recorded[index]:.9g}, sampled {sampled[index]:.9g}"
+    if len(recorded) > 1 and (bits[1:] == expected[:-1] or bits[:-1] == expected[1:]):
+        return f"the log-probabilities are shifted by one token: {detail}"
+    if max(abs(a - b) for a, b in zip(recorded, sampled, strict=True)) < 0.01:
+        return f"the log-probabilities are rounded: {detail}"
+    return f"the log-probabilities are not the engine's: {detail}"
 
 
 def _unlike(turn: RecordedTurn, draws: Sequence[Draw], failed: Sequence[list[int]], decode: Decode) -> str:
@@ -120,7 +120,7 @@ def _unlike(turn: RecordedTurn, draws: Sequence[Draw], failed: Sequence[list[int
     if turn.prompt in failed:
         return "the engine failed this request, and it is recorded as a turn"
     conversation = [*turn.prompt, *turn.ids]
-    if (moved := next((d for d in draws if d.whole == conversation), None)) is not None:
+    if (moved := next((d for d in draws if d.conversation == conversation), None)) is not None:
         off = len(turn.prompt) - len(moved.prompt)
         counts = f"{len(turn.ids)} generated tokens, sampled {len(moved.ids)}"
         return f"the border between prompt and generation is shifted by {off}: {counts}"
@@ -139,10 +139,10 @@ def _unlike(turn: RecordedTurn, draws: Sequence[Draw], failed: Sequence[list[int
     return "the engine sampled neither its ids nor after its prompt"
 
 
-def _place(got: Sequence[int], expected: Sequence[int], decode: Decode) -> str:
-    at = _first_difference(got, expected)
-    read, sampled = list(got[at : at + 8]), list(expected[at : at + 8])
-    return f"from token {at} got {decode(read)!r} {read}, expected {decode(sampled)!r} {sampled}"
+def _place(recorded: Sequence[int], expected: Sequence[int], decode: Decode) -> str:
+    index = _first_difference(recorded, expected)
+    read, sampled = list(recorded[index : index + 8]), list(expected[index : index + 8])
+    return f"from token {index} got {decode(read)!r} {read}, expected {decode(sampled)!r} {sampled}"
 
 
 def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:

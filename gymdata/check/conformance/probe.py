@@ -119,8 +119,8 @@ class Probe:
 
     def expect_continues(self, draw: Draw, before: Draw) -> str:
         """The prompt of ``draw`` begins with all ids of ``before``; returns the text of what follows them."""
-        expect((what := not_continued(draw, before.whole, self.text_of)) is None, str(what))
-        return self.text_of(draw.prompt[len(before.whole) :])
+        expect((problem := not_continued(draw, before.conversation, self.text_of)) is None, str(problem))
+        return self.text_of(draw.prompt[len(before.conversation) :])
 
     # --- the recorder -----------------------------------------------------------------------------------------------
 
@@ -172,8 +172,10 @@ class Probe:
                 with contextlib.suppress(ValueError):  # the mark at the end of a stream
                     events.append(json.loads(data))
             # Responses has events of its own for errors.
-            own = (isinstance(one, dict) and one.get("type") in ("error", "response.failed") for one in events)
-            expect(any(own) or any(map(self.wire.error_of, events)), f"the stream has no error in it: {text[:300]!r}")
+            failures = (isinstance(e, dict) and e.get("type") in ("error", "response.failed") for e in events)
+            expect(
+                any(failures) or any(map(self.wire.error_of, events)), f"the stream has no error in it: {text[:300]!r}"
+            )
             return 500
         expect(status >= 400, f"got {status}, expected an error: {text[:300]!r}")
         expect(self.wire.error_of(body) is not None, f"the error is not in the dialect's form: {status} {text[:300]!r}")
@@ -199,7 +201,7 @@ class Probe:
         """Every turn is what was sampled, and stays so when the sessions end."""
         recorded = {key: await self.turns(key) for key in sorted(self.keys)}
         turns = [turn for of_session in recorded.values() for turn in of_session]
-        expect((what := difference(turns, self.draws, self.engine.failed, self.text_of)) is None, str(what))
+        expect((problem := difference(turns, self.draws, self.engine.failed, self.text_of)) is None, str(problem))
         for key in sorted(recorded.keys() - self._finished):
             if before := [(turn.prompt, turn.ids, turn.log_probs) for turn in recorded[key]]:
                 after = [(turn.prompt, turn.ids, turn.log_probs) for turn in await self.finish(key)]
