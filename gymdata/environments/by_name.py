@@ -25,9 +25,9 @@ class ByName:
             return next(iter(self.environments.values()))
         environment = self.environments.get(name) if isinstance(name, str) else None
         if environment is None:
-            shown = "nothing" if name is None else repr(name)[:80]
+            value = "nothing" if name is None else repr(name)[:80]
             raise DataError(
-                f"task {task.task_id}: env: got {shown}, expected one of {', '.join(self.environments)}",
+                f"task {task.task_id}: env: got {value}, expected one of {', '.join(self.environments)}",
                 hint="give the environment with --env NAME=SPEC, or correct the task",
             )
         return environment

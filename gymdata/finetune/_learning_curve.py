@@ -45,8 +45,8 @@ def draw_curve(path: Path, rows: Sequence[EpochRow], facts: Mapping[str, Any]) -
         ("training_loss", "training loss", _LOSS, bottom, -0.5),
         ("kl_to_start", "KL to the first policy", _KL, kl, -1.0),
     ]
-    for name, label, color, on, at in lines:
-        points = [(row["epoch"] + at, row[name]) for row in rows if _number(row.get(name))]
+    for name, label, color, on, shift in lines:
+        points = [(row["epoch"] + shift, row[name]) for row in rows if _number(row.get(name))]
         on.plot([x for x, _ in points], [y for _, y in points], color=color, marker="o", ms=4, lw=1.6)
         on.set_ylabel(label, color=color, fontsize=9)
         on.tick_params(axis="y", colors=color, labelsize=8)
@@ -91,21 +91,21 @@ def _reward(axis: Any, rows: Sequence[EpochRow]) -> None:
 
 def _held_out(axis: Any, rows: Sequence[EpochRow], facts: Mapping[str, Any]) -> None:
     start = facts.get("validation_before")
-    found = [(0, start)] if start else []
-    found += [(row["epoch"], row["validation"]) for row in rows if row.get("validation")]
-    points = [(x, v["rate"], v["ci95"]) for x, v in found if v["rate"] is not None]
+    validations = [(0, start)] if start else []
+    validations += [(row["epoch"], row["validation"]) for row in rows if row.get("validation")]
+    points = [(x, v["rate"], v["ci95"]) for x, v in validations if v["rate"] is not None]
     if not points:
         return
     xs, ys = [x for x, *_ in points], [y for _, y, _ in points]
     intervals = [[y - (b[0] if b else y) for _, y, b in points], [(b[1] if b else y) - y for _, y, b in points]]
-    n = found[-1][1]["n"]
+    n = validations[-1][1]["n"]
     label = f"held-out rate, n = {n:,} (95 % interval)"
     look = {"color": _HELD_OUT, "marker": "s", "ms": 7, "lw": 1.6, "capsize": 4, "zorder": 4}
     axis.errorbar(xs, ys, yerr=intervals, label=label, **look)
-    for place, (x, y, _) in enumerate(points):
-        if place in (0, len(points) - 1):
+    for index, (x, y, _) in enumerate(points):
+        if index in (0, len(points) - 1):
             # Beside its point on the inner side, above the error bar's middle.
-            side, align = ((10, 12), "left") if place == 0 else ((-8, 7), "right")
+            side, align = ((10, 12), "left") if index == 0 else ((-8, 7), "right")
             look = {"color": _HELD_OUT, "ha": align, "weight": "bold"}
             axis.annotate(f"{100 * y:.1f} %", (x, y), xytext=side, textcoords="offset points", **look)
 
@@ -144,13 +144,13 @@ def _groups(axis: Any, rows: Sequence[EpochRow]) -> None:
 
 
 def _numbers(row: Mapping[str, object], prefix: str = "") -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+    numbers: list[tuple[str, float]] = []
     for name, value in row.items():
         if _number(value):
-            found.append((prefix + name, float(value)))
+            numbers.append((prefix + name, float(value)))
         elif isinstance(value, Mapping):
-            found += _numbers(value, f"{prefix}{name}/")
-    return found
+            numbers += _numbers(value, f"{prefix}{name}/")
+    return numbers
 
 
 def _number(value: object) -> TypeGuard[float]:

@@ -92,9 +92,9 @@ def check(
     if config is not None:
         faults += _name_faults(config, where)
         if more is not None:
-            others = list(more(config))
+            more_faults = list(more(config))
             # One alone is raised as what it is where it is met.
-            faults += others if faults or len(others) > 1 else []
+            faults += more_faults if faults or len(more_faults) > 1 else []
     if faults:
         raise UsageError.several(faults)
     assert config is not None
@@ -135,12 +135,12 @@ def for_validation(config: FinetuneConfig, file: Path, overrides: Overrides = ()
         if _path_of(key)[:2] == ["finetuning", "validation"]:
             assign(values, key, value)
     try:
-        own = check(values, where)
+        validation = check(values, where)
     except UsageError as error:
         raise UsageError.several([*faults, error]) from error
     if faults:
         raise UsageError.several(faults)
-    return own
+    return validation
 
 
 def target_of(config: FinetuneConfig) -> str:
@@ -186,8 +186,8 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         return dict(over)  # a part of another kind has other keys
     result = dict(under)
     for key, value in over.items():
-        held = result.get(key)
-        result[key] = merged(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return result
 
 
@@ -228,8 +228,8 @@ def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iter
     validation, general = _section(over, "finetuning.validation"), _section(over, "eval.general")
     if "config" in validation:
         yield UsageError(f"{where}: finetuning.validation.config cannot be honoured: it is the file for validation")
-    own = config.eval.general.model_dump(mode="json", by_alias=True)["dataset"]
-    if general.get("dataset", own) != own and isinstance(validation.get("dataset"), (str, Mapping)):
+    dataset = config.eval.general.model_dump(mode="json", by_alias=True)["dataset"]
+    if general.get("dataset", dataset) != dataset and isinstance(validation.get("dataset"), (str, Mapping)):
         text = f"{where}: eval.general.dataset cannot be honoured beside finetuning.validation.dataset"
         yield UsageError(text, hint="name the held-out tasks once")
 

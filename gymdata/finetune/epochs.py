@@ -39,9 +39,9 @@ class EpochLoop:
         try:
             return _Run(plan, builder, adapter, watch, state).run()
         except KeyboardInterrupt:
-            at = state.running()
+            stage = state.running()
             state.end("interrupted", "interrupted")
-            watch.message(f"{plan.output}: stopped{at}; rerun the same command to resume")
+            watch.message(f"{plan.output}: stopped{stage}; rerun the same command to resume")
             raise
         except Exception as error:  # user code may raise anything
             state.end("failed", str(error))
@@ -81,9 +81,8 @@ class _Run:
 
     def _stage(self, epoch: int, name: str, work: Callable[[], Figures]) -> Figures:
         """The stage's result: from the state when it is done, else by running it."""
-        known = self.state.done(epoch, name)
-        if known is not None:
-            return known
+        if (result := self.state.done(epoch, name)) is not None:
+            return result
         self.state.begin(epoch, name)
         self.watch.stage(epoch, name)
         result = dict(work())
@@ -116,11 +115,9 @@ class _Run:
         kl: Figures = {}
         if fresh and plan.measure_kl is not None and plan.trainer.measure_kl:
             kl = self._stage(epoch, "kl", lambda: self._kl(epoch, version))
-        validation: Figures | None = None
+        validation = self.state.done(epoch, "validate")  # done already where it was the last epoch once
         if plan.validated(epoch):
             validation = self._stage(epoch, "validate", lambda: self._validate(epoch, after, next_version))
-        elif (known := self.state.done(epoch, "validate")) is not None:
-            validation = known  # it was the last epoch once
         facts = {
             "epoch": epoch,
             "algorithm": plan.loop.algorithm,
@@ -193,8 +190,8 @@ class _Run:
     def _train(self, epoch: int, policy: Path, version: int, data: Figures) -> Figures:
         loop = self.plan.loop
         if data.get("skipped"):
-            kept = int(policy.parent.name.removeprefix("epoch-")) if version else 0
-            return {"policy_of_epoch": kept, "next_policy_version": version, "skipped": data["skipped"]}
+            policy_epoch = int(policy.parent.name.removeprefix("epoch-")) if version else 0
+            return {"policy_of_epoch": policy_epoch, "next_policy_version": version, "skipped": data["skipped"]}
         output = self.plan.folder(epoch) / "policy"
         job = TrainingJob(
             job_id=f"{self.state.run_id}-epoch-{epoch:03d}",
@@ -216,9 +213,9 @@ class _Run:
             raise OutsideError("trainer", text, hint=hint)
         return {"policy_of_epoch": epoch, "next_policy_version": version + 1, **figures.trained(output)}
 
-    def _call(self, name: str, *given: Any, kind: type = str) -> Any:
+    def _call(self, name: str, *arguments: Any, kind: type = str) -> Any:
         """What a method of the adapter returned. Raises UsageError for another kind of value."""
-        value = (method := getattr(self.adapter, name))(*given)
+        value = (method := getattr(self.adapter, name))(*arguments)
         if not isinstance(value, kind):
             raise UsageError.bad_value(f"the adapter's {name} ({place_of(method)})", value, f"a {kind.__name__}")
         return value
@@ -264,7 +261,7 @@ class _Run:
 
     def _result(self, policy: Path, version: int) -> Figures:
         plan = self.plan
-        validations = {e: found for e in range(plan.loop.num_epochs + 1) if (found := self.state.done(e, "validate"))}
+        validations = {e: v for e in range(plan.loop.num_epochs + 1) if (v := self.state.done(e, "validate"))}
         result: Figures = {
             "status": "completed",
             "run_id": self.state.run_id,
@@ -293,8 +290,8 @@ class _Run:
     def _describe(self, status: str, policy: Path | None = None) -> None:
         parents = []
         if policy is not None:
-            found = policy / "run.json"
-            parents = [{"path": str(policy.resolve()), "run_json_xxh3": hash_file(found) if found.is_file() else None}]
+            file = policy / "run.json"
+            parents = [{"path": str(policy.resolve()), "run_json_xxh3": hash_file(file) if file.is_file() else None}]
         left = self._kl_coef(self.plan.loop.num_epochs + 1)
         write_run_json(
             self.plan.output,

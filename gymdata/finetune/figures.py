@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 def rewards(scores: pa.Table) -> Figures:
     """Mean, bounds and 95 % interval by task of a table with task_id and reward; how many are unscored."""
-    known = _known(scores)
-    values = known["reward"]
-    mean, low, high = mean_ci(values.to_numpy(), known["task_id"].to_numpy()) if len(known) else (math.nan,) * 3
+    rows = _scored_rows(scores)
+    values = rows["reward"]
+    mean, low, high = mean_ci(values.to_numpy(), rows["task_id"].to_numpy()) if len(rows) else (math.nan,) * 3
     return {
         "reward_mean": None if math.isnan(mean) else mean,
         "reward_ci95": _interval(low, high),
         "reward_min": values.min(),
         "reward_max": values.max(),
         "rollouts": len(scores),
-        "unscored": len(scores) - len(known),
+        "unscored": len(scores) - len(rows),
     }
 
 
@@ -39,27 +39,27 @@ def missing(run: Path) -> int:
     import polars as pl
 
     extent = read_run_json(run).get("extent") or {}
-    wanted = int(extent.get("tasks") or 0) * int(extent.get("num_rollouts") or 0)
-    return max(0, wanted - int(scan_lazy(run).select(pl.len()).collect().item()))
+    total = int(extent.get("tasks") or 0) * int(extent.get("num_rollouts") or 0)
+    return max(0, total - int(scan_lazy(run).select(pl.len()).collect().item()))
 
 
 def held_out(scores: pa.Table, threshold: float) -> Figures:
     """Share of the rollouts of a table with task_id and reward whose reward is above ``threshold``, with its 95 % interval:
     Wilson's with one rollout per task, else by bootstrap over tasks."""
-    known = _known(scores)
-    n, unscored, tasks = len(known), len(scores) - len(known), known["task_id"].n_unique()
+    rows = _scored_rows(scores)
+    n, unscored, tasks = len(rows), len(scores) - len(rows), rows["task_id"].n_unique()
     if not n:
         return {"n": 0, "tasks": 0, "rate": None, "ci95": None, "reward_mean": None, "unscored": unscored}
-    success = (known["reward"] > threshold).to_numpy().astype(np.float64)
+    success = (rows["reward"] > threshold).to_numpy().astype(np.float64)
     successes = int(success.sum())
-    low, high = wilson(successes, n) if tasks == n else mean_ci(success, known["task_id"].to_numpy())[1:]
+    low, high = wilson(successes, n) if tasks == n else mean_ci(success, rows["task_id"].to_numpy())[1:]
     return {
         "n": n,
         "tasks": tasks,
         "successes": successes,
         "rate": successes / n,
         "ci95": _interval(low, high),
-        "reward_mean": known["reward"].mean(),
+        "reward_mean": rows["reward"].mean(),
         "unscored": unscored,
     }
 
@@ -102,7 +102,7 @@ def _by_task(run: Path, threshold: float) -> dict[str, float]:
     return dict(tasks.collect(engine="streaming").iter_rows())
 
 
-def _known(scores: pa.Table) -> pl.DataFrame:
+def _scored_rows(scores: pa.Table) -> pl.DataFrame:
     """The rows of task_id and reward that have a finite reward."""
     import polars as pl
 

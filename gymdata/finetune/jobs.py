@@ -89,17 +89,17 @@ def wait(process: subprocess.Popen[bytes], log: Path, progress: Progress, timeou
 def follow_log(log: Path, progress: Progress) -> None:
     """Report the progress and the loss in the log's last line, as in ``training 12/40 loss 0.31``."""
     lines = last_lines(log, 1)
-    if lines and (found := re.search(r"(\d[\d,]*)/(\d[\d,]*)", lines[-1])):
-        done, total = (int(number.replace(",", "")) for number in found.groups())
+    if lines and (match := re.search(r"(\d[\d,]*)/(\d[\d,]*)", lines[-1])):
+        done, total = (int(number.replace(",", "")) for number in match.groups())
         loss = re.search(r"\bloss (-?\d[\d.e+-]*)", lines[-1])
         progress.update(done=done, total=total, **({"loss": float(loss[1])} if loss else {}))
 
 
-def complete(what: str, words: Sequence[str], log: Path, progress: Progress) -> None:
+def complete(label: str, words: Sequence[str], log: Path, progress: Progress) -> None:
     """Run ``words`` to their end. Raises the error of ``failed``."""
     code = wait(start(words, log), log, progress)
     if code != 0:
-        raise failed(what, code, log)
+        raise failed(label, code, log)
 
 
 class CommandRunner:
@@ -127,10 +127,10 @@ class CommandRunner:
         return {**printed, "exit_code": code} if isinstance(printed, dict) else {"exit_code": code, "value": printed}
 
 
-def failed(what: str, code: int, log: Path) -> GymdataError:
+def failed(label: str, code: int, log: Path) -> GymdataError:
     """The error of a child that ended with ``code``; its exit code is the child's (3 when a signal ended it)."""
     last_output = "\n".join(f"    {line}" for line in last_lines(log))
-    text = f"{what} {how_ended(code)}" + (f":\n{last_output}" if last_output else "")
+    text = f"{label} {how_ended(code)}" + (f":\n{last_output}" if last_output else "")
     return GymdataError(text, hint=f"the whole log is {log}", exit_code=code if code > 0 else 3)
 
 
@@ -141,9 +141,9 @@ class CollectingBuilder:
         self.config, self._commands, self.base = config, commands, dict(base)
 
     def collect(self, order: CollectOrder, progress: Progress) -> None:
-        own = {"num_generations": self.config.num_generations, **self.base, **self.config.settings, **order.settings}
-        own["num_rollouts"] = own.pop("num_generations")
-        allow_missing = float(own.pop("allow_missing", self.config.allow_missing))
+        keys = {"num_generations": self.config.num_generations, **self.base, **self.config.settings, **order.settings}
+        keys["num_rollouts"] = keys.pop("num_generations")
+        allow_missing = float(keys.pop("allow_missing", self.config.allow_missing))
         decided = {
             "tasks": order.tasks,
             "output": str(order.output),
@@ -153,7 +153,7 @@ class CollectingBuilder:
             "reward": list(order.reward),
         }
         model = {"model": order.model} if order.model is not None else {}
-        file = settings_file(order.output.parent / f"{order.output.name}.collect.yaml", {**own, **model, **decided})
+        file = settings_file(order.output.parent / f"{order.output.name}.collect.yaml", {**keys, **model, **decided})
         log = order.output.parent / "logs" / f"{order.output.name}.log"
         result = self._commands.run(["collect", "--config", str(file)], log, progress)
         if result.get("reward_faults"):
@@ -161,10 +161,10 @@ class CollectingBuilder:
             why = f"{counted(result['reward_faults'], 'rollout')} could not be scored"
             why += f"; first: {first}" if first else ""
             raise RewardError(why, hint=f"the whole log is {log}; mend the reward and run the same command again")
-        wanted = int(result["tasks"]) * own["num_rollouts"]
-        missing = wanted - int(result["rollouts"])
-        if result["exit_code"] == EXIT_FAULTS and missing > allow_missing * wanted:
-            text = f"{missing:,} of {counted(wanted, 'rollout')} are missing, allow_missing is {allow_missing:g}"
+        total = int(result["tasks"]) * keys["num_rollouts"]
+        missing = total - int(result["rollouts"])
+        if result["exit_code"] == EXIT_FAULTS and missing > allow_missing * total:
+            text = f"{missing:,} of {counted(total, 'rollout')} are missing, allow_missing is {allow_missing:g}"
             hint = f"{order.output}/failures.jsonl says why; the same command tries again (see max_attempts)"
             raise GymdataError(text, hint=hint, exit_code=EXIT_FAULTS)
 
@@ -336,7 +336,7 @@ class CommandJobs(ProcessJobs):
         return job.output / self._config.model_folder
 
     def words(self, job: TrainingJob) -> tuple[Sequence[str], Mapping[str, str]]:
-        places = {
+        replacements = {
             "data": job.data,
             "model": job.model,
             "output": job.output,
@@ -345,7 +345,7 @@ class CommandJobs(ProcessJobs):
             "algorithm": job.algorithm,
         }
         words = list(self._words)
-        for name, value in places.items():
+        for name, value in replacements.items():
             # Other braces stay as they are, since commands use them too.
             words = [word.replace(f"{{{name}}}", str(value)) for word in words]
         return words, self._config.env

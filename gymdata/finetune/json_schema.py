@@ -14,8 +14,8 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def schema() -> dict[str, object]:
     """The schema of a whole file. Parts of shipped kinds have their keys; others may have any."""
-    made = FinetuneConfig.model_json_schema(by_alias=True)
-    definitions: Settings = made["$defs"]
+    document = FinetuneConfig.model_json_schema(by_alias=True)
+    definitions: Settings = document["$defs"]
     definitions.pop("Part", None)
     for section, kinds in KINDS.items():
         shipped = [
@@ -33,31 +33,31 @@ def schema() -> dict[str, object]:
             described, type_of = {}, {"pattern": r"\.py:\w+$"}
             entry = definitions["EvalSection"]["properties"]["evaluators"]
         else:
-            entry = made["properties"][section] = {"type": "object"}
-        own = {"properties": {"_type": {"type": "string", **type_of}}, "required": ["_type"]}
-        entry["additionalProperties"] = {"anyOf": [*shipped, {"type": "object", **described, **own}]}
+            entry = document["properties"][section] = {"type": "object"}
+        type_key = {"properties": {"_type": {"type": "string", **type_of}}, "required": ["_type"]}
+        entry["additionalProperties"] = {"anyOf": [*shipped, {"type": "object", **described, **type_key}]}
     for name in IGNORED_KEYS:
-        made["properties"][name] = {
+        document["properties"][name] = {
             "description": "Of the NeMo Agent Toolkit: an environment or a workflow's server stands in."
         }
     for name in ("output_dir", "output"):
         definitions["EvalGeneral"]["properties"][name] = {"description": "Not read: see finetuning.output_dir."}
-    return {"$schema": DIALECT, **made, "title": "gymdata finetune"}
+    return {"$schema": DIALECT, **document, "title": "gymdata finetune"}
 
 
 def _properties(kind: Any, definitions: Settings) -> Settings:
-    own = _of(kind, definitions)
+    properties = _of(kind, definitions)
     if issubclass(kind, OfCommand):
-        own |= {key: value for key, value in _of(kind.command, definitions).items() if key in kind.known()}
+        properties |= {k: v for k, v in _of(kind.command, definitions).items() if k in kind.accepted_keys()}
     for key, config in (("pairs", PairsConfig), ("experience", ExperienceConfig)):
-        if key in own:
+        if key in properties:
             inside = _of(config, definitions)
-            own[key] = {"type": "object", "properties": inside, "additionalProperties": False}
-    return own
+            properties[key] = {"type": "object", "properties": inside, "additionalProperties": False}
+    return properties
 
 
 def _of(model: Any, definitions: Settings) -> Settings:
-    made = model.model_json_schema(by_alias=True)
-    definitions.update(made.get("$defs", {}))
-    properties: Settings = made["properties"]
+    model_schema = model.model_json_schema(by_alias=True)
+    definitions.update(model_schema.get("$defs", {}))
+    properties: Settings = model_schema["properties"]
     return properties

@@ -39,8 +39,8 @@ def builder_of(
         if settings.settings.get("workflow_url") is not None:  # the workflow samples
             base = {key: value for key, value in base.items() if key not in ("endpoint", "tokenizer")}
         return CollectingBuilder(settings, commands, base)
-    made: TrajectoryBuilder = custom("trajectory_builders", name, part, where, beside)
-    return made
+    builder: TrajectoryBuilder = custom("trajectory_builders", name, part, where, beside)
+    return builder
 
 
 def check_environment(config: FinetuneConfig, where: str, beside: Path, held_out: Mapping[str, object]) -> None:
@@ -56,8 +56,8 @@ def check_environment(config: FinetuneConfig, where: str, beside: Path, held_out
         environment_of(CollectConfig.of({"tasks": "", **in_place(settings, beside)}, where), Given(), None)
     except UsageError as error:
         key = re.match("--(env|user)", error.message)
-        at = "finetuning.validation.settings" if key and key[1] in held_out else f"trajectory_builders.{name}"
-        raise UsageError(f"{where}: {at}.{error.message.removeprefix('--')}", hint=error.hint).at(where) from error
+        section = "finetuning.validation.settings" if key and key[1] in held_out else f"trajectory_builders.{name}"
+        raise UsageError(f"{where}: {section}.{error.message.removeprefix('--')}", hint=error.hint).at(where) from error
 
 
 def require_extras(config: FinetuneConfig, where: str, *, served: bool) -> None:
@@ -84,8 +84,8 @@ def adapter_of(config: FinetuneConfig, where: str, beside: Path) -> TrainerAdapt
     settings = shipped("trainer_adapters", name, part, where)
     if settings is not None:
         return CommandJobs(settings) if isinstance(settings, CommandAdapter) else TrlJobs(settings)
-    made: TrainerAdapter = custom("trainer_adapters", name, part, where, beside)
-    return made
+    adapter: TrainerAdapter = custom("trainer_adapters", name, part, where, beside)
+    return adapter
 
 
 def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any:
@@ -96,12 +96,11 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
     else:
         points = {point.name: point for point in entry_points(group=f"gymdata.{section}")}
         if part.type_ not in points:
-            known = [*KINDS[section], *points, "path.py:Class"]
-            raise UsageError.unknown_choice(flag, part.type_, known)
+            raise UsageError.unknown_choice(flag, part.type_, [*KINDS[section], *points, "path.py:Class"])
         kind = points[part.type_].load()
     if not callable(kind) or inspect.iscoroutinefunction(kind):
-        got = "an async function" if callable(kind) else f"a value of type {type(kind).__name__}"
-        raise UsageError(f"{flag}: got {got}, expected a class", hint="see gymdata/finetune/port.py")
+        description = "an async function" if callable(kind) else f"a value of type {type(kind).__name__}"
+        raise UsageError(f"{flag}: got {description}, expected a class", hint="see gymdata/finetune/port.py")
     keys = part.keys()
     try:
         parameters = inspect.signature(kind).parameters
@@ -111,35 +110,35 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
         for key in keys:
             if key not in parameters:
                 raise UsageError.unknown_key(key, parameters, f"{where}: {section}.{name}")
-    made = instance_of(kind, keys, flag)
-    if missing := [name for name in _METHODS[section] if not callable(getattr(made, name, None))]:
+    instance = instance_of(kind, keys, flag)
+    if missing := [name for name in _METHODS[section] if not callable(getattr(instance, name, None))]:
         raise UsageError(f"{flag}: {part.type_} has no {', '.join(missing)}", hint="see gymdata/finetune/port.py")
     for name in _METHODS[section]:
-        method = getattr(made, name)
+        method = getattr(instance, name)
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
             text = f"{flag}: {part.type_}: {name} is async ({place_of(method)}), expected a plain method"
             raise UsageError(text, hint=f"define it with `def {name}` and run async work inside with asyncio.run(…)")
-    return made
+    return instance
 
 
 def in_place(settings: Mapping[str, Any], beside: Path) -> dict[str, Any]:
     """Collect settings with the files that they name found."""
-    found = dict(settings)
-    if isinstance(env := found.get("env"), str):
-        found["env"] = _named_spec(env, beside)
+    copy = dict(settings)
+    if isinstance(env := copy.get("env"), str):
+        copy["env"] = _named_spec(env, beside)
     elif isinstance(env, Mapping):
-        found["env"] = {name: spec(one, beside) for name, one in env.items()}
+        copy["env"] = {name: spec(value, beside) for name, value in env.items()}
     elif isinstance(env, (list, tuple)):
-        found["env"] = [_named_spec(one, beside) for one in env]
-    if found.get("user") is not None:
-        found["user"] = spec(found["user"], beside)
+        copy["env"] = [_named_spec(value, beside) for value in env]
+    if copy.get("user") is not None:
+        copy["user"] = spec(copy["user"], beside)
     for key in ("system", "user_prompt"):
-        if str(found.get(key) or "").endswith(TEXT_FILES):
-            found[key] = find(found[key], beside)
+        if str(copy.get(key) or "").endswith(TEXT_FILES):
+            copy[key] = find(copy[key], beside)
     for key in ("chat_template", "prompt_template"):
-        if found.get(key) is not None:
-            found[key] = find(str(found[key]), beside)
-    return found
+        if copy.get(key) is not None:
+            copy[key] = find(str(copy[key]), beside)
+    return copy
 
 
 def _named_spec(value: str, beside: Path) -> str:

@@ -130,8 +130,8 @@ class Document:
         for name, llm in llms.items():
             if not isinstance(llm, dict) or not (llm.get("_type") == "nim" or (self.art and self._local(llm))):
                 continue
-            kept = {key: value for key, value in llm.items() if key not in ("_type", "model", "base_url", "api_key")}
-            llms[name] = {**kept, "_type": "vllm"}
+            keys = {key: value for key, value in llm.items() if key not in ("_type", "model", "base_url", "api_key")}
+            llms[name] = {**keys, "_type": "vllm"}
             if llm.get("model"):
                 llms[name]["model_name"] = llm["model"]
             for key in ("base_url", "api_key"):
@@ -154,8 +154,8 @@ class Document:
                 self.leave(f"eval.general.{key}", "everything is written under finetuning.output_dir")
         if "profiler" in general:
             self.refused.append(("eval.general.profiler cannot be honoured", "take eval.general.profiler out"))
-        kept = {key: value for key, value in general.items() if key not in ("output_dir", "output", "profiler")}
-        self.values["eval"]["general"] = kept
+        keys = {key: value for key, value in general.items() if key not in ("output_dir", "output", "profiler")}
+        self.values["eval"]["general"] = keys
 
 
 def _art_builder(document: Document, path: str, keys: Settings) -> Settings:
@@ -168,7 +168,7 @@ def _art_builder(document: Document, path: str, keys: Settings) -> Settings:
 def _dpo_builder(document: Document, path: str, keys: Settings) -> Settings:
     """Pairs come of several rollouts per task, not of candidates within one: settings of how pairs are chosen are
     kept."""
-    pairs = {ours: keys.pop(theirs) for theirs, ours in _PAIRS.items() if keys.get(theirs) is not None}
+    pairs = {setting: keys.pop(key) for key, setting in _PAIRS.items() if keys.get(key) is not None}
     if (exhaustive := keys.pop("exhaustive_pairs", None)) is not None:
         pairs["strategy"] = "all" if exhaustive else "best-worst"
     # Unless the loop's own settings are there.
@@ -187,7 +187,7 @@ def _art_adapter(document: Document, path: str, keys: Settings) -> Settings:
     for key in sorted(backend) if isinstance(backend, Mapping) else []:
         document.leave(f"{path}.backend.{key}")
     training = keys.pop("training", None) or {}
-    settings = {ours: training[theirs] for theirs, ours in _ART.items() if theirs in training}
+    settings = {setting: training[key] for key, setting in _ART.items() if key in training}
     for key in training:
         if key not in _ART:
             document.leave(f"{path}.training.{key}", "`gymdata train-rl` has no such setting")
@@ -196,29 +196,29 @@ def _art_adapter(document: Document, path: str, keys: Settings) -> Settings:
 
 
 def _customizer_adapter(document: Document, path: str, keys: Settings) -> Settings:
-    given = keys.pop("hyperparameters", None) or {}
-    algorithm = given.get("training_type", "dpo")
-    settings = {ours: given[theirs] for theirs, ours in _CUSTOMIZER.items() if theirs in given}
-    dpo = given.get("dpo") or {}
+    params = keys.pop("hyperparameters", None) or {}
+    algorithm = params.get("training_type", "dpo")
+    settings = {setting: params[key] for key, setting in _CUSTOMIZER.items() if key in params}
+    dpo = params.get("dpo") or {}
     if algorithm == "dpo" and dpo.get("ref_policy_kl_penalty") is not None:
         settings["beta"] = dpo["ref_policy_kl_penalty"]
-    if given.get("finetuning_type") == "lora":
+    if params.get("finetuning_type") == "lora":
         settings["trainer"] = {"use_peft": True}
     read = {*_CUSTOMIZER, "training_type", "finetuning_type", "dpo"}
-    for key in [*(k for k in given if k not in read), *(f"dpo.{k}" for k in dpo if k != "ref_policy_kl_penalty")]:
+    for key in [*(k for k in params if k not in read), *(f"dpo.{k}" for k in dpo if k != "ref_policy_kl_penalty")]:
         document.leave(f"{path}.hyperparameters.{key}", f"`gymdata train-{algorithm}` has no such setting")
-    kept = {key: keys.pop(key) for key in ("settings", "sft", "dpo") if key in keys}
+    part = {key: keys.pop(key) for key in ("settings", "sft", "dpo") if key in keys}
     for key in keys:
         document.leave(f"{path}.{key}")
     document.default("finetuning", "algorithm", algorithm)
-    return {**kept, "_type": "trl", algorithm: {**settings, **(kept.get(algorithm) or {})}}
+    return {**part, "_type": "trl", algorithm: {**settings, **(part.get(algorithm) or {})}}
 
 
 def _trainer(document: Document, path: str, keys: Settings) -> Settings:
-    kept: Settings = {key: keys.pop(key) for key in ("pairs", "experience", "measure_kl") if key in keys}
+    part: Settings = {key: keys.pop(key) for key in ("pairs", "experience", "measure_kl") if key in keys}
     for key in keys:
         document.leave(f"{path}.{key}", "the loop collects, trains and waits in every epoch")
-    return {**kept, "_type": "epochs"}
+    return {**part, "_type": "epochs"}
 
 
 #: Trainers first, so that a builder's pair settings have a section.

@@ -81,9 +81,9 @@ class FinetuneReport(Report):
         ]
         held_out = self.validation or {}
         for name in ("first", "last"):
-            if found := held_out.get(name):
-                counted = f"{found['successes']} of {found['n']}"
-                rows.append((f"held-out, {name}", f"{rate_text(found)} after epoch {found['epoch']}, {counted}"))
+            if figures := held_out.get(name):
+                counted = f"{figures['successes']} of {figures['n']}"
+                rows.append((f"held-out, {name}", f"{rate_text(figures)} after epoch {figures['epoch']}, {counted}"))
         if "difference" in held_out:
             rows.append(("  last minus first", rate_text(held_out["difference"]).replace(" %", " points", 1)))
         rows += [("tokens trained", self.trained_tokens), ("policy", from_here(self.policy))]
@@ -130,9 +130,9 @@ def finetune(
         "output": ("finetuning.output_dir", output and str(output)),
         "run_id": ("finetuning.run_id", run_id),
     }
-    own = {name: one for name, one in flags.items() if one[1] is not None}
-    names = {key: override(key) for key, _ in overrides} | {key: option(name) for name, (key, _) in own.items()}
-    given: list[tuple[str, Any]] = [*overrides, *own.values()]
+    keywords = {name: setting for name, setting in flags.items() if setting[1] is not None}
+    names = {key: override(key) for key, _ in overrides} | {key: option(name) for name, (key, _) in keywords.items()}
+    settings: list[tuple[str, Any]] = [*overrides, *keywords.values()]
     read = partial(load, file, names=names)
     from gymdata.finetune.epochs import EpochLoop
 
@@ -141,11 +141,11 @@ def finetune(
         text = f"{option('endpoint', redacted(endpoint))}: is a workflow's URL, expected a vLLM server of the policy"
         hint = f"give it to the builder: {override('trajectory_builders.NAME.workflow_url', 'URL')}"
         raise UsageError(text, hint=hint)
-    given += _result_path(read, given, result_json_path)
-    loaded = read(given, over=_served_by(read, given, endpoint), notes=notes, more=partial(_missing, file=file))
+    settings += _result_path(read, settings, result_json_path)
+    loaded = read(settings, over=_served_by(read, settings, endpoint), notes=notes, more=partial(_missing, file=file))
     if not loaded.finetuning.enabled:
         raise UsageError(f"{file}: finetuning.enabled is false", hint=override("enabled", "true"))
-    plan, builder = plan_of(loaded, file, overrides=given, overwrite=overwrite, command=command)
+    plan, builder = plan_of(loaded, file, overrides=settings, overwrite=overwrite, command=command)
     adapter = adapter_of(loaded, str(file), file.parent)
     name, part = part_of(loaded, "trainers")
     loop: Trainer = EpochLoop()
@@ -175,14 +175,14 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
     if evaluator is None or evaluator.type_ in EVALUATORS or ".py:" in evaluator.type_:
         checks["finetuning.reward_function"] = lambda: _scoring(config, beside, where)
     faults = list[UsageError]()
-    for place, check in checks.items():
+    for section, check in checks.items():
         try:
             check()
         except (UsageError, DataError) as error:
-            hint = override(f"llms.{name}.model_name", "FOLDER") if place.startswith("llms") else error.hint
+            hint = override(f"llms.{name}.model_name", "FOLDER") if section.startswith("llms") else error.hint
             names_it = (error.where or "").startswith(where)
-            at = f"{where}: {place}: " if place and not names_it else ""
-            faults.append(UsageError(f"{at}{error.message}", hint=hint))
+            prefix = f"{where}: {section}: " if section and not names_it else ""
+            faults.append(UsageError(f"{prefix}{error.message}", hint=hint))
     return faults
 
 
@@ -240,7 +240,7 @@ def plan_of(
     _check_lag(config, where)
     require_extras(config, where, served=served)
     builder = builder_of(config, where, beside, commands, _base(config, llm, beside, where))
-    validation, own = _validation(config, file, builder, (reward, judging), overrides)
+    validation, val_config = _validation(config, file, builder, (reward, judging), overrides)
     _, part = part_of(config, "trainers")
     trainer = shipped("trainers", "trainer", part, where)
     identity = {
@@ -248,10 +248,10 @@ def plan_of(
         "tasks": _hashes(tasks),
         "start": policy_facts(str(start))["policy_hash"],
         "validation_tasks": _hashes(validation.tasks) if validation is not None else None,
-        "validation": _identity(own) if own is not None else None,
+        "validation": _identity(val_config) if val_config is not None else None,
         "config_version": 1,
     }
-    defaults = {"sections": config.defaults(), "validation": own.defaults() if own is not None else None}
+    defaults = {"sections": config.defaults(), "validation": val_config.defaults() if val_config is not None else None}
     resolved = config.model_dump(mode="json", by_alias=True)
     if not isinstance(trainer, EpochsTrainer):
         trainer = EpochsTrainer.model_validate({})
@@ -278,7 +278,7 @@ def plan_of(
             "config": resolved,
             "command": list(command),
             "config_file": str(file.absolute()),
-            "validation_config": own.model_dump(mode="json", by_alias=True) if own is not None else None,
+            "validation_config": val_config.model_dump(mode="json", by_alias=True) if val_config is not None else None,
         },
         overwrite=overwrite,
     )
@@ -332,15 +332,15 @@ def _scoring(config: FinetuneConfig, beside: Path, where: str) -> tuple[tuple[st
             keys = evaluator.keys()
             made_with = json.dumps(keys) if keys else ""
             specs = keys["rewards"] if evaluator.type_ == "reward" else [evaluator.type_ + made_with]
-        found = tuple(spec(reward, beside) for reward in specs)
+        rewards = tuple(spec(reward, beside) for reward in specs)
         key = "finetuning.reward_function.name" if evaluator is None else f"eval.evaluators.{name}"
         try:
-            load_rewards(found)
+            load_rewards(rewards)
         except UsageError as error:
             # The file has neither flags nor keywords.
             message = error.message.removeprefix(option("reward")).lstrip(": ")
             raise UsageError(f"{where}: {key}: {message}", hint=error.hint).at(f"{where}: {key}") from error
-        return found, None
+        return rewards, None
     settings = evaluator.keys()
     for key in ("genrm", "judge_prompt"):
         if settings.get(key) not in (None, "default"):
@@ -375,24 +375,24 @@ def _validation(
     overrides: Overrides,
 ) -> tuple[Validation | None, FinetuneConfig | None]:
     """How held-out tasks are sampled, and the configuration that says so where it is another than the loop's."""
-    section, beside, own, where = config.finetuning.validation, file.parent, None, str(file)
+    section, beside, val_config, where = config.finetuning.validation, file.parent, None, str(file)
     held_out = dict(_HELD_OUT)
     if section.config is not None:
         from gymdata.finetune.jobs import CommandRunner
 
         path = Path(find(section.config, beside))
-        own, where = for_validation(config, path, overrides), str(path)
-        section, llm = own.finetuning.validation, _llm(own)
-        builder = builder_of(own, where, beside, CommandRunner(), _base(own, llm, beside, where))
-        scoring = _scoring(own, beside, where)
+        val_config, where = for_validation(config, path, overrides), str(path)
+        section, llm = val_config.finetuning.validation, _llm(val_config)
+        builder = builder_of(val_config, where, beside, CommandRunner(), _base(val_config, llm, beside, where))
+        scoring = _scoring(val_config, beside, where)
         # These keys of the file are meant for validation; those of the main one for training.
         document = read_yaml(path)
-        name, _ = part_of(own, "trajectory_builders")
-        parts = (("llms", target_of(own)), ("trajectory_builders", name))
+        name, _ = part_of(val_config, "trajectory_builders")
+        parts = (("llms", target_of(val_config)), ("trajectory_builders", name))
         stated = {key for part, title in parts for key in (document.get(part) or {}).get(title) or {}}
         held_out = {key: value for key, value in _HELD_OUT.items() if key not in stated}
-        if own.eval.general.dataset != config.eval.general.dataset:
-            section = section.model_copy(update={"dataset": own.eval.general.dataset})
+        if val_config.eval.general.dataset != config.eval.general.dataset:
+            section = section.model_copy(update={"dataset": val_config.eval.general.dataset})
     if section.dataset is None:
         if unused := sorted(section.model_fields_set - {"dataset"}):
             text = f"{where}: finetuning.validation has {', '.join(unused)} but no dataset, so nothing is validated"
@@ -400,13 +400,13 @@ def _validation(
             raise UsageError(text, hint=hint)
         return None, None
     tasks = _tasks(section.dataset, beside, f"{where}: finetuning.validation.dataset")
-    check_environment(own or config, where, beside, section.settings)
+    check_environment(val_config or config, where, beside, section.settings)
     columns = section.dataset.columns() if isinstance(section.dataset, DatasetSection) else []
     settings = {**held_out, **({"map": columns} if columns else {}), **in_place(section.settings, beside)}
     if section.limit is not None:
         settings["limit"] = section.limit
     reward, judging = scoring
-    return Validation(tasks, builder, settings, section.interval, section.threshold, reward, judging), own
+    return Validation(tasks, builder, settings, section.interval, section.threshold, reward, judging), val_config
 
 
 def _identity(config: FinetuneConfig) -> Identity:

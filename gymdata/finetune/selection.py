@@ -67,11 +67,11 @@ def select(
     frame = pl.DataFrame(pl.from_arrow(rows.select(["task_id", "group_id", "policy_version", "reward"]))).lazy()
     grouped = frame.group_by(label, "group_id", maintain_order=True).agg("reward").collect()
     groups: dict[str, tuple[str, list[float | None]]] = {}
-    for name, group, scores in grouped.iter_rows():
+    for name, group_id, scores in grouped.iter_rows():
         names = chain([name], (f"{name}#{number}" for number in count(2)))
-        groups[next(one for one in names if one not in groups)] = group, scores
+        groups[next(label for label in names if label not in groups)] = group_id, scores
     stats = group_statistics({label: scores for label, (_, scores) in groups.items()})
-    if not any(one.n > one.n_unscored for one in stats):
+    if not any(group.n > group.n_unscored for group in stats):
         text = f"epoch {epoch}: none of {counted(rows.num_rows, 'rollout')} has a finite score"
         hint = "name a reward that applies to these tasks in finetuning.reward_function"
         raise RefusedError(text, code="R501", hint=hint)
@@ -83,7 +83,7 @@ def select(
         "rollouts": rows.num_rows,
         "groups": len(stats),
         "groups_selected": len(included),
-        "groups_learnable": sum(one.score_range > 0 for one in stats if one.task_id in included),
+        "groups_learnable": sum(group.score_range > 0 for group in stats if group.task_id in included),
         "groups_left_out": dict(sorted(reasons.items())),
         "too_old_left_out": too_old,
         "stale_rollouts": int(pc.sum(pc.greater(lag, 0)).as_py() or 0),
@@ -97,15 +97,15 @@ def select(
         "counts": counts,
         "left_out": dict(sorted(chosen.left_out.items())),
         "groups": {
-            one.task_id: {
-                "n": one.n,
-                "unscored": one.n_unscored,
-                "mean": one.mean,
-                "min": one.minimum,
-                "max": one.maximum,
-                "included": one.task_id in included,
+            group.task_id: {
+                "n": group.n,
+                "unscored": group.n_unscored,
+                "mean": group.mean,
+                "min": group.minimum,
+                "max": group.maximum,
+                "included": group.task_id in included,
             }
-            for one in sorted(stats, key=lambda one: one.task_id)
+            for group in sorted(stats, key=lambda group: group.task_id)
         },
     }
     write_json(folder / SELECTION, plain(facts))
@@ -115,14 +115,14 @@ def select(
 
 def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: int) -> int:
     """The rollouts of these groups to ``folder``/rollouts.parquet, and a judge's verdicts on them beside it."""
-    wanted = pa.array(sorted(group_ids), pa.string())
+    id_array = pa.array(sorted(group_ids), pa.string())
     schema = ROLLOUTS.schema
 
     def chosen() -> Iterator[pa.RecordBatch]:
         for source in sources:
             judged = source.judge and read_table(source.judge, SCORES, ["rollout_id", "value"])
             for batch in scan_batches(source.run, ROLLOUTS, None, _BATCH_ROWS):
-                part = batch.filter(pc.is_in(batch.column("group_id"), value_set=wanted))
+                part = batch.filter(pc.is_in(batch.column("group_id"), value_set=id_array))
                 if not part.num_rows:
                     continue
                 # Every column of the schema; the judge's reward replaces the reward, and is named among the rewards.
@@ -145,7 +145,7 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
                 "parents": parents,
             }
         )
-    kept = (
+    rollout_ids = (
         read_table(file, ROLLOUTS, ["rollout_id"])["rollout_id"].combine_chunks() if rows else pa.array([], pa.string())
     )
     for source in sources:
@@ -156,7 +156,7 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
                     file = source.judge / f"{table.name}.parquet"
                     if file.is_file():
                         judged = read_table(file, table)
-                        out.table(file.name, judged.filter(pc.is_in(judged[key], value_set=kept)), table)
+                        out.table(file.name, judged.filter(pc.is_in(judged[key], value_set=rollout_ids)), table)
                 origin = {"parents": parents_of([source.judge]), "notes": ["the rows of selected rollouts"]}
                 out.finish({**read_run_json(source.judge), **origin})
     return rows

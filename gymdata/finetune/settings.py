@@ -120,7 +120,7 @@ class OfCommand(Config):
 
     @pydantic.model_validator(mode="after")
     def _checked(self) -> Self:
-        names = self.known()
+        names = self.accepted_keys()
         faults = [UsageError.unknown_key(key, names, "settings") for key in self.settings if key not in names]
         settings = {key: value for key, value in self.settings.items() if key in names}
         try:
@@ -135,7 +135,7 @@ class OfCommand(Config):
         """Raise UsageError for a configuration of the command that its keys alone do not show to be wrong."""
 
     @classmethod
-    def known(cls) -> set[str]:
+    def accepted_keys(cls) -> set[str]:
         """Keys that a part of this kind takes."""
         return set(cls.model_fields) | (set(cls.command.model_fields) - cls.decided)
 

@@ -29,8 +29,8 @@ _OURS = ("metrics.jsonl", "result.json", "curve.png", "report.html", "run.json",
 class State:
     """The state of one output folder, held by one process at a time."""
 
-    def __init__(self, folder: Path, held: Lock, facts: RunFacts) -> None:
-        self.folder, self._held, self._facts = folder, held, facts
+    def __init__(self, folder: Path, lock: Lock, facts: RunFacts) -> None:
+        self.folder, self._lock, self._facts = folder, lock, facts
 
     @classmethod
     def open(
@@ -49,7 +49,7 @@ class State:
                 text = f"{folder}: is not empty and not a finetuning run (it holds {', '.join(inside[:6])})"
                 raise StoreError(text, hint="give another finetuning.output_dir")
         with made_folder(folder):
-            held = Lock(folder)
+            lock = Lock(folder)
         try:
             if overwrite and (folder / STATE).is_file():
                 # Epochs first and the state last, so that a crash leaves what can be cleared again.
@@ -59,10 +59,10 @@ class State:
                     (folder / name).unlink(missing_ok=True)
             if not (folder / STATE).is_file():
                 drawn = run_id or secrets.token_hex(8)
-                made = cls(folder, held, {"run_id": drawn, "identity": plain(identity), "epochs": {}})
-                made._write()
+                new_state = cls(folder, lock, {"run_id": drawn, "identity": plain(identity), "epochs": {}})
+                new_state._write()
                 log_to(folder, once=STATE)
-                return made
+                return new_state
             try:
                 state = orjson.loads((folder / STATE).read_bytes())
             except orjson.JSONDecodeError as error:
@@ -75,9 +75,9 @@ class State:
             if changed:
                 raise StoreError.other_identity(folder, changed)
             log_to(folder, once=STATE)
-            return cls(folder, held, state)
+            return cls(folder, lock, state)
         except BaseException:
-            held.release()
+            lock.release()
             raise
 
     @property
@@ -111,8 +111,8 @@ class State:
 
     def running(self) -> str:
         """The stage that is running, for messages; empty between stages."""
-        at = self._facts.get("running")
-        return f" in epoch {at['epoch']} ({at['stage']})" if at else ""
+        running = self._facts.get("running")
+        return f" in epoch {running['epoch']} ({running['stage']})" if running else ""
 
     def end(self, status: str, failure: str | None = None) -> None:
         """How the loop ended: completed, failed or interrupted."""
@@ -126,7 +126,7 @@ class State:
 
     def close(self) -> None:
         leave_log(self.folder)
-        self._held.release()
+        self._lock.release()
 
     def _entry(self, epoch: int, stage: str) -> Figures:
         entry: Figures = self._facts["epochs"].setdefault(str(epoch), {}).setdefault(stage, {})
