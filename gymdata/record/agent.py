@@ -221,10 +221,10 @@ class CommandAgent(Agent):
         words = [self._filled(word, attempt) for word in self.words]
         port = int(urlsplit(attempt.url).port or 0)
         async with contextlib.AsyncExitStack() as stack:
-            ours, passed = None, []
+            parent_end, passed = None, []
             if self.isolate:
-                ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
-                words, passed = isolation.launched(words, theirs.fileno(), port), [theirs]
+                parent_end, child_end = (stack.enter_context(end) for end in socket.socketpair())
+                words, passed = isolation.launched(words, child_end.fileno(), port), [child_end]
             try:
                 with (attempt.folder / "stdout").open("wb") as stdout, (attempt.folder / "stderr").open("wb") as stderr:
                     process = await asyncio.create_subprocess_exec(
@@ -243,7 +243,7 @@ class CommandAgent(Agent):
             stack.push_async_callback(_end, process, attempt)
             for end in passed:
                 end.close()
-            if ours is not None and (server := await isolation.pass_on(ours, port)) is not None:
+            if parent_end is not None and (server := await isolation.pass_on(parent_end, port)) is not None:
                 stack.callback(server.close)
             return AgentResult(await process.wait())
 
@@ -264,8 +264,8 @@ class CommandAgent(Agent):
             return variables
         home = attempt.folder / "home"
         home.mkdir(exist_ok=True)
-        own = {name: value for name, value in variables.items() if not name.startswith("XDG_")}
-        return {**own, **self.preset.variables, "HOME": str(home)}
+        variables = {name: value for name, value in variables.items() if not name.startswith("XDG_")}
+        return {**variables, **self.preset.variables, "HOME": str(home)}
 
     def _filled(self, text: str, attempt: Attempt) -> str:
         values = {
@@ -288,9 +288,9 @@ class FunctionAgent(Agent):
             raise UsageError.bad_value("--agent", function, "a command line, or a function") from error
         self._takes = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         required = [p.name for p in parameters if p.name in self._takes and p.default is p.empty]
-        if others := [name for name in required if name not in _ARGUMENTS]:
+        if unknown := [name for name in required if name not in _ARGUMENTS]:
             raise UsageError(
-                f"--agent: the function takes {', '.join(others)} ({place_of(function)})",
+                f"--agent: the function takes {', '.join(unknown)} ({place_of(function)})",
                 hint=f"it gets, by name: {', '.join(_ARGUMENTS)}",
             )
         super().__init__(source, files)
@@ -305,14 +305,14 @@ class FunctionAgent(Agent):
             "directory": attempt.work,
             "rollout_index": attempt.index,
         }
-        taken = {name: arguments[name] for name in self._takes if name in arguments}
+        keywords = {name: arguments[name] for name in self._takes if name in arguments}
         cancel: list[Callable[[], object]] = []
 
         async def call() -> Any:
             task, loop = asyncio.current_task(), asyncio.get_running_loop()
             assert task is not None
             cancel.append(lambda: loop.call_soon_threadsafe(task.cancel))
-            value = self.function(**taken)
+            value = self.function(**keywords)
             return await value if inspect.isawaitable(value) else value
 
         try:
@@ -396,8 +396,8 @@ def _words(spec: str, files: Path | None) -> list[str]:
             f"agents known by name: {', '.join(PRESETS)}; a function: path.py:NAME",
         )
     for word in words:
-        here = "{" not in word and not Path(word).is_absolute() and Path(word).is_file()
-        if here and (files is None or not (files / word).exists()):
+        is_local = "{" not in word and not Path(word).is_absolute() and Path(word).is_file()
+        if is_local and (files is None or not (files / word).exists()):
             raise UsageError(
                 f"--agent: {word} is a file of this folder, and the agent runs in a folder of its own",
                 hint=f"give {Path(word).resolve()}, or --agent-files with a folder that has {word}",

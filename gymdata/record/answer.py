@@ -24,14 +24,14 @@ from gymdata.rollouts.messages import Message
 
 
 class Answer:
-    """The answer to one request. ``stops``: texts that end a completion. ``whole``: all of a streamed answer went out;
+    """The answer to one request. ``stops``: texts that end a completion. ``complete``: all of a streamed answer went out;
     ``unread``: its client went away before that."""
 
     def __init__(self, chat: Chat, request: AgentRequest, stops: Sequence[str]) -> None:
         self._chat, self._request, self._stops = chat, request, stops
         self.id, self.created = secrets.token_hex(12), int(time.time())
         self.prompt: Sequence[int] = ()
-        self.whole = self.unread = False
+        self.complete = self.unread = False
         #: There is something to say, or nothing will follow.
         self.changed = asyncio.Event()
         self._early = [_Early(chat, request, stops) for _ in range(request.n if request.stream else 0)]
@@ -60,7 +60,7 @@ class Answer:
             for part in self._early[completion.index].rest(delta, completion):
                 yield part
             yield replace(delta, tool_calls=completion.tool_calls, end=completion)
-        self.whole = True
+        self.complete = True
 
     # --- when it has ended ------------------------------------------------------------------------------------------
 
@@ -120,44 +120,44 @@ class Answer:
 
 
 class _Early:
-    """What of one completion is certain before its end. ``given``: what the client has of it."""
+    """What of one completion is certain before its end. ``emitted``: what the client has of it."""
 
     def __init__(self, chat: Chat, request: AgentRequest, stops: Sequence[str]) -> None:
         self._reading = chat.reading(request.tools, parsed=request.prompt is None)
         self._stops = stops
         self._stopped = False
-        self._held = ""
+        self._pending = ""
         self._new = {"reasoning": "", "content": ""}
-        self.given = {"reasoning": "", "content": ""}
+        self.emitted = {"reasoning": "", "content": ""}
 
     def feed(self, ids: Sequence[int]) -> None:
         reasoning, content = self._reading.feed(ids)
         self._new["reasoning"] += reasoning
-        self._held += content
+        self._pending += content
         if not self._stopped:
-            at = min((k for stop in self._stops if (k := self._held.find(stop)) >= 0), default=None)
-            self._stopped = at is not None
-            size = len(self._held)
+            stop_index = min((k for stop in self._stops if (k := self._pending.find(stop)) >= 0), default=None)
+            self._stopped = stop_index is not None
+            size = len(self._pending)
             # A stop text may begin with the last letters.
-            may = (n for stop in self._stops for n in range(len(stop) - 1, 0, -1) if self._held.endswith(stop[:n]))
-            size = at if at is not None else size - max(may, default=0)
-            self._new["content"] += self._held[:size]
-            self._held = self._held[size:]
+            may = (n for stop in self._stops for n in range(len(stop) - 1, 0, -1) if self._pending.endswith(stop[:n]))
+            size = stop_index if stop_index is not None else size - max(may, default=0)
+            self._new["content"] += self._pending[:size]
+            self._pending = self._pending[size:]
 
     def parts(self, delta: CompletionDelta) -> Iterator[CompletionDelta]:
         """What is certain and was not given."""
         for name in ("reasoning", "content"):
             text, self._new[name] = self._new[name], ""
             if text:
-                self.given[name] += text
+                self.emitted[name] += text
                 yield replace(delta, reasoning=text) if name == "reasoning" else replace(delta, content=text)
 
-    def rest(self, delta: CompletionDelta, whole: AgentCompletion) -> Iterator[CompletionDelta]:
+    def rest(self, delta: CompletionDelta, completion: AgentCompletion) -> Iterator[CompletionDelta]:
         """What was not given of a completion that has ended. Raises RequestError when something else was given."""
-        for name, text in (("reasoning", whole.reasoning or ""), ("content", whole.content)):
-            if not text.startswith(self.given[name]):
+        for name, text in (("reasoning", completion.reasoning or ""), ("content", completion.content)):
+            if not text.startswith(self.emitted[name]):
                 raise RequestError(
                     "internal", f"the stream gave another {name} than is recorded: send the request again"
                 )
-            self._new[name] = text[len(self.given[name]) :]
+            self._new[name] = text[len(self.emitted[name]) :]
         yield from self.parts(delta)

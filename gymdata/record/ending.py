@@ -36,7 +36,7 @@ class Ending:
     left: Mapping[str, Any] = field(default_factory=dict)
     directory: Path | None = None
     #: The fields of the request that say something, with numbers as they are stored.
-    given: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, body: Any) -> Ending:
@@ -45,31 +45,31 @@ class Ending:
             raise RequestError("invalid", "the body is not an object")
         allowed = ("status", "stop_reason", "reward", "rewards", "task", "task_id")
         for name in body.keys() - set(allowed):
-            raise RequestError.at(name, f"expected one of {', '.join(allowed)}")
-        given = {name: value for name, value in body.items() if value not in (None, "") and (name, value) != _NO_PARTS}
-        if (status := given.get("status", COMPLETED)) not in (COMPLETED, TRUNCATED, FAILED):
-            raise RequestError.at("status", f"got {status!r}, expected completed, truncated or failed")
-        rewards = given.get("rewards", {})
+            raise RequestError.field(name, f"expected one of {', '.join(allowed)}")
+        fields = {name: value for name, value in body.items() if value not in (None, "") and (name, value) != _NO_PARTS}
+        if (status := fields.get("status", COMPLETED)) not in (COMPLETED, TRUNCATED, FAILED):
+            raise RequestError.field("status", f"got {status!r}, expected completed, truncated or failed")
+        rewards = fields.get("rewards", {})
         if not isinstance(rewards, dict):
-            raise RequestError.at("rewards", "expected an object of numbers by name")
-        for name, value in [("reward", given.get("reward", 0)), *rewards.items()]:
+            raise RequestError.field("rewards", "expected an object of numbers by name")
+        for name, value in [("reward", fields.get("reward", 0)), *rewards.items()]:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise RequestError.at(name, f"got {value!r}, expected a finite number")
-        if not isinstance(given.get("task", {}), dict):
-            raise RequestError.at("task", "expected an object")
+                raise RequestError.field(name, f"got {value!r}, expected a finite number")
+        if not isinstance(fields.get("task", {}), dict):
+            raise RequestError.field("task", "expected an object")
         for name in ("task_id", "stop_reason"):
-            if not isinstance(given.get(name, ""), (str, int)):
-                raise RequestError.at(name, "expected text")
-        inside = given.get("task", {}).get("task_id")
+            if not isinstance(fields.get(name, ""), (str, int)):
+                raise RequestError.field(name, "expected text")
+        inside = fields.get("task", {}).get("task_id")
         inside = None if inside == "" else inside
-        if inside is not None and str(given.get("task_id", inside)) != str(inside):
-            raise RequestError.at("task_id", f"got {given['task_id']!r}, and {inside!r} in the task: give one")
-        given |= {name: str(given[name]) for name in ("task_id", "stop_reason") if name in given}
-        if "reward" in given:
-            given["reward"] = float(given["reward"])
-        if "rewards" in given:
-            given["rewards"] = {name: float(value) for name, value in rewards.items()}
-        return cls(**given, given=given)
+        if inside is not None and str(fields.get("task_id", inside)) != str(inside):
+            raise RequestError.field("task_id", f"got {fields['task_id']!r}, and {inside!r} in the task: give one")
+        fields |= {name: str(fields[name]) for name in ("task_id", "stop_reason") if name in fields}
+        if "reward" in fields:
+            fields["reward"] = float(fields["reward"])
+        if "rewards" in fields:
+            fields["rewards"] = {name: float(value) for name, value in rewards.items()}
+        return cls(**fields, fields=fields)
 
     def refuse_other(self, key: str, row: RolloutRow, *, scored: bool) -> None:
         """Raise RequestError when session ``key`` ended with other values than these: ``row`` is its rollout.
@@ -94,10 +94,10 @@ class Ending:
             "task_id": row["task_id"],
         }
         for name, value in ended_with.items():
-            if name in self.given and self.given[name] != value:
+            if name in self.fields and self.fields[name] != value:
                 raise RequestError(
                     "invalid",
-                    f"session {key} has ended with {name} {value!r:.200}, got {self.given[name]!r:.200}: its rollout "
+                    f"session {key} has ended with {name} {value!r:.200}, got {self.fields[name]!r:.200}: its rollout "
                     f"{row['rollout_id']} stays as it is",
                     where=name,
                     status=409,

@@ -68,19 +68,19 @@ def same_reasoning(sent: Message, recorded: Message) -> bool:
 def with_recorded_ids(new: Sequence[Message], sent: Sequence[Message], recorded: Sequence[Message]) -> list[Message]:
     """``new`` messages with the ids that the recorded calls have in place of those that the client gave them. ``sent``: what
     the client sent of the conversation that is ``recorded``."""
-    theirs, ours = Calls(), Calls()
-    for messages, calls in ((sent, theirs), (recorded, ours)):
+    sent_calls, recorded_calls = Calls(), Calls()
+    for messages, calls in ((sent, sent_calls), (recorded, recorded_calls)):
         for message in messages:
             for call in message.get("tool_calls") or ():
                 calls.add(str(call.get("id")))
     result = []
     for message in new:
-        number = theirs.number(message.get("tool_call_id"))
-        if number is not None and number < len(ours.ids):
-            message = {**message, "tool_call_id": ours.ids[number]}
+        number = sent_calls.number(message.get("tool_call_id"))
+        if number is not None and number < len(recorded_calls.ids):
+            message = {**message, "tool_call_id": recorded_calls.ids[number]}
         for call in message.get("tool_calls") or ():
-            theirs.add(str(call.get("id")))
-            ours.add(str(call.get("id")))
+            sent_calls.add(str(call.get("id")))
+            recorded_calls.add(str(call.get("id")))
         result.append(message)
     return result
 

@@ -135,7 +135,7 @@ class Recorder:
         state = self.state_of(key)
         if key not in self.sessions and "agents" not in state:  # another process wrote it
             row = await asyncio.to_thread(recorded, self.run.folder, state["rollout_id"], ["extra"])
-            state["agents"] = [one["agent"] for one in orjson.loads(row["extra"])["conversations"]]
+            state["agents"] = [c["agent"] for c in orjson.loads(row["extra"])["conversations"]]
         return state
 
     def state_of(self, key: str) -> JsonObject:
@@ -182,9 +182,9 @@ class Recorder:
         candidates = []
         for session in unnamed:
             if (match := session.continued(request.messages, chain)) is not None:
-                turn, at = match
-                candidates.append((at, turn in session.last_turns(), session.last_at, session))
-        return max(candidates, key=lambda one: one[:3])[3] if candidates else None
+                turn, n_before = match
+                candidates.append((n_before, turn in session.last_turns(), session.last_at, session))
+        return max(candidates, key=lambda candidate: candidate[:3])[3] if candidates else None
 
     # --- a request --------------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Recorder:
         self._refuse_spent(session, request.n)
         if request.tool_choice not in ("auto", "none"):
             problem = f"got {request.tool_choice!r}, expected auto or none: the model is sampled as it is"
-            raise RequestError.at("tool_choice", problem, "unsupported")
+            raise RequestError.field("tool_choice", problem, "unsupported")
         plan = self.prompt_of(session, request)
         room = None if self.context is None else self.context - len(plan.prompt)
         if room is not None and room < 1:
@@ -268,16 +268,16 @@ class Recorder:
             ("max_tokens_total", config.max_tokens_total, tokens, "generated tokens"),
             ("timeout", config.timeout, time.time() - session.started_at, "seconds"),
         )
-        for name, limit, used, what in limits:
+        for name, limit, used, unit in limits:
             flag = f"--{name.replace('_', '-')}"
             if limit is not None and used >= limit:
                 self._spend(session, name)
-                text = f"session {session.key} used {used:,.0f} {what}, at most {limit:,g} ({flag})"
+                text = f"session {session.key} used {used:,.0f} {unit}, at most {limit:,g} ({flag})"
                 raise RequestError("budget", text, where=name)
             if limit is not None and name != "timeout" and used + n > limit:
                 # Each completion is a model call of at least one token.
-                left = f"session {session.key} has {limit - used:,g} of {limit:,g} {what} left ({flag})"
-                raise RequestError.at("n", f"got {n}, and {left}")
+                left = f"session {session.key} has {limit - used:,g} of {limit:,g} {unit} left ({flag})"
+                raise RequestError.field("n", f"got {n}, and {left}")
 
     def _spend(self, session: Session, budget: str) -> None:
         if session.spent is None:
@@ -401,7 +401,7 @@ class Recorder:
                 if (row["rollout_id"], row["kind"], row["place"]) == (failed["rollout_id"], *_REPORTED):
                     return failed
         state = await self.state(key)
-        if ending.given:
+        if ending.fields:
             columns = ("status", "stop_reason", "reward", "rewards", "task", "task_id")
             row = await asyncio.to_thread(recorded, self.run.folder, state["rollout_id"], columns)
             ending.refuse_other(key, row, scored=bool(self.scheduler.rewards))
@@ -459,7 +459,7 @@ class Recorder:
         # expand(encode(x)) == x, or nothing is written.
         for turn, prompt in enumerate(expand_prompts(session.encoder.turns)):
             step = session.steps[turn]
-            if prompt.tolist() != [*session.held(step.parent).tolist(), *step.tail.tolist()]:
+            if prompt.tolist() != [*session.ids_of(step.parent).tolist(), *step.tail.tolist()]:
                 raise GymdataError(
                     f"session {session.key}, turn {turn}: the encoded prompt does not expand to what the engine read",
                     hint="this is a defect in gymdata: the session stays in RUN/sessions",
@@ -536,13 +536,13 @@ class Recorder:
             self._fail(session, "agent", "run", "interrupted: the command was killed while it ran")
             self.discard(session)
 
-    def _fail(self, session: Session, kind: str, place: str, message: str, task_id: str | None = None) -> None:
+    def _fail(self, session: Session, kind: str, operation: str, message: str, task_id: str | None = None) -> None:
         task, index = self._member(session.key)
         reported = kind in ("agent", "environment")
         self.run.fail(
             {
                 "kind": kind,
-                "place": place,
+                "place": operation,
                 "message": message if kind == "reward" else f"{kind}: {message.removeprefix(f'{kind}: ')}",
                 "attempt": None,
                 "counts": False,

@@ -54,7 +54,7 @@ class RequestError(Exception):
         self.status = STATUS[kind] if status is None else status
 
     @classmethod
-    def at(cls, where: str, problem: str, kind: ErrorKind = "invalid", status: int | None = None) -> RequestError:
+    def field(cls, where: str, problem: str, kind: ErrorKind = "invalid", status: int | None = None) -> RequestError:
         """The error of a field, with which its message begins."""
         return cls(kind, f"{where}: {problem}", where=where, status=status)
 

@@ -146,7 +146,7 @@ def session_row(
     last = next(turn for _, turn in reversed(shown) if turn is not None)
     main = session.threads[labels.index(MAIN)]
     shown_turns = {turn for _, turn in shown}
-    others = [
+    other_messages = [
         {
             "agent": labels[session.steps[leaf].thread],
             "messages": [table_message(message, turn) for message, turn in session.numbered(leaf)],
@@ -160,8 +160,8 @@ def session_row(
         for label, thread in zip(labels, session.threads, strict=True)
     ]
     extra: dict[str, object] = {"session": session.key, "conversations": began}
-    if others:
-        extra["other_messages"] = others
+    if other_messages:
+        extra["other_messages"] = other_messages
     extra |= {"environment": dict(left)} if left else {}
     extra |= {"reward_faults": dict(faults)} if faults else {}
     extra |= {"sampling": session.sampling} if session.sampling else {}

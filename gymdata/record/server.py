@@ -192,7 +192,7 @@ class Service:
             text = request.query_params.get("limit", "100")
             limit = int(text) if re.fullmatch("[0-9]{1,4}", text) else 0
             if not 1 <= limit <= _PAGE:
-                raise RequestError.at("limit", f"got {text!r:.80}, expected 1 to {_PAGE}")
+                raise RequestError.field("limit", f"got {text!r:.80}, expected 1 to {_PAGE}")
             listed, more = self.recorder.states(limit, request.query_params.get("after", ""))
             return {
                 "object": "list",
@@ -279,8 +279,8 @@ def create_app(
     def counted(path: str, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             response = await work(request)
-            at = path.removeprefix("/s/{key}"), response.status_code
-            service.requests[at] = service.requests.get(at, 0) + 1
+            label = path.removeprefix("/s/{key}"), response.status_code
+            service.requests[label] = service.requests.get(label, 0) + 1
             return response
 
         return answer
@@ -337,7 +337,7 @@ class Stream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._answer.unread = not self._answer.whole
+            self._answer.unread = not self._answer.complete
 
     async def stream_response(self, send: Send) -> None:
         clock = asyncio.get_running_loop().time

@@ -116,37 +116,37 @@ class Session:
             raise RequestError("invalid", "there are no messages", where="messages")
         chain = list(digests(messages, tools_digest(request.tools)))
         refusal = None
-        if continued := self.continued(messages, chain):
-            turn, at = continued
+        if match := self.continued(messages, chain):
+            turn, n_before = match
             recorded = self.messages_of(turn)
-            new = with_recorded_ids(messages[at:], messages[:at], recorded)
+            new = with_recorded_ids(messages[n_before:], messages[:n_before], recorded)
             if not new:
                 raise RequestError(
                     "invalid", "the last message is the model's own: nothing follows it", where="messages"
                 )
             try:
                 bridge = chat.bridge(recorded, new, request.tools)
-                return Plan(next_prompt(self.held(turn).tolist(), bridge, chat.end_of_turn_ids), turn, new)
+                return Plan(next_prompt(self.ids_of(turn).tolist(), bridge, chat.end_of_turn_ids), turn, new)
             except RefusedError as error:
                 refusal = str(error.message)
         step = self.steps[same] if (same := self._begins.get(chain[-1])) is not None else None
         # The chain leaves reasoning out: with another it is another prompt.
         if refusal is None and step and _same_thoughts(messages, [*self.messages_of(step.parent), *step.new]):
-            return Plan([*self.held(step.parent).tolist(), *step.tail.tolist()], step.parent, step.new)
+            return Plan([*self.ids_of(step.parent).tolist(), *step.tail.tolist()], step.parent, step.new)
         edits, cause = self._edited(messages, request.tools)
         return Plan(list(chat.render(messages, request.tools)), -1, messages, edits, refusal or cause)
 
     def continued(self, messages: Sequence[Message], chain: Sequence[bytes]) -> tuple[int, int] | None:
         """The turn after which these messages continue, and how many of them come before; the longest such."""
-        for at in range(len(messages), 0, -1):
-            if messages[at - 1]["role"] != "assistant":
+        for n_before in range(len(messages), 0, -1):
+            if messages[n_before - 1]["role"] != "assistant":
                 continue
-            for turn in reversed(self._ends.get(chain[at - 1], ())):
-                if _same_thoughts(messages[:at], self.messages_of(turn)):
-                    return turn, at
+            for turn in reversed(self._ends.get(chain[n_before - 1], ())):
+                if _same_thoughts(messages[:n_before], self.messages_of(turn)):
+                    return turn, n_before
         return None
 
-    def held(self, turn: int) -> Ids:
+    def ids_of(self, turn: int) -> Ids:
         """The ids that were read and sampled up to and with a turn; none up to -1."""
         parts = [np.empty(0, np.int32)]
         while turn >= 0:
@@ -178,7 +178,7 @@ class Session:
 
     def event(self, request: AgentRequest, plan: Plan, generation: Generation, message: Message, **facts: Any) -> Event:
         """The journal's record of one call. ``facts``: id, finish_reason, sampling and the like."""
-        before = len(self.held(plan.parent))
+        before = len(self.ids_of(plan.parent))
         top = generation.top_log_probs
         weights = generation.weight_versions
         return {
@@ -207,7 +207,7 @@ class Session:
             self.spent = event["spent"]
             return
         parent, turn, tail = event["parent"], len(self.steps), np.array(event["tail"], np.int32)
-        prompt = np.concatenate((self.held(parent), tail))
+        prompt = np.concatenate((self.ids_of(parent), tail))
         ids, log_probs = np.array(event["ids"], np.int32), np.array(event["log_probs"], np.float32)
         self.encoder.add(
             Call(
@@ -277,7 +277,7 @@ class Session:
     def _plan_text(self, prompt: str | Sequence[int], chat: Chat) -> Plan:
         """A text, or ids, without messages: it goes on where it begins with all of what was read and sampled."""
         for turn in reversed(range(len(self.steps))):
-            held_ids = self.held(turn).tolist()
+            held_ids = self.ids_of(turn).tolist()
             if isinstance(prompt, str):
                 text = chat.decode(held_ids)
                 if prompt.startswith(text) and len(prompt) > len(text):
@@ -305,15 +305,14 @@ class Session:
             return None, f"repeats what conversation {thread} said, with another system prompt and other tools"
         if other_tools or other_system:
             return thread, "the tools changed" if other_tools else "the system prompt changed"
-        plain = [(at, m) for at, m in enumerate(messages) if m["role"] != "system"]
+        plain = [(index, m) for index, m in enumerate(messages) if m["role"] != "system"]
         loose = list(digests([m for _, m in plain], b"loose"))
-        at = next((k for k, digest in enumerate(loose) if digest not in self._loose), None)
-        if at is None:
+        position = next((k for k, digest in enumerate(loose) if digest not in self._loose), None)
+        if position is None:
             return thread, "earlier messages changed"
-        return thread, f"message {plain[at][0]} ({plain[at][1]['role']}) changed"
+        return thread, f"message {plain[position][0]} ({plain[position][1]['role']}) changed"
 
 
 def _same_thoughts(sent: Sequence[Message], recorded: Sequence[Message]) -> bool:
     """Whether a client's version of a conversation has the reasoning of the recorded one, or leaves it out."""
-    pairs = zip(sent, recorded, strict=True)
-    return all(same_reasoning(theirs, ours) for theirs, ours in pairs if theirs["role"] == "assistant")
+    return all(same_reasoning(*pair) for pair in zip(sent, recorded, strict=True) if pair[0]["role"] == "assistant")

@@ -75,7 +75,7 @@ class StaleHistory(Recorder):
             return plan
         turn, new = len(session.steps) - 1, list(request.messages)[-1:]
         bridge = self.chat.bridge(session.messages_of(turn), new, request.tools)
-        return Plan([*session.held(turn).tolist(), *bridge], turn, new)
+        return Plan([*session.ids_of(turn).tolist(), *bridge], turn, new)
 
 
 class OtherText(Recorder):

@@ -87,11 +87,11 @@ class Fields:
         """Refuse these where they ask for something. ``unless``: values that do not."""
         for name in names:
             if self._left.pop(name, None) not in (None, *unless):
-                raise RequestError.at(self._where + name, "not supported by gymdata record", "unsupported")
+                raise RequestError.field(self._where + name, "not supported by gymdata record", "unsupported")
 
     def refuse_rest(self) -> None:
         if name := next(iter(self._left), None):
-            raise RequestError.at(self._where + name, "unknown parameter; leave it out", "unsupported")
+            raise RequestError.field(self._where + name, "unknown parameter; leave it out", "unsupported")
 
     def _number(self, name: str, kind: type, least: float, most: float) -> Any:
         bounds = f" from {least:g}" * (least > -math.inf) + f" to {most:g}" * (most < math.inf)
@@ -102,7 +102,7 @@ class Fields:
         return value
 
     def _invalid(self, name: str, value: Any, expected: str) -> RequestError:
-        return RequestError.at(self._where + name, f"got {value!r:.80}, expected {expected}")
+        return RequestError.field(self._where + name, f"got {value!r:.80}, expected {expected}")
 
 
 def one_text(content: Any) -> Any:
@@ -111,8 +111,8 @@ def one_text(content: Any) -> Any:
         return content
     is_text = [isinstance(p, dict) and "text" in str(p.get("type")) and isinstance(p.get("text"), str) for p in content]
     texts = [part["text"] for part, is_one in zip(content, is_text, strict=True) if is_one]
-    others = [part for part, is_one in zip(content, is_text, strict=True) if not is_one]
-    return [*others, {"type": "text", "text": "\n".join(texts)}] if texts else others
+    other_parts = [part for part, is_one in zip(content, is_text, strict=True) if not is_one]
+    return [*other_parts, {"type": "text", "text": "\n".join(texts)}] if texts else other_parts
 
 
 def reminder(text: str) -> str:
@@ -128,7 +128,7 @@ def stored_messages(read: Callable[[], Sequence[Body]]) -> list[Message]:
     except BadItem as error:
         raise RequestError("invalid", error.reason, where=error.reason.partition(":")[0]) from error
     except ODD as error:
-        raise RequestError.at("messages", reason_of(error)) from error
+        raise RequestError.field("messages", reason_of(error)) from error
     first = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
     system = "\n\n".join(message["content"] for message in messages[:first] if message["content"])
     later = [
@@ -153,7 +153,7 @@ def _stored(row: Message) -> Message:
 def function_tool(name: Any, description: Any, parameters: Any, where: str) -> JsonObject:
     """A tool's definition as chat templates get it."""
     if not isinstance(name, str) or not name:
-        raise RequestError.at(f"{where}.name", f"got {name!r}, expected text")
+        raise RequestError.field(f"{where}.name", f"got {name!r}, expected text")
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
@@ -162,7 +162,7 @@ def named_tool(name: Any, tools: Sequence[Body], where: str) -> Mapping[str, str
     """The choice of the tool ``name``. Raises RequestError when no tool has it."""
     names = [tool["function"]["name"] for tool in tools]
     if name not in names:
-        raise RequestError.at(where, f"got {name!r}, expected one of {', '.join(names)}")
+        raise RequestError.field(where, f"got {name!r}, expected one of {', '.join(names)}")
     return {"name": name}
 
 
@@ -173,10 +173,10 @@ def openai_choice(choice: Any, name: str, tools: Sequence[Body]) -> str | Mappin
     if isinstance(choice, dict) and choice.get("type") == "function":
         return named_tool(field_at(choice, name), tools, f"tool_choice.{name}")
     if choice == "required" and not tools:
-        raise RequestError.at("tool_choice", "'required' needs tools")
+        raise RequestError.field("tool_choice", "'required' needs tools")
     if choice not in ("auto", "none", "required"):
         problem = f"got {choice!r:.80}, expected auto, none, required or a function"
-        raise RequestError.at("tool_choice", problem, "unsupported")
+        raise RequestError.field("tool_choice", problem, "unsupported")
     return str(choice)
 
 
@@ -187,7 +187,7 @@ def response_format(name: Any, schema: Any, where: str) -> JsonObject | None:
             "unsupported", f"{where}.type: got {name!r}, expected one of {', '.join(_FORMATS)}", where=where
         )
     if name == "json_schema" and not isinstance(schema, dict):
-        raise RequestError.at(where, "has no schema, which type json_schema needs")
+        raise RequestError.field(where, "has no schema, which type json_schema needs")
     return None if name in (None, "text") else {"type": name, **({"schema": schema} if name == "json_schema" else {})}
 
 

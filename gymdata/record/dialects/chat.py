@@ -54,7 +54,7 @@ class ChatCompletions(Choices):
         format = fields.section("response_format")
         wants_logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", 0, 20)
         if top and not wants_logprobs:
-            raise RequestError.at("top_logprobs", "needs logprobs: true")
+            raise RequestError.field("top_logprobs", "needs logprobs: true")
         options = Fields(fields.section("stream_options"), "stream_options.")
         options.without_effect("include_obfuscation", "continuous_usage_stats")
         request = AgentRequest(
@@ -133,7 +133,7 @@ def _tool(tool: Any, where: str) -> JsonObject:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or tool.get("type", "function") != "function":
         kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise RequestError.at(where, f"got type {kind!r}, expected 'function'", "unsupported")
+        raise RequestError.field(where, f"got type {kind!r}, expected 'function'", "unsupported")
     return function_tool(function.get("name"), function.get("description"), function.get("parameters"), where)
 
 

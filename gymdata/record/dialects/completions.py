@@ -62,14 +62,14 @@ class Completions(Choices):
 
 
 def _prompt(prompt: Any) -> str | list[int]:
-    one = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int) else prompt
-    ids = isinstance(one, list) and one and all(isinstance(i, int) and not isinstance(i, bool) for i in one)
-    if isinstance(one, str) or ids:
-        return one  # type: ignore[no-any-return]  # a text or ids, by the line above
+    single = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int) else prompt
+    ids = isinstance(single, list) and single and all(isinstance(i, int) and not isinstance(i, bool) for i in single)
+    if isinstance(single, str) or ids:
+        return single  # type: ignore[no-any-return]  # a text or ids, by the line above
     if isinstance(prompt, list) and len(prompt) > 1:
         several = f"got {len(prompt)} prompts, expected one; send a request for each"
-        raise RequestError.at("prompt", several, "unsupported")
-    raise RequestError.at("prompt", f"got {prompt!r:.80}, expected text or token ids")
+        raise RequestError.field("prompt", several, "unsupported")
+    raise RequestError.field("prompt", f"got {prompt!r:.80}, expected text or token ids")
 
 
 def _choice(request: AgentRequest, completion: AgentCompletion, text: str) -> JsonObject:

@@ -71,7 +71,7 @@ class Messages:
         read = stored_messages(lambda: _chat(messages, system))
         if read and read[-1]["role"] == "assistant":
             begun = "got a begun answer, expected a message of the user last"
-            raise RequestError.at(f"messages[{len(messages) - 1}]", begun, "unsupported")
+            raise RequestError.field(f"messages[{len(messages) - 1}]", begun, "unsupported")
         # Claude Code's session: a header, or part of the user's id.
         user_id = object_of(loads(fields.section("metadata").get("user_id")))
         session = headers.get("x-claude-code-session-id") or user_id.get("session_id")
@@ -213,21 +213,21 @@ def _lines(message: JsonObject) -> JsonObject:
     return message | {"content": one_text(blocks)}
 
 
-def _tools(given: Sequence[Any]) -> list[JsonObject]:
+def _tools(client_tools: Sequence[Any]) -> list[JsonObject]:
     """The client's tools. Those of Anthropic's servers are left out beside others, for a model is free not to call them."""
     tools = []
     hosted = None
-    for n, tool in enumerate(given):
+    for n, tool in enumerate(client_tools):
         where = f"tools[{n}]"
         if not isinstance(tool, dict):
-            raise RequestError.at(where, f"got {tool!r:.80}, expected a tool")
+            raise RequestError.field(where, f"got {tool!r:.80}, expected a tool")
         kind = str(tool.get("type") or "custom")
         if kind == "custom":
             tools.append(function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), where))
         elif kind.startswith(_HOSTED) and not hosted:
             hosted = f"{where}.type: {kind!r}"
         elif not kind.startswith(_HOSTED):
-            raise RequestError.at(f"{where}.type", f"{kind!r} is not supported", "unsupported")
+            raise RequestError.field(f"{where}.type", f"{kind!r} is not supported", "unsupported")
     if hosted and not tools:
         raise RequestError("unsupported", f"{hosted} needs Anthropic's servers", where=hosted.partition(":")[0])
     return tools
@@ -238,9 +238,9 @@ def _choice(choice: Body, tools: Sequence[Body]) -> str | Mapping[str, str]:
     if kind == "tool":
         return named_tool(choice.get("name"), tools, "tool_choice.name")
     if kind == "any" and not tools:
-        raise RequestError.at("tool_choice.type", "'any' needs tools")
+        raise RequestError.field("tool_choice.type", "'any' needs tools")
     if kind not in _CHOICES:
-        raise RequestError.at("tool_choice.type", f"got {kind!r}, expected one of tool, {', '.join(_CHOICES)}")
+        raise RequestError.field("tool_choice.type", f"got {kind!r}, expected one of tool, {', '.join(_CHOICES)}")
     return _CHOICES[kind]
 
 

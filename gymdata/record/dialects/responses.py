@@ -257,16 +257,16 @@ def _chat(items: Any, instructions: str | None) -> list[JsonObject]:
 def _lines(item: JsonObject) -> JsonObject:
     """The item with its texts as one, unless the model wrote it."""
     name = "output" if item.get("type", "").endswith("_output") else "content"
-    own = item.get("role") == "assistant" or item.get("type") == "reasoning"
-    return item if own or name not in item else item | {name: one_text(item[name])}
+    by_model = item.get("role") == "assistant" or item.get("type") == "reasoning"
+    return item if by_model or name not in item else item | {name: one_text(item[name])}
 
 
-def _tools(given: Sequence[Any]) -> list[JsonObject]:
+def _tools(client_tools: Sequence[Any]) -> list[JsonObject]:
     """The client's functions, those of namespaces as well. Tools of OpenAI's servers are left out beside others, for a model
     is free not to call them."""
     tools: list[JsonObject] = []
     hosted = None
-    for n, tool in enumerate(given):
+    for n, tool in enumerate(client_tools):
         where = f"tools[{n}]"
         kind = object_of(tool).get("type")
         if kind == "namespace":
@@ -280,11 +280,11 @@ def _tools(given: Sequence[Any]) -> list[JsonObject]:
         raise RequestError("unsupported", f"{hosted} needs OpenAI's servers", where=hosted.partition(":")[0])
     names = [tool["function"]["name"] for tool in tools]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise RequestError.at("tools", f"{twice!r} is there twice, in different namespaces", "unsupported")
+        raise RequestError.field("tools", f"{twice!r} is there twice, in different namespaces", "unsupported")
     return tools
 
 
 def _function(tool: Any, where: str) -> JsonObject:
     if (kind := object_of(tool).get("type")) != "function":
-        raise RequestError.at(f"{where}.type", f"{kind!r} is not supported", "unsupported")
+        raise RequestError.field(f"{where}.type", f"{kind!r} is not supported", "unsupported")
     return function_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), where)

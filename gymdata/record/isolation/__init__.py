@@ -21,11 +21,11 @@ _CHUNK = 1 << 16
 
 def why_not() -> str | None:
     """Why this machine gives no network namespace; None where it does."""
-    here, there = socket.socketpair()
-    with here, there:
-        words = launched(["true"], there.fileno(), 0)
+    parent_end, child_end = socket.socketpair()
+    with parent_end, child_end:
+        words = launched(["true"], child_end.fileno(), 0)
         try:
-            done = subprocess.run(words, pass_fds=[there.fileno()], capture_output=True, text=True, check=False)
+            done = subprocess.run(words, pass_fds=[child_end.fileno()], capture_output=True, text=True, check=False)
         except OSError as error:
             return str(error.strerror)
     return None if done.returncode == 0 else (done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
