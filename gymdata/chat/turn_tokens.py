@@ -103,7 +103,7 @@ class Bridge:
         """From just after the token that closes the last assistant message in ``messages``, through ``new``, to the
         generation prompt. Raises RefusedError when that cannot be proved, DataError when the template refuses."""
         last = max(i for i, m in enumerate(messages) if m["role"] == "assistant")
-        earlier = [_held(m) for m in messages[:last]]
+        earlier = [_as_context(m) for m in messages[:last]]
         between = [*messages[last + 1 :], *new]
         # Some templates refuse, or drop, a tool's answer to no call; others leave out the content of a message with calls.
         calls = messages[last].get("tool_calls")
@@ -186,7 +186,7 @@ class Bridge:
         )
 
 
-def _held(message: Message) -> Message:
+def _as_context(message: Message) -> Message:
     """An earlier message as it is rendered around a bridge. Fixed words replace its text, because many templates remove
     reasoning or white space from earlier turns, and the generated ids are held anyway."""
     if message["role"] != "assistant":

@@ -103,7 +103,7 @@ class Session:
     _ends: dict[bytes, list[int]] = field(default_factory=dict)
     _begins: dict[bytes, int] = field(default_factory=dict)
     _loose: set[bytes] = field(default_factory=set)
-    _said: dict[bytes, int] = field(default_factory=dict)
+    _turns: dict[bytes, int] = field(default_factory=dict)
 
     # --- a request --------------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Session:
             self._ends.setdefault(chain[-1], []).append(turn)
             self._begins[chain[-2] if len(chain) > 1 else b""] = turn
             self._loose.update(digests([m for m in messages if m["role"] != "system"], b"loose"))
-            self._said[digest_of(message)] = turn
+            self._turns[digest_of(message)] = turn
         self.temperatures.append(event["temperature"])
         if event["sampling"]:
             self.sampling.append({"turn": turn, **event["sampling"]})
@@ -293,7 +293,7 @@ class Session:
     def _edited(self, messages: Sequence[Message], tools: Tools) -> tuple[int | None, str | None]:
         """The conversation that the messages are another version of, and what was changed; (None, None) for messages that
         repeat nothing that was sampled."""
-        numbers = [self._said[d] for m in messages if m["role"] == "assistant" and (d := digest_of(m)) in self._said]
+        numbers = [self._turns[d] for m in messages if m["role"] == "assistant" and (d := digest_of(m)) in self._turns]
         if not numbers:
             return None, None
         thread = self.steps[numbers[-1]].thread

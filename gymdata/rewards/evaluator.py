@@ -93,23 +93,23 @@ class EvaluatorReward(UserReward):
 
     def _read_signature(self) -> None:
         self.single = True
-        self._whole = not callable(getattr(self.function, "evaluate_item", None))
+        self._takes_batch = not callable(getattr(self.function, "evaluate_item", None))
         # `evaluate` is written for one call at a time.
-        most = 1 if self._whole else getattr(self.function, "max_concurrency", None)
+        most = 1 if self._takes_batch else getattr(self.function, "max_concurrency", None)
         if isinstance(most, int) and most > 0:
             self.concurrent = most
-        method = inspect.unwrap(getattr(type(self.function), _METHODS[self._whole]))
+        method = inspect.unwrap(getattr(type(self.function), _METHODS[self._takes_batch]))
         self._defined = place_of(method) if hasattr(method, "__code__") else self._defined
 
     def call(self, rollout: View) -> Any:
         """The method's answer, or an awaitable of it."""
         item = EvaluatedItem.of(self.private_copy(rollout))
-        method = getattr(self.function, _METHODS[self._whole])
-        return method(EvaluatorInput([item]) if self._whole else item)
+        method = getattr(self.function, _METHODS[self._takes_batch])
+        return method(EvaluatorInput([item]) if self._takes_batch else item)
 
     def value_of(self, value: Any, rollout: View) -> Value:
         """``score`` of the answer. Raises RewardError for an answer without a score, or with an error in its place."""
-        outputs = getattr(value, "eval_output_items", None) if self._whole else [value]
+        outputs = getattr(value, "eval_output_items", None) if self._takes_batch else [value]
         if not isinstance(outputs, list) or len(outputs) != 1 or not hasattr(outputs[0], "score"):
             raise RewardError(
                 f"{self.name} gave a value of type {type(value).__name__}, expected one output with a score "

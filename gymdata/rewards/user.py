@@ -99,7 +99,7 @@ class UserReward:
         self._counts = False
         self._defined = place_of(function)
         #: Places and types of its errors; the traceback of each is logged once.
-        self._seen: set[tuple[str, str]] = set()
+        self._logged_errors: set[tuple[str, str]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._read_signature()
 
@@ -128,27 +128,27 @@ class UserReward:
             raise self.useless
         with exit_raises():
             if self.single:
-                return cast("list[Value]", self._run(self._each(rollouts)))
+                return cast("list[Value]", self._run(self._score_singly(rollouts)))
             values = self._batch(rollouts)
             if not self._counts and len(rollouts) == 1:
                 self._batch([*rollouts, *rollouts])
             self._counts = True
             return values
 
-    async def _each(self, rollouts: Sequence[View]) -> list[Value]:
+    async def _score_singly(self, rollouts: Sequence[View]) -> list[Value]:
         room = asyncio.Semaphore(self.concurrent)
 
         async def with_retries(rollout: View) -> Value:
             async with room:
                 for _ in range(TRIES):
-                    value = await self._one(rollout)
+                    value = await self._call_once(rollout)
                     if not isinstance(value, OutsideError):
                         break
             return value
 
         return await asyncio.gather(*map(with_retries, rollouts))
 
-    async def _one(self, rollout: View) -> Value:
+    async def _call_once(self, rollout: View) -> Value:
         try:
             value = self.call(rollout)
             return self.value_of(await value if inspect.isawaitable(value) else value, rollout)
@@ -163,7 +163,7 @@ class UserReward:
         for plural, singular in zip(_BATCH, _ONE, strict=True):
             if plural in arguments:
                 arguments[singular] = arguments.pop(plural)
-        return self.function(**self._taken(arguments))
+        return self.function(**self._keywords(arguments))
 
     def private_copy(self, rollout: View) -> View:
         """A copy for one call: what the function changes in it reaches no saved row, sibling or other reward."""
@@ -172,7 +172,7 @@ class UserReward:
 
     def _batch(self, rollouts: Sequence[View]) -> list[Value]:
         try:
-            values = self.function(**self._taken(self._arguments([*map(self.private_copy, rollouts)])))
+            values = self.function(**self._keywords(self._arguments([*map(self.private_copy, rollouts)])))
             if inspect.isawaitable(values):
                 values = self._run(values)
             # The values that a function returned, in order; None for what has none: a number, a text, a mapping.
@@ -223,8 +223,8 @@ class UserReward:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise error
         where = raised_at(error, self.function, self._defined)
-        if (type(error).__name__, where) not in self._seen:
-            self._seen.add((type(error).__name__, where))
+        if (type(error).__name__, where) not in self._logged_errors:
+            self._logged_errors.add((type(error).__name__, where))
             _LOG.debug("%s raised", self.name, exc_info=error)
         texts = [name for name, plural in zip(_ONE, _BATCH, strict=True) if self._takes & {name, plural}]
         note = ""
@@ -265,7 +265,7 @@ class UserReward:
         """Required parameters that are not columns of this task."""
         return [name for name in self._required if name not in _RESERVED and name not in _LEFT and name not in task]
 
-    def _taken(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _keywords(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The ``arguments`` that the function takes. Raises RewardError when a required one is missing."""
         lacking = [name for name in self._required if name not in arguments]
         if lacking:

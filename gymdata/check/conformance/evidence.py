@@ -131,15 +131,17 @@ def _unlike(turn: RecordedTurn, draws: Sequence[Draw], failed: Sequence[list[int
     if same_prompt is not None and same_ids is not None:
         return "its generation was sampled after another prompt: branches are swapped"
     if same_ids is not None:
-        return f"its prompt is not the one that the engine read: {_place(turn.prompt, same_ids.prompt, decode)}"
+        return f"its prompt is not the one that the engine read: {_mismatch(turn.prompt, same_ids.prompt, decode)}"
     if same_prompt is not None and decode(same_prompt.ids) == decode(turn.ids):
-        return f"its text was encoded again into other ids: {_place(turn.ids, same_prompt.ids, decode)}"
+        return f"its text was encoded again into other ids: {_mismatch(turn.ids, same_prompt.ids, decode)}"
     if same_prompt is not None:
-        return f"its ids are not those that were sampled after this prompt: {_place(turn.ids, same_prompt.ids, decode)}"
+        return (
+            f"its ids are not those that were sampled after this prompt: {_mismatch(turn.ids, same_prompt.ids, decode)}"
+        )
     return "the engine sampled neither its ids nor after its prompt"
 
 
-def _place(recorded: Sequence[int], expected: Sequence[int], decode: Decode) -> str:
+def _mismatch(recorded: Sequence[int], expected: Sequence[int], decode: Decode) -> str:
     index = _first_difference(recorded, expected)
     read, sampled = list(recorded[index : index + 8]), list(expected[index : index + 8])
     return f"from token {index} got {decode(read)!r} {read}, expected {decode(sampled)!r} {sampled}"
