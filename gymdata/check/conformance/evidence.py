@@ -131,17 +131,15 @@ def _unlike(turn: RecordedTurn, draws: Sequence[Draw], failed: Sequence[list[int
     if same_prompt is not None and same_ids is not None:
         return "its generation was sampled after another prompt: branches are swapped"
     if same_ids is not None:
-        return f"its prompt is not the one that the engine read: {_mismatch(turn.prompt, same_ids.prompt, decode)}"
+        return f"its prompt is not the one that the engine read: {_where(turn.prompt, same_ids.prompt, decode)}"
     if same_prompt is not None and decode(same_prompt.ids) == decode(turn.ids):
-        return f"its text was encoded again into other ids: {_mismatch(turn.ids, same_prompt.ids, decode)}"
+        return f"its text was encoded again into other ids: {_where(turn.ids, same_prompt.ids, decode)}"
     if same_prompt is not None:
-        return (
-            f"its ids are not those that were sampled after this prompt: {_mismatch(turn.ids, same_prompt.ids, decode)}"
-        )
+        return f"its ids are not those that were sampled after this prompt: {_where(turn.ids, same_prompt.ids, decode)}"
     return "the engine sampled neither its ids nor after its prompt"
 
 
-def _mismatch(recorded: Sequence[int], expected: Sequence[int], decode: Decode) -> str:
+def _where(recorded: Sequence[int], expected: Sequence[int], decode: Decode) -> str:
     index = _first_difference(recorded, expected)
     read, sampled = list(recorded[index : index + 8]), list(expected[index : index + 8])
     return f"from token {index} got {decode(read)!r} {read}, expected {decode(sampled)!r} {sampled}"
