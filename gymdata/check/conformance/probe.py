@@ -172,10 +172,8 @@ class Probe:
                 with contextlib.suppress(ValueError):  # the mark at the end of a stream
                     events.append(json.loads(data))
             # Responses has events of its own for errors.
-            errors = (isinstance(e, dict) and e.get("type") in ("error", "response.failed") for e in events)
-            expect(
-                any(errors) or any(map(self.wire.error_of, events)), f"the stream has no error in it: {text[:300]!r}"
-            )
+            fails = (isinstance(e, dict) and e.get("type") in ("error", "response.failed") for e in events)
+            expect(any(fails) or any(map(self.wire.error_of, events)), f"the stream has no error in it: {text[:300]!r}")
             return 500
         expect(status >= 400, f"got {status}, expected an error: {text[:300]!r}")
         expect(self.wire.error_of(body) is not None, f"the error is not in the dialect's form: {status} {text[:300]!r}")
