@@ -121,7 +121,7 @@ class OneCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [param for param in self.get_params(ctx) if param.param_type_name == "argument"]
-        return ["[OPTIONS]", *(_name(one) if one.required else f"[{_name(one)}]" for one in arguments)]
+        return ["[OPTIONS]", *(_name(p) if p.required else f"[{_name(p)}]" for p in arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         params: list[Any] = self.get_params(ctx)
@@ -146,16 +146,16 @@ class OneCommand(TyperCommand):
             if name == "--set" and re.match(r"[a-z][\w.]*=", second) and not os.path.exists(second):  # noqa: PTH110 - no Path of it
                 hint = f"repeat --set: --set {shlex.quote(first)} --set {shlex.quote(second)}"
                 raise UsageError(f"--set takes one KEY=VALUE, got {second} after {first}", hint=hint)
-        every, options = self.make_parser(ctx), dict[str, Any]()
+        parser, options = self.make_parser(ctx), dict[str, Any]()
         for param in self.get_params(ctx):
             if param.param_type_name == "option" and not param.multiple and not getattr(param, "count", False):
                 options[param.name] = gathering = copy.copy(param)
                 gathering.multiple = True
-                gathering.add_to_parser(every, ctx)
-        given, _, order = every.parse_args(args=list(args))
+                gathering.add_to_parser(parser, ctx)
+        opts, _, order = parser.parse_args(args=list(args))
         if not any(param.is_eager for param in order):
             for name, option in options.items():
-                values = given.get(name) or []
+                values = opts.get(name) or []
                 if option.is_flag:
                     # A repeated flag is harmless; on and off exclude each other.
                     names = {True: option.opts[-1], False: (option.secondary_opts or option.opts)[-1]}
@@ -199,8 +199,8 @@ def build(command: str | None, *, parsed_only: bool = False) -> typer.Typer:
         if name == command:
             body = getattr(importlib.import_module(f"gymdata.cli.{module}"), function)
             text = "\n\n".join(filter(None, [summary, inspect.getdoc(body)]))
-            whole = with_common(body, reads=name in READERS, writes=name in WRITERS)
-            app.command(name, cls=OneCommand, help=text)(without_body(body, whole) if parsed_only else whole)
+            full = with_common(body, reads=name in READERS, writes=name in WRITERS)
+            app.command(name, cls=OneCommand, help=text)(without_body(body, full) if parsed_only else full)
         elif command not in COMMANDS:
             app.command(name, help=summary)(named_only)
     return app
@@ -261,9 +261,9 @@ def main(argv: list[str]) -> int:
     start_logging(level, verbose="-v" in argv or "--verbose" in argv)
     try:
         _LOG.info("%s", shlex.join(command_words()), extra={"printed": True})
-        with reading(report=lambda line: note(f"warning: {line}")) as found:
+        with reading(report=lambda line: note(f"warning: {line}")) as context:
             code = _main(argv)
-        code = code or (EXIT_FAULTS if found.damage else EXIT_OK)
+        code = code or (EXIT_FAULTS if context.damage else EXIT_OK)
         _LOG.info("ended with exit code %d", code, extra={"printed": True})
         return code
     finally:
@@ -327,12 +327,12 @@ def _of_parser(refused: Any, command: str | None, argv: list[str]) -> UsageError
         elif text.startswith("No such option") and (instead := _instead(command, where, argv)):
             text, hint = f"No such option: {where}", instead
         return UsageError(text, hint=hint).at(where)
-    from gymdata.settings import wanted
+    from gymdata.settings import expected_text
 
     fault = faults()[0]
     if param.type_descriptor.choices:
         return UsageError.unknown_choice(where, fault["input"], map(str, param.type_descriptor.choices))
-    return UsageError.bad_value(where, fault["input"], wanted(fault), hint=hint)
+    return UsageError.bad_value(where, fault["input"], expected_text(fault), hint=hint)
 
 
 def _instead(command: str | None, option: str, argv: list[str]) -> str | None:

@@ -78,7 +78,7 @@ def group_statistics(scores: Mapping[str, Sequence[float | None]]) -> list[Group
     flat = pa.array(list(chain.from_iterable(scores.values())), pa.float64()).to_numpy(zero_copy_only=False)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     missing = np.bincount(owner[~np.isfinite(flat)], minlength=len(sizes))
-    columns = [group_statistic(what, flat, owner, len(sizes)) for what in ("mean", "min", "max")]
+    columns = [group_statistic(statistic, flat, owner, len(sizes)) for statistic in ("mean", "min", "max")]
     rows = zip(scores, sizes.tolist(), missing.tolist(), *(column.tolist() for column in columns), strict=True)
     return [GroupStats(*row) for row in rows]
 
@@ -111,12 +111,12 @@ def select_groups(groups: Sequence[GroupStats], epoch: int, config: CurriculumCo
     left_out = {g.task_id: "no score is known" for g in groups if math.isnan(g.score_range)}
     least = config.min_reward_diff - _TOLERANCE
     left_out |= {g.task_id: "rewards too alike" for g in groups if g.score_range < least}
-    kept = [g for g in groups if g.task_id not in left_out]
-    kept.sort(key=lambda g: g.task_id)
-    kept.sort(key=lambda g: g.mean, reverse=not config.sort_ascending)
+    eligible = [g for g in groups if g.task_id not in left_out]
+    eligible.sort(key=lambda g: g.task_id)
+    eligible.sort(key=lambda g: g.mean, reverse=not config.sort_ascending)
     percentile = percentile_at(epoch, config)
-    first = kept[: count_included(len(kept), percentile)]
-    left_out |= {g.task_id: "beyond the epoch's percentile" for g in kept[len(first) :]}
+    first = eligible[: count_included(len(eligible), percentile)]
+    left_out |= {g.task_id: "beyond the epoch's percentile" for g in eligible[len(first) :]}
     drawn = [g.task_id for g in first]
     if config.random_subsample is not None and drawn:
         n_drawn = count_included(len(drawn), Decimal(str(config.random_subsample)))
@@ -144,6 +144,6 @@ def _state(
     }
 
 
-def _within(name: str, got: object, fine: bool, expected: str) -> None:
-    if not fine:
-        raise UsageError.bad_value(f"curriculum: {name}", got, expected)
+def _within(name: str, value: object, valid: bool, expected: str) -> None:
+    if not valid:
+        raise UsageError.bad_value(f"curriculum: {name}", value, expected)

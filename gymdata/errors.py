@@ -70,10 +70,10 @@ class GymdataError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n  → {self.hint}" if self.hint else self.message
 
-    def at(self, where: object, got: object = None, expected: str | None = None) -> Self:
+    def at(self, where: object, value: object = None, expected: str | None = None) -> Self:
         """This error with the parts of its message, for programs."""
         self.where = redacted(str(where))
-        self.got = None if got is None else redacted(str(got))
+        self.got = None if value is None else redacted(str(value))
         self.expected = expected
         return self
 
@@ -99,11 +99,11 @@ class UsageError(GymdataError):
     @classmethod
     def several(cls, faults: Iterable[UsageError]) -> UsageError:
         """Everything that is wrong as one error, so that it can be corrected in one go. One fault stays as it is."""
-        found = tuple(one for fault in faults for one in (fault.faults or (fault,)))
-        if len(found) == 1:
-            return found[0]
-        error = cls(f"{len(found)} errors:\n" + "\n".join(f"- {fault}" for fault in found))
-        error.faults = found
+        faults = tuple(leaf for fault in faults for leaf in (fault.faults or (fault,)))
+        if len(faults) == 1:
+            return faults[0]
+        error = cls(f"{len(faults)} errors:\n" + "\n".join(f"- {fault}" for fault in faults))
+        error.faults = faults
         return error
 
     def within(self, where: str) -> UsageError:
@@ -114,9 +114,9 @@ class UsageError(GymdataError):
         return UsageError.several(UsageError(message, hint=hint) for message, hint in named)
 
     @classmethod
-    def unknown_key(cls, key: str, known: Iterable[str], where: str, value: object = None) -> UsageError:
+    def unknown_key(cls, key: str, keys: Iterable[str], where: str, value: object = None) -> UsageError:
         """``value``: where settings are flat, what was given for the key, which may be a section of known keys."""
-        names = sorted(known)
+        names = sorted(keys)
         listed = f"one of {', '.join(names)}"
         # With those of a library's trainer they would fill a screen.
         hint = f"known keys: {', '.join(names)}" if len(listed) < _LONG else "`gymdata docs settings` lists the keys"
@@ -128,14 +128,13 @@ class UsageError(GymdataError):
         return cls(f"{where}: unknown key {key!r}", hint=hint).at(where, key, listed)
 
     @classmethod
-    def unknown_choice(cls, what: str, got: str, known: Iterable[str]) -> UsageError:
-        names = list(known)
-        expected = f"one of {choices(got, names)}"
-        return cls(f"{what}: got {got!r}, expected {expected}", hint=_nearest(got, names)).at(what, got, expected)
+    def unknown_choice(cls, where: str, value: str, names: Iterable[str]) -> UsageError:
+        names = list(names)
+        return cls.bad_value(where, value, f"one of {choices(value, names)}", hint=_nearest(value, names))
 
     @classmethod
-    def bad_value(cls, what: str, got: object, expected: str, hint: str | None = None) -> UsageError:
-        return cls(f"{what}: got {got!r}, expected {expected}", hint=hint).at(what, got, expected)
+    def bad_value(cls, where: str, value: object, expected: str, hint: str | None = None) -> UsageError:
+        return cls(f"{where}: got {value!r}, expected {expected}", hint=hint).at(where, value, expected)
 
     @classmethod
     def missing_extra(cls, module: str, extra: str) -> UsageError:
@@ -166,19 +165,19 @@ _TRAINED_BY = {
 }
 
 
-def _instead(path: Path | str, held: str, wanted: str) -> str | None:
-    """What to do when a table is ``held`` and another one ``wanted``."""
-    of, it = (str(path), "of them") if held == "rollouts" else ("RUN", "of the rollouts of a run")
-    made = f"`gymdata {_MADE_BY[wanted]} {of}` makes {wanted} {it}" if wanted in _MADE_BY else None
-    reads = None if held == "rollouts" and made else _TRAINED_BY.get(held)
-    return "; ".join(filter(None, (made, reads))) or None
+def _instead(path: Path | str, table: str, needed: str) -> str | None:
+    """What to do with a ``table`` where another one is ``needed``."""
+    run, origin = (str(path), "of them") if table == "rollouts" else ("RUN", "of the rollouts of a run")
+    conversion = f"`gymdata {_MADE_BY[needed]} {run}` makes {needed} {origin}" if needed in _MADE_BY else None
+    reads = None if table == "rollouts" and conversion else _TRAINED_BY.get(table)
+    return "; ".join(filter(None, (conversion, reads))) or None
 
 
-def foreign_row_hint(keys: Sequence[str], wanted: str) -> str:
-    """What to do about a row that has the keys of no table where the table ``wanted`` is read."""
+def foreign_row_hint(keys: Sequence[str], table: str) -> str:
+    """What to do about a row that has the keys of no table where ``table`` is read."""
     reads = "`gymdata docs your-data` lists which rows of other systems are read"
-    made = "; ".join(filter(None, (_instead("RUN", "", wanted), reads)))
-    return f"this does not look like the table {wanted}: its first keys are {', '.join(keys[:4])}; {made}"
+    advice = "; ".join(filter(None, (_instead("RUN", "", table), reads)))
+    return f"this does not look like the table {table}: its first keys are {', '.join(keys[:4])}; {advice}"
 
 
 class DataError(GymdataError):
@@ -197,14 +196,14 @@ class DataError(GymdataError):
         cls, path: Path | str, expected: str = "a run folder, a file or a glob", *, folders: bool = False
     ) -> DataError:
         """``folders``: nothing but a folder can have been meant."""
-        given = Path(path)
-        if given.is_symlink() and not given.exists():
-            return cls(f"{path}: is a link to {given.readlink()}, which does not exist (expected {expected})")
-        if given.exists():
-            kind = "folder" if given.is_dir() else "file"
+        location = Path(path)
+        if location.is_symlink() and not location.exists():
+            return cls(f"{path}: is a link to {location.readlink()}, which does not exist (expected {expected})")
+        if location.exists():
+            kind = "folder" if location.is_dir() else "file"
             return cls(f"{path}: is a {kind}, expected {expected}").at(path, kind, expected)
         error = cls(
-            f"{path}: no such file or folder (expected {expected})", hint=nearest_beside(given, folders=folders)
+            f"{path}: no such file or folder (expected {expected})", hint=nearest_beside(location, folders=folders)
         )
         return error.at(path, "nothing", expected)
 
@@ -220,13 +219,13 @@ class DataError(GymdataError):
         return cls(f"{path}: is empty (expected {expected})", hint=hint).at(path, "nothing", expected)
 
     @classmethod
-    def unknown_id(cls, path: Path | str, what: str, got: str, known: Sequence[str]) -> DataError:
+    def unknown_id(cls, path: Path | str, column: str, value: str, values: Sequence[str]) -> DataError:
         """No row has the requested id."""
-        near = difflib.get_close_matches(got, known, n=1)
-        table = {"pair_id": "pairs"}.get(what, "rollouts")
-        listing = f"`gymdata query 'SELECT {what} FROM {table}' {path}` lists them"
+        near = difflib.get_close_matches(value, values, n=1)
+        table = {"pair_id": "pairs"}.get(column, "rollouts")
+        listing = f"`gymdata query 'SELECT {column} FROM {table}' {path}` lists them"
         return cls(
-            f"{path}: got {what} {got!r}, expected one of its {len(known):,}",
+            f"{path}: got {column} {value!r}, expected one of its {len(values):,}",
             hint=f"did you mean {near[0]!r}?" if near else listing,
         )
 
@@ -243,21 +242,21 @@ class DataError(GymdataError):
         return cls(f"{named}: got 0 {table}, expected at least 1 to train on", hint=hints.get(table))
 
     @classmethod
-    def other_table(cls, path: Path | str, held: str, wanted: str) -> DataError:
+    def other_table(cls, path: Path | str, table: str, expected: str) -> DataError:
         """A folder with rows of one table where another is read."""
-        error = cls(f"{path}: contains {held}, expected {wanted}", hint=_instead(path, held, wanted))
-        return error.at(path, held, wanted)
+        error = cls(f"{path}: contains {table}, expected {expected}", hint=_instead(path, table, expected))
+        return error.at(path, table, expected)
 
     @classmethod
-    def tasks(cls, path: Path | str, wanted: str) -> DataError:
-        """A file of tasks where ``wanted`` are read."""
+    def tasks(cls, path: Path | str, expected: str) -> DataError:
+        """A file of tasks where ``expected`` are read."""
         hint = f"`gymdata collect {path} -m MODEL -o RUN` samples rollouts of its tasks; then pass RUN"
-        return cls(f"{path}: contains tasks, expected {wanted}", hint=hint)
+        return cls(f"{path}: contains tasks, expected {expected}", hint=hint)
 
     @classmethod
-    def not_a_run(cls, path: Path | str, found: Sequence[str]) -> DataError:
-        inside = ", ".join(found[:6]) or "nothing"
-        runs = [name for name in found if (Path(path) / name / "run.json").is_file()]
+    def not_a_run(cls, path: Path | str, names: Sequence[str]) -> DataError:
+        inside = ", ".join(names[:6]) or "nothing"
+        runs = [name for name in names if (Path(path) / name / "run.json").is_file()]
         hint = "give a folder that `gymdata collect -o` wrote, or a file or glob inside this one"
         if runs:
             hint = f"give a run inside it: {', '.join(str(Path(path) / name) for name in runs[:3])}"
@@ -265,18 +264,18 @@ class DataError(GymdataError):
 
     @classmethod
     def bad_row(
-        cls, path: Path | str, line: int, field: str | None, got: str, expected: str, hint: str | None = None
+        cls, path: Path | str, line: int, field: str | None, value: str, expected: str, hint: str | None = None
     ) -> DataError:
-        at = f"{path}, line {line}" + (f", field {field!r}" if field else "")
-        error = cls(f"{at}: got {got}, expected {expected}", hint=hint)
-        error.reason = (f"field {field!r}: " if field else "") + f"got {got}, expected {expected}"
-        return error.at(at, got, expected)
+        where = f"{path}, line {line}" + (f", field {field!r}" if field else "")
+        error = cls(f"{where}: got {value}, expected {expected}", hint=hint)
+        error.reason = (f"field {field!r}: " if field else "") + f"got {value}, expected {expected}"
+        return error.at(where, value, expected)
 
     @classmethod
-    def bad_json(cls, where: str, got: str, expected: str) -> DataError:
+    def bad_json(cls, where: str, text: str, expected: str) -> DataError:
         """A column of JSON text that is not; a fault of the data."""
-        return cls(f"{where}: got {got[:60]!r}, expected the JSON text of {expected}", exit_code=EXIT_FAULTS).at(
-            where, got[:60], f"the JSON text of {expected}"
+        return cls(f"{where}: got {text[:60]!r}, expected the JSON text of {expected}", exit_code=EXIT_FAULTS).at(
+            where, text[:60], f"the JSON text of {expected}"
         )
 
     @classmethod
@@ -334,18 +333,18 @@ class DataError(GymdataError):
         )
 
     @classmethod
-    def newer_schema(cls, path: Path | str, table: str, got: int, known: int) -> DataError:
+    def newer_schema(cls, path: Path | str, table: str, version: int, newest: int) -> DataError:
         return cls(
-            f"{path}: {table} version {got} is newer than this gymdata understands ({known})",
+            f"{path}: {table} version {version} is newer than this gymdata understands ({newest})",
             hint=update_advice(),
             code="S104",
         )
 
     @classmethod
-    def altered(cls, code: str, where: str, what: str) -> DataError:
+    def altered(cls, code: str, where: str, detail: str) -> DataError:
         """Turns that are not as they were collected (T209, T210). Their rows are faults of the data, not of the command."""
         return cls(
-            f"{code}: {where}: {what}",
+            f"{code}: {where}: {detail}",
             hint="the data was changed after collection: `gymdata validate` lists every such turn, and "
             f"{option('fix', 'drop')} leaves their rollouts out",
             code=code,
@@ -353,10 +352,10 @@ class DataError(GymdataError):
         )
 
     @classmethod
-    def too_large(cls, what: str, largest: float) -> DataError:
+    def too_large(cls, quantity: str, largest: float) -> DataError:
         """Numbers whose squares are beyond float64 (R502): their spread would be infinite."""
         return cls(
-            f"R502: {what} are too large to be compared (up to {largest:.3g})",
+            f"R502: {quantity} are too large to be compared (up to {largest:.3g})",
             hint=f"score on a smaller scale, or `gymdata filter` them: {option('where', 'abs(reward) < 1e100')}",
             code="R502",
             exit_code=EXIT_FAULTS,
@@ -414,22 +413,22 @@ class StoreError(GymdataError):
         )
 
     @classmethod
-    def other_kind(cls, place: Path, holds: str, more: str = "") -> StoreError:
+    def other_kind(cls, path: Path, holds: str, more: str = "") -> StoreError:
         return cls(
-            f"{place}: holds {holds}{more}, which this command does not replace",
+            f"{path}: holds {holds}{more}, which this command does not replace",
             hint=f"give another output folder or file ({option('overwrite', True)} replaces only the same kind of output)",
         )
 
     @classmethod
-    def other_settings(cls, place: Path, what: str, differences: Sequence[tuple[str, object, object]]) -> StoreError:
+    def other_settings(cls, path: Path, contents: str, differences: Sequence[tuple[str, object, object]]) -> StoreError:
         changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in differences)
         words = (now for _, _, now in differences if isinstance(now, str) and now.replace("-", "").isalnum())
         word = next(words, "other")
         # A folder's name may end in what is no suffix, as in model-0.1.2.
-        other = place.with_stem(f"{place.stem}-{word}") if place.is_file() else place.with_name(f"{place.name}-{word}")
+        other = path.with_stem(f"{path.stem}-{word}") if path.is_file() else path.with_name(f"{path.name}-{word}")
         beside = option("output", str(other))
         return cls(
-            f"{place}: holds {what} with other settings ({changed})",
+            f"{path}: holds {contents} with other settings ({changed})",
             hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both: {beside}",
         )
 
@@ -507,11 +506,11 @@ class OutsideError(GymdataError):
         self.status = status
 
     @classmethod
-    def user_code(cls, what: str, error: BaseException, where: str) -> OutsideError:
+    def user_code(cls, name: str, error: BaseException, where: str) -> OutsideError:
         """The code of an environment or a user raised; ``where``: its file and line."""
         fault = cls(
             "environment",
-            f"{what} raised {raised(error)} ({where})",
+            f"{name} raised {raised(error)} ({where})",
             hint=f"correct it and collect into another folder, or with {option('overwrite', True)}: changed code is "
             "another environment",
         )
@@ -519,9 +518,9 @@ class OutsideError(GymdataError):
         return fault
 
     @classmethod
-    def no_reward(cls, what: str, got: object) -> OutsideError:
+    def no_reward(cls, name: str, value: object) -> OutsideError:
         """An environment's reward that is not a finite number."""
-        return cls("environment", f"{what} gave {brief(got)}, expected a finite number or None")
+        return cls("environment", f"{name} gave {brief(value)}, expected a finite number or None")
 
     def to_dict(self) -> dict[str, object]:
         return super().to_dict() | {"system": self.system, "reason": self.reason}
@@ -537,8 +536,8 @@ class RewardError(OutsideError):
         super().__init__("reward", message, hint=hint, retryable=retryable, fatal=fatal)
 
     @classmethod
-    def no_number(cls, name: str, got: object, where: str) -> RewardError:
-        return cls(f"{name} returned {brief(got)} for a rollout, expected a finite number or None ({where})")
+    def no_number(cls, name: str, value: object, where: str) -> RewardError:
+        return cls(f"{name} returned {brief(value)} for a rollout, expected a finite number or None ({where})")
 
 
 def reported(document: Mapping[str, Any]) -> GymdataError:
@@ -585,16 +584,16 @@ def nearest_beside(path: Path, *, folders: bool = False) -> str | None:
     with contextlib.suppress(OSError):
         while not path.parent.exists():
             path, folders = path.parent, True
-        return _nearest(path.name, (one.name for one in path.parent.iterdir() if not folders or one.is_dir()))
+        return _nearest(path.name, (p.name for p in path.parent.iterdir() if not folders or p.is_dir()))
     return None
 
 
-def _nearest(got: str, known: Iterable[str]) -> str | None:
+def _nearest(name: str, names: Iterable[str]) -> str | None:
     # The path itself is not a suggestion.
-    others = [name for name in known if name != got]
-    match = difflib.get_close_matches(got, others, n=1, cutoff=0.6 if len(got) > 3 else 0.7)
+    candidates = [candidate for candidate in names if candidate != name]
+    match = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6 if len(name) > 3 else 0.7)
     # Two letters in the wrong order are a slip in a short name, too.
     match = match or [
-        name for name in sorted(others) if sorted(name) == sorted(got) or (len(got) > 2 and name.startswith(got))
+        c for c in sorted(candidates) if sorted(c) == sorted(name) or (len(name) > 2 and c.startswith(name))
     ]
     return f"did you mean {match[0]!r}?" if match else None

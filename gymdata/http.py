@@ -217,8 +217,8 @@ class HttpClient:
                 self.retries += 1
                 if error.fatal and self._notice is not None:
                     say, self._notice = self._notice, None
-                    whole = sum(min(_MAX_PAUSE_S, self.pause_s * 2**k) for k in range(retries))
-                    say(f"{error.message}; retried for about {max(1, round(whole))} s")
+                    total_s = sum(min(_MAX_PAUSE_S, self.pause_s * 2**k) for k in range(retries))
+                    say(f"{error.message}; retried for about {max(1, round(total_s))} s")
                 pause = min(_MAX_PAUSE_S, self.pause_s * 2**attempt) * random.uniform(0.5, 1.5)
                 attempt += 1
                 await asyncio.sleep(max(pause, min(error.retry_after_s or 0.0, timeout_s)))
@@ -259,9 +259,9 @@ class HttpClient:
             since, self._down_since = self._down_since, None
             self.on_outage(time.monotonic() - since)
 
-    def garbage(self, expected: str, got: object) -> OutsideError:
+    def garbage(self, expected: str, answer: object) -> OutsideError:
         """An answer that is not what it must be; another try may give a better one."""
-        body = self._without_secrets(str(got))[:200]
+        body = self._without_secrets(str(answer))[:200]
         return OutsideError(self.system, f"the server's answer is not {expected}: got {body!r}", retryable=True)
 
     def _without_secrets(self, text: str) -> str:
@@ -305,10 +305,10 @@ class HttpClient:
                 answers = is_answer(response.status)
                 if answers and stream is not None:
                     stream.begin()
-                    raw, whole = await _read(response, most_bytes, stream.feed)
+                    raw, complete = await _read(response, most_bytes, stream.feed)
                 else:
-                    raw, whole = await _read(response, most_bytes if answers else _REFUSAL_BYTES)
-                if not whole:
+                    raw, complete = await _read(response, most_bytes if answers else _REFUSAL_BYTES)
+                if not complete:
                     response.close()  # the rest is not read, so the connection cannot be reused
                 dead = response.status == 500 and any(text in _message(raw) for text in _DEAD_ENGINE)
                 if dead:
@@ -317,7 +317,7 @@ class HttpClient:
                         self.system, reason, hint=advice, retryable=True, fatal=True, status=response.status
                     )
                 self._reached(sent_at)
-                if answers and not whole:
+                if answers and not complete:
                     text = f"{url} answers with more than {most_bytes:,} bytes, more than requested"
                     hint = "is this the right server? The rest of its response is not read"
                     raise OutsideError(self.system, text, hint=hint, status=response.status)
@@ -346,9 +346,9 @@ class HttpClient:
     def _refusal(self, url: str, status: int, headers: Mapping[str, str], raw: bytes) -> OutsideError:
         body = self._without_secrets(_message(raw))
         if 300 <= status < 400:
-            place = self._without_secrets(headers.get("Location") or "another place")[:200]
+            where = self._without_secrets(headers.get("Location") or "another place")[:200]
             hint = "give the address of the server itself, if that is it"
-            return OutsideError(self.system, f"{url} answered {status}, which leads to {place}", hint=hint, fatal=True)
+            return OutsideError(self.system, f"{url} answered {status}, which leads to {where}", hint=hint, fatal=True)
         if status in (408, 429) or status >= 500:
             return OutsideError(
                 self.system,

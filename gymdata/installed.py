@@ -71,28 +71,28 @@ def _source(dist: Distribution | None, *, pinned: bool = True) -> str | None:
     text = dist.read_text("direct_url.json") if dist is not None else None
     if text is None:
         return None
-    kept: Mapping[str, Any] = json.loads(text)
-    url = urlsplit(str(kept["url"]))
-    if url.scheme == "file" and "vcs_info" not in kept:
+    origin: Mapping[str, Any] = json.loads(text)
+    url = urlsplit(str(origin["url"]))
+    if url.scheme == "file" and "vcs_info" not in origin:
         path = Path(unquote(url.path))
         return str(path) if path.exists() else None
     # A password in a URL is never shown.
     plain = urlunsplit(url._replace(netloc=url.netloc.rpartition("@")[2]))
-    if "vcs_info" not in kept:
+    if "vcs_info" not in origin:
         return plain
-    vcs = kept["vcs_info"]
-    at = vcs.get("commit_id") if pinned else vcs.get("requested_revision")
-    folder = f"#subdirectory={kept['subdirectory']}" if kept.get("subdirectory") else ""
-    return f"{vcs['vcs']}+{plain}" + (f"@{at}" if at else "") + folder
+    vcs = origin["vcs_info"]
+    revision = vcs.get("commit_id") if pinned else vcs.get("requested_revision")
+    folder = f"#subdirectory={origin['subdirectory']}" if origin.get("subdirectory") else ""
+    return f"{vcs['vcs']}+{plain}" + (f"@{revision}" if revision else "") + folder
 
 
 def _requirements(dist: Distribution | None, extras: list[str]) -> list[str]:
     """The requirements of the extras, including those of other extras that they name."""
-    found: dict[str, None] = {}
+    requirements: dict[str, None] = {}
     for line in (dist.requires if dist is not None else None) or []:
         needed, _, marker = (part.strip() for part in line.partition(";"))
         if not any(re.search(rf"""extra == ["']{re.escape(extra)}["']""", marker) for extra in extras):
             continue
         inner = re.fullmatch(rf"{NAME}\[(.*)\]", needed)
-        found |= dict.fromkeys(_requirements(dist, inner[1].split(",")) if inner else [needed])
-    return list(found)
+        requirements |= dict.fromkeys(_requirements(dist, inner[1].split(",")) if inner else [needed])
+    return list(requirements)

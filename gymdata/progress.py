@@ -72,14 +72,14 @@ def start_logging(level: Level | None, *, verbose: bool = False) -> None:
     ``level``: of both; without one, stderr has warnings (with ``verbose`` everything) and the files have ``info`` and above.
     """
     stop_logging()
-    shown, kept = level or ("debug" if verbose else "warning"), level or "info"
+    console_level, file_level = level or ("debug" if verbose else "warning"), level or "info"
     console = logging.StreamHandler()
-    console.setLevel(shown.upper())
+    console.setLevel(console_level.upper())
     console.setFormatter(_Line("%(message)s"))
     # Printed records go to the files alone.
     console.addFilter(lambda record: not getattr(record, "printed", False))
-    _LOGGER.handlers = [console, _Folders(kept.upper())]
-    _LOGGER.setLevel(min(logging.getLevelNamesMapping()[name.upper()] for name in (shown, kept)))
+    _LOGGER.handlers = [console, _Folders(file_level.upper())]
+    _LOGGER.setLevel(min(logging.getLevelNamesMapping()[name.upper()] for name in (console_level, file_level)))
     _LOGGER.propagate = False
 
 
@@ -141,18 +141,18 @@ class _Folders(logging.Handler):
             file.handle(record)
 
     def add(self, folder: Path, once: str) -> None:
-        place = folder.resolve()
+        folder = folder.resolve()
         with self.lock or contextlib.nullcontext():
-            if place not in self._files:
-                self._files[place] = _File(place, once, self.level, self._early)
-        self._files[place].begin()
+            if folder not in self._files:
+                self._files[folder] = _File(folder, once, self.level, self._early)
+        self._files[folder].begin()
 
     def leave(self, folder: Path) -> None:
-        place = folder.resolve()
+        folder = folder.resolve()
         with self.lock or contextlib.nullcontext():
             # The first is the command's own.
-            if place in self._files and place != next(iter(self._files)):
-                self._files.pop(place).close()
+            if folder in self._files and folder != next(iter(self._files)):
+                self._files.pop(folder).close()
 
     def close(self) -> None:
         # The folders stay: a library that configures logging (vLLM) closes every handler, and more records follow.
@@ -218,6 +218,6 @@ class _File(logging.handlers.RotatingFileHandler):
             with contextlib.suppress(OSError):
                 descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
                 with os.fdopen(descriptor, "rb") as file:
-                    if found := _ATTEMPT.findall(file.read(2 * _MAX_BYTES)):
-                        return int(found[-1])
+                    if attempts := _ATTEMPT.findall(file.read(2 * _MAX_BYTES)):
+                        return int(attempts[-1])
         return 0

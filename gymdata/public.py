@@ -42,9 +42,9 @@ def path_of(value: Any, function: str, expected: str = _PATH) -> str | Path:
 def paths_of(value: Paths, function: str, expected: str = f"{_PATH}, or several of them") -> list[str | Path]:
     """The paths that ``value`` is or holds. Raises UsageError as ``path_of``, and when it holds none."""
     if isinstance(value, (list, tuple, set, frozenset)) or (isinstance(value, Iterable) and iter(value) is value):
-        found = [path_of(one, function, expected) for one in value]
-        if found:
-            return found
+        paths = [path_of(path, function, expected) for path in value]
+        if paths:
+            return paths
         raise UsageError(f"gymdata.{function}: got no paths, expected {expected}")
     return [path_of(value, function, expected)]
 
@@ -52,11 +52,11 @@ def paths_of(value: Paths, function: str, expected: str = f"{_PATH}, or several 
 def with_keywords(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, whose ``**settings`` are the fields of its parameter ``config``: ``inspect.signature`` has each with its
     type and default, and ``help`` its text."""
-    own = inspect.signature(function).parameters
-    if "settings" not in own:
+    signature = inspect.signature(function).parameters
+    if "settings" not in signature:
         return function
-    kind = getattr(gymdata, re.findall(r"\w+Config", own["config"].annotation)[0])
-    fields = {name: field for name, field in kind.model_fields.items() if name not in {*own, "trainer", "path"}}
+    kind = getattr(gymdata, re.findall(r"\w+Config", signature["config"].annotation)[0])
+    fields = {name: field for name, field in kind.model_fields.items() if name not in {*signature, "trainer", "path"}}
     keywords = [
         inspect.Parameter(
             name,
@@ -67,8 +67,8 @@ def with_keywords(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, field in fields.items()
     ]
     # A trainer takes the keys of the library's own settings as well.
-    rest = [own["settings"]] if "trainer" in kind.model_fields else []
-    parameters = [parameter for name, parameter in own.items() if name != "settings"]
+    rest = [signature["settings"]] if "trainer" in kind.model_fields else []
+    parameters = [parameter for name, parameter in signature.items() if name != "settings"]
     texts = "\n".join(f"{name}: {field.description}" for name, field in fields.items() if field.description)
     function.__signature__ = inspect.Signature([*parameters, *keywords, *rest])  # type: ignore[attr-defined]
     function.__doc__ = f"{inspect.getdoc(function)}\n\nSettings\n--------\n{texts}"
@@ -99,15 +99,15 @@ def described(value: Any) -> str:
     return f"{article} {kind.__name__} of {root}"
 
 
-def rate_text(found: Mapping[str, Any], of: int | None = None) -> str:
+def rate_text(figures: Mapping[str, Any], of: int | None = None) -> str:
     """A ``rate`` (of ``of`` items) with its 95 % interval (``ci95``), for people; a dash for no rate. A single task has
     a rate and no interval: its bounds are NaN, in files null."""
-    if found["rate"] is None:
+    if figures["rate"] is None:
         return "–"
-    bounds = [100 * end for end in found["ci95"] or () if end is not None and not math.isnan(end)]
+    bounds = [100 * end for end in figures["ci95"] or () if end is not None and not math.isnan(end)]
     interval = " (95 %: {:.1f} to {:.1f})".format(*bounds) if bounds else ""
     count = f" of {of:,}" if of is not None else ""
-    return f"{100 * found['rate']:.1f} %{count}{interval}"
+    return f"{100 * figures['rate']:.1f} %{count}{interval}"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -162,7 +162,7 @@ class Report(Protocol):
             elif hasattr(value, "num_rows"):
                 shown.append(f"{field.name}={value.num_rows} rows")
             elif field.name == "ci95" and value:
-                shown.append(f"{field.name}=({', '.join(f'{each:.6g}' for each in value)})")
+                shown.append(f"{field.name}=({', '.join(f'{bound:.6g}' for bound in value)})")
             elif isinstance(value, (list, tuple)) and value:
                 shown.append(f"{field.name}={len(value)}")
         return f"{type(self).__name__}({', '.join(shown)})"

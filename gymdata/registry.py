@@ -37,11 +37,11 @@ class Entry(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """Objects of one kind by name. ``what``: the kind, for errors; ``package``: the folder of the shipped ones;
+    """Objects of one kind by name. ``kind``: what they are, for errors; ``package``: the folder of the shipped ones;
     ``group``: the entry points of other packages."""
 
-    def __init__(self, what: str, package: str, group: str) -> None:
-        self.what, self.package, self.group = what, package, group
+    def __init__(self, kind: str, package: str, group: str) -> None:
+        self.kind, self.package, self.group = kind, package, group
         self._entries: dict[str, Entry[T]] = {}
         self._loaded = False
 
@@ -50,7 +50,7 @@ class Registry(Generic[T]):
 
         def add(registered: T) -> T:
             if name in self._entries and self._entries[name].object is not registered:
-                raise UsageError(f"{self.what} {name!r} is defined twice: {self._entries[name].object}, {registered}")
+                raise UsageError(f"{self.kind} {name!r} is defined twice: {self._entries[name].object}, {registered}")
             lines = (registered.__doc__ or "").strip().splitlines()
             self._entries[name] = Entry(name, registered, lines[0] if lines else "", facts)
             return registered
@@ -67,7 +67,7 @@ class Registry(Generic[T]):
                 try:
                     point.load()
                 except Exception as error:  # noqa: BLE001 - another package's fault must not break every command
-                    warnings.warn(f"{self.what} {point.name} ({point.value}) cannot be used: {error!r}", stacklevel=2)
+                    warnings.warn(f"{self.kind} {point.name} ({point.value}) cannot be used: {error!r}", stacklevel=2)
         yield from sorted(self._entries.values(), key=lambda entry: entry.name)
 
     def names(self) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
         """The entry of that name. Raises UsageError with the nearest name."""
         names = self.names()
         if name not in names:
-            raise UsageError.unknown_choice(self.what, name, names)
+            raise UsageError.unknown_choice(self.kind, name, names)
         return self._entries[name]
 
     def texts(self) -> str:
@@ -101,7 +101,7 @@ class Setting:
 def settings_of(function: Callable[..., Any]) -> dict[str, Setting]:
     """The keyword-only parameters of ``function``. Raises TypeError for one that is not annotated as described above."""
     hints = get_type_hints(function, include_extras=True)
-    found = {}
+    settings = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             kind, *extras = get_args(hints.get(name)) or (None,)
@@ -110,8 +110,8 @@ def settings_of(function: Callable[..., Any]) -> dict[str, Setting]:
                 raise TypeError(
                     f"{function.__name__}: {name} must be Annotated[type, pydantic.Field(…)] with a default"
                 )
-            found[name] = Setting(kind, parameter.default, fields[0])
-    return found
+            settings[name] = Setting(kind, parameter.default, fields[0])
+    return settings
 
 
 def own_fields(settings: Mapping[str, Setting]) -> dict[str, Any]:
@@ -120,9 +120,9 @@ def own_fields(settings: Mapping[str, Setting]) -> dict[str, Any]:
     return {name: (s.kind, FieldInfo.merge_field_infos(s.field, default=s.default)) for name, s in settings.items()}
 
 
-def shared_fields(settings: Mapping[str, Mapping[str, Setting]], own: str) -> dict[str, Any]:
+def shared_fields(settings: Mapping[str, Mapping[str, Setting]], placeholder: str) -> dict[str, Any]:
     """The fields of a settings class for the settings of all functions by name, as ``pydantic.create_model`` takes them:
-    None stands for the function's own default, which the description names, as ``own`` where they are many."""
+    None stands for the function's own default, which the description names, as ``placeholder`` where they are many."""
     by_name: dict[str, dict[str, Setting]] = {}
     for owner, options in settings.items():
         for name, setting in options.items():
@@ -133,11 +133,11 @@ def shared_fields(settings: Mapping[str, Mapping[str, Setting]], own: str) -> di
         for owner, setting in owners.items():
             by_default.setdefault(shown(setting.default), []).append(owner)
         # As "2, dppo_kl and dppo_tv 20": the most frequent default, then the owners of other ones.
-        usual, *others = sorted(by_default.items(), key=lambda item: -len(item[1]))
-        defaults = ", ".join([usual[0], *(f"{' and '.join(names)} {value}" for value, names in others)])
+        usual, *rest = sorted(by_default.items(), key=lambda item: -len(item[1]))
+        defaults = ", ".join([usual[0], *(f"{' and '.join(names)} {value}" for value, names in rest)])
         field = FieldInfo.merge_field_infos(first.field, default=None)
         text = str(first.field.description).rstrip(".")
-        field.description = f"{text} (default: {defaults if len(by_default) <= 3 else own})."
+        field.description = f"{text} (default: {defaults if len(by_default) <= 3 else placeholder})."
         fields[name] = (first.kind | None, field)
     return fields
 

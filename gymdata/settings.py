@@ -61,9 +61,9 @@ class Config(pydantic.BaseModel):
         inside = [value]
         if isinstance(value, (Mapping, list, tuple)):
             inside += value.values() if isinstance(value, Mapping) else value
-        if any(isinstance(one, int) and not -(2**63) <= one < 2**63 for one in inside):
+        if any(isinstance(v, int) and not -(2**63) <= v < 2**63 for v in inside):
             raise PydanticCustomError("int_range", "Input should be an integer of at most 64 bits")
-        if any(isinstance(one, bool) for one in inside):
+        if any(isinstance(v, bool) for v in inside):
             kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
             if kinds & {int, float} and not kinds & {bool, Any, object}:
                 raise PydanticCustomError("number_type", "Input should be a number")
@@ -84,19 +84,19 @@ class Config(pydantic.BaseModel):
         """
         values: Settings = read_yaml(file) if file is not None else {}
         values |= {key: value for key, value in (overrides or {}).items() if value is not None}
-        given: dict[str, str] = {}
+        set_values: dict[str, str] = {}
         for text in sets:
             key, equals, value = text.partition("=")
             if not equals or not key:
                 raise UsageError.bad_value(_SET.strip(), text, "key=value")
             key = key.strip()
-            if key in given:
-                raise UsageError(f"{_SET}{key}: given twice: {given[key]} and {value}", hint="give it once")
-            given[key] = value
+            if key in set_values:
+                raise UsageError(f"{_SET}{key}: given twice: {set_values[key]} and {value}", hint="give it once")
+            set_values[key] = value
             section, last = section_of(values, key.split("."), f"{_SET}{text}")
             section[last] = parse_value(value)
         named = {key: name for key, name in (flags or {}).items() if (overrides or {}).get(key) is not None}
-        named |= {key: f"{_SET}{key}" for key in given}
+        named |= {key: f"{_SET}{key}" for key in set_values}
         return cls.of(values, str(file) if file is not None else "settings", named)
 
     @classmethod
@@ -108,31 +108,36 @@ class Config(pydantic.BaseModel):
             return config
         base = config.model_dump(exclude_unset=True) if config is not None else {}
         parameters = inspect.signature(function).parameters.values()
-        own = [one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        return cls.of({**base, **keywords}, "settings", own=own)
+        args = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+        return cls.of({**base, **keywords}, "settings", args=args)
 
     @classmethod
     def of(
-        cls, values: Any, where: str, flags: Mapping[str, str] | None = None, own: Sequence[str] = (), section: str = ""
+        cls,
+        values: Any,
+        where: str,
+        flags: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        section: str = "",
     ) -> Self:
         """The settings in ``values``. ``where`` names them in errors, but for those of ``flags``, which have their own
-        names; ``own``: more names that may be meant by an unknown one; ``section``: the dotted key in ``where`` of
+        names; ``args``: more names that may be meant by an unknown one; ``section``: the dotted key in ``where`` of
         ``values``. Raises UsageError."""
         if not isinstance(values, Mapping):
             raise UsageError.bad_value(where, values, "a mapping of settings")
         if not cls.__pydantic_complete__:
             cls.model_rebuild()
         try:
-            found = cls.model_validate(expanded(values, where))
+            config = cls.model_validate(expanded(values, where))
         except pydantic.ValidationError as error:
-            raise UsageError.several(cls._explain(error, where, flags or {}, own, section)) from error
+            raise UsageError.several(cls._explain(error, where, flags or {}, args, section)) from error
         except UsageError as error:
             if not section:
                 raise
             raise error.within(f"{where}: {section}") from error
-        found._names, found._where = dict(flags or {}), where
-        found._refuse_idle()
-        return found
+        config._names, config._where = dict(flags or {}), where
+        config._refuse_idle()
+        return config
 
     def defaults(self) -> Settings:
         """The default of every setting that has one, for those in sections too, as ``model_dump`` has the values."""
@@ -151,9 +156,9 @@ class Config(pydantic.BaseModel):
             default = type(self).model_fields[name].get_default(call_default_factory=True)
             if value != default and not fits(self):
                 shown = str(value) if isinstance(value, Path) else value
-                got = "" if value is True else f": got {shown!r}, which"
+                clause = "" if value is True else f": got {shown!r}, which"
                 other = with_options(other)
-                text = f"{self.called(name)}{got} has no effect {word} {other}"
+                text = f"{self.called(name)}{clause} has no effect {word} {other}"
                 hint = "leave one of them out" if no else f"add {other}, or leave it out"
                 faults.append(UsageError(text, hint=hint).at(self.called(name), value, f"{no}{other}"))
         if faults:
@@ -161,11 +166,11 @@ class Config(pydantic.BaseModel):
 
     @classmethod
     def _explain(
-        cls, error: pydantic.ValidationError, where: str, flags: Mapping[str, str], own: Sequence[str], section: str
+        cls, error: pydantic.ValidationError, where: str, flags: Mapping[str, str], args: Sequence[str], section: str
     ) -> Iterator[UsageError]:
         """Every fault, unknown keys first: a misspelt key is why another one seems to be missing."""
-        misspelt, seen = set[tuple[str, ...]](), set[tuple[str, ...]]()
-        for fault in sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden"):
+        misspelt, faulty = set[tuple[str, ...]](), set[tuple[str, ...]]()
+        for fault in sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden"):
             # For a union pydantic reports why each member does not fit.
             keys, once, names, hint = _walk(cls, fault["loc"])
             path = ".".join([section, *keys]).strip(".")
@@ -173,14 +178,14 @@ class Config(pydantic.BaseModel):
             if fault["type"] == "extra_forbidden":
                 misspelt.add(inside)
                 value = fault["input"] if len(keys) == 1 else None
-                known = {*names, *own} if not inside else names
-                yield UsageError.unknown_key(keys[-1], known, place_of(name, keys[-1]), value)
-            elif (fault["type"] != "missing" or inside not in misspelt) and once not in seen:
+                valid_keys = {*names, *args} if not inside else names
+                yield UsageError.unknown_key(keys[-1], valid_keys, place_of(name, keys[-1]), value)
+            elif (fault["type"] != "missing" or inside not in misspelt) and once not in faulty:
                 if fault["type"] == "value_error" and keys and _is_section(hint):
-                    yield UsageError(f"{name}: {wanted(fault)}").at(name)
+                    yield UsageError(f"{name}: {expected_text(fault)}").at(name)
                 else:
                     yield cls._explained(fault, path, where, name)
-            seen |= {tuple(keys[:n]) for n in range(1, len(keys) + 1)}
+            faulty |= {tuple(keys[:n]) for n in range(1, len(keys) + 1)}
 
     @classmethod
     def _explained(cls, fault: Any, path: str, where: str, name: str) -> UsageError:
@@ -188,17 +193,17 @@ class Config(pydantic.BaseModel):
             # Only a setting of the command itself is a flag or a keyword.
             how = cls.given_as.get(path) or ("" if "." in path else option(path))
             # "settings" is no name that a user knows.
-            place = "" if where == "settings" else f"{where}: "
+            prefix = "" if where == "settings" else f"{where}: "
             values = get_args(cls.model_fields[path].annotation) if path in cls.model_fields else ()
-            one_of = f", one of {', '.join(values)}" if all(isinstance(one, str) for one in values) and values else ""
+            one_of = f", one of {', '.join(values)}" if all(isinstance(v, str) for v in values) and values else ""
             hint = f"give {how}{one_of}, or set it in {option('config')}" if how else f"add {path}: …{one_of}"
-            error = UsageError(f"{place}{path} is missing", hint=hint)
+            error = UsageError(f"{prefix}{path} is missing", hint=hint)
             return error.at(where, "nothing", path)
         context = fault.get("ctx") or {}
         if fault["type"] == "literal_error":
             choices = [word.strip("'") for word in str(context.get("expected", "")).replace(" or ", ", ").split(", ")]
             return UsageError.unknown_choice(name, str(fault.get("input")), choices)
-        expected = wanted(fault)
+        expected = expected_text(fault)
         if not path:
             return UsageError(expected if where == "settings" else f"{where}: {expected}").at(where)
         return UsageError.bad_value(name, fault.get("input"), expected)
@@ -212,13 +217,10 @@ def _walk(
     hint: Any = model
     keys, names, union_at = list[str](), list[str](), len(loc)
     for word in loc:
-        members = (
-            [each for each in get_args(hint) if each is not type(None)]
-            if get_origin(hint) in (Union, UnionType)
-            else [hint]
-        )
+        is_union = get_origin(hint) in (Union, UnionType)
+        members = [member for member in get_args(hint) if member is not type(None)] if is_union else [hint]
         if len(members) > 1:
-            hint = next((each for each in members if _is_section(each) and each.__name__ == word), None)
+            hint = next((member for member in members if _is_section(member) and member.__name__ == word), None)
             union_at = union_at if hint is not None else min(union_at, len(keys))
             continue
         hint, *inside = members[0], *get_args(members[0])
@@ -253,8 +255,8 @@ def _defaults_of(settings: Any) -> Any:
 def _called(key: str, where: str, names: Mapping[str, str]) -> str:
     """The name in errors of a setting, or of a part of one (``a.0``). ``names``: of those from flags and ``--set``."""
     parts = key.split(".")
-    known = (names.get(".".join(parts[:n])) for n in range(len(parts), 0, -1))
-    return next((name for name in known if name is not None), f"{where}: {key}")
+    candidates = (names.get(".".join(parts[:n])) for n in range(len(parts), 0, -1))
+    return next((name for name in candidates if name is not None), f"{where}: {key}")
 
 
 def place_of(name: str, key: str) -> str:
@@ -262,7 +264,7 @@ def place_of(name: str, key: str) -> str:
     return _SET.strip() if name.startswith(_SET) else re.sub(rf"(: |\.){re.escape(key)}$", "", name)
 
 
-def wanted(fault: Any) -> str:
+def expected_text(fault: Any) -> str:
     """What pydantic expected, as the text after "expected"."""
     message = str(fault["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
     message = f"a number {message}" if message.startswith(("greater", "less")) else message
@@ -300,8 +302,8 @@ def read_yaml(file: Path) -> Settings:
         data = yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, ValueError) as error:
         # An invalid date is a ValueError of PyYAML's.
-        at = re.sub(r'\n\s*in "[^"]*", (?=line)', " at ", str(error))
-        raise UsageError(f"{file}: is not valid YAML: {at}") from error
+        reason = re.sub(r'\n\s*in "[^"]*", (?=line)', " at ", str(error))
+        raise UsageError(f"{file}: is not valid YAML: {reason}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -369,17 +371,17 @@ def _loader() -> Any:
             return node
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen: set[Any] = set()
+            keys: set[Any] = set()
             for child, _ in node.value:
                 key = self.construct_object(child, deep=deep)
                 # Invalid keys are refused below, with YAML's own error.
                 if not isinstance(key, Hashable):
                     continue
-                if key in seen:
+                if key in keys:
                     raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", child.start_mark)
-                seen.add(key)
-            made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-            return made
+                keys.add(key)
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+            return mapping
 
     Loader.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
@@ -534,23 +536,19 @@ def _fields_kinds(hint: ast.expr) -> set[type]:
 
 
 def _union(members: list[ast.expr]) -> set[type]:
-    parts: list[set[type]] = []
-    for member in members:
-        if isinstance(member, ast.Constant) and member.value is None:
-            continue
-        parts.append(_fields_kinds(member))
-    return set().union(*parts) if all(parts) else set()
+    kinds = [_fields_kinds(m) for m in members if not (isinstance(m, ast.Constant) and m.value is None)]
+    return set().union(*kinds) if all(kinds) else set()
 
 
 @cache
 def _parsed(module: str) -> ast.Module | None:
     package, *below = module.split(".")
     try:
-        found = find_spec(package) if package else None
-        if found is None or not found.submodule_search_locations:
+        spec = find_spec(package) if package else None
+        if spec is None or not spec.submodule_search_locations:
             return None
-        place = Path(next(iter(found.submodule_search_locations)), *below)
-        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        path = Path(next(iter(spec.submodule_search_locations)), *below)
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         return ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
         return None

@@ -42,9 +42,9 @@ def known_rewards(column: Any) -> Array:
 STATISTICS = ("mean", "min", "max", "std", "sum")
 
 
-def group_statistic(what: str, values: Array, groups: Array, n_groups: int) -> Array:
-    """``what`` (one of ``STATISTICS``) of the finite values of each group (a code from 0 per value); NaN where a group has
-    none.
+def group_statistic(statistic: str, values: Array, groups: Array, n_groups: int) -> Array:
+    """``statistic`` (one of ``STATISTICS``) of the finite values of each group (a code from 0 per value); NaN where a group
+    has none.
 
     Sums run over sorted values, so that the order of rows cannot change the last bit. ``std`` is the sample standard
     deviation (ddof 1): exactly 0 where all values are equal, and NaN for a single one. Means and deviations are right for
@@ -59,18 +59,18 @@ def group_statistic(what: str, values: Array, groups: Array, n_groups: int) -> A
     power = pl.lit(2.0).pow(largest.log(2).floor().clip(upper_bound=1023))
     unit = pl.when(largest > _PLAIN).then(power).otherwise(1.0)
     scaled = value / unit
-    statistic = {
+    aggregate = {
         "min": low,
         "max": high,
         "sum": scaled.sum() * unit,
         "mean": pl.when(low == high).then(low).otherwise(scaled.mean() * unit),
         "std": pl.when(value.len() > 1).then(pl.when(low == high).then(0.0).otherwise(scaled.std() * unit)),
-    }[what]
+    }[statistic]
     rows = pl.LazyFrame({"group": groups, "value": np.asarray(values, np.float64)}).filter(value.is_finite())
     # Sorted by group, too: rounding in the kernels depends on where each group is in memory.
-    found = rows.sort("group", "value").group_by("group", maintain_order=True).agg(statistic.alias("value")).collect()
+    table = rows.sort("group", "value").group_by("group", maintain_order=True).agg(aggregate.alias("value")).collect()
     result = np.full(n_groups, np.nan)
-    result[found["group"].to_numpy()] = found["value"].to_numpy()
+    result[table["group"].to_numpy()] = table["value"].to_numpy()
     return result
 
 
@@ -110,8 +110,8 @@ def pass_at_k_by_task(tasks: Sequence[Any] | np.ndarray, correct: Sequence[bool]
     enough = n >= k
     shapes, counts = np.unique(np.stack([n[enough], c[enough].astype(np.int64)]), axis=1, return_counts=True)
     total = math.fsum(pass_at_k(int(a), int(b), k) * int(m) for a, b, m in zip(*shapes, counts, strict=True))
-    kept = int(enough.sum())
-    return AtK(k, total / kept if kept else math.nan, kept, int((~enough).sum()))
+    n_tasks = int(enough.sum())
+    return AtK(k, total / n_tasks if n_tasks else math.nan, n_tasks, int((~enough).sum()))
 
 
 def mean_ci(
@@ -125,8 +125,8 @@ def mean_ci(
     infinite value.
     """
     numbers = _floats(values)
-    here = ~np.isnan(numbers)
-    numbers = numbers[here]
+    present = ~np.isnan(numbers)
+    numbers = numbers[present]
     if not len(numbers):
         return math.nan, math.nan, math.nan
     unit = float(unit_of(np.abs(numbers).max()))
@@ -134,7 +134,7 @@ def mean_ci(
     if groups is None:
         counts, sums = np.ones(len(numbers), dtype=np.int64), numbers
     else:
-        counts, sums = _per_task(np.asarray(groups)[here], numbers)
+        counts, sums = _per_task(np.asarray(groups)[present], numbers)
     mean = math.fsum(numbers) / len(numbers)
     if len(counts) < 2:
         return mean * unit, math.nan, math.nan

@@ -61,8 +61,8 @@ def redacted_all(value: Any) -> Any:
     return value
 
 
-def _shown(found: re.Match[str]) -> str:
-    scheme, rest = found[1], found[2]
+def _shown(match: re.Match[str]) -> str:
+    scheme, rest = match[1], match[2]
     end = _PUNCTUATION.search(rest)
     tail = end[0] if end is not None else ""
     rest = rest[: len(rest) - len(tail)]
@@ -98,12 +98,12 @@ def printable(text: str, *, lines: bool = True) -> str:
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 
-def choices(got: str, names: Sequence[str]) -> str:
-    """Names for a message: all of them; where they would fill a screen, how many there are and those nearest to ``got``."""
+def choices(name: str, names: Sequence[str]) -> str:
+    """Names for a message: all of them; where they would fill a screen, how many there are and those nearest to ``name``."""
     everything = ", ".join(names)
     if len(everything) < 1_000:
         return everything
-    nearest = difflib.get_close_matches(got, names, n=5, cutoff=0.3) or names[:5]
+    nearest = difflib.get_close_matches(name, names, n=5, cutoff=0.3) or names[:5]
     return f"{len(names):,}, such as {', '.join(nearest)}"
 
 

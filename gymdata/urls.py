@@ -72,8 +72,7 @@ def address(url: str, setting: str, example: str, keys: tuple[str, ...] = ()) ->
     if not url.startswith(_SCHEMES):
         raise UsageError.bad_value(setting, redacted(url), f"a URL such as {example}")
     refuse_userinfo(url, setting, keys)
-    whole, _, _ = url.partition("#")
-    root, _, query = whole.partition("?")
+    root, _, query = url.partition("#")[0].partition("?")
     if f"={HIDDEN}" in query:
         raise UsageError(
             f"{setting}: {url}: the values of its query were taken out when it was written down",
@@ -117,11 +116,11 @@ def for_child(settings: Any) -> Any:
 def _placeholder(value: str) -> str:
     if PLACEHOLDER.fullmatch(value):
         return value
-    known = next((name for name, held in _for_children.items() if held == value), None)
-    if known is None:
-        known = f"GYMDATA_SECRET_{len(_for_children) + 1}"
-        _for_children[known] = value
-    return f"${{{known}}}"
+    name = next((name for name, secret in _for_children.items() if secret == value), None)
+    if name is None:
+        name = f"GYMDATA_SECRET_{len(_for_children) + 1}"
+        _for_children[name] = value
+    return f"${{{name}}}"
 
 
 def placeholder_values() -> dict[str, str]:
@@ -143,7 +142,7 @@ def expanded(settings: Any, where: str) -> Any:
                 f"{where}: {settings}: {name} is not in the environment",
                 hint="set it to the value that the URL needs there, or give the URL again",
             )
-    return PLACEHOLDER.sub(lambda found: os.environ[found[1]], settings)
+    return PLACEHOLDER.sub(lambda match: os.environ[match[1]], settings)
 
 
 class OnlyHosts:
@@ -158,12 +157,11 @@ class OnlyHosts:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-            names = [host_name(value) for value in given]
-            here = [*self.hosts, *([str(scope["server"][0])] if scope.get("server") else [])]
-            if len(names) != 1 or names[0] not in here:
-                got = ", ".join(given) or "none"
-                detail = f"Host: got {got!r}, expected one of {', '.join(dict.fromkeys(here))}"
+            values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            names = [host_name(value) for value in values]
+            hosts = [*self.hosts, *([str(scope["server"][0])] if scope.get("server") else [])]
+            if len(names) != 1 or names[0] not in hosts:
+                detail = f"Host: got {', '.join(values) or 'none'!r}, expected one of {', '.join(dict.fromkeys(hosts))}"
                 hint = option("allow_host", names[0] if names else "NAME")
                 body = {"detail": f"{detail} (start the server with {hint})", "kind": "host", "hint": hint}
                 text = json.dumps(body).encode()

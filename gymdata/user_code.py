@@ -48,8 +48,8 @@ def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
         named = [
             n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", None) == module.__name__
         ]
-        known = [n for n in named if not n.startswith("_")]
-        raise UsageError.unknown_choice(f"{flag}: name in {file}", name, known or ["(nothing)"])
+        public = [n for n in named if not n.startswith("_")]
+        raise UsageError.unknown_choice(f"{flag}: name in {file}", name, public or ["(nothing)"])
     helpers = sorted(path for path in {*_helpers(file).values(), *_loaded[file.resolve()].values()} if path.is_file())
     _contents.update((path, _hash(path, 8)) for path in helpers)
     hashes = "".join(f"+{os.path.relpath(path, file.resolve().parent)}@{_contents[path]}" for path in helpers)
@@ -107,7 +107,7 @@ def in_memory(value: Any) -> tuple[str, str]:
     named = value if hasattr(value, "__name__") else type(value)
     name = str(named.__name__).strip("<>")  # of a lambda
     digest = hashlib.blake2b(_code_of(named), digest_size=16)
-    digest.update(json.dumps(_held_by(value), sort_keys=True, default=lambda v: type(v).__qualname__).encode())
+    digest.update(json.dumps(_values_of(value), sort_keys=True, default=lambda v: type(v).__qualname__).encode())
     return name, f"in memory:{name}@{digest.hexdigest()}"
 
 
@@ -138,19 +138,19 @@ def _lambda_source(function: Any) -> bytes | None:
 
 
 def _bytecode(code: Any) -> bytes:
-    held = [_bytecode(one) if inspect.iscode(one) else repr(one).encode() for one in code.co_consts]
-    return b"\0".join([code.co_code, *(name.encode() for name in code.co_names), *held])
+    consts = [_bytecode(const) if inspect.iscode(const) else repr(const).encode() for const in code.co_consts]
+    return b"\0".join([code.co_code, *(name.encode() for name in code.co_names), *consts])
 
 
-def _held_by(value: Any) -> Any:
+def _values_of(value: Any) -> Any:
     if isinstance(value, functools.partial):
         return [in_memory(value.func)[1], list(value.args), {str(k): v for k, v in value.keywords.items()}]
     cells = getattr(value, "__closure__", None) or ()
-    held: dict[str, object] = {}
+    values: dict[str, object] = {}
     for name, cell in zip(getattr(getattr(value, "__code__", None), "co_freevars", ()), cells, strict=False):
         with contextlib.suppress(ValueError):  # not filled yet
-            held[name] = cell.cell_contents
-    return held if inspect.isroutine(value) or inspect.isclass(value) else {str(k): v for k, v in vars(value).items()}
+            values[name] = cell.cell_contents
+    return values if inspect.isroutine(value) or inspect.isclass(value) else {str(k): v for k, v in vars(value).items()}
 
 
 def place_in(error: BaseException, *files: str | None) -> str | None:
@@ -285,15 +285,15 @@ def _module(file: Path, flag: str) -> Any:
         with exit_raises():
             spec.loader.exec_module(module)
     except Exception as error:  # a user's file may fail in any way
-        at = place_in(error, module.__file__)
-        where = f" ({at.partition(',')[0]})" if at else ""
+        location = place_in(error, module.__file__)
+        where = f" ({location.partition(',')[0]})" if location else ""
         raise UsageError(f"{flag}: {file} cannot be imported: {raised(error)}{where}") from error
     finally:
         sys.dont_write_bytecode = writes
         _loading.discard(file)
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in set(sys.modules) - before}
-    found = {name: Path(path).resolve() for name, path in files.items() if path}
-    _loaded[file.resolve()] |= {name: path for name, path in found.items() if _is_users(path, file.resolve().parent)}
+    modules = {name: Path(path).resolve() for name, path in files.items() if path}
+    _loaded[file.resolve()] |= {name: path for name, path in modules.items() if _is_users(path, file.resolve().parent)}
     return module
 
 
@@ -308,21 +308,21 @@ _loading: set[Path] = set()
 def _is_users(path: Path, folder: Path) -> bool:
     """Whether a module, beside a user's file in ``folder``, is the user's own: neither installed nor Python's."""
     parts = path.relative_to(folder).parts if path.is_relative_to(folder) else path.parts
-    others = (*_NOT_USERS, *(e for e in editable() if not folder.is_relative_to(e)))
-    installed = {"site-packages", "dist-packages"}.intersection(parts) or any(map(path.is_relative_to, others))
+    other_folders = (*_NOT_USERS, *(e for e in editable() if not folder.is_relative_to(e)))
+    installed = {"site-packages", "dist-packages"}.intersection(parts) or any(map(path.is_relative_to, other_folders))
     return path.suffix == ".py" and not installed
 
 
 @functools.cache
 def editable() -> dict[Path, list[str]]:
     """Folders that pip installed in place (``-e``), and the names of the packages in each."""
-    found = {}
-    for one in importlib.metadata.distributions():
-        origin = json.loads(one.read_text("direct_url.json") or "{}")
+    folders = {}
+    for dist in importlib.metadata.distributions():
+        origin = json.loads(dist.read_text("direct_url.json") or "{}")
         if origin.get("dir_info", {}).get("editable"):
             folder = Path(unquote(urlsplit(origin["url"]).path)).resolve()
-            found[folder] = [file.parent.name for n in ("*", "src/*") for file in folder.glob(f"{n}/__init__.py")]
-    return found
+            folders[folder] = [file.parent.name for n in ("*", "src/*") for file in folder.glob(f"{n}/__init__.py")]
+    return folders
 
 
 _NOT_USERS = (Path(__file__).resolve().parent, Path(sysconfig.get_path("stdlib")).resolve())
@@ -334,8 +334,8 @@ class _LateImports:
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, _target: Any = None) -> None:
         calling = _calling.get() == os.getpid() and not _loading and not name.startswith("gymdata.")
-        found = importlib.machinery.PathFinder.find_spec(name, path) if calling else None
-        file = Path(found.origin if found and found.has_location and found.origin else os.devnull).resolve()
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if calling else None
+        file = Path(spec.origin if spec and spec.has_location and spec.origin else os.devnull).resolve()
         near = any(file.is_relative_to(f) and _is_users(file, f) for f in (*(u.parent for u in _loaded), Path.cwd()))
         names = [names for e, names in (editable() if near else {}).items() if file.is_relative_to(e)]
         if _loaded and near and file not in _contents and name.partition(".")[0] not in itertools.chain(*names):
