@@ -51,8 +51,8 @@ def _show(report: AuditReport) -> None:
         for row in report.worst:
             text = row.get("token", f"<id {row['token_id']}>")
             before = row.get("before", "")[-32:]
-            place = f"{row['rollout_id']} {row['turn']} {row['position']}"
-            lines.append((place, f"{before!r} → {text!r}", row["saved"], row["recomputed"], row["difference"]))
+            position = f"{row['rollout_id']} {row['turn']} {row['position']}"
+            lines.append((position, f"{before!r} → {text!r}", row["saved"], row["recomputed"], row["difference"]))
         if lines:
             grid(("rollout turn position", "token", "saved", "recomputed", "Δ"), lines, "the tokens furthest apart")
     facts(f"audit against {report.model['path']} ({report.model['dtype']}, {report.model['device']})", report.rows())

@@ -41,8 +41,7 @@ def check(
     if settings.agent is not None:
         from gymdata.check.agents import check_agent
 
-        found = check_agent(settings.agent)
-        return finish(found, f"agent {settings.agent}", json=json)
+        return finish(check_agent(settings.agent), f"agent {settings.agent}", json=json)
     if settings.env is not None:
         return _check_environment(settings, json=json)
     if settings.play or settings.env_args:
@@ -125,17 +124,17 @@ def _check_environment(settings: CheckConfig, *, json: bool) -> int:
         for tool in report.tools:
             function = tool["function"]
             properties = (function.get("parameters") or {}).get("properties") or {}
-            named = ", ".join(f"{name}: {one.get('type', 'any')}" for name, one in properties.items())
+            named = ", ".join(f"{name}: {schema.get('type', 'any')}" for name, schema in properties.items())
             say(f"{function['name']}({named}): {function.get('description', '')}")
         rows = [
-            (one.policy, one.task_id, one.steps, show(one.reward), one.ended, state)
-            for one in report.plays
-            for state in [", ".join(f"{name} {value}" for name, value in one.state.items()) or "–"]
+            (play.policy, play.task_id, play.steps, show(play.reward), play.ended, state)
+            for play in report.plays
+            for state in [", ".join(f"{name} {value}" for name, value in play.state.items()) or "–"]
         ]
         if rows:
             grid(("policy", "task", "steps", "reward", "ended", "state"), rows)
-        for one in report.findings:
-            say(f"{one.severity}: {one.where}: {one.what}: {one.detail}")
+        for finding in report.findings:
+            say(f"{finding.severity}: {finding.where}: {finding.what}: {finding.detail}")
         facts("check", report.rows())
 
     return finish(report, summary, json=json)
@@ -178,19 +177,19 @@ def _show_reward(report: RewardCheck) -> None:
 
     names = list(report.parts)
     parts = names if len(names) > 1 else []
-    turns = any(one.turns for one in report.rollouts)
+    turns = any(rollout.turns for rollout in report.rollouts)
     first = ["task", "answer" if report.answers else "rollout", "reward"]
     columns = [*first, *parts, *(["per turn"] if turns else []), "time"]
     rows = []
-    for one in report.rollouts:
-        spelt = "; ".join(", ".join(map(show, steps)) for steps in one.turns.values())
-        values = ["failed" if name in one.faults else show(one.parts.get(name)) for name in parts]
-        whole = "failed" if one.faults else show(one.reward)
-        which = one.rollout_id if report.answers else one.rollout_index
-        rows.append([one.task_id, which, whole, *values, *([spelt] if turns else []), seconds(one.seconds)])
-    if any(not one.faults for one in report.rollouts):
+    for rollout in report.rollouts:
+        spelt = "; ".join(", ".join(map(show, steps)) for steps in rollout.turns.values())
+        values = ["failed" if name in rollout.faults else show(rollout.parts.get(name)) for name in parts]
+        reward = "failed" if rollout.faults else show(rollout.reward)
+        which = rollout.rollout_id if report.answers else rollout.rollout_index
+        rows.append([rollout.task_id, which, reward, *values, *([spelt] if turns else []), seconds(rollout.seconds)])
+    if any(not rollout.faults for rollout in report.rollouts):
         grid(columns, rows)
-    faults = Counter(fault for one in report.rollouts for fault in one.faults.values())
+    faults = Counter(fault for rollout in report.rollouts for fault in rollout.faults.values())
     for fault, count in faults.most_common(SHOWN):
         say(f"failed on {count:,}: {fault}")
     if len(faults) > SHOWN:

@@ -103,9 +103,9 @@ def folded(text: str, stream: TextIO, indent: int = 2) -> str:
         if len(line) <= width or line.lstrip(" →").startswith("gymdata "):
             lines.append(line)
             continue
-        whole = _COMMAND.sub(lambda match: match[0].replace(" ", _NO_BREAK), line)
+        unbroken = _COMMAND.sub(lambda match: match[0].replace(" ", _NO_BREAK), line)
         deeper = " " * (len(line) - len(line.lstrip(" ")) + indent)
-        parts = textwrap.wrap(whole, width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
+        parts = textwrap.wrap(unbroken, width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
         lines.append("\n".join(parts).replace(_NO_BREAK, " "))
     return "\n".join(lines)
 
@@ -201,8 +201,8 @@ def records(columns: Sequence[str], rows: Iterable[Sequence[object]], *, digits:
         console.print(f"row {number:,}", style="bold", highlight=False)
         for name, value in zip(columns, row, strict=True):
             # A value's own line ends and tabs would break the two columns.
-            whole = show(value, digits, name).replace("\\[", "[")
-            text = Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in whole))
+            full = show(value, digits, name).replace("\\[", "[")
+            text = Text("".join(c if c.isprintable() else repr(c)[1:-1] for c in full))
             text.truncate(room, overflow="ellipsis")
             cut = cut or "…" in text.plain
             console.print(
@@ -307,8 +307,8 @@ class Watch:
     stdout: prints go to stderr.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
         self._counts: dict[str, float] = {}
         #: Whether they are of what a training scores before its steps.
         self._scores = False
@@ -323,7 +323,7 @@ class Watch:
         self._apart.__enter__()
         if sys.stderr.isatty():
             self.bar = _two_line_bar()
-            self._task = self.bar.add_task(self._what, total=None, of="", facts="", left="")
+            self._task = self.bar.add_task(self._stage, total=None, of="", facts="", left="")
             self.bar.start()
         return self
 
@@ -378,7 +378,7 @@ class Watch:
             printed(self._line())
 
     def _line(self) -> str:
-        parts = (f"{self._what} {self._of()}", self._facts(), self._left())
+        parts = (f"{self._stage} {self._of()}", self._facts(), self._left())
         return "  ".join(part for part in parts if part)
 
     def _since(self, name: str) -> float:

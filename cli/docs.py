@@ -49,9 +49,9 @@ def docs(
         from .settings_page import config_schema
 
         words = {"TOPIC": bool(topic), "--skill": skill, "--llms": llms, "--schema": schema is not None}
-        given = [word for word, is_given in words.items() if is_given]
-        if len(given) > 1:
-            raise UsageError(f"{' and '.join(given)} exclude each other", hint="give one of them")
+        flags = [word for word, is_given in words.items() if is_given]
+        if len(flags) > 1:
+            raise UsageError(f"{' and '.join(flags)} exclude each other", hint="give one of them")
         if schema is not None:
             emit_json(config_schema(schema))
         else:

@@ -37,12 +37,12 @@ def eval_(
 
     def show() -> None:
         for name, values in report.by_field.items():
-            rows = [(one["value"], f"{one['pass_at_1']:.1%}", one["tasks"]) for one in values]
+            rows = [(row["value"], f"{row['pass_at_1']:.1%}", row["tasks"]) for row in values]
             grid((name, "pass@1", "tasks"), rows)
         if report.against is not None and (regressed := report.against["regressed"]):
             first = f"first {_SHOWN} of {len(regressed):,}" if len(regressed) > _SHOWN else f"{len(regressed):,}"
             columns = ("task_id", "before", "after", "prompt")
-            grid(columns, [[one[c] for c in columns] for one in regressed[:_SHOWN]], title=f"Regressed ({first})")
+            grid(columns, [[row[c] for c in columns] for row in regressed[:_SHOWN]], title=f"Regressed ({first})")
         facts("eval", report.rows())
 
     return finish(report, show, json=json, then="view {}")

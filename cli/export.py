@@ -37,6 +37,6 @@ def export(
         command=command_words(),
     )
     # The table shows people what is lost; a script that reads stdout may log this.
-    for what, n in done.lost.items() if json else ():
-        note(f"{format} cannot hold: {what} ({n:,} of {counted(done.rows_out + done.skipped, 'row')})")
+    for part, n in done.lost.items() if json else ():
+        note(f"{format} cannot hold: {part} ({n:,} of {counted(done.rows_out + done.skipped, 'row')})")
     return finish(done, "export", json=json)

@@ -75,8 +75,8 @@ def finetune(
         for key, value in overrides if config is None else ():
             if "." not in key and Path(value).suffix in (".yaml", ".yml"):
                 pair(key)  # -o FOLDER CONFIG.yaml: the configuration was taken for the value
-        given = "given twice" if config is not None and config_file is not None else "no configuration given"
-        raise UsageError(given, hint="gymdata finetune CONFIG.yaml; sample_data/finetune.yaml is an example")
+        fault = "given twice" if config is not None and config_file is not None else "no configuration given"
+        raise UsageError(fault, hint="gymdata finetune CONFIG.yaml; sample_data/finetune.yaml is an example")
     with LiveTable() as board, prints_apart():
         report = run(
             config or config_file or "",
@@ -91,15 +91,15 @@ def finetune(
 
 def rewrite(words: list[str]) -> list[str]:
     """``-o KEY VALUE`` as ``-o KEY=VALUE``: the parser has no repeatable option with two values."""
-    left, found = list(words), []
-    while left:
-        word = left.pop(0)
-        found.append(word)
-        if word in ("-o", "--override") and left and "=" not in left[0]:
+    remaining, args = list(words), []
+    while remaining:
+        word = remaining.pop(0)
+        args.append(word)
+        if word in ("-o", "--override") and remaining and "=" not in remaining[0]:
             # Another option begins with a hyphen, as values such as -1 do.
-            key = left.pop(0)
-            found.append(f"{key}={left.pop(0)}" if left and not re.match(r"-[^\d.]", left[0]) else key)
-    return found
+            key = remaining.pop(0)
+            args.append(f"{key}={remaining.pop(0)}" if remaining and not re.match(r"-[^\d.]", remaining[0]) else key)
+    return args
 
 
 def pair(text: str) -> tuple[str, str]:

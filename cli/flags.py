@@ -90,8 +90,8 @@ def with_flags(
 
     def decorate(body: Body) -> Body:
         parameters = inspect.signature(body, eval_str=True).parameters
-        own = {name: name for name in parameters if name in kind.model_fields} | dict(keys or {})
-        fields = {n: f for n, f in kind.model_fields.items() if n not in own and n not in kind.key_only}
+        aliases = {name: name for name in parameters if name in kind.model_fields} | dict(keys or {})
+        fields = {n: f for n, f in kind.model_fields.items() if n not in aliases and n not in kind.key_only}
         called, sections, title = dict[str, Sequence[str]](), dict[str, str | None](), None
         for name, field in kind.model_fields.items():
             # Settings before the first section have none.
@@ -105,33 +105,32 @@ def with_flags(
         flags = {name: " / ".join(called[name]) for name in fields}
         added = {**options, **({"config": _ConfigFile, "set_": _Set} if file else {})}
 
-        def loaded(given: Settings) -> Config:
-            """The settings of the options, which are taken out of ``given``."""
-            config, sets = (given.pop("config"), given.pop("set_") or ()) if file else (None, ())
-            values = {name: given.pop(name) for name in options}
-            for name, key in own.items():
+        def loaded(args: Settings) -> Config:
+            """The settings of the options, which are taken out of ``args``."""
+            config, sets = (args.pop("config"), args.pop("set_") or ()) if file else (None, ())
+            values = {name: args.pop(name) for name in options}
+            for name, key in aliases.items():
                 # A switch of the function's own that is off was not given.
-                if given[name] is None or given[name] is False:
+                if args[name] is None or args[name] is False:
                     continue
                 if values.get(key) is not None:
                     raise UsageError(
-                        f"{key}: given twice: {given[name]} and {values[key]}", hint="it takes one value: give it once"
+                        f"{key}: given twice: {args[name]} and {values[key]}", hint="it takes one value: give it once"
                     )
-                values[key] = given[name]
+                values[key] = args[name]
             values = {key: value for key, value in values.items() if value not in ((), [])}
             named = {**flags, **{key: f"--{name}" for name, key in (keys or {}).items()}}
             return kind.load(config, values, sets, named)
 
-        def run(**given: Any) -> Any:
-            return body(settings=loaded(given), **given)
+        def run(**args: Any) -> Any:
+            return body(settings=loaded(args), **args)
 
-        made: list[inspect.Parameter] = []
-        for parameter in parameters.values():
-            made += [parameter] if parameter.name != "settings" else [_parameter(n, a, None) for n, a in added.items()]
+        new = [_parameter(name, annotation, None) for name, annotation in added.items()]
+        signature = [part for p in parameters.values() for part in ([p] if p.name != "settings" else new)]
         run.loaded = loaded  # type: ignore[attr-defined]  # for commands that are checked before they run
         if file:
             run.settings = (kind, flags)  # type: ignore[attr-defined]  # for the page of all settings
-        return _signed(run, made, body.__doc__)
+        return _signed(run, signature, body.__doc__)
 
     return decorate
 
@@ -144,7 +143,7 @@ def sampling_instead(command: str, option: str, value: str | None) -> str | None
         "--limit": ("num-tasks", "max-samples", "num-prompts"),
     }
     word = option.lstrip("-").replace("_", "-")
-    return next((f"did you mean {flag}?" for flag, others in names.items() if word in others), None)
+    return next((f"did you mean {flag}?" for flag, synonyms in names.items() if word in synonyms), None)
 
 
 def ray_here(argv: list[str]) -> list[str]:
@@ -181,7 +180,7 @@ def with_common(body: Body, *, reads: bool, writes: bool) -> Body:
         allow_changed: bool = False,
         experiment: str | None = None,
         tag: list[str] | None = None,
-        **given: Any,
+        **args: Any,
     ) -> Any:
         # ``main`` has set the level, before anything was imported.
         current().allow_changed |= allow_changed
@@ -189,28 +188,28 @@ def with_common(body: Body, *, reads: bool, writes: bool) -> Body:
         before = dict(os.environ)
         os.environ |= {name: value for name, value in named.items() if value}
         try:
-            return body(**given, **({"verbose": verbose} if "verbose" in parameters else {}))
+            return body(**args, **({"verbose": verbose} if "verbose" in parameters else {}))
         finally:
             for name in named:
                 os.environ.pop(name, None)
             os.environ |= {name: before[name] for name in named if name in before}
 
-    made = [p.replace(annotation=completing(p.annotation)) for p in parameters.values() if p.name != "verbose"]
+    params = [p.replace(annotation=completing(p.annotation)) for p in parameters.values() if p.name != "verbose"]
     if writes:
-        made += [_parameter("experiment", _Experiment, None), _parameter("tag", _Tags, None)]
-    made += [_parameter("verbose", Verbose, False), _parameter("log_level", _LogLevel, None)]
-    return _signed(run, [*made, _parameter("allow_changed", _AllowChanged, False)] if reads else made, body.__doc__)
+        params += [_parameter("experiment", _Experiment, None), _parameter("tag", _Tags, None)]
+    params += [_parameter("verbose", Verbose, False), _parameter("log_level", _LogLevel, None)]
+    return _signed(run, [*params, _parameter("allow_changed", _AllowChanged, False)] if reads else params, body.__doc__)
 
 
-def without_body(body: Body, whole: Body) -> Body:
-    """The command's function ``whole`` as one that only loads the settings of ``body`` from its options."""
+def without_body(body: Body, command: Body) -> Body:
+    """The command's function as one that only loads the settings of ``body`` from its options."""
     load = getattr(body, "loaded", None)
 
-    def run(**given: Any) -> None:
+    def run(**args: Any) -> None:
         if load is not None:
-            load(given)
+            load(args)
 
-    return _signed(run, list(inspect.signature(whole).parameters.values()), whole.__doc__)
+    return _signed(run, list(inspect.signature(command).parameters.values()), command.__doc__)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

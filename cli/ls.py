@@ -54,8 +54,8 @@ def ls(
         names = ("path", "kind", "rows", "size", "changed (UTC)", "state", "parents")
         # Folded paths cannot be copied: on a narrow terminal the least important columns are left out.
         for count in range(len(_SPARED) + 1):
-            kept = [at for at, name in enumerate(names) if name not in _SPARED[:count]]
-            shown = [names[at] for at in kept], [[row[at] for at in kept] for row in rows]
+            indices = [i for i, name in enumerate(names) if name not in _SPARED[:count]]
+            shown = [names[i] for i in indices], [[row[i] for i in indices] for row in rows]
             if fits(*shown):
                 break
         grid(*shown)

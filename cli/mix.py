@@ -53,8 +53,8 @@ def mix(
 
     def show() -> None:
         rows = [
-            (one.path, f"{one.weight:g}", one.rows, one.taken, one.taken_tasks, f"{one.share:.1%}", one.near_duplicates)
-            for one in report.sources
+            (s.path, f"{s.weight:g}", s.rows, s.taken, s.taken_tasks, f"{s.share:.1%}", s.near_duplicates)
+            for s in report.sources
         ]
         grid(("source", "weight", "rows", "taken", "tasks", "share", "similar tasks"), rows)
         facts("mix", report.rows())

@@ -120,17 +120,17 @@ def _split_words(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
     from gymdata.remote.places import is_url
 
     paths = [word for word in words if is_url(word) or os.path.exists(word)]  # noqa: PTH110 - Path.exists raises for a long SELECT
-    others = [word for word in words if word not in paths]
-    statements = [word for word in others if word == "-" or word.startswith(":") or any(c.isspace() for c in word)]
-    if not statements and len(others) == 1 and paths and not shell:
-        statements = others
+    rest = [word for word in words if word not in paths]
+    statements = [word for word in rest if word == "-" or word.startswith(":") or any(c.isspace() for c in word)]
+    if not statements and len(rest) == 1 and paths and not shell:
+        statements = rest
     # The readers report a missing path.
     paths = [word for word in words if word not in statements]
     if shell and statements:
         raise UsageError("--shell takes paths; the SQL is typed at its prompt")
     if not shell and len(statements) != 1:
-        got = "no SQL" if not statements else f"{len(statements)} statements"
-        raise UsageError(f"got {got}, expected one", hint='gymdata query "SELECT …" PATH, or --list for saved queries')
+        sql = "no SQL" if not statements else f"{len(statements)} statements"
+        raise UsageError(f"got {sql}, expected one", hint='gymdata query "SELECT …" PATH, or --list for saved queries')
     if not paths:
         raise UsageError("no path given", hint='gymdata query "SELECT …" PATH')
     if shell:
@@ -189,10 +189,10 @@ def _show(reader: pa.RecordBatchReader) -> None:
         total += batch.num_rows
         if room := _SHOWN - len(rows):
             columns = [python_values(column) for column in batch.slice(0, room).columns]
-            whole = list(zip(*columns, strict=True))
-            rows += [[too_wide(v) or v for v in row] for row in whole]
+            batch_rows = list(zip(*columns, strict=True))
+            rows += [[too_wide(v) or v for v in row] for row in batch_rows]
             if terminal:
-                longer += [[too_wide(v, width) or v for v in row] for row in whole]
+                longer += [[too_wide(v, width) or v for v in row] for row in batch_rows]
     if not terminal:
         _aligned(names, rows)
     elif fits(names, rows, digits=_DIGITS):

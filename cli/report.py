@@ -26,27 +26,27 @@ def report(paths: _Paths, *, settings: ReportConfig, json: Json = False) -> int:
     from gymdata.report.run import report as make
 
     # With --json alone nothing is written.
-    made = make(*paths, config=settings, write=settings.output is not None or not json)
+    summary = make(*paths, config=settings, write=settings.output is not None or not json)
 
     def show() -> None:
-        say(made.headline)
+        say(summary.headline)
         cells = []
-        for row in (rows := made.figures.get("compared")) or ():
+        for row in (rows := summary.figures.get("compared")) or ():
             gap = row.get("difference")
             ends = "–" if gap is None or not gap["ci95"] else "{:+.4g} to {:+.4g}".format(*gap["ci95"])
             rate = "first" if gap is None else f"{gap['rate']:+.4g}"
             cells.append((row["name"], f"{row['mean']:.4g}", rate, ends, row["tasks"]))
         if cells:
             grid(("run", "mean", "difference", "95 %", "tasks"), cells)
-        if rows is not None and (settings := made.figures["settings"]):
+        if rows is not None and (settings := summary.figures["settings"]):
             grid(
-                ("setting", *made.figures["names"]),
+                ("setting", *summary.figures["names"]),
                 [
                     (name, *("–" if value is None else str(value) for value in values))
                     for name, values in settings.items()
                 ],
             )
-        for path in [made.path, *made.charts]:
+        for path in [summary.path, *summary.charts]:
             say(f"written to {path}")
 
-    return finish(made, show, json=json)
+    return finish(summary, show, json=json)

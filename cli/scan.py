@@ -50,7 +50,7 @@ def scan(
     def show() -> None:
         listed = report.findings[:_LISTED]
         if listed:
-            rows = [(one.kind, one.shown, one.rollout_id or one.file, one.row, one.field) for one in listed]
+            rows = [(f.kind, f.shown, f.rollout_id or f.file, f.row, f.field) for f in listed]
             more = len(report.findings) - len(listed)
             grid(("kind", "value", "rollout or file", "row", "field"), rows)
             facts(f"{more:,} more (--json lists all)" if more else "", [])

@@ -40,7 +40,7 @@ def score(
             if not fits(columns, rows):
                 # As many characters as tell the ids apart, and are a name that `show` takes.
                 ids, length = {row[-1] for row in rows}, _SHORTEST
-                while len({one[:length] for one in ids}) < len(ids):
+                while len({rollout_id[:length] for rollout_id in ids}) < len(ids):
                     length += 1
                 rows = [[*row[:-1], row[-1][:length]] for row in rows]
             grid(columns, rows, title=f"Flipped ({first})")

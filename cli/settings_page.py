@@ -38,8 +38,8 @@ def configurable() -> dict[str, tuple[type[Any], Any]]:
     from .main import COMMANDS
 
     bodies = {name: importlib.import_module(f"gymdata.cli.{m}") for name, (m, _, _) in COMMANDS.items()}
-    made = {name: getattr(getattr(bodies[name], COMMANDS[name][1]), "settings", None) for name in COMMANDS}
-    return {name: settings for name, settings in made.items() if settings is not None}
+    by_command = {name: getattr(getattr(bodies[name], COMMANDS[name][1]), "settings", None) for name in COMMANDS}
+    return {name: settings for name, settings in by_command.items() if settings is not None}
 
 
 def config_schema(command: str) -> dict[str, Any]:
@@ -50,20 +50,20 @@ def config_schema(command: str) -> dict[str, Any]:
         return schema()
     from gymdata.store.json_schema import DIALECT
 
-    known = configurable()
-    if command not in known:
-        raise UsageError.unknown_choice("command with a --config file", command, [*known, "finetune"])
-    made = known[command][0].model_json_schema(by_alias=True)
+    commands = configurable()
+    if command not in commands:
+        raise UsageError.unknown_choice("command with a --config file", command, [*commands, "finetune"])
+    spec = commands[command][0].model_json_schema(by_alias=True)
     # Required settings may come from the command line instead.
-    made.pop("required", None)
+    spec.pop("required", None)
     if command.startswith("train-"):
-        made["additionalProperties"] = True
-        made["description"] = "Keys that are not listed go to the trainer: those of TRL's settings for this algorithm."
-    return {"$schema": DIALECT, **made, "title": f"gymdata {command}"}
+        spec["additionalProperties"] = True
+        spec["description"] = "Keys that are not listed go to the trainer: those of TRL's settings for this algorithm."
+    return {"$schema": DIALECT, **spec, "title": f"gymdata {command}"}
 
 
 def _choices_of(hint: object) -> tuple[str, ...]:
     """The words that a setting may be."""
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint)
-    return next((found for part in typing.get_args(hint) if (found := _choices_of(part))), ())
+    return next((choices for part in typing.get_args(hint) if (choices := _choices_of(part))), ())

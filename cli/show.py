@@ -38,7 +38,7 @@ def show(
         render(shown, tokens=tokens)
         number = 1 if shown.pair else len(shown.rollouts)
         if shown.by_default and shown.total > number:
-            others = "--pair ID" if shown.pair else "ROLLOUT_ID, -n N, --task ID, --best, --worst or --random N"
-            note(f"{number:,} of {shown.total:,} {'pairs' if shown.pair else 'rollouts'}: {others} shows others")
+            flags = "--pair ID" if shown.pair else "ROLLOUT_ID, -n N, --task ID, --best, --worst or --random N"
+            note(f"{number:,} of {shown.total:,} {'pairs' if shown.pair else 'rollouts'}: {flags} shows others")
 
     return finish(shown, render, json=json)

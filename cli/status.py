@@ -37,8 +37,8 @@ def status(path: _Path = ".", notify: _Notify = None, stalled_after: _Stalled = 
     def show() -> None:
         if not report.runs:
             paragraphs(f"every run below {report.path} is complete")
-        for one in report.runs:
-            facts(f"{one.path} ({one.kind})", one.rows())
+        for run_status in report.runs:
+            facts(f"{run_status.path} ({run_status.kind})", run_status.rows())
         if report.disk_free is not None:
             say(f"disk: {decimal(report.disk_free)} free")
 

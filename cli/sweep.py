@@ -31,7 +31,7 @@ def sweep(
     faults = dict[str, UsageError]()
     cells = SweepConfig.load(file).cells(Path("{output}"))
     # Those of other seeds differ in a number only.
-    for cell in [one for one in cells if one.seed == cells[0].seed]:
+    for cell in [cell for cell in cells if cell.seed == cells[0].seed]:
         for words in cell.commands:
             try:
                 check_words(words)

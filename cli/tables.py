@@ -61,7 +61,7 @@ def exports() -> Iterator[str]:
     yield from ("| `--format` | of | file | token ids | `--reward` | a row |", "| --- | --- | --- | --- | --- | --- |")
     for name, form in exported().items():
         row = " ".join((form.__doc__ or "").split()).partition(". ")[0].rstrip(".").replace("``", "`")
-        has = ("yes" if held else "–" for held in (form.holds_ids, form.holds_reward))
+        has = ("yes" if fact else "–" for fact in (form.holds_ids, form.holds_reward))
         yield f"| `{name}` | {form.table} | {', '.join(form.suffixes)} | {' | '.join(has)} | {row} |"
 
 
@@ -69,8 +69,8 @@ def codes() -> Iterator[str]:
     """A paragraph for each code, below the title of its family."""
     from gymdata.checks.violations import CODES, FAMILIES
 
-    others = {code.code[0]: "Of other packages" for code in CODES.values() if code.code[0] not in FAMILIES}
-    for letter, title in {**FAMILIES, **others}.items():
+    other_families = {code.code[0]: "Of other packages" for code in CODES.values() if code.code[0] not in FAMILIES}
+    for letter, title in {**FAMILIES, **other_families}.items():
         of_family = [code for code in CODES.values() if code.code.startswith(letter)]
         yield from [f"## {title}\n"] if of_family else []
         for code in of_family:

@@ -53,9 +53,9 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
         from gymdata.train.run import train
 
         source = str(located(source))
-        found = pairs_of_run(source, command_words()) if kind.table.name == "pairs" else None
-        if found is not None:
-            note(f"pairs: {', '.join(map(str, found))}")
+        pair_files = pairs_of_run(source, command_words()) if kind.table.name == "pairs" else None
+        if pair_files is not None:
+            note(f"pairs: {', '.join(map(str, pair_files))}")
         with Watch("training") as watch:
             report = train(
                 source, settings, overwrite=overwrite, dry_run=dry_run, progress=watch, command=command_words()
@@ -66,8 +66,8 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
             say(f"next: gymdata {then.format(settings.output) if then else evaluation_of(settings.output, source)}")
         return code
 
-    metavar, what = _SOURCES[kind.table.name]
-    run.__annotations__["source"] = Annotated[str, typer.Argument(metavar=metavar, help=what)]
+    metavar, text = _SOURCES[kind.table.name]
+    run.__annotations__["source"] = Annotated[str, typer.Argument(metavar=metavar, help=text)]
     run.__doc__ = (
         f"Every setting of {kind.library} and TRL's ModelConfig is a key of --config and --set, as "
         "--set learning_rate=1e-5."
@@ -75,10 +75,10 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
     command = with_flags(kind, keys={"lora": "use_peft", "seed": "seed"})(run)
     load = command.loaded  # type: ignore[attr-defined]  # of with_flags
 
-    def loaded(given: Figures) -> TrainConfig:
+    def loaded(args: Figures) -> TrainConfig:
         from gymdata.train.trainer_settings import check_settings
 
-        settings: TrainConfig = load(given)
+        settings: TrainConfig = load(args)
         check_settings(settings.algorithm, settings.trainer, kind.model_fields, settings.called, settings.model)
         return settings
 

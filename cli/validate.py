@@ -106,14 +106,14 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     from gymdata.checks.violations import both_sides
     from gymdata.store.lines import line_numbers
 
-    what = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
-    turns = "" if what == "pairs" else f" {report.turns:,} turns,"
-    size = f"{report.rollouts:,} {what},{turns} {report.tokens:,} tokens"
+    noun = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
+    turns = "" if noun == "pairs" else f" {report.turns:,} turns,"
+    size = f"{report.rollouts:,} {noun},{turns} {report.tokens:,} tokens"
     verdict = (
         counted(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
     )
     verdict = f"{verdict}, {counted(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)"
-    verdict += f"; trainable: {report.trainable:,} of {report.rollouts:,} {what}"
+    verdict += f"; trainable: {report.trainable:,} of {report.rollouts:,} {noun}"
     rendered = {(violation.file, violation.row) for violation in report.violations if violation.code == "T213"}
     if rendered:
         verdict += f", {len(rendered):,} with ids rendered from text: only with --allow-rendered"
@@ -154,13 +154,13 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
 
 def _worth_a_line(violations: list[Violation]) -> list[Violation]:
     """The first errors and the first few warnings of each code, in their order; of those alike only a few."""
-    seen, alike, shown = Counter[str](), Counter[tuple[object, ...]](), []
+    counts, alike, shown = Counter[str](), Counter[tuple[object, ...]](), []
     for v in violations:
         most = SHOWN if v.severity == "error" else SHOWN_WARNINGS
         words = (v.code, v.detail, v.expected, v.got)
         same = v.turn is None and v.position is None and alike[words] >= SHOWN_ALIKE
-        if not same and seen[v.code] < most:
-            seen[v.code] += 1
+        if not same and counts[v.code] < most:
+            counts[v.code] += 1
             alike[words] += 1
             shown.append(v)
     return shown
@@ -177,12 +177,12 @@ def _line(v: Violation, path: str, lines: Mapping[tuple[str, int], int]) -> str:
         where.append(f"turn {v.turn}")
     if v.position is not None:
         where.append(f"pos {v.position}")
-    what = [CODES[v.code].name]
+    details = [CODES[v.code].name]
     if v.detail:
-        what.append(v.detail)
+        details.append(v.detail)
     if v.expected is not None:
-        what.append(f"expected {v.expected}")
+        details.append(f"expected {v.expected}")
     if v.got is not None:
-        what.append(f"got {v.got}")
+        details.append(f"got {v.got}")
     # An id or a file name with a line end would look like another finding.
-    return printable(f"{' '.join(where)}  {v.code} {'; '.join(what)}", lines=False)
+    return printable(f"{' '.join(where)}  {v.code} {'; '.join(details)}", lines=False)
