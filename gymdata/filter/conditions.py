@@ -203,18 +203,18 @@ class _Reader:
             return f"{'least' if name == 'min' else 'greatest'}({joined})"
         if name in _AGGREGATES:
             statistic = _AGGREGATES[name]
-            known = (
+            column_hint = (
                 f"{statistic}_reward is its group's" if statistic else "n_rollouts and n_scored are its group's counts"
             )
-            raise self._refused(f"{name}(…) would be over all rollouts", f"name a column of its group: {known}")
+            raise self._refused(f"{name}(…) would be over all rollouts", f"name a column of its group: {column_hint}")
         if name not in FUNCTIONS:
             raise UsageError.unknown_choice(f"{self._where}: function", name, FUNCTIONS)
         if name in ("contains", "strpos") and "," in arguments:
             text, part = (" ".join(arguments[: arguments.index(",")]), " ".join(arguments[arguments.index(",") + 1 :]))
-            at = _signed(f"strpos({text}, {_literal(part)})")
+            position = _signed(f"strpos({text}, {_literal(part)})")
             if name == "strpos":
-                return at
-            return f"(CASE WHEN {text} IS NULL OR {part} IS NULL THEN NULL ELSE {at} > 0 END)"
+                return position
+            return f"(CASE WHEN {text} IS NULL OR {part} IS NULL THEN NULL ELSE {position} > 0 END)"
         return _signed(f"length({joined})") if name == "length" else f"{name}({joined})"
 
     def _bracket(self) -> list[str]:
@@ -234,8 +234,8 @@ class _Reader:
         return UsageError(f"{self._where}: {self._text!r}: {why}", hint=hint)
 
 
-def check(condition: Condition, columns: Mapping[str, Kind], where: str, wanted: Kind = "boolean") -> None:
-    """Raises UsageError unless every name is one of ``columns`` and the value is of kind ``wanted``."""
+def check(condition: Condition, columns: Mapping[str, Kind], where: str, expected: Kind = "boolean") -> None:
+    """Raises UsageError unless every name is one of ``columns`` and the value is of kind ``expected``."""
     import polars as pl
 
     for name in condition.names:
@@ -244,13 +244,13 @@ def check(condition: Condition, columns: Mapping[str, Kind], where: str, wanted:
     types = {"number": pl.Float64(), "text": pl.String(), "boolean": pl.Boolean()}
     frame = pl.DataFrame({name: pl.Series([None], dtype=types[columns[name]]) for name in condition.names})
     try:
-        got = frame.select(condition.expression()).to_series().dtype
+        dtype = frame.select(condition.expression()).to_series().dtype
     except pl.exceptions.PolarsError as error:
         raise UsageError(f"{where}: {condition.text!r}: {first_line(error)}") from error
-    kind = "number" if got.is_numeric() else "boolean" if got == pl.Boolean() else "text"
-    if kind != wanted:
-        meant = 'a condition, such as "reward > 0.5"' if wanted == "boolean" else f"a {wanted}"
-        raise UsageError.bad_value(where, condition.text, f"{meant}; this is a {kind}")
+    kind = "number" if dtype.is_numeric() else "boolean" if dtype == pl.Boolean() else "text"
+    if kind != expected:
+        wording = 'a condition, such as "reward > 0.5"' if expected == "boolean" else f"a {expected}"
+        raise UsageError.bad_value(where, condition.text, f"{wording}; this is a {kind}")
 
 
 def evaluate(condition: Condition, columns: Mapping[str, pa.Array], rows: int) -> pa.Array:
@@ -276,8 +276,8 @@ def unknown_column(
     name: str, columns: Sequence[str] | Mapping[str, Any], where: str, shown: Sequence[str] = ()
 ) -> UsageError:
     """The error for a column that is not there, naming the nearest one. ``shown``: what to list, when not all."""
-    known = list(columns)
+    names = list(columns)
     # A field of the task that is written without its "task." is the likeliest slip.
-    near = [f"task.{name}"] if f"task.{name}" in known else difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = [f"task.{name}"] if f"task.{name}" in names else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     lead = f"did you mean {near[0]!r}? " if near else ""
-    return UsageError(f"{where}: unknown column {name!r}", hint=f"{lead}there are: {', '.join(shown or known)}")
+    return UsageError(f"{where}: unknown column {name!r}", hint=f"{lead}there are: {', '.join(shown or names)}")

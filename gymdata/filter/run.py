@@ -102,11 +102,11 @@ def filter(
             described = described_by(next(iter(targets.values())), "rollouts.parquet", "train.parquet", "test.parquet")
             out = stack.enter_context(StageOutput(described, "filter", names, overwrite=overwrite))
             # By a side, or the sides of another split.
-            what = "rollouts that were filtered"
-            out.refuse_other("config", config, what, keep=_read_by(sources), parents=parents_of(sources))
+            noun = "rollouts that were filtered"
+            out.refuse_other("config", config, noun, keep=_read_by(sources), parents=parents_of(sources))
             for target in targets.values():
                 # The test side of a file may have been the -o of another filter.
-                refuse_other_settings(target, config, what, out.overwrite)
+                refuse_other_settings(target, config, noun, out.overwrite)
         plan = _Plan(config)
         columns = load_columns(sources, plan.named)
         funnel = _run(plan, columns, sources)
@@ -208,9 +208,9 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
             for value in encoded.dictionary.to_pylist()
         ]
         # Two numbers may have one name: 0.0 and -0.0.
-        place = {name: at for at, name in enumerate(dict.fromkeys(names))}
-        of = np.array([place[name] for name in names] + [-1], np.int32)
-        funnel.balance(plan.balance, *(of[pc.fill_null(encoded.indices, -1).to_numpy()], list(place)), config.seed)
+        codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
+        of = np.array([codes[name] for name in names] + [-1], np.int32)
+        funnel.balance(plan.balance, *(of[pc.fill_null(encoded.indices, -1).to_numpy()], list(codes)), config.seed)
     return funnel
 
 
@@ -228,9 +228,9 @@ def _write(
     done = 0
     for side, target in targets.items():
 
-        def batches(kept: np.ndarray = sides[side]) -> Iterator[pa.RecordBatch]:
+        def batches(mask: np.ndarray = sides[side]) -> Iterator[pa.RecordBatch]:
             nonlocal done
-            for batch in chosen_rows(sources, ROLLOUTS, columns.table["rollout_id"], kept):
+            for batch in chosen_rows(sources, ROLLOUTS, columns.table["rollout_id"], mask):
                 done += batch.num_rows
                 yield batch
                 progress.update(done=done, total=report.rollouts_out)

@@ -44,7 +44,7 @@ class FilterConfig(Config):
         if isinstance(value, str):
             return [value]
         conditions = list(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else [value]
-        if not all(isinstance(one, str) for one in conditions):
+        if not all(isinstance(condition, str) for condition in conditions):
             raise ValueError('a condition as text, such as "reward > 0.5", or a list of them')
         return conditions
 

@@ -80,15 +80,15 @@ class Funnel:
         """Keep as many rows of every category as the rarest one has left, drawn by a seeded hash of their ids.
 
         ``categories``: each row's place in ``names``, -1 for none."""
-        known = categories >= 0
-        there, living = (np.bincount(categories[rows], minlength=len(names)) for rows in (known, self.alive & known))
+        valid = categories >= 0
+        sizes, living = (np.bincount(categories[rows], minlength=len(names)) for rows in (valid, self.alive & valid))
         counts = {name: n for name, n in zip(names, living.tolist(), strict=True) if n}
         least = min(counts.values(), default=0)
-        over = self._after_first(least, known, of=[categories], order=[self._drawn(seed)])
-        gone = sorted(name for name, n in zip(names, there.tolist(), strict=True) if n and name not in counts)
+        over = self._after_first(least, valid, of=[categories], order=[self._drawn(seed)])
+        gone = sorted(name for name, n in zip(names, sizes.tolist(), strict=True) if n and name not in counts)
         notes = [f"{category}: {n:,} before" for category, n in sorted(counts.items(), key=lambda item: str(item[0]))]
         notes += [f"{category}: none was left" for category in gone]
-        reasons = {f"no {by}": ~known, f"over the {least:,} of the rarest": over}
+        reasons = {f"no {by}": ~valid, f"over the {least:,} of the rarest": over}
         self.drop("balance", f"{len(counts):,} values of {by}", reasons, notes)
 
     def _drawn(self, seed: int) -> Array:
@@ -106,27 +106,27 @@ class Funnel:
         rollout id, whatever their order in the file."""
         rows = np.flatnonzero(self.alive & able)
         keys = [column[rows] for column in (*of, *order)]
-        places = np.lexsort(keys[::-1])
-        if _equal_to_previous(keys, places).any():
+        permutation = np.lexsort(keys[::-1])
+        if _equal_to_previous(keys, permutation).any():
             # As Python objects, or as keys of every sort, ids would take most of the memory.
             rank = np.empty(len(rows), np.int64)
             rank[pc.sort_indices(self._ids.take(pa.array(rows))).to_numpy()] = np.arange(len(rows))
-            places = np.lexsort([rank, *keys[::-1]])
-        begin = np.flatnonzero(~_equal_to_previous(keys[: len(of)], places))
-        later = np.arange(len(places)) - np.repeat(begin, np.diff(begin, append=len(places))) >= n
+            permutation = np.lexsort([rank, *keys[::-1]])
+        begin = np.flatnonzero(~_equal_to_previous(keys[: len(of)], permutation))
+        later = np.arange(len(permutation)) - np.repeat(begin, np.diff(begin, append=len(permutation))) >= n
         result = np.zeros(len(self.alive), bool)
-        result[rows[places[later]]] = True
+        result[rows[permutation[later]]] = True
         return result
 
     def _n_groups(self) -> int:
         return len(np.unique(self._groups[self.alive]))
 
 
-def _equal_to_previous(keys: Sequence[Array], places: Array) -> Mask:
-    """Which of ``places`` has the same values in all ``keys`` as the one before it."""
-    same = np.ones(len(places), bool)
+def _equal_to_previous(keys: Sequence[Array], permutation: Array) -> Mask:
+    """Which of ``permutation`` has the same values in all ``keys`` as the one before it."""
+    same = np.ones(len(permutation), bool)
     same[:1] = False
     for key in keys:
-        ordered = key[places]
+        ordered = key[permutation]
         same[1:] &= ordered[1:] == ordered[:-1]
     return same

@@ -37,7 +37,7 @@ class Output:
 def row_counts(facts: RunFacts) -> list[int]:
     """The row counts of the output's files, from its run.json; files without rows of the output are left out."""
     entries = facts.get("files") or []
-    return [one["rows"] for one in entries if one.get("rows") is not None and one.get("path") != _REJECTED]
+    return [entry["rows"] for entry in entries if entry.get("rows") is not None and entry.get("path") != _REJECTED]
 
 
 def parent_path(run_json: Path, path: str) -> Path:
@@ -46,7 +46,7 @@ def parent_path(run_json: Path, path: str) -> Path:
     return named if named.is_absolute() or is_url(path) or named.exists() else run_json.parent / named
 
 
-def place_described(run_json: Path) -> Path:
+def described_path(run_json: Path) -> Path:
     """The folder or file that a run.json describes."""
     folder, name = run_json.parent, run_json.name
     return folder if name == RUN_JSON else folder / name.removesuffix(f".{RUN_JSON}")
@@ -63,27 +63,27 @@ class Unfinished:
     state: str
 
     @property
-    def place(self) -> Path:
-        return place_described(self.run_json)
+    def path(self) -> Path:
+        return described_path(self.run_json)
 
 
 def unfinished_in(folder: Path, names: Iterable[str]) -> Iterator[Unfinished]:
     """The unfinished outputs whose locks are among ``names``, the files of ``folder``."""
-    there = set(names)
-    for name in sorted(there):
+    file_names = set(names)
+    for name in sorted(file_names):
         is_folder = name == LOCK
         if not is_folder and not (name.startswith(".") and name.endswith(_LOCK_BESIDE)):
             continue
         described = RUN_JSON if is_folder else f"{name.removeprefix('.').removesuffix(_LOCK_BESIDE)}.{RUN_JSON}"
-        holder = {} if described in there else holder_of(folder / name)
+        holder = {} if described in file_names else holder_of(folder / name)
         files, stage = holder.get("files"), holder.get("stage")
         if isinstance(files, list) and isinstance(stage, str):
             named = [str(file) for file in files if Path(str(file)).name == file]
             run_json = folder / described
-            mine = [new_files(run_json) / file for file in named]
-            found = tuple(f for f in [*mine, folder / name] if f.is_file() and not f.is_symlink())
+            paths = [new_files(run_json) / file for file in named]
+            existing = tuple(f for f in [*paths, folder / name] if f.is_file() and not f.is_symlink())
             state = "being written" if is_held(folder, name) else "interrupted"
-            yield Unfinished(run_json, found, stage, state)
+            yield Unfinished(run_json, existing, stage, state)
 
 
 def is_unfinished(folder: Path) -> bool:

@@ -21,19 +21,19 @@ _BESIDE = f".{RUN_JSON}"
 def listed(url: str) -> tuple[str, tuple[Output, ...]]:
     """The URL as it is shown, and the outputs below it. Raises DataError when a folder has nothing, which
     an empty bucket may."""
-    place = place_of(url)
-    client.check_installed(place)
-    found = {one.key: one for one in client.listed(place) if not is_odd(one.key)}
-    if not found and place.key:
-        raise DataError.missing_path(str(place), "a folder")
-    described = [one for key, one in found.items() if key.endswith((f"/{RUN_JSON}", _BESIDE)) or key == RUN_JSON]
+    root = place_of(url)
+    client.check_installed(root)
+    objects = {o.key: o for o in client.listed(root) if not is_odd(o.key)}
+    if not objects and root.key:
+        raise DataError.missing_path(str(root), "a folder")
+    described = [o for key, o in objects.items() if key.endswith((f"/{RUN_JSON}", _BESIDE)) or key == RUN_JSON]
     with ThreadPoolExecutor(8) as pool:
-        bodies = list(pool.map(lambda one: client.read(place.at(one.key)), described))
+        bodies = list(pool.map(lambda o: client.read(root.at(o.key)), described))
     # Run.json → the objects that it describes: each is counted once, for the nearest one beside or above it.
-    folders = {one.key.rpartition("/")[0]: one.key for one in described if one.key.rpartition("/")[2] == RUN_JSON}
-    files = {one.key.removesuffix(_BESIDE): one.key for one in described if one.key.rpartition("/")[2] != RUN_JSON}
-    owned: dict[str, list[Object]] = {one.key: [] for one in described}
-    for key, item in found.items():
+    folders = {o.key.rpartition("/")[0]: o.key for o in described if o.key.rpartition("/")[2] == RUN_JSON}
+    files = {o.key.removesuffix(_BESIDE): o.key for o in described if o.key.rpartition("/")[2] != RUN_JSON}
+    owned: dict[str, list[Object]] = {o.key: [] for o in described}
+    for key, item in objects.items():
         run_json, above = files.get(key.removesuffix(_BESIDE)), key.rpartition("/")[0]
         while run_json is None and above not in folders and above:
             above = above.rpartition("/")[0]
@@ -43,29 +43,29 @@ def listed(url: str) -> tuple[str, tuple[Output, ...]]:
     for described_by, body in zip(described, bodies, strict=True):
         if body is None:
             continue
-        own, at = owned[described_by.key], place.at(described_by.key)
+        contents, location = owned[described_by.key], root.at(described_by.key)
         folder, _, name = described_by.key.rpartition("/")
         of = folder if name == RUN_JSON else described_by.key.removesuffix(_BESIDE)
         facts: RunFacts = {}
         state = "damaged"
         with contextlib.suppress(DataError):
-            facts = parsed_facts(body[0], str(at))
+            facts = parsed_facts(body[0], str(location))
             state = state_left(facts)
         counts = row_counts(facts)
         if is_open(facts):
-            ours = is_of_this_machine(at, body[0])
-            state = "interrupted" if ours and not is_written(at.staged()) else "being written"
+            ours = is_of_this_machine(location, body[0])
+            state = "interrupted" if ours and not is_written(location.staged()) else "being written"
         outputs.append(
             Output(
-                path=of.removeprefix(place.key).lstrip("/") or ".",
+                path=of.removeprefix(root.key).lstrip("/") or ".",
                 kind=str(facts.get("stage", "unknown")),
                 rows=sum(counts) if counts else None,
-                bytes=sum(one.size for one in own),
-                changed=max((one.changed for one in own), default=described_by.changed),
+                bytes=sum(o.size for o in contents),
+                changed=max((o.changed for o in contents), default=described_by.changed),
                 parents=tuple(str(parent["path"]) for parent in facts.get("parents") or [] if parent.get("path")),
                 state=state,
                 experiment=facts.get("experiment"),
                 tags=tuple(facts.get("tags") or ()),
             )
         )
-    return str(place), tuple(outputs)
+    return str(root), tuple(outputs)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from gymdata.errors import DataError
-from gymdata.ls.output import Output, Unfinished, is_unfinished, parent_path, place_described, row_counts, unfinished_in
+from gymdata.ls.output import Output, Unfinished, described_path, is_unfinished, parent_path, row_counts, unfinished_in
 from gymdata.ls.remote import listed
 from gymdata.ls.unused import removal
 from gymdata.ls.unused import unused as unused_outputs
@@ -65,12 +65,12 @@ def ls(
     and a folder that cannot be read, UsageError for a URL, StoreError for what is begun and has no run.json yet.
     """
 
-    def asked_for(outputs: Iterable[Output]) -> tuple[Output, ...]:
-        return tuple(one for one in outputs if experiment in (None, one.experiment) and set(tags) <= set(one.tags))
+    def matching(outputs: Iterable[Output]) -> tuple[Output, ...]:
+        return tuple(o for o in outputs if experiment in (None, o.experiment) and set(tags) <= set(o.tags))
 
     if isinstance(path, (str, Path)) and is_url(path) and not unused:
-        url, outputs_there = listed(str(path))
-        return LsReport(url, asked_for(outputs_there))
+        url, remote_outputs = listed(str(path))
+        return LsReport(url, matching(remote_outputs))
     top = Path(path_of(local_output(path) if unused else path, "ls", "the path of a folder"))
     if not top.is_dir():
         raise DataError.missing_path(top, "a folder")
@@ -87,7 +87,7 @@ def ls(
         for output in below(top, unreadable)
     }
     if not unused:
-        return LsReport(str(top), asked_for(outputs.values()))
+        return LsReport(str(top), matching(outputs.values()))
     idle = unused_outputs(top, outputs)
     return LsReport(str(top), tuple(idle), removal(str(top), idle))
 
@@ -95,23 +95,23 @@ def ls(
 def below(top: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[Path | Unfinished]:
     """Every run.json below a folder, and every output without one yet; not those in spools, which mirror object
     stores. ``onerror`` is called for every folder that cannot be read."""
-    for folder, inside, files in os.walk(top, onerror=onerror):
-        inside[:] = sorted(name for name in inside if not is_spool(Path(folder, name)))
-        here = Path(folder)
-        yield from (here / name for name in sorted(files) if name == RUN_JSON or name.endswith(_BESIDE))
-        yield from unfinished_in(here, files)
+    for root, inside, files in os.walk(top, onerror=onerror):
+        folder = Path(root)
+        inside[:] = sorted(name for name in inside if not is_spool(folder / name))
+        yield from (folder / name for name in sorted(files) if name == RUN_JSON or name.endswith(_BESIDE))
+        yield from unfinished_in(folder, files)
 
 
-def unfinished_output(top: Path, found: Unfinished) -> Output:
-    files = [file.stat() for file in found.files]
+def unfinished_output(top: Path, output: Unfinished) -> Output:
+    files = [file.stat() for file in output.files]
     return Output(
-        path=below_top(top, found.place),
-        kind=found.stage,
+        path=below_top(top, output.path),
+        kind=output.stage,
         rows=None,
         bytes=sum(file.st_size for file in files),
         changed=_latest(files),
         parents=(),
-        state=found.state,
+        state=output.state,
     )
 
 
@@ -125,21 +125,21 @@ def cells_of(sweep: Path) -> list[Path]:
 
 
 def output_of(top: Path, run_json: Path) -> Output:
-    place, whole = place_described(run_json), run_json.name == RUN_JSON
+    path, is_folder = described_path(run_json), run_json.name == RUN_JSON
     facts: RunFacts = {}
     damaged = False
     try:
         facts = read_facts(run_json)
     except DataError:
         damaged = True
-    files = [file.lstat() for file in (own_files(place) if whole else (run_json, place)) if file.is_file()]
+    files = [file.lstat() for file in (own_files(path) if is_folder else (run_json, path)) if file.is_file()]
     parents = [
         parent_path(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")
     ]
     # Parents on object stores are not checked.
     lost = any(not (is_url(parent) or parent.exists() or run_jsons(parent)) for parent in parents)
     state = "damaged" if damaged else state_of(run_json, facts)
-    if state == "interrupted" and facts.get("stage") == "sweep" and any(map(is_held, cells_of(place))):
+    if state == "interrupted" and facts.get("stage") == "sweep" and any(map(is_held, cells_of(path))):
         state = "being written"
     if state == "complete" and not lost:
         runs = [read_facts(file) for parent in parents for file in run_jsons(parent)]
@@ -147,12 +147,12 @@ def output_of(top: Path, run_json: Path) -> Output:
             state = "parents changed"
     # Rows of the files that run.json names, and of the journal that is still open; None where nothing has rows.
     counts = row_counts(facts)
-    if place.is_dir():
-        for journal in (source.path for source in segments(place) if source.path.suffix == ".journal"):
+    if path.is_dir():
+        for journal in (source.path for source in segments(path) if source.path.suffix == ".journal"):
             with journal.open("rb") as file:
                 counts.append(sum(block.count(b"\n") for block in iter(partial(file.read, 1 << 20), b"")))
     return Output(
-        path=below_top(top, place),
+        path=below_top(top, path),
         kind=str(facts.get("stage", "unknown")),
         rows=sum(counts) if counts else None,
         bytes=sum(file.st_size for file in files),
@@ -164,19 +164,19 @@ def output_of(top: Path, run_json: Path) -> Output:
     )
 
 
-def own_files(place: Path) -> Iterator[Path]:
+def own_files(top: Path) -> Iterator[Path]:
     """The files of a folder, without those of other outputs in it."""
-    for folder, inside, files in os.walk(place):
-        here = Path(folder)
-        inside[:] = [n for n in inside if not (here / n / RUN_JSON).is_file() and not is_unfinished(here / n)]
-        others = {name.removesuffix(_BESIDE) for name in files if name.endswith(_BESIDE)}
-        begun = {file.name for one in unfinished_in(here, files) for file in one.files}
-        yield from (here / name for name in files if name.removesuffix(_BESIDE) not in others and name not in begun)
+    for root, inside, files in os.walk(top):
+        folder = Path(root)
+        inside[:] = [n for n in inside if not (folder / n / RUN_JSON).is_file() and not is_unfinished(folder / n)]
+        described = {name.removesuffix(_BESIDE) for name in files if name.endswith(_BESIDE)}
+        begun = {file.name for output in unfinished_in(folder, files) for file in output.files}
+        yield from (folder / n for n in files if n.removesuffix(_BESIDE) not in described and n not in begun)
 
 
-def below_top(top: Path, place: Path) -> str:
-    """``place`` relative to the folder that was listed, when it is below it."""
+def below_top(top: Path, path: Path) -> str:
+    """``path`` relative to the folder that was listed, when it is below it."""
     try:
-        return str(place.resolve().relative_to(top.resolve()))
+        return str(path.resolve().relative_to(top.resolve()))
     except ValueError:
-        return url_of(place)
+        return url_of(path)

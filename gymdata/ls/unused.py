@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gymdata.errors import DataError, StoreError
-from gymdata.ls.output import Output, parent_path, place_described
+from gymdata.ls.output import Output, described_path, parent_path
 from gymdata.store import hash_file
 from gymdata.store.paths import RUN_JSON, beside, read_facts, run_jsons
 from gymdata.store.stage_output import kind_of_stage
@@ -46,23 +46,21 @@ def unused(top: Path, outputs: Mapping[Path, Output]) -> list[Output]:
     for run_json in filter(Path.is_file, outputs):
         for name in (hash_file(run_json), read_facts(run_json).get("run_id")):
             by_name.setdefault(str(name), []).append(run_json)
-    waiting = [
-        file for file, one in outputs.items() if kind_of_stage(one.kind) in _ROOTS or one.state == "being written"
-    ]
+    waiting = [file for file, o in outputs.items() if kind_of_stage(o.kind) in _ROOTS or o.state == "being written"]
     for target in _link_targets(top):
-        waiting += [file for file in outputs if place_described(file.resolve()) in (target, *target.parents)]
+        waiting += [file for file in outputs if described_path(file.resolve()) in (target, *target.parents)]
         waiting += [Path(folder, RUN_JSON) for folder, _, files in os.walk(target) if RUN_JSON in files]
         waiting += [file for file in outputs if target in file.resolve().parents]
     needed: set[Path] = set()
     while waiting:
-        found = waiting.pop()
-        run_json = by_path.get(found.resolve(), found)
+        file = waiting.pop()
+        run_json = by_path.get(file.resolve(), file)
         if run_json in needed:
             continue
         needed.add(run_json)
         # `rm -r` of a folder takes what is in it; a finetuning run is resumed from what is in it.
-        above = place_described(run_json.resolve()).parents
-        waiting += [file for file in outputs if place_described(file.resolve()) in above]
+        above = described_path(run_json.resolve()).parents
+        waiting += [file for file in outputs if described_path(file.resolve()) in above]
         if run_json in outputs and outputs[run_json].kind == "finetune":
             waiting += [file for file in outputs if run_json.parent in file.parents]
         for parent in read_facts(run_json).get("parents") or [] if run_json.is_file() else []:
@@ -79,19 +77,19 @@ def removal(folder: str, outputs: Sequence[Output]) -> str | None:
     one goes with it."""
     paths = {Path(folder, output.path) for output in outputs}
     outermost = sorted(path for path in paths if paths.isdisjoint(path.parents))
-    named = [one for path in outermost for one in (path, beside(path)) if one == path or one.is_file()]
+    named = [p for path in outermost for p in (path, beside(path)) if p == path or p.is_file()]
     return f"rm -r {' '.join(shlex.quote(str(path)) for path in named)}" if named else None
 
 
 def _link_targets(top: Path) -> Iterator[Path]:
     """What the symbolic links below ``top`` lead to, and the links in those folders."""
-    waiting, seen = [top.resolve()], {top.resolve(), *top.resolve().parents}
+    waiting, visited = [top.resolve()], {top.resolve(), *top.resolve().parents}
     while waiting:
         for folder, folders, files in os.walk(waiting.pop()):
             for target in (
                 Path(folder, name).resolve() for name in (*folders, *files) if Path(folder, name).is_symlink()
             ):
-                if target not in seen:
-                    seen.add(target)
+                if target not in visited:
+                    visited.add(target)
                     waiting.append(target)
                     yield target

@@ -34,10 +34,10 @@ class MergedAdapter(Report):
         return {**asdict(self), "path": str(self.path)}
 
     def rows(self) -> list[Row]:
-        place = (
+        outcome = (
             ("already there", f"{self.path} (--overwrite merges again)") if self.existing else ("written to", self.path)
         )
-        return [("base", self.base), ("number format", self.dtype), place]
+        return [("base", self.base), ("number format", self.dtype), outcome]
 
 
 def merge_adapter(

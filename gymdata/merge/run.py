@@ -65,20 +65,20 @@ class MergeReport(Report):
         return asdict(self) | {"file": str(self.file) if self.file is not None else None}
 
     def rows(self) -> list[Row]:
-        found: list[Row] = [
+        rows: list[Row] = [
             ("runs", len(self.runs)),
             ("rollouts", self.rollouts),
             ("duplicates dropped", self.duplicates),
         ]
         if self.shards_missing:
-            found.append(("shards missing", ", ".join(self.shards_missing)))
+            rows.append(("shards missing", ", ".join(self.shards_missing)))
         if self.not_merged:
-            found.append(("not merged", ", ".join(self.not_merged)))
+            rows.append(("not merged", ", ".join(self.not_merged)))
         if self.failures:
-            found.append(("failed attempts stay in", ", ".join(self.failures)))
+            rows.append(("failed attempts stay in", ", ".join(self.failures)))
         if self.file is not None:
-            found.append(("written to", str(self.file)))
-        return found
+            rows.append(("written to", str(self.file)))
+        return rows
 
 
 def merge(
@@ -99,11 +99,11 @@ def merge(
     Raises UsageError for runs of different settings, naming them, RefusedError (D701) for a rollout that two runs hold with
     different contents, StoreError while one of the runs is written, and as ``filter`` for the output.
     """
-    given = [match for one in paths_of(path, "merge") for match in matches(one)]
+    paths = [match for pattern in paths_of(path, "merge") for match in matches(pattern)]
     unique: dict[Path, Path] = {}
-    for source in given:
+    for source in paths:
         unique.setdefault(source.resolve(), source)
-    for source, times in Counter(source.resolve() for source in given).items():
+    for source, times in Counter(source.resolve() for source in paths).items():
         if times > 1:
             warn(f"{source}: given {'twice' if times == 2 else f'{times} times'}; its rollouts are kept once")
     sources = list(unique.values())
@@ -115,7 +115,7 @@ def merge(
     if write and not dry_run:
         target = files_apart(output, _NAME, sources, ROLLOUTS, "merged")["kept"]
     ids = [_ids(source) for source in sources]
-    counted_ids = pa.chunked_array([chunk for one in ids for chunk in one.chunks], pa.string()).value_counts()
+    counted_ids = pa.chunked_array([chunk for column in ids for chunk in column.chunks], pa.string()).value_counts()
     several = counted_ids.filter(pc.greater(counted_ids.field("counts"), 1))
     # The ids that are there more than once, with how often.
     twice = dict(zip(several.field("values").to_pylist(), several.field("counts").to_pylist(), strict=True))
@@ -124,11 +124,11 @@ def merge(
         runs=[
             {
                 "path": str(source),
-                "run_id": one.get("run_id"),
-                "shard": ", ".join(_shards(one)) or None,
-                "rollouts": len(own),
+                "run_id": run_facts.get("run_id"),
+                "shard": ", ".join(_shards(run_facts)) or None,
+                "rollouts": len(source_ids),
             }
-            for source, one, own in zip(sources, facts, ids, strict=True)
+            for source, run_facts, source_ids in zip(sources, facts, ids, strict=True)
         ],
         rollouts=sum(map(len, ids)) - duplicates,
         duplicates=duplicates,
@@ -146,17 +146,17 @@ def merge(
 def _facts(source: Path) -> RunFacts:
     """The run.json of a run; warns of a collected one that lacks rollouts. Raises DataError for an import that was
     stopped."""
-    found = find_run_json(source)
-    if found is None:
+    run_json = find_run_json(source)
+    if run_json is None:
         resolve(source, ROLLOUTS)  # says what is wrong with the path itself
         raise UsageError(
             f"{source}: no run.json says how these rollouts were made",
             hint="give run folders, or files that gymdata wrote",
         )
-    refuse_held(found.parent)
-    refuse_open(found)
+    refuse_held(run_json.parent)
+    refuse_open(run_json)
     resolve(source, ROLLOUTS)
-    facts = read_run_json(found)
+    facts = read_run_json(run_json)
     if (state := state_left(facts)) == "complete":
         return facts
     rows = len(_ids(source))
@@ -166,8 +166,8 @@ def _facts(source: Path) -> RunFacts:
             hint="rerun the same `gymdata import` command to resume, then merge",
         )
     extent = facts.get("extent") or {}
-    tasks, each = extent.get("tasks"), extent.get("num_rollouts")
-    of = f" of {tasks * each:,}" if isinstance(tasks, int) and isinstance(each, int) else ""
+    tasks, per_task = extent.get("tasks"), extent.get("num_rollouts")
+    of = f" of {tasks * per_task:,}" if isinstance(tasks, int) and isinstance(per_task, int) else ""
     warn(
         f"{source}: {state}: merged with {rows:,}{of} rollouts; rerun the same `gymdata collect` command for the others"
     )
@@ -187,7 +187,7 @@ def _refuse_others(sources: Sequence[Path], facts: Sequence[RunFacts]) -> None:
         was, now = ({k: v for k, v in (f.get("identity") or {}).items() if k not in free} for f in (first, other))
         faults += [f"{key}: {a!r} in {sources[0]}, {b!r} in {source}" for key, a, b in differences(was, now)]
     if faults:
-        kinds = dict.fromkeys(str(one.get("stage")) for one in facts)
+        kinds = dict.fromkeys(str(f.get("stage")) for f in facts)
         lead = "made with other settings" if len(kinds) == 1 else f"of different kinds ({', '.join(kinds)})"
         more = f"; … and {len(faults) - _FAULTS:,} more settings" if len(faults) > _FAULTS else ""
         raise UsageError(
@@ -195,11 +195,11 @@ def _refuse_others(sources: Sequence[Path], facts: Sequence[RunFacts]) -> None:
             hint="merge runs that were collected alike; `gymdata filter RUN RUN -o …` puts any rollouts together",
         )
     read: dict[object, tuple[Path, list[str]]] = {}
-    for source, one in zip(sources, facts, strict=True):
-        files = (one.get("tasks") or {}).get("files") or []
+    for source, run_facts in zip(sources, facts, strict=True):
+        files = (run_facts.get("tasks") or {}).get("files") or []
         hashes = sorted(str(file.get("xxh3")) for file in files)
-        earlier, expected = read.setdefault(one.get("run_id"), (source, hashes))
-        if one.get("run_id") is not None and _shards(one) and hashes != expected:
+        earlier, expected = read.setdefault(run_facts.get("run_id"), (source, hashes))
+        if run_facts.get("run_id") is not None and _shards(run_facts) and hashes != expected:
             raise UsageError(
                 f"{earlier} and {source} are shards of one run, and their task files differ: "
                 f"xxh3 {', '.join(expected)} and {', '.join(hashes)}",
@@ -215,20 +215,20 @@ def _refuse_contradictions(sources: Sequence[Path], twice: Mapping[str, int]) ->
     """Raises RefusedError when copies of a rollout differ in anything but their times."""
     if not twice:
         return
-    wanted = pa.array(list(twice), pa.string())
+    duplicate_ids = pa.array(list(twice), pa.string())
     first: dict[str, tuple[dict[str, bytes], Path]] = {}
     faults: list[str] = []
     for source in sources:
         for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
-            for row in batch.filter(pc.is_in(batch.column("rollout_id"), value_set=wanted)).to_pylist():
+            for row in batch.filter(pc.is_in(batch.column("rollout_id"), value_set=duplicate_ids)).to_pylist():
                 hashes = {
                     name: hashlib.blake2b(orjson.dumps(value, default=str), digest_size=16).digest()
                     for name, value in row.items()
                     if name not in _TIMES and value is not None
                 }
-                known, where = first.setdefault(row["rollout_id"], (hashes, source))
+                earlier, where = first.setdefault(row["rollout_id"], (hashes, source))
                 if other := sorted(
-                    name for name in known.keys() | hashes.keys() if known.get(name) != hashes.get(name)
+                    name for name in earlier.keys() | hashes.keys() if earlier.get(name) != hashes.get(name)
                 ):
                     faults.append(f"{row['rollout_id']} in {where} and {source}: {', '.join(other)}")
     if faults:
@@ -243,23 +243,23 @@ def _refuse_contradictions(sources: Sequence[Path], twice: Mapping[str, int]) ->
 
 def _shards(facts: RunFacts) -> list[str]:
     attempts = [attempt.get("extent") or {} for attempt in facts.get("attempts") or []]
-    found = {extent.get("shard") for extent in attempts} or {None}
-    return [] if None in found else sorted(map(str, found))
+    shards = {extent.get("shard") for extent in attempts} or {None}
+    return [] if None in shards else sorted(map(str, shards))
 
 
 def _missing(facts: Sequence[RunFacts]) -> list[str]:
     """The parts that no run collected, for each split of a run's tasks; none if a run collected all."""
     splits: dict[tuple[object, int], set[int]] = {}
-    whole = {one.get("run_id") for one in facts if not _shards(one)}
-    for one in facts:
-        for shard in _shards(one):
+    unsharded = {f.get("run_id") for f in facts if not _shards(f)}
+    for run_facts in facts:
+        for shard in _shards(run_facts):
             index, count = map(int, shard.split("/"))
-            splits.setdefault((one.get("run_id"), count), set()).add(index)
+            splits.setdefault((run_facts.get("run_id"), count), set()).add(index)
     return [
         f"{index}/{count} of run {run}"
-        for (run, count), there in splits.items()
-        for index in sorted(set(range(1, count + 1)) - there)
-        if run not in whole
+        for (run, count), indices in splits.items()
+        for index in sorted(set(range(1, count + 1)) - indices)
+        if run not in unsharded
     ]
 
 
@@ -283,7 +283,7 @@ def _write(
         config = {"runs": sorted(str(source.resolve()) for source in sources)}
         out.refuse_other("config", config, "merged rollouts")
         out.batches(target.name, _once(sources, twice, report.rollouts, progress), ROLLOUTS, ROLLOUTS.arrow)
-        run_ids = {one.get("run_id") for one in facts}
+        run_ids = {f.get("run_id") for f in facts}
         alike = {
             key: facts[0][key] for key in _ALIKE if key in facts[0] and all(f.get(key) == facts[0][key] for f in facts)
         }
@@ -303,19 +303,19 @@ def _write(
 
 def _once(sources: Sequence[Path], twice: set[str], total: int, progress: Progress) -> Iterator[pa.RecordBatch]:
     """Every row, of duplicates the first."""
-    several, seen, done = pa.array(sorted(twice), pa.string()), set(), 0
+    several, yielded, done = pa.array(sorted(twice), pa.string()), set(), 0
     for source in sources:
         for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
             ids = batch.column("rollout_id")
-            kept = batch
+            unique = batch
             if twice and pc.any(pc.is_in(ids, value_set=several)).as_py():
                 keep = []
                 for name in ids.to_pylist():
-                    keep.append(name not in seen)
+                    keep.append(name not in yielded)
                     if name in twice:
-                        seen.add(name)
-                kept = batch.filter(pa.array(keep))
-            done += kept.num_rows
-            if kept.num_rows:
-                yield kept
+                        yielded.add(name)
+                unique = batch.filter(pa.array(keep))
+            done += unique.num_rows
+            if unique.num_rows:
+                yield unique
             progress.update(done=done, total=total)

@@ -24,17 +24,17 @@ def near_duplicates(prompts: Iterable[tuple[str, str]], threshold: float) -> dic
     from rensa import RMinHash, RMinHashLSH
 
     index = RMinHashLSH(threshold=0.0, num_perm=_PERMUTATIONS, num_bands=_BANDS)
-    kept: list[tuple[str, RMinHash]] = []
+    originals: list[tuple[str, RMinHash]] = []
     same: dict[str, str] = {}
     for task, text in prompts:
         letters = " ".join(text.lower().split())
         signature = RMinHash(num_perm=_PERMUTATIONS, seed=1)
-        signature.update([letters[at : at + _PIECE] for at in range(max(1, len(letters) - _PIECE + 1))])
-        candidates = (kept[number] for number in sorted(index.query(signature)))
+        signature.update([letters[i : i + _PIECE] for i in range(max(1, len(letters) - _PIECE + 1))])
+        candidates = (originals[number] for number in sorted(index.query(signature)))
         earlier = next((name for name, other in candidates if other.jaccard(signature) >= threshold), None)
         if earlier is None:
-            index.insert(len(kept), signature)
-            kept.append((task, signature))
+            index.insert(len(originals), signature)
+            originals.append((task, signature))
         else:
             same[task] = earlier
     return same

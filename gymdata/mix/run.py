@@ -113,10 +113,10 @@ def mix(
         )
     table = PAIRS if all(of_pairs) else ROLLOUTS
     hashes = {source: common_identity([source]).get("tokenizer_hash") for source in sources}
-    known = {source: value for source, value in hashes.items() if value is not None}
-    if len(set(known.values())) > 1:
-        first = next(iter(known))
-        other = next(source for source, value in known.items() if value != known[first])
+    tokenizers = {source: value for source, value in hashes.items() if value is not None}
+    if len(set(tokenizers.values())) > 1:
+        first = next(iter(tokenizers))
+        other = next(source for source, value in tokenizers.items() if value != tokenizers[first])
         raise UsageError(
             f"{first} and {other} have the token IDs of different tokenizers",
             hint="one file holds the IDs of one tokenizer: mix runs of models that share it",
@@ -142,12 +142,12 @@ class _Rows:
         tasks: list[pa.Array] = []
         lengths: list[int] = []
         prompts: dict[str, str] = {}
-        wanted = [table.schema.names[0], "task_id"]
+        columns = [table.schema.names[0], "task_id"]
         if config.near_duplicates is not None:
-            wanted += ["prompt"] if table is PAIRS else ["messages", "n_turns"]
+            columns += ["prompt"] if table is PAIRS else ["messages", "n_turns"]
         for source in sources:
             start = sum(map(len, tasks))
-            for batch in scan_batches(source, table, wanted):
+            for batch in scan_batches(source, table, columns):
                 ids.append(batch.column(0))
                 tasks.append(batch.column("task_id"))
                 if config.near_duplicates is not None:
@@ -184,58 +184,58 @@ def _mixed(
     """What is taken, and which rows are on which side."""
     left_out = np.array([name in rows.similar for name in rows.names], bool)
     usable = ~left_out[rows.task]
-    there = np.bincount(rows.source[usable], minlength=len(weights))
-    if len(empty := np.flatnonzero(there == 0)):
+    available = np.bincount(rows.source[usable], minlength=len(weights))
+    if len(empty := np.flatnonzero(available == 0)):
         why = "every task is like an earlier one" if rows.similar else "there is no row"
         raise RefusedError(
             f"{list(weights)[empty[0]]}: nothing to take: {why}", hint="leave this source out; nothing was written"
         )
-    wanted = rows_of_sources(list(weights), np.array(list(weights.values())), there, config.rows)
+    quotas = rows_of_sources(list(weights), np.array(list(weights.values())), available, config.rows)
     # The same for every source, so that a task that two sources hold is taken from both or from neither where it can be.
     keys = np.array([xxhash.xxh3_64_intdigest(name.encode(), config.seed) for name in rows.names], np.uint64)
-    taken = np.zeros(len(usable), bool)
+    selected = np.zeros(len(usable), bool)
     mixed: list[MixedSource] = []
     for number, (path, weight) in enumerate(weights.items()):
-        own = rows.source == number
-        tasks, sizes = np.unique(rows.task[own & usable], return_counts=True)
+        in_source = rows.source == number
+        tasks, sizes = np.unique(rows.task[in_source & usable], return_counts=True)
         order = np.argsort(keys[tasks], kind="stable")
         # The tasks, in this order, whose rows fit together.
-        chosen, left = list[int](), int(wanted[number])
+        chosen, left = list[int](), int(quotas[number])
         for task, size in zip(tasks[order].tolist(), sizes[order].tolist(), strict=True):
             if size <= left:
                 chosen.append(task)
                 left -= size
         if not chosen:
             raise RefusedError(
-                f"{path}: none of its {counted(len(tasks), 'task')} fits into {counted(int(wanted[number]), 'row')}",
+                f"{path}: none of its {counted(len(tasks), 'task')} fits into {counted(int(quotas[number]), 'row')}",
                 hint=f"give more {option('rows')}, or this source a larger weight",
             )
-        mine = own & usable & np.isin(rows.task, chosen)
-        taken |= mine
-        all_tasks = np.unique(rows.task[own])
+        drawn = in_source & usable & np.isin(rows.task, chosen)
+        selected |= drawn
+        all_tasks = np.unique(rows.task[in_source])
         mixed.append(
             MixedSource(
                 path=str(path),
                 weight=weight,
-                rows=int(own.sum()),
+                rows=int(in_source.sum()),
                 tasks=len(all_tasks),
                 near_duplicates=int(left_out[all_tasks].sum()),
-                taken=int(mine.sum()),
+                taken=int(drawn.sum()),
                 taken_tasks=len(chosen),
                 share=0.0,
             )
         )
-    total = int(taken.sum())
-    sides = {"kept": taken}
+    total = int(selected.sum())
+    sides = {"kept": selected}
     if config.test_share is not None:
-        names = [rows.names[task] for task in np.unique(rows.task[taken])]
+        names = [rows.names[task] for task in np.unique(rows.task[selected])]
         held_out = split_tasks(names, config.test_share, config.seed)
         in_test = np.array([name in held_out for name in rows.names], bool)[rows.task]
-        sides = {"train": taken & ~in_test, "test": taken & in_test}
+        sides = {"train": selected & ~in_test, "test": selected & in_test}
     report = MixReport(
         table=rows.table.name,
         rows_out=total,
-        sources=[MixedSource(**{**asdict(one), "share": one.taken / total}) for one in mixed],
+        sources=[MixedSource(**{**asdict(source), "share": source.taken / total}) for source in mixed],
         similar=rows.similar,
         sides={side: int(mask.sum()) for side, mask in sides.items()},
     )
@@ -243,21 +243,21 @@ def _mixed(
 
 
 def rows_of_sources(
-    sources: Sequence[str | Path], weights: npt.NDArray[np.float64], there: npt.NDArray[np.int64], rows: int | None
+    sources: Sequence[str | Path], weights: npt.NDArray[np.float64], available: npt.NDArray[np.int64], rows: int | None
 ) -> npt.NDArray[np.int64]:
     """The rows to take from each source, by largest remainder; without ``rows`` the most of which none repeats."""
     shares = weights / weights.sum()
-    most = int(np.floor((there / shares).min() + 1e-9))
+    most = int(np.floor((available / shares).min() + 1e-9))
     total = most if rows is None else rows
     exact = shares * total
     counts: npt.NDArray[np.int64] = np.floor(exact + 1e-9).astype(np.int64)
-    for place in np.argsort(counts - exact, kind="stable")[: total - int(counts.sum())]:
-        counts[place] += 1
-    if (lacking := np.flatnonzero(counts > there)).size:
-        place = int(lacking[0])
+    for index in np.argsort(counts - exact, kind="stable")[: total - int(counts.sum())]:
+        counts[index] += 1
+    if (lacking := np.flatnonzero(counts > available)).size:
+        index = int(lacking[0])
         raise UsageError(
-            f"{option('rows', total)} would take {counted(int(counts[place]), 'row')} from {sources[place]}, which has "
-            f"{int(there[place]):,}",
+            f"{option('rows', total)} would take {counted(int(counts[index]), 'row')} from {sources[index]}, which has "
+            f"{int(available[index]):,}",
             hint=f"at most {most:,} rows without repeating one; train more epochs instead of repeating rows",
         )
     return counts

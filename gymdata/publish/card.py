@@ -55,7 +55,7 @@ def card(
     about = [("rows", f"{counted(n_rows, 'row')} of the table `{table.name}`"), *_origin(facts)]
     with contextlib.suppress(GymdataError):  # a table that no report is about
         about.insert(1, ("result", report(source, write=False).headline))
-    texts = [(what, f"{value:,}" if isinstance(value, int) else str(value).replace("\n", " ")) for what, value in about]
+    texts = [(key, f"{value:,}" if isinstance(value, int) else str(value).replace("\n", " ")) for key, value in about]
     columns = [(f"`{field.name}`", f"`{_brief(field.type)}`") for field in schema]
     return "\n".join(
         [

@@ -66,8 +66,8 @@ def pull(source: str | Path, output: str | Path, *, progress: Progress | None = 
             raise DataError.changed(file, RUN_JSON, why)
         report = PullReport(str(source), str(output), n_rows, names, revision)
         if target.is_dir() and any(target.iterdir()):
-            there = target / RUN_JSON
-            if not there.is_file() or there.read_bytes() != (partial / RUN_JSON).read_bytes():
+            existing = target / RUN_JSON
+            if not existing.is_file() or existing.read_bytes() != (partial / RUN_JSON).read_bytes():
                 raise StoreError(f"{output}: holds something else", hint="give another output folder")
             shutil.rmtree(partial)
             report.fetched = False

@@ -136,11 +136,11 @@ def _listed(findings: Mapping[str, int]) -> str:
 def _files(source: Path, run_json: Path, facts: RunFacts) -> tuple[Table, dict[str, Path]]:
     """The table that an output holds, and its files by their names in a folder; what other commands wrote below it is
     published on its own."""
-    own = {run_json.parent / str(entry["path"]) for entry in facts.get("files") or []}
+    run_files = {run_json.parent / str(entry["path"]) for entry in facts.get("files") or []}
     # A file is of the table that its command writes; in a folder, names tell tables apart.
     names = TABLES if source.is_dir() else facts.get("schemas") or [ROLLOUTS.name]
     for table in (TABLES[name] for name in names if name in TABLES):
-        if paths := [part.path for part in resolve(source, table) if part.path in own]:
+        if paths := [part.path for part in resolve(source, table) if part.path in run_files]:
             break
     else:
         raise DataError(
@@ -174,19 +174,19 @@ def _contents(
         return without(text, find(text)) if find is not None else text
 
     published: RunFacts = rewritten(dict(facts), clean)
-    names = {file: here for here, file in files.items()}
+    names = {file: filename for filename, file in files.items()}
     entries = {names.get(run_json.parent / str(entry["path"])): entry for entry in facts.get("files") or []}
-    published["files"] = [{**entries[here], "path": here} for here in files]
+    published["files"] = [{**entries[filename], "path": filename} for filename in files]
     splits: dict[str, list[str]] = {}
-    for here in files:
-        splits.setdefault(str(entries[here].get("side") or "train"), []).append(here)
+    for filename in files:
+        splits.setdefault(str(entries[filename].get("side") or "train"), []).append(filename)
     contents: dict[str, Path | bytes] = dict(files)
     rewards = sorted((facts.get("counts") or {}).get("parts") or {})
     previews: dict[str, str] = {}
-    for split, some in splits.items() if table.name in TEXTS else ():
+    for split, filenames in splits.items() if table.name in TEXTS else ():
         previews[split] = f"{PREVIEW}/{split}.parquet"
         contents[previews[split]] = scratch / f"{split}.parquet"
-        write_preview([files[here] for here in some], table, rewards, scratch / f"{split}.parquet")
+        write_preview([files[filename] for filename in filenames], table, rewards, scratch / f"{split}.parquet")
     first = next(iter(files.values()))
     schema = schema_of(first) if first.suffix == ".parquet" else table.schema
     contents[RUN_JSON] = json.dumps(published, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -55,30 +55,30 @@ def publish(
     """Make one commit of ``files`` (name → a path, or its content) to a data set, which is made where it does not exist;
     files that it has are not sent again. What an earlier push left and this one has no longer is removed. Raises StoreError
     where the repository holds something else (without ``overwrite``) or has changed meanwhile."""
-    with attributed(place := place_of(repo)):
+    with attributed(dataset := place_of(repo)):
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
         from huggingface_hub.errors import HfHubHTTPError
 
         hub = api()
         hub.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
         info = hub.repo_info(repo, repo_type="dataset", revision=revision, timeout=60)
-        there = set(hub.list_repo_files(repo, repo_type="dataset", revision=info.sha))
-        if RUN_JSON not in there and there - _THEIRS and not overwrite:
-            some = ", ".join(sorted(there - _THEIRS)[:3])
+        remote_files = set(hub.list_repo_files(repo, repo_type="dataset", revision=info.sha))
+        if RUN_JSON not in remote_files and remote_files - _THEIRS and not overwrite:
+            foreign = ", ".join(sorted(remote_files - _THEIRS)[:3])
             raise StoreError(
-                f"{place}: holds what gymdata did not push: {some}",
+                f"{dataset}: holds what gymdata did not push: {foreign}",
                 hint=f"give another name, or {option('overwrite', True)} to add to it",
             )
 
         def content(name: str) -> bytes:
-            body = client.read(place_of(f"{repo}@{info.sha}").below(name)) if name in there else None
+            body = client.read(place_of(f"{repo}@{info.sha}").below(name)) if name in remote_files else None
             return body[0] if body is not None else b""
 
         earlier = set[str]()
         if run_json := content(RUN_JSON):
-            named = parsed_facts(run_json, f"{place}/{RUN_JSON}").get("files") or []
-            earlier = {str(entry["path"]) for entry in named} | {n for n in there if n.startswith(f"{PREVIEW}/")}
-        commit = Commit(str(info.sha), bool(info.private), sorted((earlier & there) - set(files)))
+            named = parsed_facts(run_json, f"{dataset}/{RUN_JSON}").get("files") or []
+            earlier = {str(entry["path"]) for entry in named} | {n for n in remote_files if n.startswith(f"{PREVIEW}/")}
+        commit = Commit(str(info.sha), bool(info.private), sorted((earlier & remote_files) - set(files)))
         commit.card_kept = is_by_a_person(content(CARD).decode(errors="replace"))
         operations: list[CommitOperationAdd | CommitOperationDelete] = [
             CommitOperationAdd(name, file) for name, file in files.items() if not (commit.card_kept and name == CARD)
@@ -96,12 +96,12 @@ def publish(
         except RuntimeError as error:
             # What the client raises for a file, of whatever cause.
             why = error.__cause__ or error
-            raise OutsideError("object store", f"{place}: {why}", hint=_AGAIN, retryable=True) from error
+            raise OutsideError("object store", f"{dataset}: {why}", hint=_AGAIN, retryable=True) from error
         except HfHubHTTPError as error:
             if error.response.status_code not in (409, 412):
                 raise
             raise StoreError(
-                f"{place}: has changed since this push began", hint="run the same command again"
+                f"{dataset}: has changed since this push began", hint="run the same command again"
             ) from error
         commit.sha = str(committed.oid)
     return commit
@@ -116,16 +116,16 @@ def is_by_a_person(text: str) -> bool:
 def fetch(repo: str, revision: str | None, folder: Path) -> str:
     """Download a data set that was pushed into ``folder``, where files that are complete stay. Returns the commit. Raises
     RefusedError for one without a run.json."""
-    with attributed(place := place_of(repo)):
+    with attributed(dataset := place_of(repo)):
         from huggingface_hub import snapshot_download
 
         hub = api()
         info = hub.repo_info(repo, repo_type="dataset", revision=revision, timeout=60)
-        there = hub.list_repo_files(repo, repo_type="dataset", revision=info.sha)
-        if RUN_JSON not in there:
+        remote_files = hub.list_repo_files(repo, repo_type="dataset", revision=info.sha)
+        if RUN_JSON not in remote_files:
             raise RefusedError(
-                f"{place}: has no {RUN_JSON}, so gymdata did not push it",
-                hint=f"`gymdata import {place} -o RUN` reads data sets of known formats",
+                f"{dataset}: has no {RUN_JSON}, so gymdata did not push it",
+                hint=f"`gymdata import {dataset} -o RUN` reads data sets of known formats",
             )
         snapshot_download(
             repo, repo_type="dataset", revision=info.sha, local_dir=folder, endpoint=endpoint("hf"), max_workers=4

@@ -136,15 +136,15 @@ def status(
     if notify is None:
         return report
     webhook = address(notify, "--notify", "https://hooks.example.org/x")
-    seen, since = _progress(report), time.monotonic()
+    progress, since = _progress(report), time.monotonic()
     while any(run.is_running for run in report.runs):
         if time.monotonic() - since >= stalled_after:
             event = "stalled"
             break
         time.sleep(every)
         report = _status(path)
-        if (now := _progress(report)) != seen:
-            seen, since = now, time.monotonic()
+        if (now := _progress(report)) != progress:
+            progress, since = now, time.monotonic()
     _post(webhook, report, event)
     return report
 
@@ -175,9 +175,9 @@ def _status(path: str | Path) -> StatusReport:
     if not top.is_dir():
         raise DataError.missing_path(top, "a run folder or a folder of runs")
     if (top / RUN_JSON).is_file() or (top / _STATE).is_file():
-        own = _loop(top) if (top / _STATE).is_file() else _run(top, top / RUN_JSON)
-        runs = [replace(own, path=str(path))]
-        runs += [run for run in _below(top) if own.kind in ("finetune", "sweep") and run.is_running]
+        top_run = _loop(top) if (top / _STATE).is_file() else _run(top, top / RUN_JSON)
+        runs = [replace(top_run, path=str(path))]
+        runs += [run for run in _below(top) if top_run.kind in ("finetune", "sweep") and run.is_running]
     else:
         runs = [run for run in _below(top) if run.state != "complete"]
     return StatusReport(str(path), runs, shutil.disk_usage(top).free if mirrored(top) is None else None)
@@ -187,7 +187,7 @@ def _below(top: Path) -> list[RunStatus]:
     """Every run, loop and unfinished output below a folder."""
     loops, runs = dict[Path, RunStatus](), list[RunStatus]()
     for output in below(top):
-        folder = output.place if isinstance(output, Unfinished) else output.parent
+        folder = output.path if isinstance(output, Unfinished) else output.parent
         for above in folder.parents:
             if above != top and above.is_relative_to(top) and (above / _STATE).is_file() and above not in loops:
                 loops[above] = _loop(above)
@@ -199,8 +199,8 @@ def _below(top: Path) -> list[RunStatus]:
 
 def _of(output: Output) -> RunStatus:
     """What is known of any output."""
-    wanted = output.rows if output.state == "complete" else None
-    return RunStatus(output.path, output.kind, output.state, "rows", output.rows, wanted, changed=output.changed)
+    total = output.rows if output.state == "complete" else None
+    return RunStatus(output.path, output.kind, output.state, "rows", output.rows, total, changed=output.changed)
 
 
 def _run(top: Path, run_json: Path) -> RunStatus:
@@ -231,34 +231,34 @@ def _of_rollouts(shown: RunStatus, run: Path, facts: RunFacts) -> RunStatus:
     """A run of rollouts: how many there are, and the speed of the last ones."""
     extent, attempts = facts.get("extent") or {}, facts.get("attempts") or []
     tasks, per_task = extent.get("tasks"), extent.get("num_rollouts")
-    wanted = tasks * per_task if isinstance(tasks, int) and isinstance(per_task, int) else None
+    total = tasks * per_task if isinstance(tasks, int) and isinstance(per_task, int) else None
     table = read_table(run, ROLLOUTS, _COLUMNS)
     done, per_minute, tokens_per_s = table.num_rows, None, None
     outages, away_s = _outages(attempts[-1] if attempts else {}, is_running=shown.is_running)
     if done:
         ended = table["started_at"].cast(pa.int64()).to_numpy() / 1e6 + table["duration_s"].to_numpy()
-        began = [moment(one.get("started_at")) for one in attempts[-1:]]
+        began = [moment(attempt.get("started_at")) for attempt in attempts[-1:]]
         latest = float(ended.max())
         # The time between two attempts is no work, nor is that without a server.
-        since = max([latest - WINDOW_S, *(one.timestamp() for one in began if one is not None)])
+        since = max([latest - WINDOW_S, *(t.timestamp() for t in began if t is not None)])
         recent = ended >= since
         work = latest - since - sum(max(0.0, min(end, latest) - max(start, since)) for start, end in outages)
         if work > 0 and recent.any():
             per_minute = 60.0 * int(recent.sum()) / work
             tokens_per_s = float(table["n_generated_tokens"].to_numpy()[recent].sum()) / work
-    left = None if wanted is None or not per_minute else max(0, wanted - done) / per_minute * 60.0
+    left = None if total is None or not per_minute else max(0, total - done) / per_minute * 60.0
     endpoint = (attempts[-1].get("operation") or {}).get("endpoint") if attempts else None
     return replace(
         shown,
         unit="rollouts",
         done=done,
-        wanted=wanted,
+        wanted=total,
         per_minute=per_minute,
         tokens_per_s=tokens_per_s,
         eta_s=left if shown.is_running and away_s is None else None,
         away_s=away_s,
         # What an outage ended is made again, and counts as no attempt.
-        failures=dict(Counter(str(one.get("kind")) for one in read_failures(run) if one.get("counts", True))),
+        failures=dict(Counter(str(f.get("kind")) for f in read_failures(run) if f.get("counts", True))),
         servers=[] if endpoint is None else [endpoint] if isinstance(endpoint, str) else list(endpoint),
     )
 
@@ -286,23 +286,23 @@ def _of_training(shown: RunStatus, folder: Path, facts: RunFacts) -> RunStatus:
     # All settings are known once it has ended; until then those that its command named.
     settings = facts.get("settings") or (facts.get("config") or {}).get("trainer") or {}
     epochs, most = settings.get("num_train_epochs"), settings.get("max_steps")
-    wanted = facts.get("steps") if shown.state == "complete" else None
-    if wanted is None and isinstance(most, int) and most > 0:
-        wanted = most
-    elif wanted is None and epoch and isinstance(epochs, (int, float)):
-        wanted = round(step / epoch * epochs)
+    total = facts.get("steps") if shown.state == "complete" else None
+    if total is None and isinstance(most, int) and most > 0:
+        total = most
+    elif total is None and epoch and isinstance(epochs, (int, float)):
+        total = round(step / epoch * epochs)
     # Each process counts seconds from its own beginning: what it did is what came after the last row of the one before.
     seconds = [float(row.get("elapsed_s") or 0.0) for row in rows]
     resumed = max((n for n in range(1, len(rows)) if seconds[n] < seconds[n - 1]), default=0)
     before = int(rows[resumed - 1].get("step") or 0) if resumed else 0
     per_minute = 60.0 * (step - before) / seconds[-1] if seconds[-1] else None
-    left = None if wanted is None or not per_minute else max(0, wanted - step) / per_minute * 60.0
+    left = None if total is None or not per_minute else max(0, total - step) / per_minute * 60.0
     newest = {name: value for row in rows for name, value in row.items() if name in _FIGURES}
     return replace(
         shown,
         unit="steps",
         done=step,
-        wanted=wanted,
+        wanted=total,
         per_minute=per_minute,
         tokens_per_s=last.get("tokens_per_s"),
         eta_s=left if shown.is_running else None,
@@ -314,7 +314,7 @@ def _loop(folder: Path) -> RunStatus:
     """A finetuning run: its epochs, and the stage that runs."""
     state = json.loads((folder / _STATE).read_bytes())
     running = state.get("running") or {}
-    stages = [stage for one in state.get("epochs", {}).values() for stage in one.values()]
+    stages = [stage for epoch in state.get("epochs", {}).values() for stage in epoch.values()]
     is_running = is_held(folder)
     ended = state.get("status")
     return RunStatus(
