@@ -93,12 +93,13 @@ def _held_out(axis: Any, rows: Sequence[EpochRow], facts: Mapping[str, Any]) -> 
     start = facts.get("validation_before")
     validations = [(0, start)] if start else []
     validations += [(row["epoch"], row["validation"]) for row in rows if row.get("validation")]
-    points = [(x, v["rate"], v["ci95"]) for x, v in validations if v["rate"] is not None]
+    rated = [(x, validation) for x, validation in validations if validation["rate"] is not None]
+    points = [(x, validation["rate"], validation["ci95"]) for x, validation in rated]
     if not points:
         return
     xs, ys = [x for x, *_ in points], [y for _, y, _ in points]
     intervals = [[y - (b[0] if b else y) for _, y, b in points], [(b[1] if b else y) - y for _, y, b in points]]
-    n = validations[-1][1]["n"]
+    n = rated[-1][1]["n"]
     label = f"held-out rate, n = {n:,} (95 % interval)"
     look = {"color": _HELD_OUT, "marker": "s", "ms": 7, "lw": 1.6, "capsize": 4, "zorder": 4}
     axis.errorbar(xs, ys, yerr=intervals, label=label, **look)

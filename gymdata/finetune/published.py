@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gymdata.errors import UsageError
 from gymdata.finetune.settings import IGNORED_KEYS, KINDS, override
 from gymdata.settings import Settings
 
@@ -181,12 +182,20 @@ def _dpo_builder(document: Document, path: str, keys: Settings) -> Settings:
     return {**keys, "_type": "collect"}
 
 
+def _taken(keys: Settings, name: str, path: str) -> Settings:
+    """A mapping of a part, taken out of its keys; empty if it is missing. Raises UsageError for anything else."""
+    value = keys.pop(name, None) or {}
+    if not isinstance(value, dict):
+        raise UsageError.bad_value(f"{path}.{name}", value, "a mapping")
+    return value
+
+
 def _art_adapter(document: Document, path: str, keys: Settings) -> Settings:
     document.art = True
     backend = keys.pop("backend", None)
     for key in sorted(backend) if isinstance(backend, Mapping) else []:
         document.leave(f"{path}.backend.{key}")
-    training = keys.pop("training", None) or {}
+    training = _taken(keys, "training", path)
     settings = {setting: training[key] for key, setting in _ART.items() if key in training}
     for key in training:
         if key not in _ART:
@@ -196,10 +205,10 @@ def _art_adapter(document: Document, path: str, keys: Settings) -> Settings:
 
 
 def _customizer_adapter(document: Document, path: str, keys: Settings) -> Settings:
-    params = keys.pop("hyperparameters", None) or {}
+    params = _taken(keys, "hyperparameters", path)
     algorithm = params.get("training_type", "dpo")
     settings = {setting: params[key] for key, setting in _CUSTOMIZER.items() if key in params}
-    dpo = params.get("dpo") or {}
+    dpo = _taken(dict(params), "dpo", f"{path}.hyperparameters")
     if algorithm == "dpo" and dpo.get("ref_policy_kl_penalty") is not None:
         settings["beta"] = dpo["ref_policy_kl_penalty"]
     if params.get("finetuning_type") == "lora":

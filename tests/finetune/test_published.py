@@ -138,6 +138,17 @@ def test_everything_that_is_missing_is_listed_at_once(folder: Path, capsys: pyte
     assert len(faults) == 4
 
 
+@pytest.mark.parametrize(
+    ("file", "key"),
+    [("art.yml", "trainer_adapters.art_adapter.training"), ("customizer.yml", "trainer_adapters.customizer.hyperparameters"),
+     ("customizer.yml", "trainer_adapters.customizer.hyperparameters.dpo")],
+)  # fmt: skip
+def test_a_number_where_a_section_belongs_is_named(file: str, key: str, folder: Path) -> None:
+    """The error says which key is no mapping."""
+    with pytest.raises(UsageError, match=rf"{key}: got 5, expected a mapping"):
+        load(folder / file, [(key, 5)])
+
+
 def test_what_a_service_would_do_is_named_and_left_out(folder: Path) -> None:
     """What is carried over arrives in our settings; each other key has a line that says why it is not read."""
     notes: list[str] = []
