@@ -281,10 +281,10 @@ def test_a_stream_in_which_nothing_is_said_shows_that_it_lives() -> None:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    class Whole:
-        whole = unread = True
+    class Complete:
+        complete = unread = True
 
-    stream = Stream(frames(), Whole(), alive_s=0.0)  # type: ignore[arg-type]  # what the stream asks of an answer
+    stream = Stream(frames(), Complete(), alive_s=0.0)  # type: ignore[arg-type]  # what the stream asks of an answer
     asyncio.run(asyncio.wait_for(stream({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send), 30))
     said = [body for body in sent if body and not body.startswith(b":")]
     assert said == [b"data: 1\n\n", b"data: 2\n\n"]
