@@ -15,10 +15,10 @@ class Checks:
     user besides the registered ones."""
 
     def __init__(self, settings: CheckSettings, selection: Selection, own: Sequence[type[Check]] = ()) -> None:
-        every = [*(entry.object for entry in CHECKS), *own]
+        kinds = [*(entry.object for entry in CHECKS), *own]
         self.running = [
             check(settings)
-            for check in every
+            for check in kinds
             if any(selection.wants(code.code) or code.severity == "error" for code in check.codes)
         ]
 
@@ -29,12 +29,12 @@ class Checks:
 
     def find(self, e: Evidence) -> list[Violation]:
         """The violations of a batch, by row, then turn, then position."""
-        return sorted((violation for check in self.running for violation in check.find(e)), key=place)
+        return sorted((violation for check in self.running for violation in check.find(e)), key=sort_key)
 
     def append(self, other: Self) -> None:
         """Take over what others, which checked the rows that follow, kept for ``finish``."""
-        for check, theirs in zip(self.running, other.running, strict=True):
-            check.append(theirs)
+        for check, other_check in zip(self.running, other.running, strict=True):
+            check.append(other_check)
 
     def finish(self) -> list[Violation]:
         """The violations that need all rows."""
@@ -49,6 +49,6 @@ def check_batch(e: Evidence, *, vocab_size: int | None = None, reader: Reader | 
     return checks.find(e)
 
 
-def place(v: Violation) -> tuple[int, int, str, int]:
+def sort_key(v: Violation) -> tuple[int, int, str, int]:
     """By which the violations of a file are sorted."""
     return v.row, -1 if v.turn is None else v.turn, v.code, v.position or 0

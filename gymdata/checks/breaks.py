@@ -39,7 +39,7 @@ def relations(turns: Sequence[Turn], reader: Reader | None = None) -> list[Relat
     there is a break.
     """
     prompts = tokens.expand_prompts(turns, check_digests=False)
-    found = []
+    faults = []
     for index, kind in enumerate(tokens.kinds(turns, prompts)):
         # A turn without a prompt breaks nothing; that it has none is a fault of its own.
         if kind in ("first", "continues") or not len(prompts[index]):
@@ -49,17 +49,17 @@ def relations(turns: Sequence[Turn], reader: Reader | None = None) -> list[Relat
         above = np.concatenate((prompts[parent], turns[parent]["generation_token_ids"]))
         # An earlier turn whose prompt begins with this turn's prompt ++ generation: it was sampled after this one.
         generation = np.asarray(turn["generation_token_ids"], np.int32)
-        whole, earlier = np.concatenate((prompt, generation)), range(index if len(generation) else 0)
-        later = next((n for n in earlier if np.array_equal(prompts[n][: len(whole)], whole)), None)
+        full, earlier = np.concatenate((prompt, generation)), range(index if len(generation) else 0)
+        later = next((n for n in earlier if np.array_equal(prompts[n][: len(full)], full)), None)
         if shared < min(len(above), len(prompt)) and above[shared] == prompt[shared]:
-            wanted, got = (f"prefix_length {size}" for size in (common_prefix(above, prompt), shared))
-            found.append(Relation("T210", index, None, wanted, got, "not longest"))
+            expected, got = (f"prefix_length {size}" for size in (common_prefix(above, prompt), shared))
+            faults.append(Relation("T210", index, None, expected, got, "not longest"))
         elif later is not None:
-            found.append(Relation("T208", index, detail=f"turn {later} already holds this turn in its prompt"))
+            faults.append(Relation("T208", index, detail=f"turn {later} already holds this turn in its prompt"))
         elif kind == "break":
             reading = reader() if reader is not None else None
             cause = cause_of_break(above, prompt, shared, generations(turns, prompts, parent), reading)
-            found.append(
+            faults.append(
                 Relation(
                     cause.code,
                     index,
@@ -71,22 +71,22 @@ def relations(turns: Sequence[Turn], reader: Reader | None = None) -> list[Relat
                 )
             )
         else:
-            found.append(Relation("T211", index, detail=f"{kind} of turn {parent}"))
-    return found
+            faults.append(Relation("T211", index, detail=f"{kind} of turn {parent}"))
+    return faults
 
 
 def generations(turns: Sequence[Turn], prompts: Sequence[tokens.Ids], turn: int) -> list[tuple[int, int]]:
     """Where sampled tokens are in the prompt ++ generation of ``turn``: (start, end) in rising order."""
-    found = []
+    spans = []
     shared = len(prompts[turn]) + len(turns[turn]["generation_token_ids"])
     while turn >= 0:
         start = len(prompts[turn])
         end = min(start + len(turns[turn]["generation_token_ids"]), shared)
         if start < end:
-            found.append((start, end))
+            spans.append((start, end))
         shared = min(shared, int(turns[turn]["prefix_length"]))
         turn = int(turns[turn]["parent"])
-    return found[::-1]
+    return spans[::-1]
 
 
 def window(ids: tokens.Ids, position: int, width: int = 8) -> str:
@@ -155,10 +155,10 @@ def cause_of_break(
     spans = differing_spans(before, prompt, position)
     if reading is not None and spans[-1].end == len(before) and spans[-1].new_end == len(prompt):
         # The earlier text ends without an end token; the new text in its place ends with its message.
-        *others, last = spans
-        places = range(last.new_start, last.new_end)
-        border = next((at for at in places if reading.is_border(int(prompt[at]))), last.new_end)
-        spans = [*others, replace(last, new_end=border)]
+        *earlier_spans, last = spans
+        positions = range(last.new_start, last.new_end)
+        border = next((i for i in positions if reading.is_border(int(prompt[i]))), last.new_end)
+        spans = [*earlier_spans, replace(last, new_end=border)]
     case = _Case(before, prompt, spans, generations, reading)
     holds = case.predicates()
     code = holds[0] if holds else "T200"
@@ -188,17 +188,17 @@ class _Case:
         """The predicates that hold, in order. Equal text is not re-templated, and a dropped front is not a rewrite."""
         if self.reading is None:
             return ("T204",) if self.dropped_front() else ()
-        found = []
+        codes = []
         if self.same_text():
-            found.append("T201")
+            codes.append("T201")
         turn = self.turn()
-        if not found and turn is not None and self.same_when_parsed(turn):
-            found.append("T202")
+        if not codes and turn is not None and self.same_when_parsed(turn):
+            codes.append("T202")
         if self.dropped_front():
-            found.append("T204")
-        elif self.rewritten(turn) and "T201" not in found:
-            found.append("T203")
-        return tuple(found)
+            codes.append("T204")
+        elif self.rewritten(turn) and "T201" not in codes:
+            codes.append("T203")
+        return tuple(codes)
 
     def text(self, ids: Ids) -> str:
         assert self.reading is not None
@@ -210,9 +210,9 @@ class _Case:
         left = self.before[max(0, s.start - around) : s.start]
         after = self.before[s.end : s.end + around]
         right = after[: common_prefix(after, self.prompt[s.new_end : s.new_end + around])]
-        one = np.concatenate((left, self.before[s.start : s.end], right))
-        other = np.concatenate((left, self.prompt[s.new_start : s.new_end], right))
-        return self.text(one) == self.text(other)
+        removed_text = np.concatenate((left, self.before[s.start : s.end], right))
+        new_text = np.concatenate((left, self.prompt[s.new_start : s.new_end], right))
+        return self.text(removed_text) == self.text(new_text)
 
     def turn(self) -> tuple[int, int] | None:
         """The assistant turn of ``before`` that holds the whole first span, if there is one that does on both sides."""
@@ -241,16 +241,16 @@ class _Case:
         """T202: the turn as a whole, or with only this span replaced, means the same."""
         start, end = turn
         s = self.span
-        mine = self.text(self.before[start:end])
+        before_text = self.text(self.before[start:end])
         new = self.prompt[s.new_start : s.new_end]
         alone = np.concatenate((self.before[start : s.start], new, self.before[s.end : end]))
-        if same_turn(mine, self.text(alone)):
+        if same_turn(before_text, self.text(alone)):
             return True
         inside = [other for other in self.spans if other.start < end]
         last = inside[-1]
         if len(inside) == 1 or last.end > end:
             return False
-        return same_turn(mine, self.text(self.prompt[start : last.new_end + end - last.end]))
+        return same_turn(before_text, self.text(self.prompt[start : last.new_end + end - last.end]))
 
     def dropped_front(self) -> bool:
         """T204: nothing but a removal, that can be read as starting at 0 or right after the system message."""
@@ -263,8 +263,8 @@ class _Case:
             if self.reading is None or (s.start - start > 64 and not self._is_border(start)):
                 continue
             if marks.opens_message(self.text(self.before[start : start + 8])):
-                others = set(marks.roles(self.text(self.before[:start]))) - {"system"}
-                if not others:
+                other_roles = set(marks.roles(self.text(self.before[:start]))) - {"system"}
+                if not other_roles:
                     return True
         return False
 
@@ -296,7 +296,7 @@ class _Case:
         low = max(0, s.start - _AROUND)
         if not marks.opens_reasoning(self.text(self.before[low : s.start])):
             return False
-        came, was = (ids[at : at + _AROUND] for ids, at in ((self.prompt, s.new_start), (self.before, s.start)))
+        came, was = (ids[i : i + _AROUND] for ids, i in ((self.prompt, s.new_start), (self.before, s.start)))
         return marks.closes_reasoning(self.text(came)) and not marks.closes_reasoning(self.text(was))
 
     def cut_off(self) -> bool:
@@ -315,8 +315,8 @@ class _Case:
         s = self.span
         return any(start <= s.start and s.end <= end and s.start < end for start, end in self.generations)
 
-    def _is_border(self, at: int) -> bool:
-        return self.reading is not None and self.reading.is_border(int(self.before[at]))
+    def _is_border(self, position: int) -> bool:
+        return self.reading is not None and self.reading.is_border(int(self.before[position]))
 
     def _has_border(self, ids: Ids) -> bool:
         assert self.reading is not None
@@ -372,16 +372,16 @@ class Span:
 def differing_spans(before: Ids, prompt: Ids, position: int) -> list[Span]:
     """Every differing span of ``prompt`` against ``before``, equal up to ``position``; tokens that follow after the end
     of ``before`` are new and no difference."""
-    found: list[Span] = []
+    spans: list[Span] = []
     a = b = position
     while a < len(before):
-        near = bool(found)
-        end, new_end = resync(before[a:], prompt[b:], near=near) if len(found) < MOST_SPANS else (len(before) - a, -1)
+        near = bool(spans)
+        end, new_end = resync(before[a:], prompt[b:], near=near) if len(spans) < MOST_SPANS else (len(before) - a, -1)
         end, new_end = a + end, len(prompt) if new_end < 0 else b + new_end
-        found.append(Span(a, end, b, new_end))
+        spans.append(Span(a, end, b, new_end))
         same = common_prefix(before[end:], prompt[new_end:])
         a, b = end + same, new_end + same
-    return found
+    return spans
 
 
 def resync(before: Ids, prompt: Ids, *, near: bool = False) -> tuple[int, int]:
@@ -392,50 +392,50 @@ def resync(before: Ids, prompt: Ids, *, near: bool = False) -> tuple[int, int]:
     than 8 are enough. ``near``: search nearby first.
     """
     if near and min(len(before), len(prompt)) > _NEAR:
-        found = _by_windows(before[:_NEAR], prompt[:_NEAR])
-        if found is not None:
-            return found
-    if (found := _by_windows(before, prompt)) is not None:
-        return found
+        agreement = _by_windows(before[:_NEAR], prompt[:_NEAR])
+        if agreement is not None:
+            return agreement
+    if (agreement := _by_windows(before, prompt)) is not None:
+        return agreement
     data = np.ascontiguousarray(prompt).tobytes()
     for length in range(min(WINDOW - 1, len(before)), 0, -1):
         tail = np.ascontiguousarray(before[len(before) - length :]).tobytes()
-        at = data.find(tail)
-        while at >= 0 and at % 4:
-            at = data.find(tail, at + 1)
-        if at >= 0:
-            return len(before) - length, at // 4
+        offset = data.find(tail)
+        while offset >= 0 and offset % 4:
+            offset = data.find(tail, offset + 1)
+        if offset >= 0:
+            return len(before) - length, offset // 4
     return len(before), -1
 
 
 def _by_windows(before: Ids, prompt: Ids) -> tuple[int, int] | None:
-    found = _longest(before, prompt)
-    while found is not None:
-        a, b, _ = found
+    stretch = _longest(before, prompt)
+    while stretch is not None:
+        a, b, _ = stretch
         earlier = _longest(before[:a], prompt[:b])
         if earlier is None or _CHANCE * earlier[2] < earlier[0] + earlier[1]:
             return a, b
-        found = earlier
+        stretch = earlier
     return None
 
 
 def _longest(before: Ids, prompt: Ids) -> tuple[int, int, int] | None:
     """The longest stretch of at least 8 tokens that both hold: where it begins in each, and its length."""
-    mine, theirs = _hashes(before), _hashes(prompt)
-    if not len(mine) or not len(theirs):
+    own_hashes, prompt_hashes = _hashes(before), _hashes(prompt)
+    if not len(own_hashes) or not len(prompt_hashes):
         return None
-    known, first = np.unique(mine, return_index=True)
-    at = np.minimum(np.searchsorted(known, theirs), len(known) - 1)
-    there = np.flatnonzero(known[at] == theirs)
-    if not len(there):
+    distinct, first = np.unique(own_hashes, return_index=True)
+    indices = np.minimum(np.searchsorted(distinct, prompt_hashes), len(distinct) - 1)
+    shared = np.flatnonzero(distinct[indices] == prompt_hashes)
+    if not len(shared):
         return None
-    a = first[at[there]]
+    a = first[indices[shared]]
     # Pieces in which both sides step by one; a repeated window cuts them, so the longest are looked at in full.
-    starts = np.concatenate(([0], np.flatnonzero((np.diff(there) != 1) | (np.diff(a) != 1)) + 1))
-    sizes = np.diff(np.concatenate((starts, [len(there)])))
+    starts = np.concatenate(([0], np.flatnonzero((np.diff(shared) != 1) | (np.diff(a) != 1)) + 1))
+    sizes = np.diff(np.concatenate((starts, [len(shared)])))
     best: tuple[int, int, int] | None = None
     for piece in starts[np.argsort(-sizes, kind="stable")[:_MOST_CANDIDATES]].tolist():
-        x, y = int(a[piece]), int(there[piece])
+        x, y = int(a[piece]), int(shared[piece])
         back = common_prefix(before[:x][::-1], prompt[:y][::-1])
         x, y = x - back, y - back
         size = common_prefix(before[x:], prompt[y:])

@@ -36,27 +36,27 @@ _MOST_TRIED = {"json": 10_000, "xml": 200, "keyed": 200, "python": 200}
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
-def same_turn(one: str, other: str) -> bool:
+def same_turn(text: str, other: str) -> bool:
     """Whether two renderings of an assistant turn are equal after reading calls and collapsing white space."""
-    return one == other or normal(one) == normal(other)
+    return text == other or normal(text) == normal(other)
 
 
 def normal(text: str) -> str:
     """``text`` with JSON values and tool calls normalised, and white space collapsed."""
-    parts, at = [], 0
+    parts, position = [], 0
     left = dict(_MOST_TRIED)
     for match in _START.finditer(text):
         kind = str(match.lastgroup)
-        if match.start() < at or not left[kind]:
+        if match.start() < position or not left[kind]:
             continue
-        found = _READ[kind](text, match)
-        if found is None:
+        call = _READ[kind](text, match)
+        if call is None:
             left[kind] -= 1
             continue
-        value, end = found
-        parts += [_collapsed(text[at : match.start()]), json.dumps(value, sort_keys=True)]
-        at = end
-    return "\0".join([*parts, _collapsed(text[at:])])
+        value, end = call
+        parts += [_collapsed(text[position : match.start()]), json.dumps(value, sort_keys=True)]
+        position = end
+    return "\0".join([*parts, _collapsed(text[position:])])
 
 
 def _json_value(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
@@ -69,20 +69,20 @@ def _json_value(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
 
 def _xml_call(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
     """``<function=f><parameter=a>1</parameter></function>`` and its kin."""
-    at, pattern = match.end(), _PARAMETER if match["xml"] is not None else _KEYED
+    position, pattern = match.end(), _PARAMETER if match["xml"] is not None else _KEYED
     arguments: dict[str, object] = {}
-    while (found := pattern.match(text, at)) is not None:
+    while (argument := pattern.match(text, position)) is not None:
         # JSON or a Python constant where it is one, else its text.
-        text_value = found["value"].strip()
+        text_value = argument["value"].strip()
         value: Any = {"True": True, "False": False, "None": None}.get(text_value, _collapsed(text_value))
-        if pattern is _PARAMETER and found["text"] == "true":
+        if pattern is _PARAMETER and argument["text"] == "true":
             value = text_value
         else:
             with contextlib.suppress(ValueError, RecursionError):
                 value = _plain(json.loads(text_value))
-        arguments[found["name"].strip()] = value
-        at = found.end()
-    end = _END.match(text, at)
+        arguments[argument["name"].strip()] = value
+        position = argument.end()
+    end = _END.match(text, position)
     name = match["xml"] or match["keyed"]
     return ({"name": name, "arguments": arguments}, end.end()) if end is not None else None
 
@@ -115,11 +115,11 @@ _READ: dict[str, Callable[[str, re.Match[str]], tuple[Any, int] | None]] = {
 def _closing(text: str, start: int) -> int | None:
     """Where the parenthesis that was opened before ``start`` closes, outside of strings."""
     depth, quote = 1, ""
-    at, limit = start, min(len(text), start + _LONGEST_CALL)
-    while at < limit:
-        c = text[at]
+    position, limit = start, min(len(text), start + _LONGEST_CALL)
+    while position < limit:
+        c = text[position]
         if quote:
-            at += c == "\\"
+            position += c == "\\"
             quote = "" if c == quote else quote
         elif c in "\"'":
             quote = c
@@ -128,8 +128,8 @@ def _closing(text: str, start: int) -> int | None:
         elif c in ")]}":
             depth -= 1
             if depth == 0:
-                return at if c == ")" else None
-        at += 1
+                return position if c == ")" else None
+        position += 1
     return None
 
 
@@ -216,12 +216,12 @@ def is_border(token: str) -> bool:
 
 def roles(text: str) -> list[str]:
     """The roles of the messages that ``text`` opens, in order; ``system`` for developers, ``assistant`` for models."""
-    found = []
+    names = []
     for match in OPENING.finditer(text):
         name = next(value for value in match.groups() if value).lower()
         name = _BRACKETS.get(name, name)
-        found.append("assistant" if name in _OF_ASSISTANT else "system" if name in _OF_SYSTEM else name)
-    return found
+        names.append("assistant" if name in _OF_ASSISTANT else "system" if name in _OF_SYSTEM else name)
+    return names
 
 
 def opens_message(text: str) -> bool:

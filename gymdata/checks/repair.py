@@ -38,13 +38,13 @@ class Cost:
 
     def count(self, sizes: Sequence[int], parts: Sequence[Sequence[int]]) -> None:
         """One rollout with ``sizes`` generated tokens per turn, of which ``parts`` are kept."""
-        kept = {turn for part in parts for turn in part}
+        kept_turns = {turn for part in parts for turn in part}
         self.rollouts_after += len(parts)
         self.rollouts_removed += not parts
         self.rollouts_split += len(parts) > 1
-        self.rollouts_shortened += bool(parts) and len(kept) < len(sizes)
-        self.turns_lost += len(sizes) - len(kept)
-        self.generated_tokens_lost += sum(n for turn, n in enumerate(sizes) if turn not in kept)
+        self.rollouts_shortened += bool(parts) and len(kept_turns) < len(sizes)
+        self.turns_lost += len(sizes) - len(kept_turns)
+        self.generated_tokens_lost += sum(n for turn, n in enumerate(sizes) if turn not in kept_turns)
 
 
 @dataclass(slots=True, repr=False)
@@ -137,21 +137,21 @@ def parts_of(row: RolloutRow, keep: Sequence[Sequence[int]]) -> list[RolloutRow]
         encoder = tokens.TurnEncoder()
         for turn in part:
             encoder.add(tokens.call_of(row["turns"][turn], prompts[turn]))
-        whole = len(part) == len(row["turns"])
+        complete = len(part) == len(row["turns"])
         cut = part[-1] < len(row["turns"]) - 1
-        made = {
+        repaired = {
             **row,
             **encoder.columns(),
             # The row's are of all its turns; they are computed where a row has none.
             "prompt_hash": None,
             "generation_hash": None,
-            "messages": row["messages"] if whole else part_messages(row["messages"], part, cut),
+            "messages": row["messages"] if complete else part_messages(row["messages"], part, cut),
             "status": "truncated" if cut else row["status"],
             "stop_reason": "fixed" if cut else row["stop_reason"],
         }
         if len(keep) > 1:
-            made["rollout_id"] = f"{row['rollout_id']}-part{index + 1}"
-        result.append(made)
+            repaired["rollout_id"] = f"{row['rollout_id']}-part{index + 1}"
+        result.append(repaired)
     return result
 
 
@@ -159,5 +159,5 @@ def part_messages(messages: Sequence[Message], part: Sequence[int], cut: bool) -
     """The conversation up to what the part's last turn wrote, turns renumbered; to its end when nothing was cut."""
     number = {turn: index for index, turn in enumerate(part)}
     last = max((i for i, m in enumerate(messages) if m.get("turn") == part[-1]), default=len(messages) - 1)
-    kept = messages[: last + 1] if cut else messages
-    return [{**m, "turn": number.get(m["turn"]) if m.get("turn") is not None else None} for m in kept]
+    selected = messages[: last + 1] if cut else messages
+    return [{**m, "turn": number.get(m["turn"]) if m.get("turn") is not None else None} for m in selected]

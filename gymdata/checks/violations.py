@@ -59,8 +59,8 @@ class _Codes(Mapping[str, Code]):
 
     def add(self, code: Code) -> None:
         """A code of a user's own check. Raises UsageError for one that another check has."""
-        if (there := self._all.setdefault(code.code, code)) != code:
-            raise UsageError(f"{option('check')}: the code {code.code} is taken: {there.name}")
+        if (registered := self._all.setdefault(code.code, code)) != code:
+            raise UsageError(f"{option('check')}: the code {code.code} is taken: {registered.name}")
 
     def __getitem__(self, name: str) -> Code:
         return self._all[name]
@@ -95,10 +95,10 @@ def expand_prefixes(prefixes: Iterable[str], flag: str) -> frozenset[str]:
     chosen: set[str] = set()
     for raw in [prefixes] if isinstance(prefixes, str) else prefixes:
         for prefix in raw.replace(",", " ").split():
-            found = [code for code in CODES if code.startswith(prefix.upper())]
-            if not found:
+            matching = [code for code in CODES if code.startswith(prefix.upper())]
+            if not matching:
                 raise UsageError.unknown_choice(flag, prefix, CODES)
-            chosen.update(found)
+            chosen.update(matching)
     return frozenset(chosen)
 
 
@@ -106,7 +106,7 @@ def explain(code: str) -> Code:
     """The explanation of a code. Raises UsageError for an unknown code, naming similar ones."""
     entry = CODES.get(code.upper())
     if entry is None:
-        family = [f"{known} {one.name}" for known, one in CODES.items() if code and known.startswith(code.upper())]
+        family = [f"{name} {other.name}" for name, other in CODES.items() if code and name.startswith(code.upper())]
         if family:
             raise UsageError.bad_value(option("explain"), code, f"one code; these begin so: {', '.join(family)}")
         raise UsageError.unknown_choice(option("explain"), code, CODES)
@@ -230,9 +230,9 @@ def _cut(text: str, width: int, keep: str) -> str:
     return line[:width] + "…" if keep == "start" else "…" + line[-width:]
 
 
-def rows_with_errors(found: Iterable[Violation]) -> set[tuple[str | None, int]]:
+def rows_with_errors(violations: Iterable[Violation]) -> set[tuple[str | None, int]]:
     """(file, row) of every row with an error."""
-    return {(v.file, v.row) for v in found if (v.severity or CODES[v.code].severity) == "error"}
+    return {(v.file, v.row) for v in violations if (v.severity or CODES[v.code].severity) == "error"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,16 +252,16 @@ class Selection:
     def wants(self, code: str) -> bool:
         return code in self.select and code not in self.ignore
 
-    def apply(self, found: Iterable[Violation]) -> list[Violation]:
+    def apply(self, violations: Iterable[Violation]) -> list[Violation]:
         """The violations in ``found`` that count, each with its severity filled in."""
-        kept = []
-        for violation in found:
+        selected = []
+        for violation in violations:
             if self.wants(violation.code):
                 severity = violation.severity or CODES[violation.code].severity
                 if self.strict and severity == "warning":
                     severity = "error"
-                kept.append(violation if violation.severity == severity else violation._replace(severity=severity))
-        return kept
+                selected.append(violation if violation.severity == severity else violation._replace(severity=severity))
+        return selected
 
 
 @dataclass(slots=True, repr=False)
@@ -313,8 +313,8 @@ class ValidationReport(Report):
 
     def rows(self) -> list[Row]:
         """How many rollouts can be trained; the meaning and the count of each code that was found."""
-        found = [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
-        return [("trainable", f"{self.trainable:,} of {self.rollouts:,} rollouts"), *found]
+        counts = [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
+        return [("trainable", f"{self.trainable:,} of {self.rollouts:,} rollouts"), *counts]
 
     def to_dict(self) -> Figures:
         """The object that ``--json`` prints. Complete, never capped."""
@@ -338,6 +338,7 @@ class ValidationReport(Report):
         from gymdata.rollouts.schema import VIOLATIONS
 
         rows: list[Mapping[str, Any]] = [
-            {k: v for k, v in one.as_dict().items() if k not in ("file", "evidence")} for one in self.violations
+            {k: v for k, v in violation.as_dict().items() if k not in ("file", "evidence")}
+            for violation in self.violations
         ]
         return pa.Table.from_pylist(rows, schema=VIOLATIONS.arrow)

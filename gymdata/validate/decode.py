@@ -39,8 +39,8 @@ def decoded_faults(sources: Iterable[Source], reading: Reading, every: int = 1) 
                     extra = batch["extra"][k].as_py()
                     # Turns whose generation `gymdata scan --redact` ended early.
                     cut = (json.loads(extra).get("redacted") or {}).get("turns") or () if '"redacted"' in extra else ()
-                    kept = [message for message in of_rollout or () if message["turn"] not in cut]
-                    for v in _rollout(kept, generations.slice(first, last - first), reading):
+                    uncut = [message for message in of_rollout or () if message["turn"] not in cut]
+                    for v in _rollout(uncut, generations.slice(first, last - first), reading):
                         yield v._replace(row=row + k, rollout_id=batch["rollout_id"][k].as_py(), file=str(source.path))
                 row += len(batch)
         except DataError:
@@ -56,13 +56,13 @@ def _rollout(messages: Iterable[Message], generations: Any, reading: Reading) ->
         ids: list[int] = np.asarray(generations[turn].values if generations[turn].is_valid else [], np.int64).tolist()
         text = reading.decode(ids)
         words = squeezed(text)
-        texts = [(what, message[what]) for what in ("content", "reasoning") if message[what]]
+        texts = [(field, message[field]) for field in ("content", "reasoning") if message[field]]
         with contextlib.suppress(ValueError, KeyError, TypeError):
             for call in json.loads(message["tool_calls"] or "[]"):
                 texts.append(("tool call", str(call["function"]["name"])))  # noqa: PERF401 - those before an invalid one
-        for what, message_text in texts:
+        for field, message_text in texts:
             if squeezed(message_text) not in words and not _without_special(message_text, ids, words, reading):
-                yield Violation("T207", 0, turn=turn, expected=message_text[:80], got=text[:80], detail=what)
+                yield Violation("T207", 0, turn=turn, expected=message_text[:80], got=text[:80], detail=field)
 
 
 def _without_special(message_text: str, ids: list[int], words: str, reading: Reading) -> bool:

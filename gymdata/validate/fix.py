@@ -40,8 +40,8 @@ def fixed_rollouts(
         if v.severity == "error":
             faults[v.file or ""][v.row].append(v)
     for source in sources:
-        mine = faults.get(str(source.path), {})
-        unreadable = {row for row, found in mine.items() if any(v.code.startswith("S") for v in found)}
+        faulty_rows = faults.get(str(source.path), {})
+        unreadable = {row for row, violations in faulty_rows.items() if any(v.code.startswith("S") for v in violations)}
         account.rows_unreadable += len(unreadable)
         row = 0
         for batch in _readable(source, unreadable):
@@ -51,19 +51,19 @@ def fixed_rollouts(
                     rows.append(row)
                 row += 1
             account.rollouts_in += len(batch)
-            faulty = [i for i, row in enumerate(rows) if row in mine]
+            faulty = [i for i, row in enumerate(rows) if row in faulty_rows]
             start = 0
             for i in faulty:
                 if i > start:
                     account.rollouts_out += i - start
                     yield batch.slice(start, i - start)
                 start = i + 1
-                made = _rollout(batch.slice(i, 1), mine[rows[i]], choice, account)
-                if made:
-                    account.rollouts_out += len(made)
+                repaired = _rollout(batch.slice(i, 1), faulty_rows[rows[i]], choice, account)
+                if repaired:
+                    account.rollouts_out += len(repaired)
                     # Through JSON, which is what builds a batch from rows.
-                    lines = [decode(encode(row)) for row in made]
-                    yield build(lines, ROLLOUTS, ROLLOUTS.schema.names, "repaired rollouts", list(range(len(made))))
+                    lines = [decode(encode(row)) for row in repaired]
+                    yield build(lines, ROLLOUTS, ROLLOUTS.schema.names, "repaired rollouts", list(range(len(repaired))))
             if start < len(batch):
                 account.rollouts_out += len(batch) - start
                 yield batch.slice(start)
@@ -86,12 +86,12 @@ def _readable(source: Source, unreadable: set[int]) -> Iterator[pa.RecordBatch]:
 
 
 def _rollout(
-    one: pa.RecordBatch, faults: list[Violation], choice: repair.Choice, account: repair.FixReport
+    batch: pa.RecordBatch, faults: list[Violation], choice: repair.Choice, account: repair.FixReport
 ) -> list[RolloutRow]:
     account.rollouts_with_errors += 1
     for code, n in Counter(v.code for v in faults).items():
         account.by_code[code] = account.by_code.get(code, 0) + n
-    evidence = from_arrow(one, 0)
+    evidence = from_arrow(batch, 0)
     turns = evidence.turns.structs(0)
     sizes = [len(t["generation_token_ids"]) for t in turns]
     expandable = all(v.code not in ("T209", "T210", "T205") for v in faults)
@@ -101,12 +101,12 @@ def _rollout(
         account.costs[name].count(sizes, keep)
     if not plans[choice]:
         return []
-    (row,) = to_rows(one)
+    (row,) = to_rows(batch)
     extra = json.loads(row["extra"] or "{}")
     extra["fixed"] = {"choice": choice, "rollout_id": row["rollout_id"], "codes": sorted({v.code for v in faults})}
     rebuilt, rows = extra.get("prompts_rebuilt"), []
-    for made, part in zip(repair.parts_of(row, plans[choice]), plans[choice], strict=True):
+    for repaired, part in zip(repair.parts_of(row, plans[choice]), plans[choice], strict=True):
         if rebuilt is not None:
             extra["prompts_rebuilt"] = [n for n, turn in enumerate(part) if turn in rebuilt]
-        rows.append({**made, "extra": json.dumps(extra)})
+        rows.append({**repaired, "extra": json.dumps(extra)})
     return rows

@@ -26,23 +26,23 @@ def validate_pairs(
     """The report over pairs; ``rollouts`` counts pairs, ``tokens`` their prompt, chosen and rejected ids."""
     report = ValidationReport()
     checks = PairChecks(vocab_size)
-    found: list[Violation] = []
+    violations: list[Violation] = []
     with_ids: list[tuple[str, int]] = []
     for source in sources:
         file = str(source.path)
         row = 0
         try:
             for batch in scan_batches(source.path, PAIRS, batch_size=_BATCH_ROWS):
-                found += (v._replace(file=file) for v in checks.batch(batch, row, file))
+                violations += (v._replace(file=file) for v in checks.batch(batch, row, file))
                 lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", "chosen", "rejected")]
-                has_ids = np.stack([one.lengths for one in lists]).all(axis=0)
-                with_ids += ((file, row + int(at)) for at in np.flatnonzero(has_ids))
+                has_ids = np.stack([ids.lengths for ids in lists]).all(axis=0)
+                with_ids += ((file, row + int(index)) for index in np.flatnonzero(has_ids))
                 row += len(batch)
-                report.tokens += sum(len(one.values) for one in lists)
+                report.tokens += sum(len(ids.values) for ids in lists)
         except DataError as error:
-            found.append(Violation(error.code or "S101", row, detail=error.message, file=file))
+            violations.append(Violation(error.code or "S101", row, detail=error.message, file=file))
         report.rollouts += row
-    bad = rows_with_errors(found)
-    report.trainable = sum(place not in bad for place in with_ids)
-    report.violations = selection.apply(found)
+    bad = rows_with_errors(violations)
+    report.trainable = sum(pair not in bad for pair in with_ids)
+    report.violations = selection.apply(violations)
     return report

@@ -44,7 +44,7 @@ _CHECKED_BYTES = 8 << 20
 def columns_read(file: pq.ParquetFile, texts: bool = True) -> list[str]:
     """The Parquet leaf paths that validation reads of ``file``: for benchmarks, what another tool has to read as well.
     ``texts``: with those of messages, which only checks of behavior need."""
-    wanted = []
+    paths = []
     for i in range(len(file.schema)):
         path = file.schema.column(i).path.split(".")
         if not texts and path[0] == "messages" and path[-1] in _TEXTS:
@@ -52,8 +52,8 @@ def columns_read(file: pq.ParquetFile, texts: bool = True) -> list[str]:
         if (len(path) == 1 and path[0] in (*_SCALARS, *_WHERE_THERE)) or (
             len(path) > 3 and path[3] in _NESTED.get(path[0], ())
         ):
-            wanted.append(".".join(path))
-    return wanted
+            paths.append(".".join(path))
+    return paths
 
 
 def scan(path: Path, texts: bool = True) -> Iterator[Evidence | Violation]:
@@ -74,7 +74,7 @@ def scan(path: Path, texts: bool = True) -> Iterator[Evidence | Violation]:
             read = _read_ahead(file, path, columns_read(file, texts))
             # In slices, so that what is computed of one is small compared to a row group.
             steps = ((batch, max(1, len(batch) * _CHECKED_BYTES // max(batch.nbytes, 1))) for batch in read)
-            for batch in (whole.slice(start, step) for whole, step in steps for start in range(0, len(whole), step)):
+            for batch in (group.slice(start, step) for group, step in steps for start in range(0, len(group), step)):
                 try:
                     yield from _evidence(_typed(batch), row)
                 except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
@@ -91,34 +91,34 @@ def _file_problems(file: pq.ParquetFile) -> tuple[list[Violation], bool]:
         return [Violation(error.code or "S102", 0, detail=error.message)], False
     names = file.schema_arrow.names
     missing = [c for c in schema.ROLLOUTS.required() if c not in names]
-    found = [Violation("S103", 0, expected=c, detail=f"column {c!r} is missing") for c in missing]
+    lacks = [Violation("S103", 0, expected=c, detail=f"column {c!r} is missing") for c in missing]
     if "turns" not in names:
-        return found, False
+        return lacks, False
     kind = file.schema_arrow.field("turns").type
     if not ((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type)):
-        return [*found, Violation("S102", 0, expected="list<struct>", got=str(kind), detail="column 'turns'")], False
+        return [*lacks, Violation("S102", 0, expected="list<struct>", got=str(kind), detail="column 'turns'")], False
     inner = {f.name for f in kind.value_type}
     lost = sorted(_REQUIRED_TURN - inner)
-    found += [Violation("S103", 0, expected=c, detail=f"field {c!r} of turns is missing") for c in lost]
-    return found, not lost
+    lacks += [Violation("S103", 0, expected=c, detail=f"field {c!r} of turns is missing") for c in lost]
+    return lacks, not lost
 
 
 def _evidence(batch: pa.RecordBatch, first_row: int) -> Iterator[Evidence | Violation]:
     """The rows of ``batch`` that can be checked, and an S102 for each that has a null where a check needs a value."""
     bad: dict[int, Violation] = {}
-    for at, turn, name, position in _nulls(batch):
-        if at not in bad:
-            found = batch.column("rollout_id")[at].as_py() if "rollout_id" in batch.schema.names else None
-            bad[at] = Violation(
-                "S102", first_row + at, found, turn, position, expected="a value", got="null", detail=name
+    for index, turn, name, position in _nulls(batch):
+        if index not in bad:
+            rollout_id = batch.column("rollout_id")[index].as_py() if "rollout_id" in batch.schema.names else None
+            bad[index] = Violation(
+                "S102", first_row + index, rollout_id, turn, position, expected="a value", got="null", detail=name
             )
     if not bad:
         yield from_arrow(batch, first_row)
         return
-    yield from (bad[at] for at in sorted(bad))
-    kept = np.setdiff1d(np.arange(len(batch)), np.fromiter(bad, np.int64, len(bad)))
-    evidence = from_arrow(batch.take(pa.array(kept)), first_row)
-    evidence.rows = first_row + kept
+    yield from (bad[index] for index in sorted(bad))
+    sound = np.setdiff1d(np.arange(len(batch)), np.fromiter(bad, np.int64, len(bad)))
+    evidence = from_arrow(batch.take(pa.array(sound)), first_row)
+    evidence.rows = first_row + sound
     yield evidence
 
 
@@ -128,8 +128,8 @@ def _nulls(batch: pa.RecordBatch) -> Iterator[tuple[int, int | None, str, int | 
     A whole list that is null is left to T205 and L301, and a null log-probability to L302.
     """
     if "rollout_id" in batch.schema.names:
-        for at in np.flatnonzero(batch.column("rollout_id").is_null()):
-            yield int(at), None, "rollout_id", None
+        for index in np.flatnonzero(batch.column("rollout_id").is_null()):
+            yield int(index), None, "rollout_id", None
     offsets, struct = list_parts(batch.column("turns"))
     turns = Ragged(np.arange(len(struct)), offsets)
 
@@ -160,8 +160,8 @@ def _read_ahead(file: pq.ParquetFile, path: Path, columns: list[str]) -> Iterato
 
     def read(index: int) -> pa.Table:
         # One ParquetFile is not for two threads; opening with known metadata costs nothing.
-        with parquet_file(path, metadata=metadata) as own:
-            return own.read_row_group(index, columns=columns, use_threads=False)
+        with parquet_file(path, metadata=metadata) as reopened:
+            return reopened.read_row_group(index, columns=columns, use_threads=False)
 
     for table in ahead((read(index) for index, group in enumerate(groups) if group.num_rows), 1):
         yield from table.to_batches()
@@ -174,14 +174,14 @@ def _typed(batch: pa.RecordBatch) -> pa.RecordBatch:
         return pa.list_(plain(kind.value_type)) if pa.types.is_list(kind) else kind
 
     arrays, fields = [], []
-    for given, array in zip(batch.schema, batch.columns, strict=True):
-        kind = schema.ROLLOUTS.schema.field(given.name).type
-        if given.name in _NESTED:
-            expected, actual = {f.name: f for f in kind.value_type}, given.type.value_type
+    for field, array in zip(batch.schema, batch.columns, strict=True):
+        kind = schema.ROLLOUTS.schema.field(field.name).type
+        if field.name in _NESTED:
+            expected, actual = {f.name: f for f in kind.value_type}, field.type.value_type
             # Names and order as in the file, and nullable as in the file: only types are brought into line.
             struct = pa.struct([pa.field(f.name, expected[f.name].type, f.nullable) for f in actual])
             same = all(plain(a.type).equals(plain(b.type)) for a, b in zip(struct, actual, strict=True))
-            kind = given.type if same and pa.types.is_list(given.type) else pa.list_(struct)
-        arrays.append(array if given.type.equals(kind) else array.cast(kind))
-        fields.append(pa.field(given.name, kind))
+            kind = field.type if same and pa.types.is_list(field.type) else pa.list_(struct)
+        arrays.append(array if field.type.equals(kind) else array.cast(kind))
+        fields.append(pa.field(field.name, kind))
     return pa.record_batch(arrays, schema=pa.schema(fields))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.checks.batches import Checks, place
+from gymdata.checks.batches import Checks, sort_key
 from gymdata.checks.breaks import Reader
 from gymdata.checks.codes.behavior import Behavior
 from gymdata.checks.violations import (
@@ -71,51 +71,55 @@ def validate_rollouts(
     sampled_greedily = any_log_prob = False
     #: The rows with token ids of each file.
     with_ids: dict[str, list[Ints]] = {}
-    found: list[Violation] = []
+    violations: list[Violation] = []
     checked = _checked_in_order(make, checks, sources, workers, nemo_gym)
-    for file, of_file in itertools.groupby(checked, lambda one: one.file):
-        here: list[Violation] = []
+    for file, of_file in itertools.groupby(checked, lambda part: part.file):
+        in_file: list[Violation] = []
         strange: dict[str, UnknownKey] = {}
         has_ids = logged = False
         sampled: dict[str, tuple[int, Mapping[str, Any]]] = {}
-        for one in of_file:
-            report.rollouts += one.rollouts
-            report.turns += one.turns
-            report.tokens += one.tokens
-            sampled_greedily = sampled_greedily or one.greedy
-            any_log_prob = any_log_prob or one.log_probs
-            with_ids.setdefault(file, []).append(one.with_ids)
-            has_ids = has_ids or one.has_ids
-            logged = logged or one.log_probs
-            for row, row_settings in one.sampled:
+        for part in of_file:
+            report.rollouts += part.rollouts
+            report.turns += part.turns
+            report.tokens += part.tokens
+            sampled_greedily = sampled_greedily or part.greedy
+            any_log_prob = any_log_prob or part.log_probs
+            with_ids.setdefault(file, []).append(part.with_ids)
+            has_ids = has_ids or part.has_ids
+            logged = logged or part.log_probs
+            for row, row_settings in part.sampled:
                 sampled.setdefault(repr(row_settings), (row, row_settings))
-            here += one.found
-            for key, seen in one.strange.items():
-                strange.setdefault(key, UnknownKey(seen.first)).rows += seen.rows
-        for key, seen in strange.items():
-            detail = f"unknown key {key!r} in {counted(seen.rows, 'row')}, which nothing reads"
+            in_file += part.found
+            for key, unknown in part.strange.items():
+                strange.setdefault(key, UnknownKey(unknown.first)).rows += unknown.rows
+        for key, unknown in strange.items():
+            detail = f"unknown key {key!r} in {counted(unknown.rows, 'row')}, which nothing reads"
             expected = "a column of the table"
-            here.append(Violation("S102", seen.first, expected=expected, got=key, detail=detail, severity="warning"))
-        found += (v if v.file else v._replace(file=file) for v in downgrade_t205(sorted(here, key=place), has_ids))
+            in_file.append(
+                Violation("S102", unknown.first, expected=expected, got=key, detail=detail, severity="warning")
+            )
+        violations += (
+            v if v.file else v._replace(file=file) for v in downgrade_t205(sorted(in_file, key=sort_key), has_ids)
+        )
         # Without a single log-probability none is biased.
         for row, row_settings in sampled.values() if logged else ():
             if biases := sampling_biases(row_settings):
-                found.append(Violation("L304", row, detail=", ".join(biases), file=file))
-    found += checks.finish()
+                violations.append(Violation("L304", row, detail=", ".join(biases), file=file))
+    violations += checks.finish()
     greedy: dict[str, Any] = {"temperature": 0.0} if sampled_greedily else {}
     described: list[tuple[Path | None, RunFacts]] = [*runs.items()] or [(None, {})]
     for run_json, facts in described if any_log_prob else ():
         if biases := sampling_biases({**greedy, **(facts.get("identity") or {})}):
             of_run = (file for file in report.files if len(runs) < 2 or find_run_json(file) == run_json)
-            found.append(Violation("L304", 0, detail=", ".join(biases), file=next(of_run, None)))
+            violations.append(Violation("L304", 0, detail=", ".join(biases), file=next(of_run, None)))
     # The rows of each file that have none of the errors that were found.
     bad: dict[str | None, list[int]] = {}
-    for of, row in rows_with_errors(found):
+    for of, row in rows_with_errors(violations):
         bad.setdefault(of, []).append(row)
     rows_of = {file: np.concatenate(parts) for file, parts in with_ids.items()}
     report.trainable = sum(int((~np.isin(rows, bad.get(file, []))).sum()) for file, rows in rows_of.items())
     order = {file: index for index, file in enumerate(report.files)}
-    report.violations = sorted(selection.apply(found), key=lambda v: (order.get(v.file or "", 0), *place(v)))
+    report.violations = sorted(selection.apply(violations), key=lambda v: (order.get(v.file or "", 0), *sort_key(v)))
     return report
 
 
@@ -163,7 +167,7 @@ def _checked(checks: Checks, source: Source, nemo_gym: bool) -> Iterator[_Checke
             with_ids,
             checks.find(batch),
             len(with_ids) > 0 if batch.foreign else batch.n_tokens > 0,
-            [(row, given) for row, given in zip(batch.rows.tolist(), batch.settings, strict=False) if given],
+            [(row, chosen) for row, chosen in zip(batch.rows.tolist(), batch.settings, strict=False) if chosen],
         )
         # It would grow with the number of batches.
         give_back()
@@ -215,12 +219,12 @@ def _checked_in_order(
 def behavior_of(path: str | Path) -> dict[str, str]:
     """The behavior findings alone, by code: the count, or the text."""
     run = agreed([read_facts(run_json) for run_json in run_jsons(path)])
-    behavior, found = Behavior(CheckSettings(unweighted=unweighted(run))), list[Violation]()
+    behavior, violations = Behavior(CheckSettings(unweighted=unweighted(run))), list[Violation]()
     for source in resolve(path):
         for batch in _scan(source, True, {}):
             if isinstance(batch, Evidence):
-                found += behavior.find(batch)
-    counts = Counter(v.code for v in found)
+                violations += behavior.find(batch)
+    counts = Counter(v.code for v in violations)
     lines = {code: f"{CODES[code].meaning}: {counted(n, 'time')}" for code, n in sorted(counts.items())}
     return lines | {v.code: v.detail or CODES[v.code].meaning for v in behavior.finish()}
 
@@ -247,13 +251,13 @@ def _scan(source: Source, texts: bool, strange: dict[str, UnknownKey]) -> Iterat
 def names_reward(run: RunFacts) -> bool:
     """Whether run.json says that its rollouts were to be scored."""
     config = run.get("config") or {}
-    places: list[Any] = [run.get("rewards"), run.get("reward")]
+    named: list[Any] = [run.get("rewards"), run.get("reward")]
     if isinstance(config, Mapping):
-        places += [config.get("rewards"), config.get("reward")]
+        named += [config.get("rewards"), config.get("reward")]
     identity = run.get("identity")
     if isinstance(identity, Mapping):
-        places += [identity.get("rewards"), identity.get("reward")]
-    return any(bool(p) for p in places)
+        named += [identity.get("rewards"), identity.get("reward")]
+    return any(bool(p) for p in named)
 
 
 def unweighted(run: RunFacts) -> frozenset[str]:

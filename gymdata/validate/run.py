@@ -78,7 +78,7 @@ def validate(
     report = ValidationReport(path=str(path))
     split = [(kind, source) for source in sources for kind in [kind_of(source)]]
     _refuse_others(split)
-    rollouts, nemo, pairs = ([s for kind, s in split if kind == wanted] for wanted in ("rollouts", "nemo", "pairs"))
+    rollouts, nemo, pairs = ([s for kind, s in split if kind == chosen] for chosen in ("rollouts", "nemo", "pairs"))
     for files, nemo_gym in ((rollouts, False), (nemo, True)):
         if not files:
             continue
@@ -138,8 +138,8 @@ def fix(
     _refuse_others(split)
     kinds = {kind for kind, _ in split}
     if len(kinds) != 1 or kinds == {"pairs"}:
-        what = ", ".join(sorted(kinds)) or "nothing"
-        raise UsageError(f"{path}: holds {what}; --fix repairs rollouts of one kind", hint="give one file or run")
+        held_kinds = ", ".join(sorted(kinds)) or "nothing"
+        raise UsageError(f"{path}: holds {held_kinds}; --fix repairs rollouts of one kind", hint="give one file or run")
     if kinds == {"nemo"} and target.suffix != ".jsonl":
         raise UsageError.bad_value("-o", str(output), "a name ending in .jsonl, for the rows stay NeMo Gym rows")
     account = FixReport(str(path), str(output), choice)
@@ -189,9 +189,9 @@ def _sources(path: Path, text: str) -> list[Source]:
         sources = resolve(text, "pairs")
         # The held-out side of a split is beside it.
         for source in list(sources):
-            held = source.path.with_name(source.path.name.replace("pairs", "heldout", 1))
-            if held.is_file() and held != source.path:
-                sources.append(Source(held, source.kind, source.compression))
+            heldout = source.path.with_name(source.path.name.replace("pairs", "heldout", 1))
+            if heldout.is_file() and heldout != source.path:
+                sources.append(Source(heldout, source.kind, source.compression))
         if not sources:
             from gymdata.store.stage_output import other_than_rows
 
@@ -334,9 +334,9 @@ class _Reads:
     def _load(tokenizer: str | Path | None, run: RunFacts) -> Any:
         from gymdata.models._transformers import reader_of
 
-        found = reader_of(tokenizer, run)
+        load = reader_of(tokenizer, run)
         try:
-            return None if found is None else found()
+            return None if load is None else load()
         except MissingExtraError:
             if tokenizer is not None:
                 raise

@@ -143,7 +143,7 @@ class Behavior(Check):
 
     def find(self, e: Evidence) -> list[Violation]:
         """B801, B803 and B804 of a batch; the rest of it is remembered for ``finish``."""
-        turns, found = e.turns, list[Violation]()
+        turns, violations = e.turns, list[Violation]()
         if e.n:
             self._first.setdefault("B806", self.at_rollout(e, 0, "B806"))
         for k, period, start, end in loops(turns.generation):
@@ -151,16 +151,16 @@ class Behavior(Check):
             after = int(turns.generation.lengths[k]) - end
             detail = f"{_tokens(period)} repeated {(end - start) // period} times"
             detail += f", then {_tokens(after)} more" if after > 1 else ""
-            found.append(self.at_turn(e, k, "B801", position=start, detail=detail))
+            violations.append(self.at_turn(e, k, "B801", position=start, detail=detail))
         if e.cut is not None:
             calls = len(turns) if e.tells_cut is None else int(e.tells_cut.sum())
             self._counts.update(calls=calls, cut=int(e.cut.sum()), foreign=e.foreign)
             if e.cut.any():
                 self._first.setdefault("B802", self.at_turn(e, int(np.flatnonzero(e.cut)[0]), "B802"))
         if e.messages is not None:
-            found += self._of_messages(e, e.messages)
+            violations += self._of_messages(e, e.messages)
         self._remember(e)
-        return found
+        return violations
 
     def _of_messages(self, e: Evidence, m: Messages) -> Iterator[Violation]:
         owner = np.repeat(np.arange(e.n), np.diff(m.offsets))
@@ -176,9 +176,9 @@ class Behavior(Check):
                 yield self.at_rollout(e, r, "B803", turn=turn, detail=f"{where}{_tokens(int(generated[k]))} sampled")
         results = m.tool_results
         bad = np.bincount(owner[results & m.fails], minlength=e.n)
-        every = np.bincount(owner[results], minlength=e.n)
-        for r in np.flatnonzero((bad >= STORM) & (bad >= STORM_SHARE * every)).tolist():
-            yield self.at_rollout(e, r, "B804", detail=f"{bad[r]:,} of {every[r]:,} tool results are errors")
+        total = np.bincount(owner[results], minlength=e.n)
+        for r in np.flatnonzero((bad >= STORM) & (bad >= STORM_SHARE * total)).tolist():
+            yield self.at_rollout(e, r, "B804", detail=f"{bad[r]:,} of {total[r]:,} tool results are errors")
         self._counts.update(parsed=bool((assistant & m.calls).any()), offered=e.offers_tools)
         # Texts are searched for calls only until a call was parsed.
         if not self._counts["parsed"]:
@@ -197,13 +197,13 @@ class Behavior(Check):
         missing = np.full(e.n, np.nan)
         self._reward.append(np.where(e.reward_null, np.nan, e.reward))
         for name in {*self._parts, *e.parts}:
-            known = self._parts.setdefault(name, [np.full(self._rows, np.nan)])
-            known.append(e.parts.get(name, missing))
+            columns = self._parts.setdefault(name, [np.full(self._rows, np.nan)])
+            columns.append(e.parts.get(name, missing))
         self._rows += e.n
         if e.started is not None:
-            known = ~np.isnat(e.started.view("datetime64[us]"))
-            self._sizes.append(e.turns.by_rollout(e.turns.generation).lengths[known])
-            self._started.append(e.started[known])
+            dated = ~np.isnat(e.started.view("datetime64[us]"))
+            self._sizes.append(e.turns.by_rollout(e.turns.generation).lengths[dated])
+            self._started.append(e.started[dated])
 
     def append(self, other: Self) -> None:
         """Append the data of another, of the rows that follow."""
@@ -212,53 +212,53 @@ class Behavior(Check):
         self._malformed = self._malformed or other._malformed
         self._reward += other._reward
         for name in {*self._parts, *other._parts}:
-            known = self._parts.setdefault(name, [np.full(self._rows, np.nan)])
-            known += other._parts.get(name, [np.full(other._rows, np.nan)])
+            columns = self._parts.setdefault(name, [np.full(self._rows, np.nan)])
+            columns += other._parts.get(name, [np.full(other._rows, np.nan)])
         self._rows += other._rows
         self._sizes += other._sizes
         self._started += other._started
 
     def finish(self) -> list[Violation]:
         """B802, B805, B806, B807 and B808, at most one each: they are about the path as a whole."""
-        found, n, first = [], self._counts, self._first
+        violations, n, first = [], self._counts, self._first
         if "B802" in first and n["calls"] >= CUT_OF and n["cut"] >= CUT_SHARE * n["calls"]:
-            what = "rollouts end in a model call that was cut" if n["foreign"] else "model calls were cut"
-            share = f"{n['cut']:,} of {n['calls']:,} {what} at a token limit ({n['cut'] / n['calls']:.0%})"
-            found.append(first["B802"]._replace(detail=share))
+            noun = "rollouts end in a model call that was cut" if n["foreign"] else "model calls were cut"
+            share = f"{n['cut']:,} of {n['calls']:,} {noun} at a token limit ({n['cut'] / n['calls']:.0%})"
+            violations.append(first["B802"]._replace(detail=share))
         if n["spelled"] >= UNPARSED and n["offered"] and not n["parsed"]:
             spelled = f"{n['spelled']:,} messages spell a tool call, and none was parsed"
             if n["malformed"]:
                 many = "all" if n["malformed"] == n["spelled"] else f"{n['malformed']:,}"
                 spelled += f"; {many} of these calls are malformed, as {brief(self._malformed)}"
-            found.append(first["B805"]._replace(detail=spelled))
+            violations.append(first["B805"]._replace(detail=spelled))
         if "B806" in first:
             reward = np.concatenate([np.empty(0), *self._reward])
             weighted = self._parts.keys() - self.settings.unweighted
             parts = {name: np.concatenate(self._parts[name]) for name in sorted(weighted)}
             drift = length_drift(np.concatenate(self._started), np.concatenate(self._sizes)) if self._started else None
             texts = (("B806", equal_rewards(reward)), ("B807", dominating_part(reward, parts)), ("B808", drift))
-            found += [first["B806"]._replace(code=code, detail=text) for code, text in texts if text is not None]
-        return found
+            violations += [first["B806"]._replace(code=code, detail=text) for code, text in texts if text is not None]
+        return violations
 
 
 def loops(generations: Ragged) -> list[tuple[int, int, int, int]]:
     """(generation, period, start, end) of the longest piece of each generation that repeats over and over, wherever it is.
     ``start`` and ``end`` count in the generation; ids may be of any integer type."""
-    found: dict[int, tuple[int, int, int, int]] = {}
-    for k, period, at in _suspects(generations):
+    longest_of: dict[int, tuple[int, int, int, int]] = {}
+    for k, period, position in _suspects(generations):
         first = int(generations.offsets[k])
-        if k in found and found[k][2] <= at - first < found[k][3]:
+        if k in longest_of and longest_of[k][2] <= position - first < longest_of[k][3]:
             continue
         part = generations.values[first : int(generations.offsets[k + 1])]
         edges = np.flatnonzero(np.diff(part[period:] == part[:-period], prepend=False, append=False))
         starts, ends = edges[::2], edges[1::2] + period
         longest = int(np.argmax(ends - starts))
         start, end = int(starts[longest]), int(ends[longest])
-        before = found.get(k)
+        before = longest_of.get(k)
         enough = end - start >= max(LOOP_TOKENS, LOOP_TIMES * period)
         if enough and (before is None or end - start > before[3] - before[2]):
-            found[k] = (k, period, start, end)
-    return sorted(found.values())
+            longest_of[k] = (k, period, start, end)
+    return sorted(longest_of.values())
 
 
 def _suspects(generations: Ragged) -> list[tuple[int, int, int]]:
@@ -278,17 +278,17 @@ def _suspects(generations: Ragged) -> list[tuple[int, int, int]]:
     for later in (1, _COMPARED - 1):
         same &= windows[:, later : later + LOOP_PERIOD] == windows[:, LOOP_PERIOD + later, None]
     rows, columns = np.nonzero(same)
-    at, period = rows * _STRIDE + LOOP_PERIOD, LOOP_PERIOD - columns
-    owner = np.searchsorted(offsets, at, side="right") - 1
+    position, period = rows * _STRIDE + LOOP_PERIOD, LOOP_PERIOD - columns
+    owner = np.searchsorted(offsets, position, side="right") - 1
     inside = owner < len(offsets) - 1
-    at, period, owner = at[inside], period[inside], owner[inside]
-    inside = (at - period >= offsets[owner]) & (at + _COMPARED <= offsets[owner + 1])
-    at, period, owner = at[inside], period[inside], owner[inside]
-    compared = at[:, None] + np.arange(_COMPARED)
-    whole = (ids[compared] == ids[compared - period[:, None]]).all(axis=1)
-    at, period, owner = at[whole], period[whole], owner[whole]
-    order = np.lexsort((at, period, owner))
-    return list(zip(owner[order].tolist(), period[order].tolist(), at[order].tolist(), strict=True))
+    position, period, owner = position[inside], period[inside], owner[inside]
+    inside = (position - period >= offsets[owner]) & (position + _COMPARED <= offsets[owner + 1])
+    position, period, owner = position[inside], period[inside], owner[inside]
+    compared = position[:, None] + np.arange(_COMPARED)
+    equal = (ids[compared] == ids[compared - period[:, None]]).all(axis=1)
+    position, period, owner = position[equal], period[equal], owner[equal]
+    order = np.lexsort((position, period, owner))
+    return list(zip(owner[order].tolist(), period[order].tolist(), position[order].tolist(), strict=True))
 
 
 def is_whole_call(text: str) -> bool:
@@ -299,10 +299,10 @@ def is_whole_call(text: str) -> bool:
         return any("<arg_key>" in body or "</function>" in body or _decoded(body.strip()) for body in inside)
     if "<function=" in text:
         return "</function>" in text.partition("<function=")[2]
-    mark, at = "[TOOL_CALLS]", re.search(r'"name"\s*:', text)
+    mark, name_key = "[TOOL_CALLS]", re.search(r'"name"\s*:', text)
     if mark in text:
         return any(_decoded(text, k) for k in range(text.index(mark) + len(mark), len(text)) if text[k] in "{[")
-    return at is None or ((begin := text.rfind("{", 0, at.start())) >= 0 and _decoded(text, begin))
+    return name_key is None or ((begin := text.rfind("{", 0, name_key.start())) >= 0 and _decoded(text, begin))
 
 
 def _decoded(text: str, begin: int = 0) -> bool:
@@ -315,28 +315,28 @@ def _decoded(text: str, begin: int = 0) -> bool:
 
 def equal_rewards(reward: npt.NDArray[np.float64]) -> str | None:
     """B806's text when all scored rollouts have the same reward."""
-    known = reward[np.isfinite(reward)]
-    if len(known) < ENOUGH or (known != known[0]).any():
+    scored = reward[np.isfinite(reward)]
+    if len(scored) < ENOUGH or (scored != scored[0]).any():
         return None
-    return f"reward {known[0]:g} for all {len(known):,} scored rollouts"
+    return f"reward {scored[0]:g} for all {len(scored):,} scored rollouts"
 
 
 def dominating_part(reward: npt.NDArray[np.float64], parts: dict[str, npt.NDArray[np.float64]]) -> str | None:
     """B807's text when the reward follows one part, and another part that varies makes no difference."""
     moves = {}
     for name, values in parts.items():
-        both = np.isfinite(values) & np.isfinite(reward)
-        x, y = values[both], reward[both]
-        if both.sum() >= ENOUGH and np.ptp(x) > 0 and np.ptp(y) > 0:
+        usable = np.isfinite(values) & np.isfinite(reward)
+        x, y = values[usable], reward[usable]
+        if usable.sum() >= ENOUGH and np.ptp(x) > 0 and np.ptp(y) > 0:
             with np.errstate(all="ignore"):
                 moves[name] = float(np.corrcoef(x, y)[0, 1])
     first = max(moves, key=lambda name: moves[name], default=None)
     if first is None or not moves[first] >= DOMINATES:
         return None
-    others = sorted(name for name, r in moves.items() if name != first and abs(r) < DOMINATED)
-    if not others:
+    without_effect = sorted(name for name, r in moves.items() if name != first and abs(r) < DOMINATED)
+    if not without_effect:
         return None
-    beside = ", ".join(f"{name!r} ({moves[name]:.2f})" for name in others)
+    beside = ", ".join(f"{name!r} ({moves[name]:.2f})" for name in without_effect)
     return f"the reward follows part {first!r} (correlation {moves[first]:.3f}), whatever {beside} says"
 
 

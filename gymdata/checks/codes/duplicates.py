@@ -62,10 +62,10 @@ class Duplicates(Check):
         self._ids.add(e.rollout_id, e.row_keys)
         self._groups.add(e.group_id if e.group_id is not None else [None] * e.n)
         generated = e.turns.by_rollout(e.turns.generation)
-        known = np.zeros(e.n, np.bool_) if e.reward is None or e.reward_null is None else ~e.reward_null
+        scored = np.zeros(e.n, np.bool_) if e.reward is None or e.reward_null is None else ~e.reward_null
         reward = np.zeros(e.n) if e.reward is None else np.array(e.reward, np.float64)
         of_file = np.full(e.n, len(self._files) - 1, np.int32)
-        self._batches.append((np.array(e.rows), of_file, generated.hashes(), generated.lengths, reward, known))
+        self._batches.append((np.array(e.rows), of_file, generated.hashes(), generated.lengths, reward, scored))
         yield from ()
 
     def append(self, other: Self) -> None:
@@ -82,33 +82,33 @@ class Duplicates(Check):
         """The duplicates, and R503 for every group of two or more whose rewards are all equal, at its first rollout."""
         if not self._batches:
             return []
-        row, of_file, hashes, lengths, reward, known = map(np.concatenate, zip(*self._batches, strict=True))
+        row, of_file, hashes, lengths, reward, scored = map(np.concatenate, zip(*self._batches, strict=True))
         self._batches.clear()
 
-        def at(r: int, code: str, **more: Any) -> Violation:
+        def fault(r: int, code: str, **more: Any) -> Violation:
             return Violation(code, int(row[r]), self._ids[r], file=self._files[of_file[r]] or None, **more)
 
-        def place(r: int) -> str:
+        def location(r: int) -> str:
             return f"{self._files[of_file[r]]} row {row[r]}".strip()
 
         first = np.where(self._ids.missing, np.arange(len(row)), first_like(*self._ids.keys))
         copies = np.flatnonzero(first != np.arange(len(row)))
-        found = [at(r, "D701", detail=f"first seen at {place(int(first[r]))}") for r in copies.tolist()]
+        violations = [fault(r, "D701", detail=f"first seen at {location(int(first[r]))}") for r in copies.tolist()]
         counts = (first == np.arange(len(row))) & ~self._groups.missing
         rows = np.flatnonzero(counts & (lengths > 0))
         keys = [key[rows] for key in self._groups.keys]
         first = first_like(*keys, hashes[rows], lengths[rows])
         for k in np.flatnonzero(first != np.arange(len(rows))):
             twin = int(rows[first[k]])
-            found.append(at(int(rows[k]), "D702", detail=f"same tokens as {self._ids[twin] or place(twin)}"))
-        rows = np.flatnonzero(counts & known)
+            violations.append(fault(int(rows[k]), "D702", detail=f"same tokens as {self._ids[twin] or location(twin)}"))
+        rows = np.flatnonzero(counts & scored)
         group, inverse = np.unique(first_like(*(key[rows] for key in self._groups.keys)), return_inverse=True)
         leads, n = rows[group], np.bincount(inverse)
         varies = np.bincount(inverse, weights=reward[rows] != reward[leads][inverse]) > 0
         for g in np.flatnonzero((n > 1) & ~varies & np.isfinite(reward[leads])).tolist():
             r = int(leads[g])
-            found.append(at(r, "R503", got=f"{reward[r]:g} for all {n[g]}", detail=f"group {self._groups[r]}"))
-        return found
+            violations.append(fault(r, "R503", got=f"{reward[r]:g} for all {n[g]}", detail=f"group {self._groups[r]}"))
+        return violations
 
 
 class _Names:
@@ -125,9 +125,9 @@ class _Names:
         encoded = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
         lengths = np.fromiter((-1 if text is None else len(text) for text in encoded), np.int32, len(encoded))
         self._texts.append((b"".join(text or b"" for text in encoded), lengths))
-        known = [None] * len(encoded) if keys is None else list(keys)
-        digests = b"".join(key or xxhash.xxh3_128_digest(text or b"") for text, key in zip(encoded, known, strict=True))
-        self._known.append((lengths >= 0) | np.asarray([key is not None for key in known], np.bool_))
+        keys = [None] * len(encoded) if keys is None else list(keys)
+        digests = b"".join(key or xxhash.xxh3_128_digest(text or b"") for text, key in zip(encoded, keys, strict=True))
+        self._known.append((lengths >= 0) | np.asarray([key is not None for key in keys], np.bool_))
         self._keys.append(np.frombuffer(digests, np.uint64).reshape(-1, 2))
         self._begin.append(self._begin[-1] + len(encoded))
 
@@ -142,9 +142,9 @@ class _Names:
     @property
     def keys(self) -> tuple[Array, Array]:
         """Two numbers per row, both equal for equal texts; meaningless for None."""
-        whole = np.concatenate(self._keys)
-        self._keys = [whole]
-        return whole[:, 0], whole[:, 1]
+        joined = np.concatenate(self._keys)
+        self._keys = [joined]
+        return joined[:, 0], joined[:, 1]
 
     @property
     def missing(self) -> npt.NDArray[np.bool_]:
@@ -153,8 +153,8 @@ class _Names:
     def __getitem__(self, row: int) -> str | None:
         part = bisect_right(self._begin, row) - 1
         text, lengths = self._texts[part]
-        place = row - self._begin[part]
-        if lengths[place] < 0:
+        index = row - self._begin[part]
+        if lengths[index] < 0:
             return None
-        end = int(np.maximum(lengths[: place + 1], 0).sum(dtype=np.int64))
-        return text[end - int(lengths[place]) : end].decode("utf-8", "surrogatepass")
+        end = int(np.maximum(lengths[: index + 1], 0).sum(dtype=np.int64))
+        return text[end - int(lengths[index]) : end].decode("utf-8", "surrogatepass")

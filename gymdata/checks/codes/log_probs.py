@@ -61,13 +61,13 @@ class LogProbs(Check):
     def find(self, e: Evidence) -> Iterator[Violation]:
         """L301, L302, L303."""
         t = e.turns
-        generated, given = t.generation.lengths, t.logprobs.lengths
-        for k in np.flatnonzero(generated != given):
-            got = "none" if e.foreign and not given[k] else str(given[k])
+        generated, n_logprobs = t.generation.lengths, t.logprobs.lengths
+        for k in np.flatnonzero(generated != n_logprobs):
+            got = "none" if e.foreign and not n_logprobs[k] else str(n_logprobs[k])
             yield self.at_turn(
                 e, k, "L301", expected=str(generated[k]), got=got, detail="one logprob per generated token"
             )
-        for place, code in odd_log_probs(unless_rendered(t.logprobs, t.rendered).values):
-            k, position = t.logprobs.locate(place)
-            wanted = "a finite number" if code == "L302" else "at most 0"
-            yield self.at_turn(e, k, code, position=position, expected=wanted, got=str(t.logprobs.values[place]))
+        for index, code in odd_log_probs(unless_rendered(t.logprobs, t.rendered).values):
+            k, position = t.logprobs.locate(index)
+            expected = "a finite number" if code == "L302" else "at most 0"
+            yield self.at_turn(e, k, code, position=position, expected=expected, got=str(t.logprobs.values[index]))

@@ -63,13 +63,13 @@ class ChatMessages(Check):
         follows = ~leads[:n]
         before = np.concatenate((m.role[:1], m.role[:-1]))
 
-        def place(i: int, code: str, **more: object) -> Violation:
+        def fault(i: int, code: str, **more: object) -> Violation:
             return self.at_rollout(e, int(owner[i]), code, detail=m.named(i, int(owner[i])), **more)
 
         for i in np.flatnonzero(follows & (m.role == SYSTEM) & (before != SYSTEM)):
-            yield place(i, "M401")
+            yield fault(i, "M401")
         for i in np.flatnonzero(follows & m.from_assistant & (before == ASSISTANT)):
-            yield place(i, "M402", turn=int(m.turn[i]) if m.turn[i] >= 0 else None)
+            yield fault(i, "M402", turn=int(m.turn[i]) if m.turn[i] >= 0 else None)
         speaks = np.bincount(owner[m.from_assistant], minlength=e.n)
         # A limit can cut a rollout before its first token; that is T212, and no fault of the messages.
         cut_short = (n_turns > 0) & (e.turns.by_rollout(e.turns.generation).lengths == 0)
@@ -77,7 +77,7 @@ class ChatMessages(Check):
             yield self.at_rollout(e, int(r), "M404")
         for i in _unanswered(m, owner):
             more = {"expected": "the call_id of an earlier call", "got": m.unanswered[i]} if i in m.unanswered else {}
-            yield place(i, "M403", **more)
+            yield fault(i, "M403", **more)
         assistant = np.flatnonzero(m.from_assistant & (m.turn >= 0))
         if len(assistant):
             falls = np.zeros(len(assistant), np.bool_)
@@ -86,7 +86,7 @@ class ChatMessages(Check):
             )
             beyond = m.turn[assistant] >= n_turns[owner[assistant]]
             for i in assistant[falls | beyond]:
-                yield place(i, "T208", turn=int(m.turn[i]), got=f"turn {m.turn[i]}", expected="turns in rising order")
+                yield fault(i, "T208", turn=int(m.turn[i]), got=f"turn {m.turn[i]}", expected="turns in rising order")
 
 
 def _unanswered(m: Messages, owner: Ints) -> Iterator[int]:

@@ -89,18 +89,18 @@ class PairChecks:
         """Violations of one batch of the pairs table; ``first_row`` is its first row's number in ``file``."""
         ids = batch.column("pair_id").to_pylist()
 
-        def at(row: int, code: str, **more: Any) -> Violation:
+        def fault(row: int, code: str, **more: Any) -> Violation:
             return Violation(code, first_row + int(row), ids[int(row)], **more)
 
-        found = [at(row, code, **more) for row, code, more in self._rows(batch, first_row, file)]
+        violations = [fault(row, code, **more) for row, code, more in self._rows(batch, first_row, file)]
         # A pair that contradicts another is not a copy of it, whatever ids it holds.
-        opposite = {v.row for v in found if v.code == "P604"}
+        opposite = {v.row for v in violations if v.code == "P604"}
         copies = self._copies(batch, ids, first_row, file)
-        found += [at(row, code, **more) for row, code, more in copies if first_row + row not in opposite]
+        violations += [fault(row, code, **more) for row, code, more in copies if first_row + row not in opposite]
         for side in _SIDES:
-            found += [at(row, code, **more) for row, code, more in _lists(batch, side, self._limit)]
-        found.sort(key=lambda v: (v.row, v.code))
-        return found
+            violations += [fault(row, code, **more) for row, code, more in _lists(batch, side, self._limit)]
+        violations.sort(key=lambda v: (v.row, v.code))
+        return violations
 
     def _copies(
         self, batch: pa.RecordBatch, ids: list[str], first_row: int, file: str
@@ -131,16 +131,16 @@ class PairChecks:
             if len(batch.column("prompt")[int(row)]) == 0:
                 yield row, "P602", {"detail": "the pair has no prompt"}
         # Wherever the border between prompt and completion is.
-        whole = [Ragged.interleaved([lists[0], side])[0].hashes().tolist() for side in lists[1:]]
+        sequences = [Ragged.interleaved([lists[0], side])[0].hashes().tolist() for side in lists[1:]]
         names = [batch.column(f"{side}_rollout_id").to_pylist() for side in _SIDES]
         prompts, tasks = prompt.tolist(), batch.column("task_id").to_pylist()
         for row, (better, worse, task) in enumerate(zip(*names, tasks, strict=True)):
-            here = f"{file} row {first_row + row}"
+            location = f"{file} row {first_row + row}"
             if better and worse:
                 if (worse, better) in self._preferred:
                     yield row, "P604", {"detail": f"{self._preferred[worse, better]} prefers the other one"}
-                self._preferred.setdefault((better, worse), here)
-                for name, ids in ((better, whole[0][row]), (worse, whole[1][row])):
+                self._preferred.setdefault((better, worse), location)
+                for name, ids in ((better, sequences[0][row]), (worse, sequences[1][row])):
                     was = self._prompts.setdefault(name, (prompts[row], ids))
                     if was[0] != prompts[row] and was[1] != ids:
                         yield row, "P602", {"detail": f"rollout {name} began with other prompt ids in another pair"}
@@ -154,7 +154,7 @@ def _content(batch: pa.RecordBatch) -> list[bytes]:
     import pyarrow as pa
 
     lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
-    keys = joined_keys([one.keys() for one in lists])
+    keys = joined_keys([ids.keys() for ids in lists])
     rows = np.flatnonzero((lists[1].lengths == 0) & (lists[2].lengths == 0))
     bare = batch.select(["prompt", *_SIDES]).take(pa.array(rows))
     parts = [_texts(bare, name, *_SAID, "name").to_pylist() for name in ("prompt", *_SIDES)]
@@ -177,17 +177,17 @@ def _texts(batch: pa.RecordBatch, side: str, *fields: str) -> pa.Array:
 
 def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[tuple[int, str, PairRow]]:
     ids = Ragged.of(batch.column(f"{side}_ids"))
-    for place in outside(ids.values, limit):
-        row, position = ids.locate(place)
-        more = {"position": position, "expected": f"0 to {limit - 1}", "got": str(ids.values[place])}
+    for index in outside(ids.values, limit):
+        row, position = ids.locate(index)
+        more = {"position": position, "expected": f"0 to {limit - 1}", "got": str(ids.values[index])}
         yield row, "T206", {**more, "detail": f"in {side}"}
     counts = ids.lengths
     logprobs = Ragged.of(batch.column(f"{side}_logprobs"))
     masks = Ragged.of(batch.column(f"{side}_mask"))
-    for name, given, code in (("mask", masks.lengths, "S102"), ("logprobs", logprobs.lengths, "L301")):
-        for row in np.flatnonzero(given != counts):
-            wanted = {"expected": str(counts[row]), "got": str(given[row])}
-            yield int(row), code, {**wanted, "detail": f"length of {side}_{name}"}
-    for place, code in odd_log_probs(unless_rendered(logprobs, is_rendered(batch)).values):
-        row, position = logprobs.locate(place)
-        yield row, code, {"position": position, "got": str(logprobs.values[place]), "detail": f"in {side}"}
+    for name, lengths, code in (("mask", masks.lengths, "S102"), ("logprobs", logprobs.lengths, "L301")):
+        for row in np.flatnonzero(lengths != counts):
+            sizes = {"expected": str(counts[row]), "got": str(lengths[row])}
+            yield int(row), code, {**sizes, "detail": f"length of {side}_{name}"}
+    for index, code in odd_log_probs(unless_rendered(logprobs, is_rendered(batch)).values):
+        row, position = logprobs.locate(index)
+        yield row, code, {"position": position, "got": str(logprobs.values[index]), "detail": f"in {side}"}

@@ -124,5 +124,5 @@ class Storage(Check):
         odd = ~bad_parent & ~bad_prefix & (t.parent >= 0) & (t.prefix < t.held)
         # The chain below an unusable turn cannot be rebuilt, so relations are not checked there.
         for r in np.flatnonzero((t.count(odd) > 0) & (t.count(bad_parent | bad_prefix) == 0)).tolist():
-            for found in breaks.relations(t.structs(r), self.settings.reader):
-                yield self.at_rollout(e, r, **found._asdict())
+            for relation in breaks.relations(t.structs(r), self.settings.reader):
+                yield self.at_rollout(e, r, **relation._asdict())

@@ -61,8 +61,8 @@ class Structure(Check):
         }
         for name, recorded in e.counts.items():
             for r in np.flatnonzero(recorded != real[name]):
-                both = {"expected": str(real[name][r]), "got": str(recorded[r])}
-                yield self.at_rollout(e, int(r), "S102", **both, detail=f"{name} disagrees with turns")
+                values = {"expected": str(real[name][r]), "got": str(recorded[r])}
+                yield self.at_rollout(e, int(r), "S102", **values, detail=f"{name} disagrees with turns")
         temperature = e.temperature if e.temperature is not None else np.empty(0)
         for r in np.flatnonzero(~((temperature >= 0) & (temperature < np.inf))):
             got = str(temperature[r])

@@ -72,15 +72,15 @@ class Tokens(Check):
                 detail = "the model call has no ids" if none else f"{lost} ids missing, null or empty"
                 yield self.at_turn(e, k, "T205", detail=detail)
         for k in np.flatnonzero(prompt <= 0) if not e.foreign else ():
-            what = "prompt and generation ids" if generated[k] == 0 else "prompt ids"
-            yield self.at_turn(e, k, "T205", detail=f"no {what}")
+            lacks = "prompt and generation ids" if generated[k] == 0 else "prompt ids"
+            yield self.at_turn(e, k, "T205", detail=f"no {lacks}")
         for k in np.flatnonzero((generated == 0) & (prompt > 0)) if not e.foreign else ():
             yield self.at_turn(e, k, "T212")
         for k in np.flatnonzero(t.rendered) if t.rendered is not None else ():
             yield self.at_turn(e, k, "T213")
         limit = self.settings.vocab_size if self.settings.vocab_size is not None else INT32_MAX + 1
-        for ids, before, what in ((t.delta, t.prefix, "prompt"), (t.generation, np.zeros(len(t), int), "generation")):
-            for place in outside(ids.values, limit):
-                k, position = ids.locate(place)
-                more = {"expected": f"0 to {limit - 1}", "got": str(ids.values[place]), "detail": f"in the {what}"}
+        for ids, before, part in ((t.delta, t.prefix, "prompt"), (t.generation, np.zeros(len(t), int), "generation")):
+            for index in outside(ids.values, limit):
+                k, position = ids.locate(index)
+                more = {"expected": f"0 to {limit - 1}", "got": str(ids.values[index]), "detail": f"in the {part}"}
                 yield self.at_turn(e, k, "T206", position=position + int(before[k]), **more)

@@ -51,6 +51,6 @@ class Weights(Check):
                 yield self.at_turn(e, k, "T214", expected=f"spans that follow each other from 0 to {n}", got=got)
                 continue
             first = int(starts.offsets[k])
-            versions = [str(t.weights.version[place]) for place in range(first, first + len(begin))]
+            versions = [str(t.weights.version[index]) for index in range(first, first + len(begin))]
             if len(set(versions)) > 1:
                 yield self.at_turn(e, k, "T215", position=int(begin[1]), got=", then ".join(versions))
