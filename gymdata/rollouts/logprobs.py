@@ -63,8 +63,8 @@ def sampling_biases(settings: Mapping[str, Any], temperatures: Iterable[float] |
 
 def temperature_biases(settings: Mapping[str, Any], temperatures: Iterable[float] | None = None) -> list[str]:
     """The part of ``sampling_biases`` that temperatures make: greedy decoding, raw log-probabilities when they are not 1."""
-    given = settings.get("temperature")
-    used = sorted(set([given] if temperatures is None and _is_number(given) else temperatures or ()))
+    temperature = settings.get("temperature")
+    used = sorted(set([temperature] if temperatures is None and _is_number(temperature) else temperatures or ()))
     reasons = ["greedy decoding (temperature 0)"] if 0 in used else []
     other = [f"{value:g}" for value in used if value not in (0, 1)]
     if other and str(settings.get("logprobs_mode")).startswith("raw"):
@@ -75,15 +75,15 @@ def temperature_biases(settings: Mapping[str, Any], temperatures: Iterable[float
 def truncations(settings: Mapping[str, Any]) -> list[str]:
     """The part of ``sampling_biases`` under which log-probabilities are not those of the whole distribution. A parameter of
     ``sampling`` that is not known is taken to change it."""
-    flat, others = dict(settings), dict[str, Any]()
+    flat, nested = dict(settings), dict[str, Any]()
     for inner in ("penalties", "sampling"):
         if isinstance(more := settings.get(inner), Mapping):
             flat |= more
-            others |= more
+            nested |= more
     reasons = [
         f"{name} {flat[name]}" for name, changes in BIASES.items() if _is_number(flat.get(name)) and changes(flat[name])
     ]
-    reasons += [f"{name} {others[name]}" for name in others if name not in BIASES and name not in _HARMLESS]
+    reasons += [f"{name} {nested[name]}" for name in nested if name not in BIASES and name not in _HARMLESS]
     mode = flat.get("logprobs_mode")
     return reasons + ([f"logprobs_mode {mode}"] if isinstance(mode, str) and mode not in _LOGPROBS else [])
 
@@ -145,10 +145,10 @@ def more_than(count: npt.ArrayLike, tokens: npt.ArrayLike, share: float) -> npt.
     """Whether ``count`` of ``tokens`` is more than ``share`` of them by more than chance (Chernoff's bound of the binomial
     tail), bool, of their shape."""
     n = np.maximum(np.asarray(tokens, np.float64), 1.0)
-    found = np.asarray(count, np.float64) / n
+    rate = np.asarray(count, np.float64) / n
     with np.errstate(divide="ignore", invalid="ignore"):
-        nats = found * np.log(found / share) + np.where(found < 1, (1 - found) * np.log((1 - found) / (1 - share)), 0.0)
-    return np.asarray((found > share) & (n * nats > _IMPROBABLE))
+        nats = rate * np.log(rate / share) + np.where(rate < 1, (1 - rate) * np.log((1 - rate) / (1 - share)), 0.0)
+    return np.asarray((rate > share) & (n * nats > _IMPROBABLE))
 
 
 def sampled_at(temperature: Array) -> Array:
@@ -217,24 +217,24 @@ class Ratios:
         absolute, total, squares = self.limited
         mean, ratio, effective = absolute / n, total / n, total**2 / squares / n
         capped = f" with tokens counted as at most {limit.token:g} apart" if self.beyond else ""
-        found = []
+        departures = []
         if more_than(self.beyond, n, limit.far):
-            found.append(
+            departures.append(
                 f"{self.beyond / n:.2%} of the tokens are more than {limit.token:g} apart (rounding: {100 * limit.far:g}%)"
             )
         if more_than(self.outside, n, limit.outside):
-            found.append(
+            departures.append(
                 f"{self.outside / n:.1%} of the ratios are outside {list(NEAR)} (rounding: {limit.outside:.1%})"
             )
         if not mean <= limit.mean + _OUTLIERS * limit.token / n:
-            found.append(f"mean |Δ log p| {mean:.3g}{capped} (rounding: {limit.mean:g})")
+            departures.append(f"mean |Δ log p| {mean:.3g}{capped} (rounding: {limit.mean:g})")
         error = ratio * math.sqrt(max(0.0, 1 / effective - 1) / n) if effective > 0 else 0.0
         if not abs(ratio - 1) <= limit.ratio + 4 * error:
-            found.append(f"mean ratio {ratio:.4f}{capped} (rounding: 1 ± {limit.ratio + 4 * error:.2g})")
+            departures.append(f"mean ratio {ratio:.4f}{capped} (rounding: 1 ± {limit.ratio + 4 * error:.2g})")
         outliers = _OUTLIERS * math.expm1(limit.token) ** 2 / n
         if not effective >= limit.effective / (1 + limit.effective * outliers):
-            found.append(f"effective sample size {effective:.1%}{capped} (rounding: {limit.effective:.1%})")
-        return found
+            departures.append(f"effective sample size {effective:.1%}{capped} (rounding: {limit.effective:.1%})")
+        return departures
 
 
 def ratio_text(facts: dict[str, float]) -> str:

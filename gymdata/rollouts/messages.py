@@ -101,8 +101,8 @@ def split_messages(messages: pa.ListArray, n_turns: np.ndarray) -> tuple[pa.List
         by_model = pc.fill_null(pc.equal(flat.field("role"), "assistant"), False)
         assistant = np.flatnonzero(by_model.to_numpy(zero_copy_only=False))
         low, high = np.searchsorted(assistant, offsets[unnumbered]), np.searchsorted(assistant, offsets[unnumbered + 1])
-        at = np.maximum(high - np.maximum(np.asarray(n_turns)[unnumbered], 1), low)
-        first[unnumbered] = np.append(assistant, len(flat))[at]
+        index = np.maximum(high - np.maximum(np.asarray(n_turns)[unnumbered], 1), low)
+        first[unnumbered] = np.append(assistant, len(flat))[index]
     cut = np.minimum(first, offsets[1:])
     return _sublists(flat, offsets[:-1], cut), _sublists(flat, cut, offsets[1:])
 
@@ -151,8 +151,8 @@ def _sublists(flat: pa.Array, begin: Ints, end: Ints) -> pa.ListArray:
     """Lists of ``flat[begin[i]:end[i]]``."""
     import pyarrow as pa
 
-    at, offsets = places(begin, end - begin)
-    return pa.ListArray.from_arrays(offsets.astype(np.int32), flat.take(pa.array(at)))
+    indices, offsets = places(begin, end - begin)
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), flat.take(pa.array(indices)))
 
 
 PROMPT, GENERATION, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
@@ -220,7 +220,7 @@ def walk(items: Iterable[Any], holds: Callable[[ResponseItem], bool] = holds_ids
         if not written_by_model(item):
             borders.other()
             if waiting:
-                yield from ((borders.count - 1, one) for one in waiting)
+                yield from ((borders.count - 1, call_item) for call_item in waiting)
                 waiting = []
             yield borders.count - 1, item
             continue
@@ -229,11 +229,11 @@ def walk(items: Iterable[Any], holds: Callable[[ResponseItem], bool] = holds_ids
             waiting.append(item)
             continue
         if waiting:
-            theirs = borders.count - 1 - (begins == 1)
-            yield from ((theirs, one) for one in waiting)
+            call = borders.count - 1 - (begins == 1)
+            yield from ((call, call_item) for call_item in waiting)
             waiting = []
         yield borders.count - 1, item
-    yield from ((borders.count - 1, one) for one in waiting)
+    yield from ((borders.count - 1, call_item) for call_item in waiting)
 
 
 def flat_items(items: Iterable[Any]) -> Iterator[Any]:
@@ -283,13 +283,13 @@ class _Strict(json.JSONEncoder):
 STRICT = _Strict()
 
 
-def messages_of(given: Any, output: Walked, turn_of: Mapping[int, int]) -> Iterator[Message]:
+def messages_of(prompt: Any, output: Walked, turn_of: Mapping[int, int]) -> Iterator[Message]:
     """The conversation of a row. ``output``: its items as ``walk`` gives them; ``turn_of``: the turn that each model call
     became."""
-    if isinstance(given, str):
-        yield {"role": "user", "content": given}
-    elif isinstance(given, list):
-        yield from _merged(walk(given), {})
+    if isinstance(prompt, str):
+        yield {"role": "user", "content": prompt}
+    elif isinstance(prompt, list):
+        yield from _merged(walk(prompt), {})
     yield from _merged(output, turn_of)
 
 
@@ -337,8 +337,8 @@ def reasoning_of(item: ResponseItem) -> str:
 def tool_call(item: ResponseItem) -> ToolCall:
     """A function call item in the chat shape."""
     arguments = item.get("arguments")
-    if isinstance(arguments, str) and isinstance(found := loads(arguments), dict):
-        arguments = found
+    if isinstance(arguments, str) and isinstance(value := loads(arguments), dict):
+        arguments = value
     function = {"name": str(item.get("name")), "arguments": arguments}
     return {"id": name_of(item.get("call_id")), "type": "function", "function": function}
 
@@ -392,9 +392,9 @@ def chat_tools(tools: Any) -> str:
 def row_tools(row: JsonObject) -> str:
     """The tools of a NeMo Gym row in the chat shape, as JSON: as its rollout had them where gymdata wrote the row, whose
     request has less of them, else those of its request."""
-    whole = object_of(row.get("gymdata")).get("tools")
+    tools = object_of(row.get("gymdata")).get("tools")
     request = object_of(row.get("responses_create_params"))
-    return json_text(whole) if isinstance(whole, list) else chat_tools(request.get("tools"))
+    return json_text(tools) if isinstance(tools, list) else chat_tools(request.get("tools"))
 
 
 def response_tools(tools: Any) -> list[Any]:
@@ -475,11 +475,11 @@ def chat_message(message: Message, where: str) -> Message:
         calls = loads(message["tool_calls"])
         if not isinstance(calls, list):
             raise DataError.bad_json(f"{where}, field 'tool_calls'", message["tool_calls"], "a list")
-        for at, call in enumerate(calls):
+        for index, call in enumerate(calls):
             function = object_of(object_of(call).get("function"))
             arguments = loads(function.get("arguments"))
             if isinstance(arguments, dict):
-                calls[at] = {**call, "function": {**function, "arguments": arguments}}
+                calls[index] = {**call, "function": {**function, "arguments": arguments}}
         chat["tool_calls"] = calls
     return {"content": None, **chat}
 
@@ -501,12 +501,12 @@ def object_of(value: Any) -> JsonObject:
 
 def field_at(row: Mapping[str, Any], path: str) -> Any:
     """A field of a row by its name, or dotted where it is inside another; None when it is missing."""
-    at: Any = row
+    value: Any = row
     if path in row:
         return row[path]
     for part in path.split("."):
-        at = at.get(part) if isinstance(at, Mapping) else None
-    return at
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 #: Levels of a row above the arguments of a call, at most.

@@ -59,8 +59,8 @@ def splice_published(
             template_prefix,
             template,
         )
-    kept = model_prefix[:-1] if model_prefix[-1] == eos else model_prefix
-    return [*kept, *template[closings[n - 1] :]]
+    prefix = model_prefix[:-1] if model_prefix[-1] == eos else model_prefix
+    return [*prefix, *template[closings[n - 1] :]]
 
 
 def splice(
@@ -98,13 +98,13 @@ def _same_turns(
     sampled = _count(model_prefix, end_of_turn) + (model_prefix[-1] not in end_of_turn)
     if sampled == rendered:
         return
-    at = next(
+    position = next(
         (i for i, (a, b) in enumerate(zip(model_prefix, template_prefix, strict=False)) if a != b),
         min(len(model_prefix), len(template_prefix)),
     )
     raise SpliceRefusedError(
         f"{sampled} turns were closed in the sampled ids and {rendered} in the rendered history",
-        at,
+        position,
         model_prefix,
         template_prefix,
     )
@@ -136,19 +136,19 @@ def _rewritten(
 ) -> int:
     """Place of the last assistant turn's closing token in a conversation whose history was written differently."""
     n = len(closings)
-    places = _places(template, end_of_turn)
-    at = next(
+    ends = _places(template, end_of_turn)
+    position = next(
         (i for i, (a, b) in enumerate(zip(template_prefix, template, strict=False)) if a != b),
         min(len(template_prefix), len(template)),
     )
-    if len(places) < n:
+    if len(ends) < n:
         raise SpliceRefusedError(
-            f"the template left out closed turns ({n} in the history, {len(places)} in the whole)",
-            at,
+            f"the template left out closed turns ({n} in the history, {len(ends)} in the whole)",
+            position,
             template_prefix,
             template,
         )
-    starts = [0, *(place + 1 for place in places)]
+    starts = [0, *(end + 1 for end in ends)]
     prompt = template[starts[-1] :]
     begins = closings[-2] + 1 if n > 1 else 0
     header = list(prompt[: common_length(template_prefix[begins : closings[-1]], prompt)])
@@ -156,15 +156,15 @@ def _rewritten(
     if not opens[n - 1] or any(opens[n:]):
         raise SpliceRefusedError(
             "the template rewrote the history, and its last assistant turn cannot be distinguished from the others",
-            at,
+            position,
             template_prefix,
             template,
         )
-    cut = places[n - 1]
+    cut = ends[n - 1]
     if not _sampled_before(template_prefix[begins : closings[-1]], template[starts[n - 1] : cut], template[cut + 1 :]):
         raise SpliceRefusedError(
             "the template left out, or moved, what the last assistant turn says at its end",
-            at,
+            position,
             template_prefix,
             template,
         )
@@ -196,8 +196,8 @@ def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _window(ids: Sequence[int], at: int) -> list[int]:
-    return [int(i) for i in ids[max(0, at - WINDOW) : at + WINDOW]]
+def _window(ids: Sequence[int], position: int) -> list[int]:
+    return [int(i) for i in ids[max(0, position - WINDOW) : position + WINDOW]]
 
 
 def bridge_ids(before: Sequence[int], after: Sequence[int], end_of_turn: Collection[int]) -> list[int]:
@@ -215,20 +215,20 @@ def bridge_ids(before: Sequence[int], after: Sequence[int], end_of_turn: Collect
         )
     head = closing + 1
     if list(after[:head]) != list(before[:head]):
-        at = next((i for i in range(head) if i >= len(after) or after[i] != before[i]), head)
+        position = next((i for i in range(head) if i >= len(after) or after[i] != before[i]), head)
         raise RefusedError(
-            f"the template rewrites earlier messages when new ones follow: token {at} changes from "
-            f"{list(before[max(0, at - 4) : at + 4])} to {list(after[max(0, at - 4) : at + 4])}",
+            f"the template rewrites earlier messages when new ones follow: token {position} changes from "
+            f"{list(before[max(0, position - 4) : position + 4])} to {list(after[max(0, position - 4) : position + 4])}",
             hint=f"use a prefix-preserving template ({option('chat_template')}); `gymdata check MODEL` names one where "
             "known",
         )
     return list(after[head:])
 
 
-def next_prompt(held: Sequence[int], bridge: Sequence[int], end_of_turn: Sequence[int]) -> list[int]:
-    """The next call's prompt: the ids held so far, an end-of-turn token when none was sampled, and the bridge.
+def next_prompt(context: Sequence[int], bridge: Sequence[int], end_of_turn: Sequence[int]) -> list[int]:
+    """The next call's prompt: the context so far, an end-of-turn token when none was sampled, and the bridge.
 
-    With end-of-turn 2: held ``[7, 2]`` and bridge ``[9, 21]`` give ``[7, 2, 9, 21]``; so does held ``[7]``.
+    With end-of-turn 2: context ``[7, 2]`` and bridge ``[9, 21]`` give ``[7, 2, 9, 21]``; so does context ``[7]``.
     """
-    closed = bool(held) and held[-1] in end_of_turn
-    return [*held, *(() if closed else end_of_turn[:1]), *bridge]
+    closed = bool(context) and context[-1] in end_of_turn
+    return [*context, *(() if closed else end_of_turn[:1]), *bridge]

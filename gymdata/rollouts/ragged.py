@@ -38,8 +38,8 @@ class Ragged:
         chunks = [list_parts(chunk) for chunk in getattr(lists, "chunks", [lists])]
         parts = [cls(values.to_numpy(zero_copy_only=values.null_count == 0), offsets) for offsets, values in chunks]
         none = cls(np.empty(0, lists.type.value_type.to_pandas_dtype()), np.zeros(1, np.int64))
-        whole = cls.joined(parts or [none])
-        return whole if dtype is None else cls(whole.values.astype(dtype, copy=False), whole.offsets)
+        joined = cls.joined(parts or [none])
+        return joined if dtype is None else cls(joined.values.astype(dtype, copy=False), joined.offsets)
 
     @classmethod
     def of_arrays(cls, arrays: Sequence[npt.ArrayLike], dtype: Any) -> Ragged:
@@ -57,12 +57,12 @@ class Ragged:
     @classmethod
     def interleaved(cls, parts: Sequence[Ragged]) -> tuple[Ragged, npt.NDArray[np.int8]]:
         """One list per row: that of each part (all of n lists), one after the other; and the part that each value is of."""
-        each = offsets_of(np.stack([part.lengths for part in parts], axis=1).ravel())
-        part_of = np.repeat(np.tile(np.arange(len(parts), dtype=np.int8), len(parts[0])), np.diff(each))
+        offsets = offsets_of(np.stack([part.lengths for part in parts], axis=1).ravel())
+        part_of = np.repeat(np.tile(np.arange(len(parts), dtype=np.int8), len(parts[0])), np.diff(offsets))
         values = np.empty(len(part_of), parts[0].values.dtype)
         for number, part in enumerate(parts):
             values[part_of == number] = part.values
-        return cls(values, each[:: len(parts)]), part_of
+        return cls(values, offsets[:: len(parts)]), part_of
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -83,19 +83,19 @@ class Ragged:
         """The list of each value."""
         return self.spread(np.arange(len(self)))
 
-    def spread(self, each: Array) -> Array:
+    def spread(self, numbers: Array) -> Array:
         """One number per list → one per value."""
-        return np.repeat(each, self.lengths)
+        return np.repeat(numbers, self.lengths)
 
     def sums(self, numbers: Array, dtype: Any = np.int64) -> Array:
         """The sum over each list of ``numbers``, one per value."""
         running = np.concatenate((np.zeros(1, dtype), np.cumsum(numbers, dtype=dtype)))
         return np.asarray(running[self.offsets[1:]] - running[self.offsets[:-1]])
 
-    def locate(self, place: int) -> tuple[int, int]:
+    def locate(self, index: int) -> tuple[int, int]:
         """(list, position in it) of a value; lists may be empty."""
-        i = int(np.searchsorted(self.offsets, place, side="right")) - 1
-        return i, int(place - self.offsets[i])
+        i = int(np.searchsorted(self.offsets, index, side="right")) - 1
+        return i, int(index - self.offsets[i])
 
     def like(self, values: Array) -> Ragged:
         """Other values in lists of the same lengths."""
@@ -105,28 +105,28 @@ class Ragged:
         """The lists at ``rows`` (int array), in that order."""
         if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
             return self
-        at, offsets = places(self.offsets[:-1][rows], self.lengths[rows])
-        return Ragged(self.values[at], offsets)
+        indices, offsets = places(self.offsets[:-1][rows], self.lengths[rows])
+        return Ragged(self.values[indices], offsets)
 
-    def is_head(self, at: Array) -> npt.NDArray[np.bool_]:
-        """Which values are among the first ``at[i]`` of their list."""
-        return np.repeat(np.tile(np.array([True, False]), len(self)), np.stack((at, self.lengths - at), axis=1).ravel())
+    def is_head(self, n: Array) -> npt.NDArray[np.bool_]:
+        """Which values are among the first ``n[i]`` of their list."""
+        return np.repeat(np.tile(np.array([True, False]), len(self)), np.stack((n, self.lengths - n), axis=1).ravel())
 
-    def only(self, kept: npt.NDArray[np.bool_], lengths: Array) -> Ragged:
-        """The values that are true in ``kept``; ``lengths``: how many that are in each list."""
-        return Ragged(self.values[kept], offsets_of(lengths))
+    def only(self, chosen: npt.NDArray[np.bool_], lengths: Array) -> Ragged:
+        """The values that are true in ``chosen``; ``lengths``: how many that are in each list."""
+        return Ragged(self.values[chosen], offsets_of(lengths))
 
-    def first(self, at: Array) -> Ragged:
-        """The first ``at[i]`` values of each list."""
-        return self.only(self.is_head(at), at)
+    def first(self, n: Array) -> Ragged:
+        """The first ``n[i]`` values of each list."""
+        return self.only(self.is_head(n), n)
 
     def first_nonzero(self) -> Ints:
         """The index of the first nonzero value of each list; its length without one."""
-        at, found = np.flatnonzero(self.values), self.lengths
-        place = np.searchsorted(at, self.offsets)
-        has = place[:-1] < place[1:]
-        found[has] = at[place[:-1][has]] - self.offsets[:-1][has]
-        return found
+        nonzero, first = np.flatnonzero(self.values), self.lengths
+        begin = np.searchsorted(nonzero, self.offsets)
+        has = begin[:-1] < begin[1:]
+        first[has] = nonzero[begin[:-1][has]] - self.offsets[:-1][has]
+        return first
 
     def grouped(self, bounds: Ints) -> Ragged:
         """Lists ``bounds[i]`` to ``bounds[i + 1]`` joined to one; ``bounds`` has all lists in it."""
@@ -223,8 +223,8 @@ def content_codes(keys: list[bytes] | Array) -> Ints:
     import pyarrow as pa
 
     if isinstance(keys, np.ndarray):
-        kind, held = pa.binary(keys.itemsize), pa.py_buffer(np.ascontiguousarray(keys))
-        encoded = pa.Array.from_buffers(kind, len(keys), [None, held]).dictionary_encode()
+        kind, data = pa.binary(keys.itemsize), pa.py_buffer(np.ascontiguousarray(keys))
+        encoded = pa.Array.from_buffers(kind, len(keys), [None, data]).dictionary_encode()
     else:
         encoded = pa.array(keys, pa.binary()).dictionary_encode()
     return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)

@@ -364,10 +364,10 @@ def check_version(metadata: dict[bytes, bytes] | None, where: str, expected: Tab
         return None
     if expected is not None and name != expected.name:
         raise DataError.other_table(where, name, expected.name)
-    known = TABLES.get(name)
+    table = TABLES.get(name)
     raw: Any = (metadata or {}).get(VERSION_KEY, b"1")
     if not raw.isdigit():
         raise DataError(f"{where}: {VERSION_KEY.decode()} in its metadata: got {raw!r}, expected a whole number")
-    if known is not None and int(raw) > known.version:
-        raise DataError.newer_schema(where, name, int(raw), known.version)
+    if table is not None and int(raw) > table.version:
+        raise DataError.newer_schema(where, name, int(raw), table.version)
     return name

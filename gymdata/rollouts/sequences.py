@@ -57,8 +57,8 @@ class Sequences:
         return self._select(np.arange(len(self)), np.minimum(self.lengths, max_length))
 
     def _select(self, rows: Array, lengths: Ints) -> Self:
-        at, offsets = places(self.token_ids.offsets[rows], lengths)
-        columns = {name: Ragged(getattr(self, name).values[at], offsets) for name in _COLUMNS}
+        indices, offsets = places(self.token_ids.offsets[rows], lengths)
+        columns = {name: Ragged(getattr(self, name).values[indices], offsets) for name in _COLUMNS}
         return replace(self, **columns)
 
 
@@ -89,8 +89,8 @@ class SampledTokens:
 
     def of_agents(self, agents: Collection[str]) -> Bools:
         """Which tokens are of turns of these agents."""
-        theirs = pc.is_in(self.turn_agent, value_set=pa.array(sorted(agents), pa.string()))
-        return np.repeat(theirs.to_numpy(zero_copy_only=False), self.turn_sizes)
+        chosen = pc.is_in(self.turn_agent, value_set=pa.array(sorted(agents), pa.string()))
+        return np.repeat(chosen.to_numpy(zero_copy_only=False), self.turn_sizes)
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ class RolloutSequences(Sequences):
     def take(self, rows: Array) -> Self:
         """The sequences at ``rows`` (int array), in that order; ``sampled`` stays the whole batch's."""
         source = Ragged(self._source(), offsets_of(self.loss_mask.sums(self.is_trained))).take(rows).values
-        some = super().take(rows)
+        sequences = super().take(rows)
         prompts = None if self.prompts is None else self.prompts.take(rows)
         return replace(
-            some,
+            sequences,
             rollout=self.rollout[rows],
             index=self.index[rows],
             turn_starts=self.turn_starts.take(rows),
@@ -153,11 +153,11 @@ def require_agents(turns: Iterable[pa.ListArray], agents: Collection[str], where
     """Raises RefusedError unless every one of ``agents`` has a turn in the columns ``turns``."""
     if not agents:
         return
-    known = {name for column in turns for name in pc.unique(column.flatten().field("agent")).to_pylist()}
-    missing = sorted(set(agents) - known)
+    names = {name for column in turns for name in pc.unique(column.flatten().field("agent")).to_pylist()}
+    missing = sorted(set(agents) - names)
     if missing:
-        there = ", ".join(sorted(name for name in known if name)) or "none is named"
-        raise RefusedError(f"{where}: no turn is of agent {', '.join(missing)}", hint=f"agents there: {there}")
+        listed = ", ".join(sorted(name for name in names if name)) or "none is named"
+        raise RefusedError(f"{where}: no turn is of agent {', '.join(missing)}", hint=f"agents there: {listed}")
 
 
 def stitch(
@@ -213,7 +213,7 @@ def _cut(flat: TurnColumns, simple: Bools, abandoned: Literal["keep", "drop"]) -
     """Rollouts with breaks, branches or retries, one at a time, between those that are one chain."""
     chosen = np.flatnonzero(simple)
     sizes = np.diff(flat.offsets)[chosen]
-    own, _ = places(flat.offsets[chosen], sizes)
+    simple_turns, _ = places(flat.offsets[chosen], sizes)
     rollout, index, lengths, turn, trained = [], [], [], [], []
     context: list[Array] = []
     for row in np.flatnonzero(~simple).tolist():
@@ -224,26 +224,26 @@ def _cut(flat: TurnColumns, simple: Bools, abandoned: Literal["keep", "drop"]) -
             index.append(number)
             lengths.append(len(chain.turns))
             trained += chain.trained
-            held = 0
-            for at in chain.turns:
-                context.append(prompts[at][held:])
-                turn.append(first + at)
-                held = len(prompts[at]) + len(structs[at]["generation_token_ids"])
+            n_context = 0
+            for k in chain.turns:
+                context.append(prompts[k][n_context:])
+                turn.append(first + k)
+                n_context = len(prompts[k]) + len(structs[k]["generation_token_ids"])
 
     def both(simple_ones: Array, others: list[Any]) -> Array:
         return np.concatenate((simple_ones, np.array(others, simple_ones.dtype)))
 
     rollouts = both(chosen, rollout)
     order = np.argsort(rollouts, kind="stable")
-    pieces = Ragged(np.arange(len(own) + len(turn)), offsets_of(both(sizes, lengths))).take(order)
+    pieces = Ragged(np.arange(len(simple_turns) + len(turn)), offsets_of(both(sizes, lengths))).take(order)
     contexts = Ragged.joined([flat.delta, Ragged.of_arrays(context, np.int32)])
     return _Pieces(
         rollout=rollouts[order],
         index=both(np.zeros(len(chosen), np.int32), index)[order],
         bounds=pieces.offsets,
-        context=contexts.take(both(own, list(range(len(flat), len(contexts))))[pieces.values]),
-        turn=both(own, turn)[pieces.values],
-        trained=both(np.ones(len(own), np.bool_), trained)[pieces.values],
+        context=contexts.take(both(simple_turns, list(range(len(flat), len(contexts))))[pieces.values]),
+        turn=both(simple_turns, turn)[pieces.values],
+        trained=both(np.ones(len(simple_turns), np.bool_), trained)[pieces.values],
     )
 
 
@@ -252,15 +252,15 @@ def _stitched(flat: TurnColumns, pieces: _Pieces) -> RolloutSequences:
     generation = flat.generation if pieces.turn is None else flat.generation.take(pieces.turn)
     tokens, part = Ragged.interleaved([pieces.context, generation])
     is_sampled, token_ids = part.view(np.bool_), tokens.grouped(pieces.bounds)
-    mask, kept, source = is_sampled, None, None
+    mask, turns, source = is_sampled, None, None
     if pieces.turn is not None and pieces.trained is not None:
         if not pieces.trained.all():
             mask = is_sampled & tokens.spread(pieces.trained)
-        mine = pieces.turn[pieces.trained]
-        kept = np.sort(mine)
-        begin = offsets_of(flat.generation.lengths[kept])[:-1][np.searchsorted(kept, mine)]
-        source, _ = places(begin, flat.generation.lengths[mine])
-    sampled = _sampled(flat, kept)
+        trained_turns = pieces.turn[pieces.trained]
+        turns = np.sort(trained_turns)
+        begin = offsets_of(flat.generation.lengths[turns])[:-1][np.searchsorted(turns, trained_turns)]
+        source, _ = places(begin, flat.generation.lengths[trained_turns])
+    sampled = _sampled(flat, turns)
     logprobs = np.zeros(len(is_sampled), np.float32)
     logprobs[mask] = sampled.logprobs.values if source is None else sampled.logprobs.values[source]
     starts = tokens.offsets[:-1] + pieces.context.lengths - np.repeat(token_ids.offsets[:-1], np.diff(pieces.bounds))
@@ -273,25 +273,25 @@ def _stitched(flat: TurnColumns, pieces: _Pieces) -> RolloutSequences:
         turn_starts=Ragged(starts.astype(np.int32), pieces.bounds),
         sampled=sampled,
         source=source,
-        abandoned=0 if kept is None else len(flat) - len(kept),
+        abandoned=0 if turns is None else len(flat) - len(turns),
     )
 
 
-def _sampled(flat: TurnColumns, kept: Ints | None) -> SampledTokens:
-    """The sampled tokens of the turns ``kept`` (rising; None: all)."""
+def _sampled(flat: TurnColumns, turns: Ints | None) -> SampledTokens:
+    """The sampled tokens of ``turns`` (numbers, rising; None: all)."""
     agent = flat.agent.array if isinstance(flat.agent, ArrowTexts) else pa.nulls(len(flat), pa.string())
     reward = flat.reward if flat.reward is not None else np.full(len(flat), np.nan)
     token_ids, logprobs, rollout, bounds = flat.generation, flat.logprobs, flat.rollout, flat.offsets
-    if kept is not None:
-        token_ids, logprobs, rollout = token_ids.take(kept), logprobs.take(kept), rollout[kept]
+    if turns is not None:
+        token_ids, logprobs, rollout = token_ids.take(turns), logprobs.take(turns), rollout[turns]
         bounds, reward, agent = (
             np.searchsorted(rollout, np.arange(len(bounds))),
-            reward[kept],
-            agent.take(pa.array(kept)),
+            reward[turns],
+            agent.take(pa.array(turns)),
         )
     lists = token_ids.grouped(bounds), logprobs.grouped(bounds)
-    every = np.arange(len(flat)) if kept is None else kept
-    return SampledTokens(*lists, every, token_ids.offsets[1:], rollout, reward, agent)
+    numbers = np.arange(len(flat)) if turns is None else turns
+    return SampledTokens(*lists, numbers, token_ids.offsets[1:], rollout, reward, agent)
 
 
 def alternatives(turns: pa.ListArray, sampled: SampledTokens) -> tuple[Ragged, Ragged]:
@@ -306,18 +306,18 @@ def alternatives(turns: pa.ListArray, sampled: SampledTokens) -> tuple[Ragged, R
         return Ragged(np.empty(0, np.int32), none), Ragged(np.empty(0, np.float32), none)
     per_turn, inner = list_parts(struct.field("top_log_probs"))
     per_token, pairs = list_parts(inner)
-    held = np.diff(per_turn)[sampled.turn]
-    odd = np.flatnonzero((held != sizes) & (held > 0))
+    n_lists = np.diff(per_turn)[sampled.turn]
+    odd = np.flatnonzero((n_lists != sizes) & (n_lists > 0))
     if len(odd):
         turn = int(odd[0])
         raise DataError(
-            f"top_log_probs of turn {sampled.turn_number[turn]} of row {sampled.turn_rollout[turn]}: got {held[turn]} "
+            f"top_log_probs of turn {sampled.turn_number[turn]} of row {sampled.turn_rollout[turn]}: got {n_lists[turn]} "
             f"lists, expected one per sampled token, {sizes[turn]}"
         )
     # A turn without lists takes those of an empty token, added at the end.
     lists = Ragged(np.arange(len(pairs)), np.append(per_token, per_token[-1]))
-    at, _ = places(per_turn[:-1][sampled.turn], sizes)
-    chosen = lists.take(np.where(np.repeat(held > 0, sizes), at, len(lists) - 1))
+    indices, _ = places(per_turn[:-1][sampled.turn], sizes)
+    chosen = lists.take(np.where(np.repeat(n_lists > 0, sizes), indices, len(lists) - 1))
     columns = (pairs.field(name).to_numpy(zero_copy_only=False) for name in ("id", "log_prob"))
     ids, logprobs = (Ragged(values[chosen.values], chosen.offsets) for values in columns)
     return ids, logprobs

@@ -38,9 +38,9 @@ def odd_log_probs(lp: np.ndarray) -> list[tuple[int, str]]:
     if not len(lp) or (np.isfinite(lp.min()) and lp.max() <= POSITIVE_TOLERANCE):
         return []
     finite = np.isfinite(lp)
-    found = [(int(i), "L302") for i in np.flatnonzero(~finite)]
-    found += [(int(i), "L303") for i in np.flatnonzero(finite & (lp > POSITIVE_TOLERANCE))]
-    return found
+    faults = [(int(i), "L302") for i in np.flatnonzero(~finite)]
+    faults += [(int(i), "L303") for i in np.flatnonzero(finite & (lp > POSITIVE_TOLERANCE))]
+    return faults
 
 
 _HINT = (
@@ -72,13 +72,13 @@ def refuse_unsound_turns(
     """
     flat = turns if isinstance(turns, TurnColumns) else TurnColumns.of(turns)
     if flat.rendered is not None and not rendered:
-        found = np.flatnonzero(flat.rendered)
-        raise rendered_ids(where, flat.place(found[0], rollout_ids), f"{len(found):,} turns")
+        rendered_turns = np.flatnonzero(flat.rendered)
+        raise rendered_ids(where, flat.name_of(rendered_turns[0], rollout_ids), f"{len(rendered_turns):,} turns")
     logprobs = unless_rendered(flat.logprobs, flat.rendered)
     refuse_unsound(
         (Lists("the prompt", flat.delta), Lists("the generation", flat.generation)),
         Lists("generated token", _without_unknown(logprobs) if unknown else logprobs),
-        lambda turn: flat.place(turn, rollout_ids),
+        lambda turn: flat.name_of(turn, rollout_ids),
         where,
         vocab_size,
     )
@@ -93,13 +93,13 @@ def refuse_unsound_rows(batch: pa.RecordBatch, where: str = "", vocab_size: int 
         return
     prompt = Lists("prompt_ids", Ragged.of(batch.column("prompt_ids")))
     for side in ("chosen", "rejected"):
-        ids, logprobs = (Ragged.of(batch.column(f"{side}_{what}")) for what in ("ids", "logprobs"))
+        ids, logprobs = (Ragged.of(batch.column(f"{side}_{name}")) for name in ("ids", "logprobs"))
 
         def named(row: int) -> str:
             return f"pair {batch.column('pair_id')[row].as_py()}"
 
-        given = Lists(f"{side}_logprobs", _without_unknown(unless_rendered(logprobs, is_rendered(batch))))
-        refuse_unsound((prompt, Lists(f"{side}_ids", ids)), given, named, where, vocab_size)
+        sampled = Lists(f"{side}_logprobs", _without_unknown(unless_rendered(logprobs, is_rendered(batch))))
+        refuse_unsound((prompt, Lists(f"{side}_ids", ids)), sampled, named, where, vocab_size)
 
 
 def rendered_ids(where: str, name: str, many: str) -> RefusedError:
@@ -150,26 +150,26 @@ def refuse_unsound(
     """
     limit = vocab_size if vocab_size is not None else INT32_MAX + 1
     for name, lists in ids:
-        found = outside(lists.values, limit)
-        if len(found):
-            k, position = lists.locate(found[0])
-            fault = f"token id {lists.values[found[0]]} at position {position} of {name}, expected 0 to {limit - 1}"
-            _refuse("T206", where, named(k), fault, len(found))
-    given, expected = log_probs.lists.lengths, ids[-1].lists.lengths
-    uneven = np.flatnonzero(given != expected)
+        bad = outside(lists.values, limit)
+        if len(bad):
+            k, position = lists.locate(bad[0])
+            fault = f"token id {lists.values[bad[0]]} at position {position} of {name}, expected 0 to {limit - 1}"
+            _refuse("T206", where, named(k), fault, len(bad))
+    lengths, expected = log_probs.lists.lengths, ids[-1].lists.lengths
+    uneven = np.flatnonzero(lengths != expected)
     if len(uneven):
         k = int(uneven[0])
-        fault = f"{given[k]:,} log-probabilities for {expected[k]:,} tokens, expected one for each {log_probs.name}"
+        fault = f"{lengths[k]:,} log-probabilities for {expected[k]:,} tokens, expected one for each {log_probs.name}"
         _refuse("L301", where, named(k), fault, len(uneven))
     odd = odd_log_probs(log_probs.lists.values)
     if odd:
-        at, code = odd[0]
-        k, position = log_probs.lists.locate(at)
-        wanted = "a finite number" if code == "L302" else f"at most 0 (rounding: {POSITIVE_TOLERANCE:g})"
-        fault = f"a log-probability of {log_probs.lists.values[at]} at position {position}, expected {wanted}"
+        index, code = odd[0]
+        k, position = log_probs.lists.locate(index)
+        allowed = "a finite number" if code == "L302" else f"at most 0 (rounding: {POSITIVE_TOLERANCE:g})"
+        fault = f"a log-probability of {log_probs.lists.values[index]} at position {position}, expected {allowed}"
         _refuse(code, where, named(k), fault, sum(other == code for _, other in odd))
 
 
-def _refuse(code: str, where: str, name: str, what: str, n: int) -> None:
+def _refuse(code: str, where: str, name: str, fault: str, n: int) -> None:
     more = f" ({n:,} such places in this part of the data)" if n > 1 else ""
-    raise RefusedError(f"{where}{': ' if where else ''}{name}: {what}{more}", code=code, hint=with_options(_HINT))
+    raise RefusedError(f"{where}{': ' if where else ''}{name}: {fault}{more}", code=code, hint=with_options(_HINT))

@@ -109,10 +109,10 @@ class TurnColumns:
         return np.where(good, self.parent + self.offsets[self.rollout], -1)
 
     @cached_property
-    def held(self) -> Ints:
+    def max_prefix(self) -> Ints:
         """Tokens in the prompt ++ generation of each one's parent: what ``prefix`` can be at most."""
-        whole = np.append(self.prefix + self.delta.lengths + self.generation.lengths, 0)
-        return np.asarray(whole[self.above])
+        lengths = np.append(self.prefix + self.delta.lengths + self.generation.lengths, 0)
+        return np.asarray(lengths[self.above])
 
     def by_rollout(self, lists: Ragged) -> Ragged:
         """Lists of the turns joined to one list per rollout."""
@@ -125,8 +125,8 @@ class TurnColumns:
     def one_chain(self) -> npt.NDArray[np.bool_]:
         """(n,) whether a rollout has turns, and each continues the one before, first prompt to last token."""
         before = offsets_of(self.delta.lengths + self.generation.lengths)[:-1]
-        held = before - before[self.offsets[self.rollout]]
-        good = (self.parent == self.number - 1) & (self.prefix == held)
+        context = before - before[self.offsets[self.rollout]]
+        good = (self.parent == self.number - 1) & (self.prefix == context)
         return np.asarray((self.count(~good) == 0) & (np.diff(self.offsets) > 0))
 
     def has_ids(self) -> npt.NDArray[np.bool_]:
@@ -146,12 +146,12 @@ class TurnColumns:
         heads, delta, gen, lp = (byte_view(a) for a in (head, *(part.values for part in lists)))
         bounds = zip(*((part.offsets * 4).tolist() for part in lists), strict=True)
         d0, g0, l0 = next(bounds)
-        at = 0
+        k = 0
         out = []
         for d1, g1, l1 in bounds:
-            out.append(digest(lp[l0:l1], digest(gen[g0:g1], digest(delta[d0:d1], digest(heads[at : at + 12])))))
+            out.append(digest(lp[l0:l1], digest(gen[g0:g1], digest(delta[d0:d1], digest(heads[k : k + 12])))))
             d0, g0, l0 = d1, g1, l1
-            at += 12
+            k += 12
         return np.array(out, np.uint64).view(np.int64)
 
     def structs(self, rollout: int) -> list[Turn]:
@@ -173,15 +173,15 @@ class TurnColumns:
         """Raises DataError naming the rollout and the turn when a delta cannot be expanded (T210) or a digest does not
         match (T209)."""
         for k in np.flatnonzero((self.parent < -1) | (self.parent >= self.number))[:1]:
-            what = f"got parent {self.parent[k]}, expected an earlier turn or -1"
-            raise DataError.altered("T210", self.place(k, rollout_ids), what)
-        for k in np.flatnonzero((self.prefix < 0) | (self.prefix > self.held))[:1]:
-            what = f"got prefix_length {self.prefix[k]}, expected 0 to {self.held[k]}"
-            raise DataError.altered("T210", self.place(k, rollout_ids), what)
+            problem = f"got parent {self.parent[k]}, expected an earlier turn or -1"
+            raise DataError.altered("T210", self.name_of(k, rollout_ids), problem)
+        for k in np.flatnonzero((self.prefix < 0) | (self.prefix > self.max_prefix))[:1]:
+            problem = f"got prefix_length {self.prefix[k]}, expected 0 to {self.max_prefix[k]}"
+            raise DataError.altered("T210", self.name_of(k, rollout_ids), problem)
         for k in np.flatnonzero(self.digests() != self.digest)[:1]:
-            raise DataError.altered("T209", self.place(k, rollout_ids), "its content does not match its digest")
+            raise DataError.altered("T209", self.name_of(k, rollout_ids), "its content does not match its digest")
 
-    def place(self, turn: int, rollout_ids: pa.Array | pa.ChunkedArray) -> str:
+    def name_of(self, turn: int, rollout_ids: pa.Array | pa.ChunkedArray) -> str:
         """What messages call a turn."""
         return f"rollout {rollout_ids[int(self.rollout[turn])].as_py()}, turn {self.number[turn]}"
 
@@ -190,20 +190,20 @@ class TurnColumns:
         lengths = self.prefix + self.delta.lengths
         offsets = offsets_of(lengths)
         out = np.empty(int(offsets[-1]), np.int32)
-        delta_at, gen_at, at, size = (
+        delta_at, gen_at, begins, size = (
             a.tolist() for a in (self.delta.offsets, self.generation.offsets, offsets, lengths)
         )
         delta, generation = self.delta.values, self.generation.values
         for k, (parent, shared) in enumerate(zip(self.above.tolist(), self.prefix.tolist(), strict=True)):
-            start = at[k]
+            start = begins[k]
             if shared:
-                whole = size[parent]
-                kept = min(shared, whole)
-                out[start : start + kept] = out[at[parent] : at[parent] + kept]
-                if shared > whole:
+                parent_size = size[parent]
+                n_shared = min(shared, parent_size)
+                out[start : start + n_shared] = out[begins[parent] : begins[parent] + n_shared]
+                if shared > parent_size:
                     begin = gen_at[parent]
-                    out[start + whole : start + shared] = generation[begin : begin + shared - whole]
-            out[start + shared : at[k + 1]] = delta[delta_at[k] : delta_at[k + 1]]
+                    out[start + parent_size : start + shared] = generation[begin : begin + shared - parent_size]
+            out[start + shared : begins[k + 1]] = delta[delta_at[k] : delta_at[k + 1]]
         return Ragged(out, offsets)
 
 
@@ -221,8 +221,8 @@ def with_prompts(turns: pa.ChunkedArray, rollout_ids: pa.ChunkedArray) -> pa.Chu
     for chunk in turns.chunks:
         ids = rollout_ids.slice(start, len(chunk))
         start += len(chunk)
-        whole, first = TurnColumns.of(chunk), 0
-        before = offsets_of(whole.prefix.astype(np.int64) + whole.delta.lengths)[whole.offsets]
+        batch, first = TurnColumns.of(chunk), 0
+        before = offsets_of(batch.prefix.astype(np.int64) + batch.delta.lengths)[batch.offsets]
         while first < len(chunk):
             # Rows whose prompts fit one chunk.
             end = int(np.searchsorted(before, before[first] + CHUNK_TOKENS, side="right")) - 1
@@ -398,7 +398,7 @@ def _parts(column: Any) -> tuple[dict[str, npt.NDArray[np.float64]], list[tuple[
     values = parts.field("value")
     if not len(values):
         return {}, []
-    known = values.is_valid().to_numpy(zero_copy_only=False)
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
     numbers = values.to_numpy(zero_copy_only=False)
     owners = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     coded = parts.field("name").dictionary_encode()
@@ -406,9 +406,9 @@ def _parts(column: Any) -> tuple[dict[str, npt.NDArray[np.float64]], list[tuple[
     columns = {}
     for code, name in enumerate(names):
         columns[name] = np.full(len(offsets) - 1, np.nan)
-        mine = codes == code
-        columns[name][owners[mine]] = np.where(known, numbers, np.nan)[mine]
-    bad = np.flatnonzero(known & ~np.isfinite(numbers))
+        of_name = codes == code
+        columns[name][owners[of_name]] = np.where(valid, numbers, np.nan)[of_name]
+    bad = np.flatnonzero(valid & ~np.isfinite(numbers))
     return columns, [(int(owners[k]), names[int(codes[k])], float(numbers[k])) for k in bad.tolist()]
 
 
@@ -471,9 +471,9 @@ def _messages(column: Any) -> Messages:
     results = np.flatnonzero((role == TOOL) | (role == FUNCTION))
 
     def matches(rows: Ints, pattern: str) -> Ints:
-        found = pc.match_substring_regex(parts["content"].take(pa.array(rows)), pattern)
-        kept: Ints = rows[pc.fill_null(found, False).to_numpy(zero_copy_only=False)]
-        return kept
+        match = pc.match_substring_regex(parts["content"].take(pa.array(rows)), pattern)
+        matching: Ints = rows[pc.fill_null(match, False).to_numpy(zero_copy_only=False)]
+        return matching
 
     if "content" in parts and len(results):
         fails[matches(results, TOOL_ERROR)] = True

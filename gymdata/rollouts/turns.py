@@ -199,11 +199,11 @@ class TurnEncoder:
         """The turn that shares most with ``prompt`` (ties: the latest) and how many tokens; (-1, 0) for the first."""
         best, shared = _NO_PARENT, -1
         for index in sorted(self._open, reverse=True):
-            whole = self._open[index]
+            sequence = self._open[index]
             # Sharing more than the best so far is only possible when the token there is the same.
-            if shared >= 0 and (len(whole) <= shared or len(prompt) <= shared or whole[shared] != prompt[shared]):
+            if shared >= 0 and (len(sequence) <= shared or len(prompt) <= shared or sequence[shared] != prompt[shared]):
                 continue
-            length = common_prefix(whole, prompt)
+            length = common_prefix(sequence, prompt)
             if length > shared:
                 best, shared = index, length
         return best, max(shared, 0)
@@ -217,13 +217,13 @@ def continuing(
     digests: list[int] = []
     prefixes: list[int] = []
     new, sampled, numbers = delta.values.data, generation.values.data, log_probs.data
-    digest = held = at = begin = 0
+    digest = context = delta_at = begin = 0
     for size, generated in zip(delta.lengths, generation.lengths, strict=True):
-        prefixes.append(held)
-        stop, end = at + size, begin + generated
-        digest = _digest(digest, held, new[at:stop], sampled[begin:end], numbers[begin:end])
+        prefixes.append(context)
+        stop, end = delta_at + size, begin + generated
+        digest = _digest(digest, context, new[delta_at:stop], sampled[begin:end], numbers[begin:end])
         digests.append(digest)
-        at, begin, held = stop, end, held + size + generated
+        delta_at, begin, context = stop, end, context + size + generated
     count = len(digests)
     none = [None] * count
     return Columns(
@@ -317,17 +317,17 @@ def kinds(turns: Sequence[Turn], prompts: Sequence[Ids] | None = None) -> list[K
     result: list[Kind] = []
     expanded: Sequence[Ids] | None = prompts
     #: Tokens of all turns before this one.
-    held = 0
+    n_context = 0
     for index, turn in enumerate(turns):
         parent = int(turn["parent"])
         if parent < 0:
             result.append("first")
         else:
             # Without expanding: so far every turn continued the one before, and this one does.
-            if expanded is None and not (parent == index - 1 and int(turn["prefix_length"]) == held):
+            if expanded is None and not (parent == index - 1 and int(turn["prefix_length"]) == n_context):
                 expanded = expand_prompts(turns, check_digests=False)
             result.append("continues" if expanded is None else _kind(turns, expanded, index))
-        held += len(turn["prompt_delta_ids"]) + len(turn["generation_token_ids"])
+        n_context += len(turn["prompt_delta_ids"]) + len(turn["generation_token_ids"])
     return result
 
 
@@ -360,15 +360,15 @@ def _kept_ancestor(turns: Sequence[Turn], prompts: Sequence[Ids], parent: int, s
     """The deepest turn on the continuing chain above (and with) ``parent`` whose H fits into ``shared`` tokens, or -1;
     and the turns from ``parent`` up to just below it."""
     chain: list[int] = []
-    at = parent
-    while at >= 0:
-        if len(prompts[at]) + len(turns[at]["generation_token_ids"]) <= shared:
-            return at, chain
-        chain.append(at)
-        above = int(turns[at]["parent"])
-        whole = len(prompts[above]) + len(turns[above]["generation_token_ids"]) if above >= 0 else 0
+    turn = parent
+    while turn >= 0:
+        if len(prompts[turn]) + len(turns[turn]["generation_token_ids"]) <= shared:
+            return turn, chain
+        chain.append(turn)
+        above = int(turns[turn]["parent"])
+        size = len(prompts[above]) + len(turns[above]["generation_token_ids"]) if above >= 0 else 0
         # A turn that did not continue its parent holds only what both share; what it shares can still be kept.
-        at = above if above >= 0 and int(turns[at]["prefix_length"]) >= min(whole, shared) else _NO_PARENT
+        turn = above if above >= 0 and int(turns[turn]["prefix_length"]) >= min(size, shared) else _NO_PARENT
     return _NO_PARENT, chain
 
 
@@ -390,15 +390,15 @@ def claims(tail: Ids, generation: Ids, before: int) -> bool:
         return False
     # A piece of more than half holds the middle.
     middle, least = size // 2, min(max(size // 2 + 1, 3), size)
-    for at in np.flatnonzero(tail == generation[middle]).tolist():
-        back = common_prefix(tail[: at + 1][::-1], generation[: middle + 1][::-1])
-        if back + common_prefix(tail[at + 1 :], generation[middle + 1 :]) >= least:
+    for k in np.flatnonzero(tail == generation[middle]).tolist():
+        back = common_prefix(tail[: k + 1][::-1], generation[: middle + 1][::-1])
+        if back + common_prefix(tail[k + 1 :], generation[middle + 1 :]) >= least:
             return True
     if before > _NEAR:
         return False
-    for at in np.flatnonzero(tail == generation[-1]).tolist():
-        back = common_prefix(tail[: at + 1][::-1], generation[::-1])
-        if at + 1 - back <= before + _MERGED and (back >= 2 or size - back <= _MERGED >= before):
+    for k in np.flatnonzero(tail == generation[-1]).tolist():
+        back = common_prefix(tail[: k + 1][::-1], generation[::-1])
+        if k + 1 - back <= before + _MERGED and (back >= 2 or size - back <= _MERGED >= before):
             return True
     return False
 

@@ -98,7 +98,7 @@ class Storage(Check):
         """T209, T210, and how each turn relates to the turns before it: T200 to T204, T208, T211."""
         t = e.turns
         bad_parent = (t.parent < -1) | (t.parent >= t.number)
-        bad_prefix = ~bad_parent & ((t.prefix < 0) | (t.prefix > t.held))
+        bad_prefix = ~bad_parent & ((t.prefix < 0) | (t.prefix > t.max_prefix))
         for k in np.flatnonzero(bad_parent):
             yield self.at_turn(e, k, "T210", expected=f"parent -1 to {t.number[k] - 1}", got=f"parent {t.parent[k]}")
         # Lengths of turns below one that cannot be expanded cannot be judged.
@@ -109,7 +109,7 @@ class Storage(Check):
                 blind[k] = bad[t.above[k]] or blind[t.above[k]]
         for k in np.flatnonzero(bad_prefix & ~blind):
             yield self.at_turn(
-                e, k, "T210", expected=f"prefix_length 0 to {t.held[k]}", got=f"prefix_length {t.prefix[k]}"
+                e, k, "T210", expected=f"prefix_length 0 to {t.max_prefix[k]}", got=f"prefix_length {t.prefix[k]}"
             )
         if self.settings.digests and not e.foreign:
             real = t.digests()
@@ -121,7 +121,7 @@ class Storage(Check):
                     yield self.at_turn(
                         e, k, "T209", detail="content and digest disagree: one of them changed after collection"
                     )
-        odd = ~bad_parent & ~bad_prefix & (t.parent >= 0) & (t.prefix < t.held)
+        odd = ~bad_parent & ~bad_prefix & (t.parent >= 0) & (t.prefix < t.max_prefix)
         # The chain below an unusable turn cannot be rebuilt, so relations are not checked there.
         for r in np.flatnonzero((t.count(odd) > 0) & (t.count(bad_parent | bad_prefix) == 0)).tolist():
             for relation in breaks.relations(t.structs(r), self.settings.reader):

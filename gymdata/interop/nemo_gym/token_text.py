@@ -83,7 +83,7 @@ def row_texts(turns: TurnColumns) -> Iterator[RowTexts]:
     delta, generations, log_probs = _pieces(turns.delta), _pieces(turns.generation), _pieces(turns.logprobs)
     rendered = [False] * len(turns) if turns.rendered is None else turns.rendered.tolist()
     one_chain = turns.one_chain().tolist()
-    parents, prefixes, lengths = turns.parent.tolist(), turns.prefix.tolist(), turns.held.tolist()
+    parents, prefixes, lengths = turns.parent.tolist(), turns.prefix.tolist(), turns.max_prefix.tolist()
     for row, (first, last) in enumerate(pairwise(turns.offsets.tolist())):
         of = slice(first, last)
         if one_chain[row]:
