@@ -80,17 +80,17 @@ def read_contents(
         start += batch.num_rows
         if not len(rows):
             continue
-        some = batch.take(pa.array(rows))
+        picked = batch.take(pa.array(rows))
         tokens = token_columns(
-            some.column("turns"),
-            some.column("rollout_id"),
+            picked.column("turns"),
+            picked.column("rollout_id"),
             agents,
             where=str(file.source.path),
             vocab_size=file.vocab_size,
             rendered=rendered,
         )
-        prompt, completion = split_messages(some.column("messages"), some.column("n_turns").to_numpy())
-        more = (*map(some.column, COPIED), prompt, completion, some.column("tools").dictionary_encode())
+        prompt, completion = split_messages(picked.column("messages"), picked.column("n_turns").to_numpy())
+        more = (*map(picked.column, COPIED), prompt, completion, picked.column("tools").dictionary_encode())
         fields = list(CONTENTS)[len(TOKENS) :]
         columns = [column.cast(field.type) for field, column in zip(fields, more, strict=True)]
         yield pa.Table.from_arrays([*tokens.columns, *columns], schema=CONTENTS)
@@ -164,13 +164,13 @@ class Candidates:
         self._files, self._config, self._folder = files, config, folder or Path(tempfile.gettempdir())
         self._row_of = np.full(rollouts.num_rows, -1)
         self._row_of[sound] = np.arange(len(sound))
-        some = rollouts if len(sound) == rollouts.num_rows else rollouts.take(pa.array(sound))
+        frame_rows = rollouts if len(sound) == rollouts.num_rows else rollouts.take(pa.array(sound))
         # Keys are looked at as whole arrays, again and again.
-        columns = {name: some[name].combine_chunks() if name in _KEYS else some[name] for name in _FRAME}
-        same = (some[name].to_numpy() for name in ("prompt_key", "generation_key", "context_key"))
-        truncated = pc.equal(some["status"], "truncated")
+        columns = {name: frame_rows[name].combine_chunks() if name in _KEYS else frame_rows[name] for name in _FRAME}
+        same = (frame_rows[name].to_numpy() for name in ("prompt_key", "generation_key", "context_key"))
+        truncated = pc.equal(frame_rows["status"], "truncated")
         self.frame = pa.table({**columns, "content_key": first_like(*same), "truncated": truncated})
-        self.tokens: Ints = some["n_tokens"].to_numpy().astype(np.int64)
+        self.tokens: Ints = frame_rows["n_tokens"].to_numpy().astype(np.int64)
         #: Of the rows whose contents were read; -1 for the others.
         self.n_sequences = np.full(len(sound), -1, np.int32)
         self.abandoned_turns = np.zeros(len(sound), np.int32)
@@ -280,9 +280,9 @@ class PairBatches:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         tokens = self.candidates.tokens[self.chosen] + self.candidates.tokens[self.rejected] + _ROW_TOKENS
         starts = run_starts((np.cumsum(tokens) - tokens) // PAIR_TOKENS)
-        some = [slice(a, b) for a, b in pairwise([*starts.tolist(), len(self)])]
-        rows = (np.concatenate((self.chosen[part], self.rejected[part])) for part in some)
-        for part, (rollouts, row_of) in zip(some, self.candidates.contents(rows), strict=True):
+        slices = [slice(a, b) for a, b in pairwise([*starts.tolist(), len(self)])]
+        rows = (np.concatenate((self.chosen[part], self.rejected[part])) for part in slices)
+        for part, (rollouts, row_of) in zip(slices, self.candidates.contents(rows), strict=True):
             chosen, rejected = np.split(row_of, 2)
             yield from self._table(rollouts, chosen, rejected, self.margin[part]).to_batches()
             give_back()
@@ -331,9 +331,9 @@ class PairBatches:
         rendered = self.candidates.rendered
         return int((rendered[self.chosen] | rendered[self.rejected]).sum())
 
-    def only(self, kept: npt.NDArray[np.bool_]) -> PairBatches:
-        """The pairs that are True in ``kept``."""
-        return replace(self, chosen=self.chosen[kept], rejected=self.rejected[kept], margin=self.margin[kept])
+    def only(self, chosen: npt.NDArray[np.bool_]) -> PairBatches:
+        """The pairs that are True in ``chosen``."""
+        return replace(self, chosen=self.chosen[chosen], rejected=self.rejected[chosen], margin=self.margin[chosen])
 
     def table(self) -> pa.Table:
         """All pairs in memory."""

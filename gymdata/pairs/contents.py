@@ -64,26 +64,26 @@ def token_columns(
 ) -> pa.Table:
     """One row of ``TOKENS`` a rollout, in order; ``turns`` is the rollouts column of that name (one chunk)."""
     n = len(turns)
-    found = stitch(
+    stitched = stitch(
         turns, rollout_ids, "drop", where=where, vocab_size=vocab_size, prompts_apart=True, rendered=rendered
     )
-    n_sequences = np.bincount(found.rollout, minlength=n)
-    one = found.restricted(found.sampled.of_agents(agents)) if agents else found
+    n_sequences = np.bincount(stitched.rollout, minlength=n)
+    single = stitched.restricted(stitched.sampled.of_agents(agents)) if agents else stitched
     if (n_sequences > 1).any():
-        one = one.take(np.flatnonzero(n_sequences[found.rollout] == 1))
-    assert one.prompts is not None
-    prompt, completion, mask = one.prompts, one.token_ids, one.loss_mask
-    rows = one.rollout
+        single = single.take(np.flatnonzero(n_sequences[stitched.rollout] == 1))
+    assert single.prompts is not None
+    prompt, completion, mask = single.prompts, single.token_ids, single.loss_mask
+    rows = single.rollout
 
-    def lists(some: Ragged) -> pa.ListArray:
+    def lists(ragged: Ragged) -> pa.ListArray:
         """A list per rollout, empty for those without one sequence."""
         lengths = np.zeros(n, np.int64)
-        lengths[rows] = some.lengths
-        return Ragged(some.values, offsets_of(lengths)).to_arrow()
+        lengths[rows] = ragged.lengths
+        return Ragged(ragged.values, offsets_of(lengths)).to_arrow()
 
-    columns = [*map(lists, (prompt, completion, mask, one.logprobs)), pa.array(n_sequences.astype(np.int32))]
+    columns = [*map(lists, (prompt, completion, mask, single.logprobs)), pa.array(n_sequences.astype(np.int32))]
     flat = TurnColumns.of(turns)
-    abandoned = np.diff(flat.offsets) - np.bincount(found.sampled.turn_rollout, minlength=n)
+    abandoned = np.diff(flat.offsets) - np.bincount(stitched.sampled.turn_rollout, minlength=n)
     columns += [pa.array(abandoned.astype(np.int32)), pa.array(flat.has_rendered())]
     return pa.Table.from_arrays(columns, schema=TOKENS)
 
@@ -91,9 +91,9 @@ def token_columns(
 def trained_keys(completion: Ragged, mask: Ragged) -> Array:
     """Keys of each completion up to its last trained token, and of its mask: later tokens are not trained."""
     last = np.zeros(len(mask), np.int64)
-    at = np.flatnonzero(mask.values)
-    owner = mask.owner[at]
-    last[owner] = at - mask.offsets[owner] + 1
+    trained = np.flatnonzero(mask.values)
+    owner = mask.owner[trained]
+    last[owner] = trained - mask.offsets[owner] + 1
     return completion.first(last).hashes(mask.first(last).hashes().tolist())
 
 
@@ -125,6 +125,6 @@ def message_keys(completion: pa.ListArray) -> tuple[npt.NDArray[np.uint64], npt.
 def _joined_hashes(texts: pa.Array, chosen: pa.Array, offsets: Ints) -> npt.NDArray[np.uint64]:
     """A hash of the ``chosen`` texts of each list; 0 for none."""
     bounds = offsets_of(chosen.to_numpy(zero_copy_only=False))[offsets].tolist()
-    some = pc.fill_null(texts.filter(chosen), "").to_pylist()
+    words = pc.fill_null(texts.filter(chosen), "").to_pylist()
     digest = xxhash.xxh3_64_intdigest
-    return np.array([digest("\x1e".join(some[a:b]).encode()) if b > a else 0 for a, b in pairwise(bounds)], np.uint64)
+    return np.array([digest("\x1e".join(words[a:b]).encode()) if b > a else 0 for a, b in pairwise(bounds)], np.uint64)

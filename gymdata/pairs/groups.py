@@ -94,11 +94,11 @@ def group_ranks(rows: pa.Table) -> tuple[Ints, int]:
         return group, n
     rank, tasks = _coded(rows["task_id"])
     task = np.full(n, len(rank))
-    blocks = [slice(at, at + _BLOCK) for at in range(0, len(group), _BLOCK)]
+    blocks = [slice(begin, begin + _BLOCK) for begin in range(0, len(group), _BLOCK)]
     for block in blocks:
         np.minimum.at(task, group[block], rank[tasks[block]])
-    place = np.empty(n, np.int64)
-    place[np.lexsort((np.arange(n), task))] = np.arange(n)
+    position = np.empty(n, np.int64)
+    position[np.lexsort((np.arange(n), task))] = np.arange(n)
     for block in blocks:
-        group[block] = place[group[block]]
+        group[block] = position[group[block]]
     return group, n

@@ -41,7 +41,7 @@ def choices(
     rollout_ids: Sequence[str], preferred: Mapping[tuple[str, str], int], groups: Groups
 ) -> tuple[Array, Array]:
     """The candidates, as a pair strategy gives them: what was chosen within a group. ``rollout_ids``: of each row."""
-    at = {rollout_ids[row]: position for position, row in enumerate(groups.row.tolist())}
-    both = [(at[better], at[worse]) for better, worse in preferred if better in at and worse in at]
-    sides = np.array([pair for pair in both if groups.group[pair[0]] == groups.group[pair[1]]], np.int64).reshape(-1, 2)
+    index = {rollout_ids[row]: position for position, row in enumerate(groups.row.tolist())}
+    pairs = [(index[better], index[worse]) for better, worse in preferred if better in index and worse in index]
+    sides = np.array([(a, b) for a, b in pairs if groups.group[a] == groups.group[b]], np.int64).reshape(-1, 2)
     return sides[:, 0], sides[:, 1]

@@ -116,14 +116,14 @@ class PairsReport(Report):
         """The report without the tables; ``pairs`` counts both sides."""
         files = {side: str(path) for side, path in self.files.items()}
         more = {"comparisons": self.comparisons} if self.comparisons else {}
-        whole = {
+        figures = {
             "left_out": self.left_out,
             "sides": self.sides,
             "score": self.score,
             "files": files,
             "notes": self.notes,
         }
-        return asdict(self.counts) | whole | more
+        return asdict(self.counts) | figures | more
 
     def rows(self) -> list[Row]:
         counts = self.counts
@@ -185,8 +185,8 @@ def pairs(
             names = [target.name] if config.split is None else [target.name, heldout.name]
             out = StageOutput(described_by(target, "pairs.parquet"), "pairs", names, overwrite=overwrite)
             stack.enter_context(out)
-            made = "pairs that were made"
-            out.refuse_other("config", config, made, parents=parents_of(sources))
+            noun = "pairs that were made"
+            out.refuse_other("config", config, noun, parents=parents_of(sources))
         folder = out.folder if out is not None else None
         report, scored_by, pairs_of = _build(sources, config, folder, notes, stack)
         if out is not None and report.ok:
@@ -205,7 +205,7 @@ def pairs(
             report.files.update({side: out.folder / name for side, name in zip(pairs_of, out.names, strict=True)})
             report._written.update({side: _state(path) for side, path in report.files.items()})
         else:
-            report._tables.update({side: one.table() for side, one in pairs_of.items()})
+            report._tables.update({side: batches.table() for side, batches in pairs_of.items()})
         return report
 
 
@@ -265,20 +265,20 @@ def _build(
     left_out["branches"] = int((candidates.n_sequences > 1).sum())
     made_from = "genrm" if judged_in else "reward" if preferred is None else MARKS
     give_back()
-    kept = (selection.chosen, selection.rejected, selection.margin)
-    whole = PairBatches(candidates, *kept, source=made_from, score_name=score_name, fork=bool(config.fork))
-    if n := whole.n_rendered:
-        whole = replace(whole, rendered=True)
+    arrays = (selection.chosen, selection.rejected, selection.margin)
+    pairs = PairBatches(candidates, *arrays, source=made_from, score_name=score_name, fork=bool(config.fork))
+    if n := pairs.n_rendered:
+        pairs = replace(pairs, rendered=True)
         notes.append(
-            f"{n:,} of {counted(len(whole), 'pair')} have ids rendered from text, not sampled (T213): no logprobs"
+            f"{n:,} of {counted(len(pairs), 'pair')} have ids rendered from text, not sampled (T213): no logprobs"
         )
-    made = {"train": whole}
+    by_side = {"train": pairs}
     if config.split is not None:
-        tasks = whole.task_ids.cast(pa.string())
-        held = split_tasks(pc.unique(tasks).to_pylist(), config.split, config.seed)
-        is_held = pc.is_in(tasks, value_set=pa.array(sorted(held), pa.string())).to_numpy()
-        made = {"train": whole.only(~is_held), "heldout": whole.only(is_held)}
-    sides = {side: len(one) for side, one in made.items()}
+        tasks = pairs.task_ids.cast(pa.string())
+        heldout_tasks = split_tasks(pc.unique(tasks).to_pylist(), config.split, config.seed)
+        is_held = pc.is_in(tasks, value_set=pa.array(sorted(heldout_tasks), pa.string())).to_numpy()
+        by_side = {"train": pairs.only(~is_held), "heldout": pairs.only(is_held)}
+    sides = {side: len(batches) for side, batches in by_side.items()}
     used = np.union1d(selection.chosen, selection.rejected)
     selection.counts.abandoned_turns = int(candidates.abandoned_turns[used].sum())
     report = PairsReport(selection.counts, sides, left_out, score_name, notes=notes)
@@ -293,7 +293,7 @@ def _build(
     if not report.ok:
         note = _no_pairs(report, pc.min_max(frame["score"]).as_py())
         notes.append(f"{note}{other_scores(sources, score_name)}; nothing was written")
-    return report, scored_by, made
+    return report, scored_by, by_side
 
 
 def _preferred(sources: Sequence[str | Path], rollouts: pa.Table, notes: list[str]) -> dict[tuple[str, str], int]:
@@ -302,16 +302,16 @@ def _preferred(sources: Sequence[str | Path], rollouts: pa.Table, notes: list[st
     preferred = marks.preferred()
     of_bad = pc.is_in(rollouts["task_id"], value_set=pa.array(sorted(marks.bad_tasks), pa.string()))
     bad = set(rollouts["rollout_id"].filter(of_bad).to_pylist())
-    kept = {pair: n for pair, n in preferred.items() if bad.isdisjoint(pair)}
-    if preferred and not kept:
+    good = {pair: n for pair, n in preferred.items() if bad.isdisjoint(pair)}
+    if preferred and not good:
         raise RefusedError(
             "every choice that people made is of a task that was marked as bad",
             code="R501",
             hint="`gymdata view --annotate` takes the mark back, with `b`",
         )
-    if n := len(preferred) - len(kept):
+    if n := len(preferred) - len(good):
         notes.append(f"{counted(n, 'choice is', 'choices are')} of a task that was marked as bad, and gave no pair")
-    return kept
+    return good
 
 
 def _no_pairs(report: PairsReport, scores: Mapping[str, float | None]) -> str:
@@ -319,14 +319,14 @@ def _no_pairs(report: PairsReport, scores: Mapping[str, float | None]) -> str:
     ``max`` of the rollouts."""
     counts = report.counts
     dropped = {reason.replace("_", " "): n for reason, n in counts.dropped.items() if n}
-    found = [
+    causes = [
         *((n, f"{n:,} left out for {why}") for why, n in report.left_out.items()),
         (counts.rollouts_unscored, f"{counted(counts.rollouts_unscored, 'rollout')} not scored"),
         (counts.groups_too_small, f"{counted(counts.groups_too_small, 'group')} with fewer than two scored rollouts"),
         (counts.groups_without_variance, f"{counted(counts.groups_without_variance, 'group')} without variance"),
         (len(dropped), "dropped: " + ", ".join(f"{n:,} {reason}" for reason, n in dropped.items())),
     ]
-    reasons = "; ".join(text for n, text in found if n)
+    reasons = "; ".join(text for n, text in causes if n)
     remedy = "collect more rollouts per task, or score those that have no score"
     if dropped:
         most = max(counts.dropped, key=lambda reason: counts.dropped[reason])
@@ -348,13 +348,13 @@ def pairs_of_run(path: str | Path, command: Sequence[str] = ()) -> list[Path] | 
     Raises UsageError when several stage folders hold pairs (the newest is put into ``command``), DataError when nothing
     is there.
     """
-    given = Path(path)
+    folder = Path(path)
     files = [source.path for source in resolve(path, PAIRS)]
-    if not given.is_dir() or any(file.parent == given for file in files):
+    if not folder.is_dir() or any(file.parent == folder for file in files):
         return None
     folders = sorted({file.parent for file in files})
-    if not folders and (held := held_instead(path, PAIRS)) is not None:
-        raise DataError.other_table(path, held, "pairs")
+    if not folders and (other := held_instead(path, PAIRS)) is not None:
+        raise DataError.other_table(path, other, "pairs")
     if not folders:
         raise DataError.empty(path, "pairs; `gymdata pairs` makes them")
     if len(folders) > 1:
@@ -419,5 +419,5 @@ def _select(
 
 
 def _state(path: Path) -> tuple[int, int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -137,12 +137,12 @@ def _chosen_by(name: str | Callable[[Groups], tuple[Array, Array]], groups: Grou
     widest margin, equal margins by rollout indices (lower, then higher)."""
     if isinstance(name, str):
         strategy = STRATEGIES[name]
-        one, other = strategy.object(groups)
+        first, second = strategy.object(groups)
         if strategy.facts.get("ordered"):
-            return one, other
+            return first, second
     else:
-        one, other = name(groups)
-    better, worse = np.minimum(one, other), np.maximum(one, other)
+        first, second = name(groups)
+    better, worse = np.minimum(first, second), np.maximum(first, second)
     if (groups.group[better] != groups.group[worse]).any() or (better == worse).any():
         raise UsageError(f"strategy {name!r} paired rollouts of two groups, or one with itself")
     a, b = groups.index[better], groups.index[worse]
@@ -157,8 +157,8 @@ def _refuse_far_apart(frame: pa.Table, pairs: _Candidates) -> None:
     if not len(far):
         return
     ordered, sides = pairs.ordered, [int(side[far[0]]) for side in (pairs.first, pairs.second)]
-    names = [frame["rollout_id"][int(ordered.row[at])].as_py() for at in sides]
-    scores = [f"{ordered.score[at]:g}" for at in sides]
+    names = [frame["rollout_id"][int(ordered.row[position])].as_py() for position in sides]
+    scores = [f"{ordered.score[position]:g}" for position in sides]
     raise RefusedError(
         f"{counted(len(far), 'pair has', 'pairs have')} a margin beyond float64 (first: rollouts {names[0]} and "
         f"{names[1]}, scores {scores[0]} "
@@ -186,10 +186,10 @@ class _Candidates:
 
     @property
     def margin(self) -> npt.NDArray[np.float64]:
-        found: npt.NDArray[np.float64] = self.ordered.score[self.first]
+        difference: npt.NDArray[np.float64] = self.ordered.score[self.first]
         with np.errstate(over="ignore"):
-            found -= self.ordered.score[self.second]
-        return found
+            difference -= self.ordered.score[self.second]
+        return difference
 
     def compact(self) -> None:
         """Forget those that were dropped."""
@@ -244,33 +244,33 @@ class _Candidates:
         content = (first_like(key) if prompt is None else first_like(prompt, key)).astype(kind)
         content[key == 0] = -1
         better, worse = content[self.chosen], content[self.rejected]
-        known = np.flatnonzero((better != worse) & (better >= 0) & (worse >= 0))
-        better, worse = better[known], worse[known]
+        usable = np.flatnonzero((better != worse) & (better >= 0) & (worse >= 0))
+        better, worse = better[usable], worse[usable]
         # The same number for both ways, but for its last bit.
         way = np.minimum(better, worse).astype(np.uint64) << np.uint64(32)
         way |= np.maximum(better, worse).astype(np.uint64) << np.uint64(1)
         way |= (better > worse).astype(np.uint64)
         del better, worse
         ordered = np.sort(way)
-        both = ordered[1:][(ordered[1:] ^ ordered[:-1]) == 1]
+        twins = ordered[1:][(ordered[1:] ^ ordered[:-1]) == 1]
         del ordered
-        found = np.zeros(len(self.first), dtype=bool)
-        if len(both):
+        contradicted = np.zeros(len(self.first), dtype=bool)
+        if len(twins):
             way |= np.uint64(1)
-            at = np.minimum(np.searchsorted(both, way), len(both) - 1)
-            found[known[both[at] == way]] = True
-        return found
+            nearest = np.minimum(np.searchsorted(twins, way), len(twins) - 1)
+            contradicted[usable[twins[nearest] == way]] = True
+        return contradicted
 
     def drop_duplicates(self) -> None:
         content = self.column("content_key")
         if content is None:
             return
-        both = content[self.chosen] * (int(content.max(initial=0)) + 1) + content[self.rejected]
+        pair_key = content[self.chosen] * (int(content.max(initial=0)) + 1) + content[self.rejected]
         # The candidates are in an order that does not depend on the rows', so the kept copy does not either.
-        order = np.lexsort((-self.margin, both))
-        both = both[order]
+        order = np.lexsort((-self.margin, pair_key))
+        pair_key = pair_key[order]
         copies = np.zeros(len(order), dtype=bool)
-        copies[order[1:][both[1:] == both[:-1]]] = True
+        copies[order[1:][pair_key[1:] == pair_key[:-1]]] = True
         self.drop("duplicate", copies)
         self.compact()
 
@@ -325,7 +325,7 @@ def at_fork(table: pa.Table) -> pa.Table:
     # How many ids both sides begin with, such that each keeps a generated token.
     shared = np.zeros(table.num_rows, np.int64)
     for row in range(table.num_rows):
-        chosen, chosen_mask, rejected, rejected_mask = (one[row] for one in compared)
+        chosen, chosen_mask, rejected, rejected_mask = (ragged[row] for ragged in compared)
         n = min(len(chosen), len(rejected))
         differs = np.flatnonzero(chosen[:n] != rejected[:n])
         last = [int(np.flatnonzero(mask)[-1]) if mask.any() else 0 for mask in (chosen_mask, rejected_mask)]
@@ -334,7 +334,7 @@ def at_fork(table: pa.Table) -> pa.Table:
     columns = {"prompt_ids": prompt}
     for side, parts in lists.items():
         is_rest, lengths = ~parts["ids"].is_head(shared), parts["ids"].lengths - shared
-        columns |= {f"{side}_{part}": one.only(is_rest, lengths) for part, one in parts.items()}
+        columns |= {f"{side}_{part}": ragged.only(is_rest, lengths) for part, ragged in parts.items()}
     for name, column in columns.items():
         table = table.set_column(table.column_names.index(name), table.schema.field(name), column.to_arrow())
     return table

@@ -226,9 +226,10 @@ def _row(name: str) -> str:
     twin = training_twin(template_text(name))
     cure = "–"
     if twin is not None and not found.ok:
-        again = check_template(chat.with_template(twin.text))
-        cure = f"`{twin.name}`" if again.ok else f"`{twin.name}` also changes"
-    ends = " ".join(f"`{text}`" for _, text in found.end_of_turn)
+        twin_name, text = twin
+        again = check_template(chat.with_template(text))
+        cure = f"`{twin_name}`" if again.ok else f"`{twin_name}` also changes"
+    ends = " ".join(f"`{spelling}`" for _, spelling in found.end_of_turn)
     cells = [
         f"`{name}`",
         "the same" if found.prefix_preserving else _changes(found),

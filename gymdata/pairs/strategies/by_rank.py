@@ -34,12 +34,12 @@ def every_two(groups: Groups) -> tuple[Array, Array]:
         i, j = np.triu_indices(int(size), 1)
         starts = groups.start[groups.size == size]
         block = max(1, _GRID_CELLS // len(i))
-        for at in range(0, len(starts), block):
-            base = starts[at : at + block, None]
+        for begin in range(0, len(starts), block):
+            base = starts[begin : begin + block, None]
             # With the members by rollout index, the columns are already in the order that breaks equal margins.
             members = base + np.argsort(groups.index[base + np.arange(size)], axis=1, kind="stable")
-            one, other = members[:, i], members[:, j]
-            better, worse = np.minimum(one, other), np.maximum(one, other)
+            left, right = members[:, i], members[:, j]
+            better, worse = np.minimum(left, right), np.maximum(left, right)
             with np.errstate(over="ignore"):
                 order = np.argsort(groups.score[worse] - groups.score[better], axis=1, kind="stable")
             betters.append(np.take_along_axis(better, order, axis=1).ravel().astype(kind))
