@@ -543,7 +543,7 @@ class RewardError(OutsideError):
 def reported(document: Mapping[str, Any]) -> GymdataError:
     """The error that another process wrote with ``to_dict``. One of a type that this one does not know is a GymdataError."""
     kinds: dict[str, type[GymdataError]] = {
-        kind.__name__: kind for kind in (UsageError, DataError, RefusedError, StoreError)
+        kind.__name__: kind for kind in (UsageError, MissingExtraError, DataError, RefusedError, StoreError)
     }
     hint = document["hint"]
     if "system" in document:

@@ -74,6 +74,14 @@ def test_the_reason_of_an_error_is_without_its_place():
     assert reported(RewardError("no answer").to_dict()).message == "reward: no answer"
 
 
+def test_a_missing_extra_stays_one_in_another_process() -> None:
+    """What a process reports to the one that started it is an error of the same type and kind."""
+    error = UsageError.missing_extra("torch", "train")
+    copy = reported(error.to_dict())
+    assert type(copy) is type(error)
+    assert copy.to_dict() == error.to_dict()
+
+
 @pytest.mark.parametrize("spec", ["exact_match", "numeric", "path.py:brevity"])
 def test_rewards_have_every_attribute_of_the_protocol(spec: str, tmp_path: Path):
     """What the scheduler reads of a reward is named in the protocol, and every reward has it."""
