@@ -127,12 +127,12 @@ def reshape(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _check_keys(rows: Iterable[Any], table: Table) -> None:
-    known = frozenset(table.schema.names)
+    names = frozenset(table.schema.names)
     for row in rows:
         if type(row) is not dict:
             raise _MismatchError("", _describe(row), "an object")
-        if not row.keys() <= known:
-            extra = sorted(row.keys() - known)
+        if not row.keys() <= names:
+            extra = sorted(row.keys() - names)
             raise _MismatchError("", _unknown_fields(extra), f"the columns of {table.name}")
         for name in table.required():
             if name not in row and not table.schema.field(name).nullable:
@@ -199,13 +199,13 @@ def _list_array(kind: pa.ListType, lengths: Sequence[int], child: pa.Array, mask
 
 def _build_columns(kind: pa.StructType, values: Sequence[Columns]) -> pa.Array:
     """The objects of all ``values``, one after the other."""
-    names = set().union(*(one.of for one in values))
+    names = set().union(*(columns.of for columns in values))
     if unknown := names - {f.name for f in kind}:
         raise _MismatchError("[]", _unknown_fields(unknown), "those of the schema")
     children = []
     for f in kind:
         name = f.name
-        parts = [one.of.get(name, [None] * len(one)) for one in values]
+        parts = [columns.of.get(name, [None] * len(columns)) for columns in values]
         runs = [part for part in parts if isinstance(part, Runs)]
         try:
             if len(runs) == len(parts):
@@ -220,10 +220,10 @@ def _build_columns(kind: pa.StructType, values: Sequence[Columns]) -> pa.Array:
 
 
 def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
-    known = frozenset(f.name for f in kind)
-    if not set().union(*values) <= known:
-        wrong = next(value for value in values if not value.keys() <= known)
-        raise _MismatchError("", _unknown_fields(wrong.keys() - known), ", ".join(sorted(known)))
+    names = frozenset(f.name for f in kind)
+    if not set().union(*values) <= names:
+        wrong = next(value for value in values if not value.keys() <= names)
+        raise _MismatchError("", _unknown_fields(wrong.keys() - names), ", ".join(sorted(names)))
     children = []
     for f in kind:
         # Arrow creates the name at each access.
@@ -327,9 +327,9 @@ def _to_list(array: pa.Array) -> list[Any]:
         )
         slices: list[Any] = [items[a:b] for a, b in pairwise(bounds)]
         if kind == NAMED_VALUE:
-            for at, parts in enumerate(slices):
-                slices[at] = {part["name"]: part["value"] for part in parts}
-                if len(slices[at]) != len(parts):
+            for index, parts in enumerate(slices):
+                slices[index] = {part["name"]: part["value"] for part in parts}
+                if len(slices[index]) != len(parts):
                     named = ", ".join(part["name"] for part in parts)
                     raise DataError(
                         f"two parts of one reward have the same name ({named}); JSON lines need distinct names"

@@ -55,12 +55,12 @@ class ForeignFormat:
         """Whether a JSON value, a row or a whole file, is in this format."""
         raise NotImplementedError
 
-    def refused(self, source: Source, wanted: str) -> DataError:
-        """The error of a command that reads ``wanted`` from a file of this format."""
+    def refused(self, source: Source, expected: str) -> DataError:
+        """The error of a command that reads ``expected`` from a file of this format."""
         trains = "; the training commands take it as it is" if self.holds_text else ""
         hint = f"`gymdata import {shlex.quote(str(source.path))} -o RUN` reads it{trains}"
         content = self.content + " as text" * self.holds_text
-        return DataError(f"{source.path}: contains {content}, expected {wanted}", hint=hint)
+        return DataError(f"{source.path}: contains {content}, expected {expected}", hint=hint)
 
     def rollouts(self, source: Source) -> Iterator[RolloutRow]:
         """The rollouts rows of a file that is read in place (arrays are numpy, times are text)."""
@@ -81,7 +81,7 @@ def format_of(source: Source) -> ForeignFormat | None:
     if source.kind == "journal":
         return None
     try:
-        known = sorted((entry.object(entry.name) for entry in FORMATS), key=lambda one: one.general)
+        by_generality = sorted((entry.object(entry.name) for entry in FORMATS), key=lambda form: form.general)
         if source.kind == "parquet":
             from gymdata.remote.reading import parquet_file
 
@@ -91,15 +91,15 @@ def format_of(source: Source) -> ForeignFormat | None:
                 batch = None if is_own else next(file.iter_batches(_LOOKED_AT), None)
                 rows = batch.to_pylist() if batch is not None else []
             values: Iterable[Any] = [{name: cell for name, cell in row.items() if cell is not None} for row in rows]
-            formats = [one for one in known if one.marks] if values else []
+            formats = [form for form in by_generality if form.marks] if values else []
         else:
             lines, values = _head_and_values(source)
-            formats = [one for one in known if any(mark in line for mark in one.marks for line in lines)]
+            formats = [form for form in by_generality if any(mark in line for mark in form.marks for line in lines)]
         for value in values if formats else ():
-            for one in formats:
+            for form in formats:
                 with contextlib.suppress(TypeError, LookupError, AttributeError):  # of another type than its format has
-                    if one.recognise(value):
-                        return one
+                    if form.recognise(value):
+                        return form
             if isinstance(value, dict) and not OWN.isdisjoint(value):
                 return None
     except (DataError, OSError, ValueError):  # Arrow's errors of a Parquet file are ValueErrors
@@ -108,20 +108,20 @@ def format_of(source: Source) -> ForeignFormat | None:
     return None
 
 
-def refuse_foreign(path: Path, wanted: str) -> None:
-    """Raises DataError for a file in another project's format, of a command that reads ``wanted``."""
+def refuse_foreign(path: Path, expected: str) -> None:
+    """Raises DataError for a file in another project's format, of a command that reads ``expected``."""
     try:
         (source,) = resolve(path)
     except DataError:  # a kind of file that only tasks have
         return
     if (foreign := format_of(source)) is not None:
-        raise foreign.refused(source, wanted)
+        raise foreign.refused(source, expected)
 
 
-def refuse_unknown(source: Source, wanted: str) -> None:
+def refuse_unknown(source: Source, expected: str) -> None:
     """Raises DataError for a file of JSON in whose first rows there is no column of gymdata's own, with their keys, and for
     lines of which none is JSON: what is wrong with each of them would say nothing. Tasks are named by their reader.
-    ``wanted``: what the command reads."""
+    ``expected``: what the command reads."""
     if source.kind != "jsonl":
         return
     rows, faults = list[Any](), list[ValueError]()
@@ -139,7 +139,7 @@ def refuse_unknown(source: Source, wanted: str) -> None:
         keys = ", ".join(map(str, islice(unknown[0], _LOOKED_AT)))
         hint = f"its first row has the keys {keys}; `gymdata docs your-data` lists the formats that are read"
         hint += instead(unknown[0], source.path)
-        raise DataError(f"{source.path}: contains rows of no known format, expected {wanted}", hint=hint)
+        raise DataError(f"{source.path}: contains rows of no known format, expected {expected}", hint=hint)
 
 
 def instead(row: Mapping[Any, Any], path: Path) -> str:

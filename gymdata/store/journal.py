@@ -62,8 +62,8 @@ class Repair:
     truncated: bool
 
     def __str__(self) -> str:
-        what = "torn tail cut off" if self.truncated else "broken line skipped"
-        return f"{self.path.name}: {what} at byte {self.offset} ({self.length} bytes, kept in {self.path.name}.torn)"
+        outcome = "torn tail cut off" if self.truncated else "broken line skipped"
+        return f"{self.path.name}: {outcome} at byte {self.offset} ({self.length} bytes, kept in {self.path.name}.torn)"
 
 
 def frame(body: bytes) -> bytes:
@@ -86,8 +86,8 @@ def scan(path: Path, offset: int = 0) -> Iterator[Line]:
     with path.open("rb") as file:
         file.seek(offset)
         while block := file.read(_BLOCK):
-            *whole, rest = (rest + block).split(b"\n")
-            for raw in whole:
+            *lines, rest = (rest + block).split(b"\n")
+            for raw in lines:
                 yield Line(offset, raw, unframe(raw), True)
                 offset += len(raw) + 1
     if rest:
@@ -100,7 +100,7 @@ def repair(path: Path) -> tuple[int, list[Repair]]:
     A bad line that is followed by others stays where it is, because taking it out would rewrite good rows; readers pass
     over it, and it is reported once.
     """
-    rows, found = 0, []
+    rows, faulty = 0, []
     torn = path.with_name(path.name + ".torn")
     reported = set[tuple[int, str]]()
     if torn.exists():
@@ -114,23 +114,23 @@ def repair(path: Path) -> tuple[int, list[Repair]]:
             rows += 1
             unclosed_good = not line.closed
         elif (line.offset, _text(line.raw)) not in reported or not line.closed:
-            found.append((line, Repair(path, line.offset, len(line.raw), not line.closed)))
-    if found:
-        put_aside(torn, [(fault, line.raw) for line, fault in found])
-        if found[-1][1].truncated:
-            os.truncate(path, found[-1][1].offset)
+            faulty.append((line, Repair(path, line.offset, len(line.raw), not line.closed)))
+    if faulty:
+        put_aside(torn, [(fault, line.raw) for line, fault in faulty])
+        if faulty[-1][1].truncated:
+            os.truncate(path, faulty[-1][1].offset)
     if unclosed_good:
         with path.open("ab") as file:
             file.write(b"\n")
-    return rows, [fault for _, fault in found]
+    return rows, [fault for _, fault in faulty]
 
 
-def put_aside(torn: Path, found: Iterable[tuple[Repair, bytes]]) -> None:
+def put_aside(torn: Path, faulty: Iterable[tuple[Repair, bytes]]) -> None:
     """Add what was damaged to ``torn``, and bring it to the disk. Raises StoreError.from_os, StoreError.link."""
     try:
         fd = os.open(torn, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         with os.fdopen(fd, "ab") as file:
-            for fault, raw in found:
+            for fault, raw in faulty:
                 file.write(orjson.dumps({"offset": fault.offset, "length": fault.length, "text": _text(raw)}) + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -255,7 +255,7 @@ class Recovered:
 def recover(folder: Path, files: Sequence[FileEntry]) -> Recovered:
     """Bring the rollouts folder into a state that can be resumed. ``files``: what run.json names as sealed."""
     rollouts = folder / ROLLOUTS_FOLDER
-    found = Recovered(repairs=repair_failures(folder / FAILURES))
+    state = Recovered(repairs=repair_failures(folder / FAILURES))
     named = {Path(f["path"]).name for f in files}
     for name in sorted(named):
         if not (rollouts / name).is_file():
@@ -280,13 +280,13 @@ def recover(folder: Path, files: Sequence[FileEntry]) -> Recovered:
             raise DataError.unnamed(rollouts / name, folder / RUN_JSON)
     for index, path in sorted(journals.items()):
         rows, repairs = repair(path)
-        found.repairs += repairs
+        state.repairs += repairs
         if rows or path.with_name(path.name + ".torn").exists():
-            found.journals.append(Segment(index, path, rows))
+            state.journals.append(Segment(index, path, rows))
         else:
             drop_journal(path)
-    found.next_segment = max([*(segment.index for segment in found.journals), *parts.values()], default=-1) + 1
-    return found
+    state.next_segment = max([*(segment.index for segment in state.journals), *parts.values()], default=-1) + 1
+    return state
 
 
 FAILURES = "failures.jsonl"
@@ -329,8 +329,8 @@ def _record(line: bytes) -> FailureRow | None:
     body: bytes | None = line.removeprefix(BOM)
     if _JOURNALED.search(line):
         body = unframe(line)
-    elif found := _CHECKSUM.search(line):
-        body = line[: found.start()] + b"}"
+    elif checksum := _CHECKSUM.search(line):
+        body = line[: checksum.start()] + b"}"
         body = body if failure_line(body) == line + b"\n" else None
     try:
         value = decode(body) if body is not None else None
@@ -355,10 +355,10 @@ def repair_failures(file: Path) -> list[Repair]:
         with file.open("ab") as handle:  # only the end of its line is missing
             handle.write(b"\n")
         return []
-    found = Repair(file, base + cut, len(torn), True)
-    put_aside(file.with_name(file.name + ".torn"), [(found, torn)])
+    fault = Repair(file, base + cut, len(torn), True)
+    put_aside(file.with_name(file.name + ".torn"), [(fault, torn)])
     os.truncate(file, base + cut)
-    return [found]
+    return [fault]
 
 
 def row_parser() -> Callable[[bytes], Any]:

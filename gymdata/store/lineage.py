@@ -77,20 +77,20 @@ def rollouts_behind(source: str | Path) -> Iterator[str | Path]:
         if len(described) > 1:
             waiting += matches(path)
             continue
-        found = next(iter(described), None)
-        facts = {} if found is None else read_facts(found)
-        if found is None or facts.get("stage") not in _MADE:
+        run_json = next(iter(described), None)
+        facts = {} if run_json is None else read_facts(run_json)
+        if run_json is None or facts.get("stage") not in _MADE:
             yield path
             continue
         # A run that was moved whole still has its stages inside.
-        outer = found.parent.parent if found.name == RUN_JSON else found.parent
+        outer = run_json.parent.parent if run_json.name == RUN_JSON else run_json.parent
         waiting += [parent if is_url(parent) or Path(parent).exists() else outer for parent in parent_paths(facts)]
 
 
 def vocabulary(path: str | Path) -> int | None:
     """One above the largest id of the model behind a run folder or a file in it; None when it is not known."""
-    found = find_run_json(path)
-    engine = read_facts(found).get("engine") if found is not None else None
+    run_json = find_run_json(path)
+    engine = read_facts(run_json).get("engine") if run_json is not None else None
     size = engine.get("vocab_size") if isinstance(engine, dict) else None
     return size if isinstance(size, int) and size > 0 else None
 
@@ -117,8 +117,8 @@ def keys_of(ids: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]:
 
     chunks = getattr(ids, "chunks", [ids])
     # By chunk, because Polars allocates a view of 16 bytes per text.
-    found = [pl.Series(pl.from_arrow(chunk)).hash().to_numpy() for chunk in chunks]
-    return np.concatenate(found) if found else np.empty(0, np.uint64)
+    hashes = [pl.Series(pl.from_arrow(chunk)).hash().to_numpy() for chunk in chunks]
+    return np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
 
 
 def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array], sources: Sequence[str | Path]) -> None:
@@ -132,64 +132,64 @@ def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array], source
     row, alike = 0, []
     for chunk in ids:
         # A run that is being collected may have grown since the hashes were made.
-        some = chunk.slice(0, len(keys) - row)
-        alike.append(some.filter(pa.array(np.isin(keys[row : row + len(some)], twice))))
-        row += len(some)
+        chunk_ids = chunk.slice(0, len(keys) - row)
+        alike.append(chunk_ids.filter(pa.array(np.isin(keys[row : row + len(chunk_ids)], twice))))
+        row += len(chunk_ids)
     named = pa.chunked_array(alike, pa.string())
     extra = len(named) - pc.count_distinct(named).as_py()
     if not extra:
         return
     # The command that lists them.
-    given = " ".join(shlex.quote(str(source)) for source in sources)
+    paths = " ".join(shlex.quote(str(source)) for source in sources)
     sql = "SELECT rollout_id, count(*) AS n FROM rollouts GROUP BY 1 HAVING n > 1"
-    hint = f"`gymdata query {shlex.quote(sql)} {given}` lists them; give each rollout once"
+    hint = f"`gymdata query {shlex.quote(sql)} {paths}` lists them; give each rollout once"
     if len(sources) == 1:
-        hint = f"`gymdata validate {given}` lists them as D701"
+        hint = f"`gymdata validate {paths}` lists them as D701"
     files = [source_file.path.resolve() for source in sources for source_file in resolve(source, ROLLOUTS)]
     if repeated := next((file for file in files if files.count(file) > 1), None):
         hint = f"{repeated} is given twice: give each file once"
     raise RefusedError(f"{counted(extra, 'rollout is', 'rollouts are')} there more than once", code="D701", hint=hint)
 
 
-def rows_of(some: pa.Array, ids: pa.ChunkedArray, at: int) -> np.ndarray:
-    """The row in ``ids`` of each of ``some``, -1 for those that are not there.
+def rows_of(wanted_ids: pa.Array, ids: pa.ChunkedArray, first_row: int) -> np.ndarray:
+    """The row in ``ids`` of each of ``wanted_ids``, -1 for those that are not there.
 
-    Both were read from the same files, and ``some`` begins at row ``at``. They are looked up only when the rows differ,
-    because a run that is being collected grew, or its rows were sealed.
+    Both were read from the same files, and ``wanted_ids`` begins at row ``first_row``. They are looked up only when the
+    rows differ, because a run that is being collected grew, or its rows were sealed.
     """
-    if ids.slice(at, len(some)).equals(pa.chunked_array([some])):
-        return np.arange(at, at + len(some))
-    found: np.ndarray = pc.fill_null(pc.index_in(some, value_set=ids.combine_chunks()), -1).to_numpy()
-    return found
+    if ids.slice(first_row, len(wanted_ids)).equals(pa.chunked_array([wanted_ids])):
+        return np.arange(first_row, first_row + len(wanted_ids))
+    rows: np.ndarray = pc.fill_null(pc.index_in(wanted_ids, value_set=ids.combine_chunks()), -1).to_numpy()
+    return rows
 
 
 def chosen_rows(
     sources: Sequence[str | Path],
     table: Table,
     ids: pa.ChunkedArray,
-    kept: npt.NDArray[np.bool_],
+    chosen: npt.NDArray[np.bool_],
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of the rows of ``sources`` that are true in ``kept``, which has one value per row of ``ids``, the table's
+    """Batches of the rows of ``sources`` that are true in ``chosen``, which has one value per row of ``ids``, the table's
     first column. ``columns``: as ``scan_batches`` takes them."""
-    at = 0
+    first_row = 0
     for source in sources:
         for batch in scan_batches(source, table, columns, _BATCH_ROWS):
-            rows = rows_of(batch.column(table.schema.names[0]), ids, at)
-            at += batch.num_rows
-            mask = (rows >= 0) & kept[rows]
+            rows = rows_of(batch.column(table.schema.names[0]), ids, first_row)
+            first_row += batch.num_rows
+            mask = (rows >= 0) & chosen[rows]
             if mask.any():
                 yield batch if mask.all() else batch.filter(pa.array(mask))
 
 
-def refuse_other_settings(target: Path, config: Config, what: str, overwrite: bool) -> None:
-    """Raises StoreError when ``target`` holds ``what`` with another ``config``."""
+def refuse_other_settings(target: Path, config: Config, noun: str, overwrite: bool) -> None:
+    """Raises StoreError when ``target`` holds ``noun`` with another ``config``."""
     if overwrite or not target.exists():
         return
     recorded = read_run_json(target).get("config", {})
     other = differences(recorded, config.model_dump(mode="json"), config.defaults())
     if other:
-        raise StoreError.other_settings(target, what, other)
+        raise StoreError.other_settings(target, noun, other)
 
 
 def stage_folder(sources: Sequence[str | Path], stage: str, name: str) -> Path:
@@ -207,8 +207,8 @@ def own_run(sources: Sequence[str | Path]) -> Path | None:
 
 
 def run_folder(source: str | Path) -> Path | None:
-    found = find_run_json(source)
-    return found.parent if found is not None and found.name == "run.json" else None
+    run_json = find_run_json(source)
+    return run_json.parent if run_json is not None and run_json.name == "run.json" else None
 
 
 def runs_of(sources: Iterable[str | Path]) -> list[Path]:
@@ -220,15 +220,15 @@ def runs_of(sources: Iterable[str | Path]) -> list[Path]:
 def parents_of(paths: Iterable[str | Path]) -> list[dict[str, object]]:
     """What run.json records of what an output was made from. A glob over several runs is what it matches, each with its
     own run."""
-    return [parent_of(each) for path in paths for each in ([path] if find_run_json(path) else matches(path))]
+    return [parent_of(match) for path in paths for match in ([path] if find_run_json(path) else matches(path))]
 
 
 def parent_of(path: str | Path) -> dict[str, object]:
-    found = find_run_json(path)
-    if found is None:
+    run_json = find_run_json(path)
+    if run_json is None:
         return {"path": str(Path(path).resolve()), "run_id": None, "run_json_xxh3": None}
-    facts = read_run_json(found)
-    parent = {"path": str(Path(path).resolve()), "run_id": facts.get("run_id"), "run_json_xxh3": hash_file(found)}
+    facts = read_run_json(run_json)
+    parent = {"path": str(Path(path).resolve()), "run_id": facts.get("run_id"), "run_json_xxh3": hash_file(run_json)}
     hashed = facts.get("run_id") is not None or facts.get("stage") in SCORED
     return {**parent, "files": content_of(facts)} if hashed else parent
 
@@ -262,5 +262,7 @@ def refuse_replaced(path: str | Path, sources: Sequence[str | Path] = ()) -> Non
 def common_identity(sources: Sequence[str | Path]) -> Identity:
     """The identity settings that all the runs share, for the run.json of a file that is made from several runs."""
     folders = [run_folder(path) for source in sources for path in matches(source)]
-    found = [read_run_json(folder).get("identity", {}) if folder is not None else {} for folder in folders]
-    return {key: value for key, value in found[0].items() if all(one.get(key) == value for one in found)}
+    identities = [read_run_json(folder).get("identity", {}) if folder is not None else {} for folder in folders]
+    return {
+        key: value for key, value in identities[0].items() if all(identity.get(key) == value for identity in identities)
+    }

@@ -103,19 +103,19 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
 
 def decode_row(line: bytes) -> Any:
     """As ``decode``; an object that has a key twice raises RepeatedKeyError."""
-    row, at = decode(line), np.frombuffer(line, np.uint8)
+    row, chars = decode(line), np.frombuffer(line, np.uint8)
     # A key ends with a quote and a colon; inside a text that quote is escaped.
-    keys = left = int(np.count_nonzero((at[2:] == ord(":")) & (at[1:-1] == ord('"')) & (at[:-2] != ord("\\"))))
+    keys = left = int(np.count_nonzero((chars[2:] == ord(":")) & (chars[1:-1] == ord('"')) & (chars[:-2] != ord("\\"))))
     if type(row) is not dict:
         return row
     # What is deeper than the last of the keys is not looked at, nor are lists of tokens: a list whose first item is a
     # number has no keys.
-    found: Iterable[Any] = [row]
-    while left and (level := [v for v in found if type(v) is dict or type(v) is list]):
+    values: Iterable[Any] = [row]
+    while left and (level := [v for v in values if type(v) is dict or type(v) is list]):
         lists = [v for v in level if type(v) is list and v and type(v[0]) in (dict, list)]
         objects = [v for v in level if type(v) is dict]
         left -= sum(map(len, objects))
-        found = chain(*map(dict.values, objects), *lists)
+        values = chain(*map(dict.values, objects), *lists)
     if left or not keys:
         with contextlib.suppress(ValueError, RecursionError):  # a reader that decodes it otherwise has read it
             json.loads(line, object_pairs_hook=unique_keys)
@@ -145,12 +145,12 @@ def values_over_lines(source: Source) -> list[tuple[int, Any, bytes]]:
     """(line that it begins on, value, its text) of each value of a file whose values take several lines, such as
     pretty-printed objects or one array; empty for any other text."""
     lines = list(iter_lines(source))
-    whole = b"\n".join(text for _, text in lines)
+    content = b"\n".join(text for _, text in lines)
     with contextlib.suppress(ValueError):
-        return [(lines[0][0], decode(whole, exact=True), whole)]
+        return [(lines[0][0], decode(content, exact=True), content)]
     values, decoder, end, line = list[tuple[int, Any, bytes]](), json.JSONDecoder(), 0, 0
     try:
-        text = whole.decode("utf-8")
+        text = content.decode("utf-8")
         while start := _AFTER_SPACE.search(text, end):
             line += text.count("\n", end, start.start())
             value, end = decoder.raw_decode(text, start.start())

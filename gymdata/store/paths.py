@@ -91,28 +91,28 @@ def resolve(path: str | Path, table: Table | str = ROLLOUTS_FOLDER) -> list[Sour
     DataError when nothing is there, or the folder is neither a run nor inside one.
     """
     name = table if isinstance(table, str) else table.name
-    given = Path(path)
-    found = matches(path)
-    if found != [given]:
+    argument = Path(path)
+    paths = matches(path)
+    if paths != [argument]:
         # Segments in their order, none from its journal and its part, and nothing that was put aside.
-        kept = {match for match in found if not match.name.endswith((".torn", ".tmp"))}
-        kept -= {match for match in kept if (twin := sealed_twin(match)) and twin.path in kept}
+        chosen = {match for match in paths if not match.name.endswith((".torn", ".tmp"))}
+        chosen -= {match for match in chosen if (twin := sealed_twin(match)) and twin.path in chosen}
 
         def order(file: Path) -> tuple[Path, int, str]:
             segment = PART.fullmatch(file.name) or JOURNAL.fullmatch(file.name)
             return file.parent, int(segment[1]) if segment else -1, file.name
 
-        return [source for match in sorted(kept, key=order) for source in _resolve_one(match, name)]
-    return _resolve_one(given, name)
+        return [source for match in sorted(chosen, key=order) for source in _resolve_one(match, name)]
+    return _resolve_one(argument, name)
 
 
 def matches(path: str | Path) -> list[Path]:
     """What a path argument names: itself, or what a glob matches, in order. Raises DataError for a glob without a match."""
-    given = Path(path)
-    if given.exists() or not globbing.has_magic(str(path)):
-        return [given]
-    if found := _expand(str(path)):
-        return found
+    argument = Path(path)
+    if argument.exists() or not globbing.has_magic(str(path)):
+        return [argument]
+    if paths := _expand(str(path)):
+        return paths
     raise DataError.missing_path(path, "a glob that matches something")
 
 
@@ -129,15 +129,18 @@ def find_run_json(path: str | Path) -> Path | None:
 
 def _beside_or_above(path: str | Path) -> list[Path | None]:
     """The run.json files of a path argument, each once, with None where something has none."""
-    given = Path(path)
-    if not given.exists() and globbing.has_magic(str(path)):
+    source = Path(path)
+    if not source.exists() and globbing.has_magic(str(path)):
         return list(dict.fromkeys(run_json for match in _expand(str(path)) for run_json in _beside_or_above(match)))
-    if given.is_dir():
-        candidates = [given / RUN_JSON, given.parent / RUN_JSON if given.name == ROLLOUTS_FOLDER else given / RUN_JSON]
+    if source.is_dir():
+        candidates = [
+            source / RUN_JSON,
+            source.parent / RUN_JSON if source.name == ROLLOUTS_FOLDER else source / RUN_JSON,
+        ]
     else:
-        candidates = [beside(given), given.parent / RUN_JSON]
-        if given.parent.name == ROLLOUTS_FOLDER:
-            candidates.append(given.parent.parent / RUN_JSON)
+        candidates = [beside(source), source.parent / RUN_JSON]
+        if source.parent.name == ROLLOUTS_FOLDER:
+            candidates.append(source.parent.parent / RUN_JSON)
     return [next((c for c in candidates if c.is_file()), None)]
 
 
@@ -192,24 +195,24 @@ def _fault_in(facts: RunFacts) -> str | None:
         # A number beyond 64 bits, a lone surrogate, or nesting that is too deep for other readers.
         return str(error)
     for where, kind in _SHAPES.items():
-        for at, value in _at(facts, where.split(".")):
+        for key, value in _at(facts, where.split(".")):
             allowed = value is None and not where.endswith("[]")
             if not allowed and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-                return f"{at}: got {json.dumps(value)[:40]}, expected {_CALLED[kind]}"
+                return f"{key}: got {json.dumps(value)[:40]}, expected {_CALLED[kind]}"
     if any(not f.get("path") or "\0" in f["path"] for f in facts.get("files") or []):
         return "files: an entry names no file"
     return None
 
 
-def _at(value: Any, keys: Sequence[str], place: str = "") -> Iterator[tuple[str, Any]]:
+def _at(value: Any, keys: Sequence[str], key: str = "") -> Iterator[tuple[str, Any]]:
     """The values under a dotted key, ``[]`` standing for each item of a list, with the place of each."""
     if not keys:
-        yield place, value
+        yield key, value
     elif keys[0] == "[]":
         for index, item in enumerate(value if isinstance(value, list) else ()):
-            yield from _at(item, keys[1:], f"{place}[{index}]")
+            yield from _at(item, keys[1:], f"{key}[{index}]")
     elif isinstance(value, dict) and keys[0] in value:
-        yield from _at(value[keys[0]], keys[1:], f"{place}.{keys[0]}" if place else keys[0])
+        yield from _at(value[keys[0]], keys[1:], f"{key}.{keys[0]}" if key else keys[0])
 
 
 def beside(file: Path) -> Path:
@@ -245,8 +248,8 @@ def refuse_unfinished(run_json: Path, file: Path | None = None) -> None:
     raise error
 
 
-def local_output(output: str | Path, what: str = "-o") -> Path:
-    """An output, which ``what`` gives, as a path on this machine. Raises UsageError for a URL and for a place in the spool,
+def local_output(output: str | Path, flag: str = "-o") -> Path:
+    """An output, which ``flag`` gives, as a path on this machine. Raises UsageError for a URL and for a place in the spool,
     and for ``-``, which elsewhere means standard output: what is written here are files, beside a run.json."""
     if str(output) == "-":
         raise UsageError(
@@ -256,7 +259,7 @@ def local_output(output: str | Path, what: str = "-o") -> Path:
     remote = url_of(output) if is_url(output) else mirrored(output)
     if remote is not None:
         raise UsageError(
-            f"{what} {remote}: object stores are not supported here", hint="give a local path, and copy from there"
+            f"{flag} {remote}: object stores are not supported here", hint="give a local path, and copy from there"
         )
     return Path(output)
 
@@ -328,8 +331,8 @@ def segments(folder: Path) -> list[Source]:
             chosen.setdefault(int(match[1]), Source(file, "journal"))
         elif match := PART.fullmatch(file.name):
             kind: Kind = "parquet" if match[2] == "parquet" else "jsonl"
-            held = chosen.get(int(match[1]))
-            if held is None or held.kind == "journal":
+            other = chosen.get(int(match[1]))
+            if other is None or other.kind == "journal":
                 chosen[int(match[1])] = Source(file, kind)
     return [chosen[k] for k in sorted(chosen)]
 
@@ -392,9 +395,9 @@ def _resolve_one(path: Path, table: str) -> list[Source]:
             raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
         if table == ROLLOUTS_FOLDER and (path / ROLLOUTS_FOLDER).is_dir():
             return _sealed_by_run_json(path)
-        own = _tables_in(path, table)
-        if own or table == ROLLOUTS_FOLDER:
-            return own
+        sources = _tables_in(path, table)
+        if sources or table == ROLLOUTS_FOLDER:
+            return sources
         return [s for inner in sorted(path.iterdir()) if (inner / RUN_JSON).is_file() for s in _tables_in(inner, table)]
     if not path.exists():
         raise DataError.missing_path(path)
@@ -448,13 +451,13 @@ def packed_as(head: bytes) -> Literal["gzip", "zstd"] | None:
 def refuse_unwritable(folder: Path) -> None:
     """Raise StoreError when ``folder`` is a file, or cannot be made or written to; UsageError as ``local_output``. Makes
     nothing."""
-    at = Path(folder) if mirrored(folder) else local_output(folder)
-    while not at.exists() and not at.is_symlink() and at != at.parent:
-        at = at.parent
-    if not at.is_dir():
-        what = "is a file, expected a folder" if at == folder else f"cannot be made: {at} is a file"
-        raise StoreError(f"{folder}: {what}", hint="give another output folder")
-    if not os.access(at, os.W_OK | os.X_OK):
+    existing = Path(folder) if mirrored(folder) else local_output(folder)
+    while not existing.exists() and not existing.is_symlink() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        fault = "is a file, expected a folder" if existing == folder else f"cannot be made: {existing} is a file"
+        raise StoreError(f"{folder}: {fault}", hint="give another output folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
         raise StoreError(
-            f"{folder}: cannot be written: no permission to write in {at}", hint="give another output folder"
+            f"{folder}: cannot be written: no permission to write in {existing}", hint="give another output folder"
         )

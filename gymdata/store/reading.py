@@ -120,10 +120,10 @@ def check_source(source: Source, table: Table | None = None) -> str | None:
     """
     if source.kind == "journal" or source.part is not None:
         return None  # a part is of a file that passed
-    found = _entry_of(source.path)
-    if found is None:
+    described = _entry_of(source.path)
+    if described is None:
         return None
-    run_json, entry, schemas = found
+    run_json, entry, schemas = described
     version = schemas.get(table.name) if table is not None else None
     if table is not None and isinstance(version, int) and version > table.version:
         raise DataError.newer_schema(source.path, table.name, version, table.version)
@@ -157,9 +157,9 @@ def altered(run_json: Path, files: Sequence[Path]) -> list[tuple[Path, str]]:
     parts of a run that it should name; other files that it does not name are skipped."""
     facts = read_facts(run_json)
     recorded = {(run_json.parent / str(f["path"])).resolve(): f for f in facts.get("files") or []}
-    found = [(file, difference(file, recorded[file.resolve()])) for file in files if file.resolve() in recorded]
+    differing = [(file, difference(file, recorded[file.resolve()])) for file in files if file.resolve() in recorded]
     described = [
-        (file, f"not the file that {run_json.name} describes: {why}") for file, why in found if why is not None
+        (file, f"not the file that {run_json.name} describes: {why}") for file, why in differing if why is not None
     ]
     unnamed = (file for file in files if file.resolve() not in recorded and _has_ended(facts) and _is_part(file))
     return described + [(file, f"{run_json.name} does not name it: {_UNNAMED}") for file in unnamed]
@@ -174,9 +174,9 @@ def same_content(files: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
     for size, alike in by_size.items():
         first: dict[str, Path] = {}
         for file in alike if size and len(alike) > 1 else ():
-            held = first.setdefault(file_hash(file), file)
-            if held is not file:
-                yield held, file
+            first_file = first.setdefault(file_hash(file), file)
+            if first_file is not file:
+                yield first_file, file
 
 
 def file_hash(path: Path, settled_ns: int = 2_000_000_000) -> str:
@@ -193,9 +193,9 @@ def file_hash(path: Path, settled_ns: int = 2_000_000_000) -> str:
     # Of an object its name and tag tell whether it is the same, in any process.
     key, state = (file, _state(file)) if content is None else (Path(content), ())
     with _guard:
-        held = known_hashes.get(key)
-    if held is not None and held[0] == state:
-        return held[1]
+        cached = known_hashes.get(key)
+    if cached is not None and cached[0] == state:
+        return cached[1]
     value = memo = None
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path raises without a home
     # "~" may be there that could not be expanded.
@@ -203,9 +203,9 @@ def file_hash(path: Path, settled_ns: int = 2_000_000_000) -> str:
         memo = Path(home, "gymdata", "hashes", xxhash.xxh3_128_hexdigest(os.fsencode(key)) + ".json")
     if memo is not None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            kept = orjson.loads(memo.read_bytes())
-            if kept["path"] == str(key) and tuple(kept["state"]) == state:
-                value = str(kept["xxh3"])
+            memory = orjson.loads(memo.read_bytes())
+            if memory["path"] == str(key) and tuple(memory["state"]) == state:
+                value = str(memory["xxh3"])
     if value is None:
         from gymdata.store.run_json import hash_file
 
@@ -247,8 +247,8 @@ def _entry_of(path: Path) -> tuple[Path, dict[str, Any] | None, dict[str, Any]] 
         return None
     state = _state(run_json)
     with _guard:
-        held = _described.get(run_json)
-    if held is None or held[0] != state:
+        cached = _described.get(run_json)
+    if cached is None or cached[0] != state:
         try:
             facts = read_facts(run_json)
         except DataError as error:
@@ -258,11 +258,11 @@ def _entry_of(path: Path) -> tuple[Path, dict[str, Any] | None, dict[str, Any]] 
             warn(f"{path}: is read without the check against run.json ({error.message})")
             return None
         entries = {(run_json.parent / str(f["path"])).resolve(): f for f in facts.get("files") or []}
-        held = (state, entries, facts.get("schemas") or {}, _has_ended(facts))
+        cached = (state, entries, facts.get("schemas") or {}, _has_ended(facts))
         with _guard:
-            _described[run_json] = held
-    entry = held[1].get(path.resolve())
-    return None if entry is None and not (held[3] and _is_part(path)) else (run_json, entry, held[2])
+            _described[run_json] = cached
+    entry = cached[1].get(path.resolve())
+    return None if entry is None and not (cached[3] and _is_part(path)) else (run_json, entry, cached[2])
 
 
 #: Stages whose output is scores of rollouts, which a later call of the same command replaces.
@@ -276,15 +276,15 @@ def content_of(facts: RunFacts) -> dict[str, str]:
 
 def warn_of_changed_scores(path: str | Path) -> None:
     """Warn of each table of scores that ``path`` was made from and that has other content by now."""
-    found = None if is_url(path) else find_run_json(path)
-    facts = {} if found is None else read_facts(found)
+    run_json = None if is_url(path) else find_run_json(path)
+    facts = {} if run_json is None else read_facts(run_json)
     for parent in facts.get("parents") or []:
         named = Path(str(parent.get("path")))
         # A run that was moved whole still has its scores inside.
-        places = [named, *([found.parent.parent / named.name] if found is not None else [])]
-        now = next((read_facts(file) for file in map(find_run_json, places) if file is not None), {})
+        paths = [named, *([run_json.parent.parent / named.name] if run_json is not None else [])]
+        now = next((read_facts(file) for file in map(find_run_json, paths) if file is not None), {})
         if parent.get("files") and now.get("stage") in SCORED and content_of(now) != parent["files"]:
             stage = str(facts.get("stage"))
             command = {"experiences": "experience"}.get(stage, stage)
-            made = f"{named.name} changed after {path} was made from it"
-            warn(f"{made} → rerun `gymdata {command}` to use the present scores")
+            text = f"{named.name} changed after {path} was made from it"
+            warn(f"{text} → rerun `gymdata {command}` to use the present scores")

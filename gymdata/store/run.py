@@ -245,20 +245,20 @@ class Run:
             raise UsageError.unknown_choice("format", format, ("parquet", "jsonl"))
         if rows_per_file is not None and rows_per_file < 1:
             raise UsageError.bad_value("rows per file", rows_per_file, "at least 1")
-        place = Path(folder)
-        refuse_other_kind(place / RUN_JSON, str(facts.get("stage") or "collect"))
-        refuse_foreign(place)
-        with made_folder(place):
-            lock = Lock(place)
+        path = Path(folder)
+        refuse_other_kind(path / RUN_JSON, str(facts.get("stage") or "collect"))
+        refuse_foreign(path)
+        with made_folder(path):
+            lock = Lock(path)
         try:
-            upload = Upload.open(place / RUN_JSON, take_over=take_over, overwrite=overwrite, derived=_ON_STORE)
+            upload = Upload.open(path / RUN_JSON, take_over=take_over, overwrite=overwrite, derived=_ON_STORE)
             if overwrite:
-                stages = {stage.name for stage in derived(place)} | set(upload.derived if upload is not None else ())
+                stages = {stage.name for stage in derived(path)} | set(upload.derived if upload is not None else ())
                 if stages:
                     names = ", ".join(f"{stage}/" for stage in sorted(stages))
-                    warn(f"{place}: {option('overwrite', True)} removes what was made from its rollouts, too: {names}")
-                wipe(place)
-            found = _checked(place, identity, defaults, run_id)
+                    warn(f"{path}: {option('overwrite', True)} removes what was made from its rollouts, too: {names}")
+                wipe(path)
+            resumed = _checked(path, identity, defaults, run_id)
             new = {
                 "run_id": run_id or secrets.token_hex(8),
                 "gymdata": __version__,
@@ -269,7 +269,7 @@ class Run:
                 "attempts": [],
                 "files": [],
             }
-            run = cls(place, lock, found or new, resumed=found is not None)
+            run = cls(path, lock, resumed or new, resumed=resumed is not None)
             run._upload, run._seal_every_s = upload, float("inf") if upload is None else seal_every_s
             run._begin(extent, operation, facts, format, rows_per_file, fsync_interval_s)
         except BaseException:
@@ -288,13 +288,13 @@ class Run:
         take_over: bool = False,
     ) -> None:
         """Raise what ``open`` would raise, and write nothing."""
-        place = Path(folder)
-        refuse_foreign(place)
-        refuse_held(place)
+        path = Path(folder)
+        refuse_foreign(path)
+        refuse_held(path)
         if not take_over:
-            refuse_open(place / RUN_JSON)
+            refuse_open(path / RUN_JSON)
         if not overwrite:
-            _checked(place, identity, defaults, run_id)
+            _checked(path, identity, defaults, run_id)
 
     @property
     def run_id(self) -> str:
@@ -315,9 +315,9 @@ class Run:
         # Damage was reported when the run was opened. A part that was changed since it was sealed still shows which
         # rollouts there are; but what is in it is not what was sampled, so the command ends with 1.
         report = warn if current().allow_changed else report_damage
-        with reading(allow_changed=True, report=lambda _: None) as found:
+        with reading(allow_changed=True, report=lambda _: None) as context:
             table = read_table(self.folder, ROLLOUTS, columns)
-        for line in found.warnings:
+        for line in context.warnings:
             report(line)
         return table
 
@@ -405,9 +405,9 @@ class Run:
         """Parameters that change the distribution and were chosen while the run was written: they are part of what it is,
         as ``sampling`` of its identity."""
         with self._facts_lock:
-            given = {**(self._facts["identity"].get("sampling") or {}), **plain(parameters)}
-            if given != self._facts["identity"].get("sampling"):
-                self._facts["identity"]["sampling"] = given
+            sampling = {**(self._facts["identity"].get("sampling") or {}), **plain(parameters)}
+            if sampling != self._facts["identity"].get("sampling"):
+                self._facts["identity"]["sampling"] = sampling
                 self._write()
 
     def seal(self, *, wait: bool = True) -> None:
@@ -514,8 +514,8 @@ class Run:
     def _name_part(self, part: FileEntry) -> None:
         """Name a sealed file in run.json; called by the sealer, in its thread, before it drops the journal."""
         with self._facts_lock:
-            others = [f for f in self._facts["files"] if f["path"] != part["path"]]
-            self._facts["files"] = sorted([*others, part], key=lambda f: str(f["path"]))
+            parts = [f for f in self._facts["files"] if f["path"] != part["path"]]
+            self._facts["files"] = sorted([*parts, part], key=lambda f: str(f["path"]))
             self._write()
 
     def _write(self) -> None:
@@ -578,11 +578,11 @@ def _checked(
     recorded = dict(
         _RENAMED.get(item, item) if isinstance(item[1], str) else item for item in facts["identity"].items()
     )
-    found = differences(recorded, identity, defaults)
+    differing = differences(recorded, identity, defaults)
     if run_id is not None and run_id != facts["run_id"]:
-        found.insert(0, ("run_id", facts["run_id"], run_id))
-    if found and holds_nothing(folder, facts["files"]):
+        differing.insert(0, ("run_id", facts["run_id"], run_id))
+    if differing and holds_nothing(folder, facts["files"]):
         return None
-    if found:
-        raise StoreError.other_identity(folder, found)
+    if differing:
+        raise StoreError.other_identity(folder, differing)
     return facts

@@ -35,12 +35,14 @@ def write_run_json(target: str | Path, facts: RunFacts) -> Path:
 
     ``facts``: as ``complete`` takes them. Returns where it was written. Raises StoreError.from_os.
     """
-    place = Path(target)
-    is_file = place.suffix in (".parquet", ".jsonl", ".gz", ".zst") and not place.is_dir()
-    path = place if place.name.endswith(RUN_JSON) else beside(place) if is_file else place / RUN_JSON
+    base = Path(target)
+    is_file = base.suffix in (".parquet", ".jsonl", ".gz", ".zst") and not base.is_dir()
+    path = base if base.name.endswith(RUN_JSON) else beside(base) if is_file else base / RUN_JSON
     # Documents are parts of imported files, and restored as they were.
-    whole = complete(facts)
-    return write_json(path, {key: value if key == "documents" else redacted_all(value) for key, value in whole.items()})
+    document = complete(facts)
+    return write_json(
+        path, {key: value if key == "documents" else redacted_all(value) for key, value in document.items()}
+    )
 
 
 def write_json(path: Path, value: Any) -> Path:
@@ -74,21 +76,21 @@ def complete(facts: RunFacts) -> RunFacts:
     empty: RunFacts = {"gymdata": __version__, "stage": "collect"}
     empty |= {key: {} for key in ("config", "identity", "extent", "schemas", "counts")}
     empty |= {key: [] for key in ("command", "attempts", "files", "parents", "notes")}
-    whole: RunFacts = plain(empty | dict(facts) | labels())
-    RunJson.model_validate(whole)
-    return whole
+    document: RunFacts = plain(empty | dict(facts) | labels())
+    RunJson.model_validate(document)
+    return document
 
 
 def read_run_json(path: str | Path) -> RunFacts:
     """The facts that describe a path argument (run or stage folder, file, glob, or a run.json itself). Raises DataError
     when it is missing or does not parse."""
-    given = Path(path)
-    found = given if given.name.endswith(RUN_JSON) and given.is_file() else find_run_json(given)
-    if found is None:
-        if given.is_dir():
-            raise DataError.not_a_run(given, sorted(p.name for p in given.iterdir()))
-        raise DataError.missing_path(given, "something that a run.json describes")
-    return read_facts(found)
+    argument = Path(path)
+    run_json = argument if argument.name.endswith(RUN_JSON) and argument.is_file() else find_run_json(argument)
+    if run_json is None:
+        if argument.is_dir():
+            raise DataError.not_a_run(argument, sorted(p.name for p in argument.iterdir()))
+        raise DataError.missing_path(argument, "something that a run.json describes")
+    return read_facts(run_json)
 
 
 def agreed(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -96,9 +98,9 @@ def agreed(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     alike: dict[str, Any] = {}
     for key, value in runs[0].items() if runs else ():
         values = [run.get(key) for run in runs]
-        if all(isinstance(each, Mapping) for each in values):
+        if all(isinstance(item, Mapping) for item in values):
             alike[key] = agreed(cast("list[Mapping[str, Any]]", values))
-        elif all(each == value for each in values):
+        elif all(item == value for item in values):
             alike[key] = value
     return alike
 
@@ -110,8 +112,8 @@ def state_of(run_json: Path, facts: RunFacts) -> str:
 
 def is_written(run_json: Path) -> bool:
     """Whether a process of this machine is writing the output that ``run_json`` describes."""
-    whole = run_json.name == RUN_JSON
-    return is_held(run_json.parent, LOCK if whole else f".{run_json.name.removesuffix(f'.{RUN_JSON}')}.lock")
+    of_folder = run_json.name == RUN_JSON
+    return is_held(run_json.parent, LOCK if of_folder else f".{run_json.name.removesuffix(f'.{RUN_JSON}')}.lock")
 
 
 def state_left(facts: RunFacts) -> str:
@@ -150,8 +152,8 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """``old`` with ``new`` over it; objects are merged key by key."""
     result = dict(old)
     for key, value in new.items():
-        held = result.get(key)
-        result[key] = merged(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+        before = result.get(key)
+        result[key] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     return result
 
 

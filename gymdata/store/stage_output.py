@@ -92,11 +92,11 @@ def refuse_other_kind(run_json: Path, stage: str, files: Iterable[str] = ()) -> 
     """Raises StoreError when what ``run_json`` describes, or the folder that it would describe, holds the output of another
     stage, or one of ``files`` beside it belongs to another output; UsageError for a place that is no local path."""
     folder = (run_json if mirrored(run_json) else Path(local_output(run_json))).parent
-    whole = run_json.name == RUN_JSON
-    held = kind_held(folder) if whole else _kind_of(read_facts(run_json)) if run_json.is_file() else None
-    if held is not None and held != kind_of_stage(stage):
-        raise StoreError.other_kind(folder if whole else run_json.with_suffix("").with_suffix(""), _name(held))
-    for part in [folder] if whole else [folder / name for name in files]:
+    of_folder = run_json.name == RUN_JSON
+    kind = kind_held(folder) if of_folder else _kind_of(read_facts(run_json)) if run_json.is_file() else None
+    if kind is not None and kind != kind_of_stage(stage):
+        raise StoreError.other_kind(folder if of_folder else run_json.with_suffix("").with_suffix(""), _name(kind))
+    for part in [folder] if of_folder else [folder / name for name in files]:
         refuse_owned(part)
 
 
@@ -132,9 +132,9 @@ def kind_held(folder: Path) -> str | None:
 
 def other_than_rows(folder: Path) -> str | None:
     """What a folder that can hold neither rollouts nor pairs holds; None for any other folder."""
-    held = kind_held(folder)
-    has_rows = held in STAGES and STAGES[held][1] in ("rollouts", "data") and held not in ("experiences", "export")
-    return None if held is None or has_rows else _name(held)
+    kind = kind_held(folder)
+    has_rows = kind in STAGES and STAGES[kind][1] in ("rollouts", "data") and kind not in ("experiences", "export")
+    return None if kind is None or has_rows else _name(kind)
 
 
 def kind_of_stage(stage: str) -> str:
@@ -194,12 +194,12 @@ class StageOutput:
         self._upload: Upload | None = None
 
     def __enter__(self) -> StageOutput:
-        whole = self.run_json.name == RUN_JSON
+        of_folder = self.run_json.name == RUN_JSON
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             stack.enter_context(made_folder(self.folder))
             about = {"stage": self.stage, "files": list(self.names)}
-            stack.callback(Lock(self.folder, LOCK if whole else f".{self.names[0]}.lock", about=about).remove)
+            stack.callback(Lock(self.folder, LOCK if of_folder else f".{self.names[0]}.lock", about=about).remove)
             refuse_link(self._new)
             stack.callback(self._drop_new)
             if being_replaced(self.run_json) is not None:
@@ -226,33 +226,33 @@ class StageOutput:
         self,
         key: str,
         now: Config | Mapping[str, Any],
-        what: str,
+        noun: str,
         keep: Iterable[Path] = (),
         parents: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Raises StoreError when ``what`` would be replaced and was made with another ``facts[key]`` than ``now``, or
+        """Raises StoreError when ``noun`` would be replaced and was made with another ``facts[key]`` than ``now``, or
         from other runs than ``parents`` (as run.json has them). ``keep``: files that would stay (see ``finish``)."""
         if self.overwrite or not self.facts or (self.facts.get("files") and not self._replaced(keep)):
             return
         recorded = self.facts.get("parents") or []
-        was, given = _sources(recorded), _sources(parents)
+        was, present = _sources(recorded), _sources(parents)
         # Inputs without a run, like scores and models, are not compared.
         added = {name for name, parent in was.items() if not parent.get("run_id")}
-        if was and given and (given.keys() - was.keys() or was.keys() - given.keys() - added):
+        if was and present and (present.keys() - was.keys() or was.keys() - present.keys() - added):
             before, inputs = (
                 ", ".join(
                     f"run {p['run_id']} ({p.get('path')})" if p.get("run_id") else str(p.get("path")) for p in side
                 )
-                for side in (was.values(), given.values())
+                for side in (was.values(), present.values())
             )
             raise StoreError(
-                f"{self.place}: holds {what} from {before}; this is {inputs}",
+                f"{self.place}: holds {noun} from {before}; this is {inputs}",
                 hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both",
             )
         settings, defaults = (now.model_dump(mode="json"), now.defaults()) if isinstance(now, Config) else (now, {})
         other = differences(self.facts.get(key) or {}, settings, defaults)
         if other:
-            raise StoreError.other_settings(self.place, what, other)
+            raise StoreError.other_settings(self.place, noun, other)
 
     @property
     def place(self) -> Path:
@@ -289,8 +289,8 @@ class StageOutput:
         """Write a whole table. Raises DataError when ``data`` is not a ``table``."""
         from gymdata.store.tables import shaped
 
-        whole = shaped(data, table)
-        return self.batches(name, whole.to_batches(), table, whole.schema, **more)
+        rows = shaped(data, table)
+        return self.batches(name, rows.to_batches(), table, rows.schema, **more)
 
     def begin(self, facts: RunFacts) -> None:
         """Describe an output whose files come later, unless there is one: for stages that must not lose paid
@@ -334,9 +334,9 @@ class StageOutput:
     def _stale(self, new: Iterable[str]) -> list[str]:
         """Names that only the earlier run.json has. Beside a file only those called after it: its other sides."""
         stem, new = Path(self.names[0]).stem, set(new)
-        whole = self.run_json.name == RUN_JSON
+        of_folder = self.run_json.name == RUN_JSON
         names = [n for n in dict.fromkeys(_named(self.facts)) if n not in new and Path(n).name == n]
-        return [n for n in names if whole or (n.startswith(f"{stem}.") and n != self.names[0])]
+        return [n for n in names if of_folder or (n.startswith(f"{stem}.") and n != self.names[0])]
 
     def _put_in_place(self) -> None:
         """Rename the new files, and finish run.json. Every step may have been done before, by a killed process."""
@@ -413,8 +413,8 @@ def holds_nothing(folder: Path, files: Sequence[FileEntry]) -> bool:
     rollouts = folder / ROLLOUTS_FOLDER
     # A journal's rows are not looked into here: bytes in it may be a row, torn or not.
     sessions = (folder / SESSIONS_FOLDER).glob("*.journal*")
-    kept = [*_ours(rollouts), *sessions, folder / FAILURES, folder / (FAILURES + ".torn")]
-    return not files and not any(file.is_file() and file.stat().st_size for file in kept)
+    files_kept = [*_ours(rollouts), *sessions, folder / FAILURES, folder / (FAILURES + ".torn")]
+    return not files and not any(file.is_file() and file.stat().st_size for file in files_kept)
 
 
 def _ours(rollouts: Path) -> list[Path]:

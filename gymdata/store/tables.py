@@ -46,12 +46,12 @@ def read_table(path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str]
     names = _chosen(table, columns)
     tables = [read_source(source, table, names) for source in files_of(path, table)]
     if not tables:
-        kept = names or table.required()
-        schema = pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata)
+        column_names = names or table.required()
+        schema = pa.schema([table.schema.field(n) for n in column_names], metadata=table.metadata)
         # Not ``schema.empty_table()``, which imports pandas, if it is installed.
         return pa.Table.from_batches([], schema=schema)
-    whole = pa.concat_tables(tables, promote_options="default") if len(tables) > 1 else tables[0]
-    return whole.replace_schema_metadata(table.metadata)
+    joined = pa.concat_tables(tables, promote_options="default") if len(tables) > 1 else tables[0]
+    return joined.replace_schema_metadata(table.metadata)
 
 
 def scan_batches(
@@ -104,8 +104,8 @@ def files_of(path: str | Path, table: Table = ROLLOUTS) -> list[Source]:
         facts = read_facts(folder / RUN_JSON)
         tables = facts.get("schemas")
         if isinstance(tables, dict) and tables.keys().isdisjoint({table.name, *_BESIDE}):
-            made = f"the output of {facts.get('stage') or 'another command'}"
-            raise DataError.other_table(path, held_instead(path, table) or made, table.name)
+            content = f"the output of {facts.get('stage') or 'another command'}"
+            raise DataError.other_table(path, held_instead(path, table) or content, table.name)
     return files
 
 
@@ -136,9 +136,9 @@ def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:
     target = Path(path)
     if target.suffix not in (".parquet", ".jsonl"):
         raise UsageError.bad_value("output file", target.name, "a name ending in .parquet or .jsonl")
-    whole = shaped(data, table)
+    rows = shaped(data, table)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_batches(whole.to_batches(), target, table, whole.schema)
+    write_batches(rows.to_batches(), target, table, rows.schema)
     return target
 
 
@@ -271,9 +271,9 @@ def read_source(source: Source, table: Table, names: list[str] | None) -> pa.Tab
     """All rows of one file. Raises as ``read_table``."""
     if batches := list(scan_source(source, table, names)):
         return pa.Table.from_batches(batches)
-    there = schema_of(source.path).names if source.kind == "parquet" else ()
-    kept = names or [name for name in table.schema.names if name not in table.optional or name in there]
-    return pa.schema([table.schema.field(n) for n in kept], metadata=table.metadata).empty_table()
+    stored = schema_of(source.path).names if source.kind == "parquet" else ()
+    column_names = names or [name for name in table.schema.names if name not in table.optional or name in stored]
+    return pa.schema([table.schema.field(n) for n in column_names], metadata=table.metadata).empty_table()
 
 
 def scan_source(
@@ -302,7 +302,7 @@ def scan_source(
         with parquet_file(source.path, page_checksum_verification=True) as file:
             check_version(file.schema_arrow.metadata, where, table)
             present = _present(file.schema_arrow, table, names, where)
-            seen, expected = 0, file.metadata.num_rows
+            n_read, expected = 0, file.metadata.num_rows
             leaves = present if table is TABLES.get(table.name, table) else _known_leaves(file, present, table)
             # Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the
             # file is.
@@ -314,11 +314,11 @@ def scan_source(
             # Closed before the file, because its thread may still be reading ahead.
             with contextlib.closing(ahead(read, _BATCHES_AHEAD) if threads else read) as batches:
                 for batch in batches:
-                    seen += batch.num_rows
+                    n_read += batch.num_rows
                     if batch.num_rows:
                         yield from _shape(pa.Table.from_batches([batch]), table, names, where).to_batches()
-            if seen != expected:  # a damaged footer makes a column shorter than the others
-                raise DataError.damaged(where, f"{seen:,} of {counted(expected, 'row')} can be read")
+            if n_read != expected:  # a damaged footer makes a column shorter than the others
+                raise DataError.damaged(where, f"{n_read:,} of {counted(expected, 'row')} can be read")
     except (pa.ArrowException, OSError) as error:
         raise broken_parquet(source.path, error) from error
 
@@ -347,13 +347,13 @@ def _scan_json(source: Source, table: Table, names: Sequence[str] | None) -> Ite
         raise DataError.missing_path(source.path) from None
     if first is None:
         return
-    kept = names
-    if kept is None:
+    columns = names
+    if columns is None:
         # The first row says which optional columns the file has.
         has = first[1] if isinstance(first[1], dict) else {}
-        kept = [n for n in table.schema.names if n not in table.optional or n in has or n in HASHES]
-        rows = _refusing(rows, sorted(table.optional.difference(kept)), where)
-    yield from row_batches(chain([first], rows), table, kept, where)
+        columns = [n for n in table.schema.names if n not in table.optional or n in has or n in HASHES]
+        rows = _refusing(rows, sorted(table.optional.difference(columns)), where)
+    yield from row_batches(chain([first], rows), table, columns, where)
 
 
 def _refusing(
@@ -397,11 +397,11 @@ def _rows(source: Source, table: Table) -> Iterator[tuple[int, Any, int]]:
 
 def _present(schema: pa.Schema, table: Table, names: Sequence[str] | None, where: str) -> list[str]:
     """The columns to read from a file, which must have all that the table cannot do without."""
-    wanted = names if names is not None else table.schema.names
-    missing = [n for n in wanted if n not in schema.names and n not in table.optional]
+    chosen = names if names is not None else table.schema.names
+    missing = [n for n in chosen if n not in schema.names and n not in table.optional]
     if missing:
         raise DataError.missing_columns(where, table.name, missing, schema.names)
-    present = [n for n in wanted if n in schema.names]
+    present = [n for n in chosen if n in schema.names]
     lacking = set(_lacking_hashes(schema.names, table, names))
     return [*present, "turns"] if lacking and "turns" not in present else present
 
