@@ -255,6 +255,7 @@ def test_a_cluster_that_is_away_is_said_at_once(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)  # three engines start
 def test_real_engines_on_two_nodes_give_the_rows_of_one_in_this_process(
     nodes: Nodes, vllm_sampler: InProcess, policy: str, tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_judge_in_process_judges_a_run(tmp_path, monkeypatch):
 @pytest.mark.engine
 @pytest.mark.ray
 @pytest.mark.full
+@pytest.mark.timeout(1200)  # three engines start
 def test_replicas_on_ray_judge_as_the_engine_in_this_process(tmp_path):
     """Two engines on a Ray that the command starts and stops: the same words and rewards, and an account of each replica."""
     pytest.importorskip("vllm")

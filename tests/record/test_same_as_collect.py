@@ -114,6 +114,7 @@ def run_command(*words: object) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)  # 3,000 rollouts of an agent
 @pytest.mark.parametrize("name", ["openai", "openai-agents"])
 def test_what_an_agent_does_trains_a_better_policy(name: str, policy: str, tmp_path: Path) -> None:
     """One round of ``collect --agent``, ``experience`` and ``train-rl``: the held-out rate rises, interval above 0."""
