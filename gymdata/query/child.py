@@ -84,9 +84,9 @@ def run_query(
     from gymdata.workers.signals import OWN_GROUP
 
     # A Python of its own: a fork would copy the locks of this process's threads as they are.
-    connection, theirs = Pipe()
-    with theirs:
-        number = theirs.fileno()
+    connection, child_end = Pipe()
+    with child_end:
+        number = child_end.fileno()
         words = [sys.executable, "-c", _START, str(number), *sys.path]
         # Output of libraries must not get into the result.
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(number,), **OWN_GROUP)

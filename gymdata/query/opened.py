@@ -135,8 +135,8 @@ class OpenedRun:
     @property
     def facts(self) -> dict[str, object]:
         """The content of run.json; empty without one."""
-        found = find_run_json(self.path)
-        return {} if found is None else read_facts(found)
+        run_json = find_run_json(self.path)
+        return {} if run_json is None else read_facts(run_json)
 
     def lazy(self) -> pl.LazyFrame:
         """The rollouts as a Polars LazyFrame: only the columns and rows that a query needs are read, in batches."""
@@ -176,15 +176,15 @@ class OpenedRun:
         from gymdata.rollouts.schema import ROLLOUTS
         from gymdata.store import scan_batches
 
-        known: list[str] = []
+        rollout_ids: list[str] = []
         for batch in scan_batches(self.path, ROLLOUTS, None, 256):
             ids = batch.column("rollout_id")
-            found = pc.index(ids, rollout_id).as_py()
-            if found >= 0:
-                table = pa.Table.from_batches([batch.slice(found, 1)])
+            index = pc.index(ids, rollout_id).as_py()
+            if index >= 0:
+                table = pa.Table.from_batches([batch.slice(index, 1)])
                 return OpenedRollout(expand_turns(table).to_pylist()[0])
-            known += ids.to_pylist()
-        raise DataError.unknown_id(self.path, "rollout_id", rollout_id, known)
+            rollout_ids += ids.to_pylist()
+        raise DataError.unknown_id(self.path, "rollout_id", rollout_id, rollout_ids)
 
 
 def open_run(path: str | Path) -> OpenedRun:

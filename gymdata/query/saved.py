@@ -28,7 +28,7 @@ SAVED = {
 
 def saved(name: str) -> str:
     """The statement of that name, with or without the colon. Raises UsageError for an unknown one."""
-    known = name.removeprefix(":")
-    if known not in SAVED:
-        raise UsageError.unknown_choice("saved query", known, SAVED)
-    return SAVED[known]
+    name = name.removeprefix(":")
+    if name not in SAVED:
+        raise UsageError.unknown_choice("saved query", name, SAVED)
+    return SAVED[name]

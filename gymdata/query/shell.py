@@ -89,23 +89,23 @@ class Shell:
 
 def _statements(lines: Callable[[str], str]) -> Iterator[str]:
     """Whole statements: those that begin with a backslash, a dot or a colon are one line."""
-    held: list[str] = []
+    statement: list[str] = []
     while True:
         try:
-            line = lines("    ...> " if held else "gymdata> ").rstrip()
+            line = lines("    ...> " if statement else "gymdata> ").rstrip()
         except KeyboardInterrupt:
             # The incomplete statement is discarded.
-            held = []
+            statement = []
             continue
         except EOFError:
             line, ended = "", True
         else:
             ended = False
-        alone = not held and (line.lstrip()[:1] in ("\\", ".", ":") or line.strip() == "help")
-        held += [line] if line.strip() else []
-        if held and (alone or not line or line.endswith(";")):
-            yield "\n".join(held).strip().rstrip(";").strip()
-            held = []
+        alone = not statement and (line.lstrip()[:1] in ("\\", ".", ":") or line.strip() == "help")
+        statement += [line] if line.strip() else []
+        if statement and (alone or not line or line.endswith(";")):
+            yield "\n".join(statement).strip().rstrip(";").strip()
+            statement = []
         if ended:
             return
 
@@ -142,19 +142,19 @@ def completer(views: Mapping[str, Iterable[str]]) -> Any:
     from prompt_toolkit.completion import Completer, Completion
     from prompt_toolkit.document import Document
 
-    columns = sorted({column for known in views.values() for column in known})
+    columns = sorted({column for names in views.values() for column in names})
 
     class Words(Completer):
         def get_completions(self, document: Document, complete_event: Any) -> Iterator[Completion]:  # noqa: ARG002 - its signature
-            found = re.search(r"(?:(\w+)\.)?([\w:-]*)$", document.text_before_cursor)
-            view, part = (found[1], found[2]) if found is not None else (None, "")
+            match = re.search(r"(?:(\w+)\.)?([\w:-]*)$", document.text_before_cursor)
+            view, part = (match[1], match[2]) if match is not None else (None, "")
             if view is not None:
-                known: Iterable[str] = views.get(view, columns)
+                candidates: Iterable[str] = views.get(view, columns)
             elif part.startswith(":"):
-                known = [f":{name}" for name in SAVED]
+                candidates = [f":{name}" for name in SAVED]
             else:
-                known = [*views, *columns, *_KEYWORDS]
-            for word in known:
+                candidates = [*views, *columns, *_KEYWORDS]
+            for word in candidates:
                 if part and word.lower().startswith(part.lower()) and word != part:
                     yield Completion(word, start_position=-len(part))
 

@@ -90,12 +90,12 @@ def run_statement(
             raise views.fault or _unread(error, views) or UsageError(f"SQL: {first_line(error)}") from error
 
 
-def _unique_names(reader: pa.RecordBatchReader, wanted: Sequence[str]) -> pa.RecordBatchReader:
+def _unique_names(reader: pa.RecordBatchReader, columns: Sequence[str]) -> pa.RecordBatchReader:
     """The columns' names; those of one name as ``a`` and ``a_1``: a row that is an object would keep one of them only."""
     import pyarrow as pa
 
     names: list[str] = []
-    for name in wanted:
+    for name in columns:
         candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
         names.append(next(candidate for candidate in candidates if candidate not in names))
     if names == reader.schema.names:
@@ -119,20 +119,20 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
     if not isinstance(error, (duckdb.BinderException, duckdb.CatalogException)):
         return UsageError(f"SQL: {message}")
     try:
-        known = views.columns()
+        by_view = views.columns()
     except duckdb.Error:
         # A file whose columns do not fit the views.
         return UsageError(f"SQL: {message}")
     missing = re.search(r"(?:named?|column|with name) \"?([\w.]+)\"? ?(?:does not exist|not found|!)", message)
     name = missing[1].rpartition(".")[2] if missing else ""
-    words = [*known, *(column for columns in known.values() for column in columns)]
+    words = [*by_view, *(column for columns in by_view.values() for column in columns)]
     near = difflib.get_close_matches(name, words, n=1, cutoff=0.6) if name else []
-    meant = {view: columns for view, columns in known.items() if {view, *columns}.intersection(near)} or known
-    listing = "\n".join(f"  {view}: {', '.join(columns)}" for view, columns in meant.items())
-    others = [view for view in known if view not in meant]
-    listing += f"\n  other views: {', '.join(others)}" if others else ""
+    candidates = {view: columns for view, columns in by_view.items() if {view, *columns}.intersection(near)} or by_view
+    listing = "\n".join(f"  {view}: {', '.join(columns)}" for view, columns in candidates.items())
+    other_views = [view for view in by_view if view not in candidates]
+    listing += f"\n  other views: {', '.join(other_views)}" if other_views else ""
     guess = f"did you mean {near[0]!r}? " if near else ""
-    lead = f"{name} is a column of {', '.join(meant)}; " if name in near else guess
+    lead = f"{name} is a column of {', '.join(candidates)}; " if name in near else guess
     if of_text := re.match(r"Binder Error: Cannot extract field '(\w+)' from expression \"(task|extra)\"", message):
         # Written as in conditions.
         lead = f"{of_text[2]} is JSON text: {of_text[2]}->>'{of_text[1]}' is the text of a field; "

@@ -31,23 +31,23 @@ _WRITABLE = frozenset([type(None), bool, int, float, str, dt.datetime, dt.date, 
 
 def printable(types: Sequence[duckdb.sqltypes.DuckDBPyType]) -> list[str | None]:
     """For each type the one to cast to before printing, or None where it can stay as it is."""
-    return [None if (cast := _cast(one)) == str(one) else cast for one in types]
+    return [None if (cast := _cast(sql_type)) == str(sql_type) else cast for sql_type in types]
 
 
-def _cast(one: Any) -> str:
-    kind = str(one.id)
+def _cast(sql_type: Any) -> str:
+    kind = str(sql_type.id)
     if kind in _NUMBERS or kind in _TEXTS or kind in _TIMES:
-        return str(one)
+        return str(sql_type)
     if kind in ("list", "array", "map", "struct"):
-        children = one.children
+        children = sql_type.children
         if kind == "struct":
             fields = [(name, _cast(child)) for name, child in children]
             quoted = ", ".join('"' + name.replace('"', '""') + f'" {cast}' for name, cast in fields)
             same = all(cast == str(child) for (_, cast), (_, child) in zip(fields, children, strict=True))
-            return _TEXT if not fields else str(one) if same else f"STRUCT({quoted})"
+            return _TEXT if not fields else str(sql_type) if same else f"STRUCT({quoted})"
         casts = [_cast(child) for name, child in children if name != "size"]
         if all(cast == str(child) for cast, (_, child) in zip(casts, children, strict=False)):
-            return str(one)
+            return str(sql_type)
         if kind == "map":
             return f"MAP({casts[0]}, {casts[1]})"
         return casts[0] + ("[]" if kind == "list" else f"[{dict(children)['size']}]")
@@ -87,8 +87,8 @@ def _python_value(scalar: Any) -> Any:
 def json_value(value: Any) -> Any:
     """A value as JSON has it: exact numbers that 64 bits cannot hold are text. Times are left to the writers."""
     if isinstance(value, decimal.Decimal):
-        whole = value.is_finite() and value.as_tuple().exponent == 0 and -(1 << 63) <= value < (1 << 63)
-        return int(value) if whole else str(value)
+        is_int64 = value.is_finite() and value.as_tuple().exponent == 0 and -(1 << 63) <= value < (1 << 63)
+        return int(value) if is_int64 else str(value)
     if isinstance(value, int) and not -(1 << 63) <= value < (1 << 64):
         return str(value)
     if isinstance(value, Mapping):

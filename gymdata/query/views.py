@@ -58,8 +58,8 @@ def find_files(paths: Sequence[str | Path]) -> Files:
     is not there or holds no table of gymdata.
     """
     files = Files()
-    for given in paths:
-        for match in matches(located(given)):
+    for path in paths:
+        for match in matches(located(path)):
             if not match.is_dir():
                 (source,) = resolve(match, ROLLOUTS)
                 files.by_table.setdefault(_table_of(source), []).append(source)
@@ -68,8 +68,8 @@ def find_files(paths: Sequence[str | Path]) -> Files:
                 if inside := resolve(match, name):
                     files.by_table.setdefault(name, []).extend(inside)
             files.folders.append(match)
-    for table, found in files.by_table.items():
-        files.by_table[table] = list({source.path.resolve(): source for source in found}.values())
+    for table, sources in files.by_table.items():
+        files.by_table[table] = list({source.path.resolve(): source for source in sources}.values())
         for source in files.by_table[table]:
             check_source(source, TABLES[table])
     files.folders = list({folder.resolve(): folder for folder in files.folders}.values())
@@ -109,15 +109,14 @@ def _table_of(source: Source) -> str:
             table.name: [n for n in table.required() if not table.schema.field(n).nullable] for table in TABLES.values()
         }
     # The table all of whose columns are present; of several, the one with most columns. One column is not enough.
-    whole = [name for name, wanted in needed.items() if set(wanted) <= set(columns)]
-    if whole:
-        return max(whole, key=lambda name: len(needed[name]))
-    held = ", ".join(columns[:8]) or "nothing"
+    candidates = [name for name, required in needed.items() if set(required) <= set(columns)]
+    if candidates:
+        return max(candidates, key=lambda name: len(needed[name]))
     near = max(needed, key=lambda name: len(set(needed[name]) & set(columns)) / len(needed[name]))
     lacks = [name for name in needed[near] if name not in columns]
     close = len(lacks) <= len(needed[near]) / 2
     raise DataError(
-        f"{where}: holds none of gymdata's tables (it has {held})",
+        f"{where}: holds none of gymdata's tables (it has {', '.join(columns[:8]) or 'nothing'})",
         hint=f"for {near} it lacks {', '.join(lacks)}" if close else None,
     )
 
@@ -196,12 +195,10 @@ class Views:
 
     def columns(self) -> dict[str, dict[str, str]]:
         """Each view's columns and their types."""
-        found = {}
         with Views(self.files) as fresh:
             fresh._make(fresh.names, rewards=True, prompts=True, marks=self._has_marks)
-            for name in fresh.names:
-                found[name] = {row[0]: row[1] for row in fresh.con.execute(f"DESCRIBE {name}").fetchall()}
-        return found
+            descriptions = {name: fresh.con.execute(f"DESCRIBE {name}").fetchall() for name in fresh.names}
+        return {name: {row[0]: row[1] for row in rows} for name, rows in descriptions.items()}
 
     def _make(self, names: Iterable[str], *, rewards: bool, prompts: bool, marks: bool) -> None:
         for name in names:
@@ -246,10 +243,10 @@ SELECT {_KEYS}, turn, t.*{shown} FROM (
             distinct = f"SELECT DISTINCT unnest(rewards).name AS n FROM ({body}) ORDER BY n"
             names = [name for (name,) in self.con.execute(distinct).fetchall() if name is not None]
             # SQL ignores case: names that differ only in case are numbered.
-            alike, seen, extra = Counter(map(str.lower, names)), Counter[str](), ""
+            counts, ordinal, extra = Counter(map(str.lower, names)), Counter[str](), ""
             for reward in names:
-                seen[reward.lower()] += 1
-                shown = reward if alike[reward.lower()] == 1 else f"{reward}_{seen[reward.lower()]}"
+                ordinal[reward.lower()] += 1
+                shown = reward if counts[reward.lower()] == 1 else f"{reward}_{ordinal[reward.lower()]}"
                 quoted = '"reward_' + shown.replace('"', '""') + '"'
                 extra += f", list_filter(rewards, lambda r: r.name = {_text(reward)})[1].value AS {quoted}"
             body = f"SELECT *{extra} FROM ({body})"
@@ -294,21 +291,21 @@ FROM ({body}) r LEFT JOIN gymdata_marked m USING (rollout_id)"""
 
     def _warn_of_copies(self, names: Iterable[str]) -> None:
         """Rows that several paths give are counted as often."""
-        wanted = {"rollouts" if name in ("turns", "messages") else name for name in names}
-        for name in wanted & set(self.files.by_table):
+        tables = {"rollouts" if name in ("turns", "messages") else name for name in names}
+        for name in tables & set(self.files.by_table):
             files = self.files.by_table[name]
             for path, copy in same_content(s.path for s in files if s.kind != "parquet" or _has_rows(s.path)):
                 warn(f"{copy} holds the same bytes as {path}: their {name} are counted twice")
-        for path, copy in same_content(f / FAILURES for f in self.files.folders if "failures" in wanted):
+        for path, copy in same_content(f / FAILURES for f in self.files.folders if "failures" in tables):
             warn(f"{copy} holds the same bytes as {path}: their failures are counted twice")
-        if "rollouts" in wanted and len({s.path.parent for s in self.files.by_table["rollouts"]}) > 1:
-            found = self.con.execute(
+        if "rollouts" in tables and len({s.path.parent for s in self.files.by_table["rollouts"]}) > 1:
+            repeated = self.con.execute(
                 "SELECT count(*), min(rollout_id) FROM (SELECT rollout_id FROM rollouts GROUP BY 1 HAVING count(*) > 1)"
             ).fetchone()
-            if found is not None and found[0]:
+            if repeated is not None and repeated[0]:
                 warn(
-                    f"{counted(found[0], 'rollout is', 'rollouts are')} there more than once (first: "
-                    f"{found[1]}): their rows are counted as often"
+                    f"{counted(repeated[0], 'rollout is', 'rollouts are')} there more than once (first: "
+                    f"{repeated[1]}): their rows are counted as often"
                 )
 
     def _register_prompts(self) -> None:

@@ -30,14 +30,14 @@ def rewritten(value: Any, change: Change, where: str = "") -> Any:
             inner = json.loads(value) if value[:1] in ("{", "[") else None
         except (ValueError, RecursionError):
             inner = None
-        made = rewritten(inner, change, where) if inner else inner
-        return change(where, value if made == inner else json.dumps(made, ensure_ascii=False))
+        new_inner = rewritten(inner, change, where) if inner else inner
+        return change(where, value if new_inner == inner else json.dumps(new_inner, ensure_ascii=False))
     if isinstance(value, dict):
         items: dict[Any, Any] = {}
         for key, item in value.items():
-            at = f"{where}.{key}" if where else str(key)
-            name = change(f"{at} (key)", str(key))
-            items[name if name not in items else f"{name} {len(items)}"] = rewritten(item, change, at)
+            field = f"{where}.{key}" if where else str(key)
+            name = change(f"{field} (key)", str(key))
+            items[name if name not in items else f"{name} {len(items)}"] = rewritten(item, change, field)
         return items
     if isinstance(value, list) and any(isinstance(item, (str, dict, list)) for item in value):
         return [rewritten(item, change, f"{where}[{n}]") for n, item in enumerate(value)]

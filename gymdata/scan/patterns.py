@@ -66,8 +66,8 @@ def finder(*, keys: bool = True) -> Find:
     ]
 
     def find(text: str) -> tuple[Found, ...]:
-        mine = (match for pattern in ours for match in pattern.finditer(text))
-        named = [Found(*match.span(), str(match.lastgroup).replace("_", "-")) for match in mine]
+        matches = (match for pattern in ours for match in pattern.finditer(text))
+        named = [Found(*match.span(), str(match.lastgroup).replace("_", "-")) for match in matches]
         return apart([*named, *_known(plugins, text)])
 
     return functools.lru_cache(maxsize=4_096)(find)
@@ -93,21 +93,21 @@ def _known(plugins: list[Any], text: str) -> Iterator[Found]:
                 yield Found(start, start + len(inner), kind)
 
 
-def apart(found: list[Found]) -> tuple[Found, ...]:
+def apart(spans: list[Found]) -> tuple[Found, ...]:
     """In order, those that overlap as one, of the kind of the first."""
     result: list[Found] = []
-    for one in sorted(found, key=lambda f: (f.start, -f.end)):
-        if result and one.start < result[-1].end:
-            result[-1] = result[-1]._replace(end=max(one.end, result[-1].end))
-        elif one.end > one.start:
-            result.append(one)
+    for span in sorted(spans, key=lambda f: (f.start, -f.end)):
+        if result and span.start < result[-1].end:
+            result[-1] = result[-1]._replace(end=max(span.end, result[-1].end))
+        elif span.end > span.start:
+            result.append(span)
     return tuple(result)
 
 
-def without(text: str, found: Iterable[Found]) -> str:
+def without(text: str, spans: Iterable[Found]) -> str:
     """``text`` with ``[redacted:KIND]`` in the place of what was found in it; the same object where nothing was."""
-    for one in reversed(tuple(found)):
-        text = f"{text[: one.start]}[redacted:{one.kind}]{text[one.end :]}"
+    for span in reversed(tuple(spans)):
+        text = f"{text[: span.start]}[redacted:{span.kind}]{text[span.end :]}"
     return text
 
 
@@ -119,8 +119,8 @@ def publishable(page: str, target: str | Path, allowed: bool) -> str:
         find = finder()
     except MissingExtraError:
         find = finder(keys=False)
-    if not allowed and (found := Counter(one.kind for one in find(html.unescape(page)))):
-        listed = ", ".join(f"{kind} ({n:,})" for kind, n in found.most_common())
+    if not allowed and (kinds := Counter(span.kind for span in find(html.unescape(page)))):
+        listed = ", ".join(f"{kind} ({n:,})" for kind, n in kinds.most_common())
         hint = "`gymdata scan RUN` lists them, `gymdata scan RUN --redact -o OUT` writes a copy without them; "
         raise RefusedError(
             f"{target} is not written: the page would hold what should not be published: {listed}",

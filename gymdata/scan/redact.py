@@ -59,18 +59,18 @@ class Redaction:
         for batch in scan_batches(source, ROLLOUTS, None, _BATCH_ROWS):
             start = 0
             for i, row in enumerate(to_rows(batch)):
-                made: list[RolloutRow] = []
+                replacement: list[RolloutRow] = []
                 try:
                     if (changed := self._rollout(row)) is row:
                         continue
-                    made = [decode(encode(changed))]
+                    replacement = [decode(encode(changed))]
                 except LeftOutError as reason:
                     self.left_out.setdefault(str(reason), []).append(self.clean(row["rollout_id"]))
                 if i > start:
                     yield batch.slice(start, i - start)
                 start = i + 1
-                if made:
-                    yield build(made, ROLLOUTS, ROLLOUTS.schema.names, "redacted rollouts", [1])
+                if replacement:
+                    yield build(replacement, ROLLOUTS, ROLLOUTS.schema.names, "redacted rollouts", [1])
             if start < len(batch):
                 yield batch.slice(start)
 
@@ -78,23 +78,23 @@ class Redaction:
         """The pairs under ``source``, those without a finding as they are. Pairs with token ids are made of rollouts, which
         are what is to be redacted: one with a finding is left out."""
         for batch in scan_batches(source, PAIRS, None, _BATCH_ROWS):
-            kept = list[TableRow]()
+            rows = list[TableRow]()
             for row in map(dict, to_rows(batch)):
                 ids = [row[name] for name in ("prompt_ids", "chosen_ids", "rejected_ids")]
                 texts = {key: value for key, value in row.items() if not isinstance(value, np.ndarray)}
-                decoded = [self.reading.decode(list(map(int, one))) for one in ids] if self.reading is not None else []
+                decoded = [self.reading.decode([*map(int, part)]) for part in ids] if self.reading is not None else []
                 if not (values := self._values([texts, decoded])):
-                    kept.append(row)
+                    rows.append(row)
                     continue
-                made = {**row, **self.clean(texts, values)}
-                if any(map(len, ids)) or any(made[key] != row[key] for key in ("pair_id", "run_id", "task_id")):
+                clean_row = {**row, **self.clean(texts, values)}
+                if any(map(len, ids)) or any(clean_row[key] != row[key] for key in ("pair_id", "run_id", "task_id")):
                     why = "a finding in a pair with token IDs" if any(map(len, ids)) else "an ID holds a finding"
                     self.left_out.setdefault(why, []).append(self.clean(row["pair_id"]))
                     continue
                 self.redacted += 1
-                kept.append(made)
-            if kept:
-                lines = [decode(encode(row)) for row in kept]
+                rows.append(clean_row)
+            if rows:
+                lines = [decode(encode(row)) for row in rows]
                 yield build(lines, PAIRS, batch.schema.names, "redacted pairs", list(range(len(lines))))
 
     def clean(self, value: Any, values: Values | None = None) -> Any:
@@ -115,14 +115,14 @@ class Redaction:
             end = int(hidden.argmax()) if hidden.any() else len(hidden)
             named = {key: self.clean(turn[key], values) for key in ("agent", "server")}
             encoder.add(call_of({**turn, **named}, self._neutralized(prompt, mask[: len(prompt)]), end))
-        made = {**self.clean(texts, values), **encoder.columns(), "prompt_hash": None, "generation_hash": None}
-        if any(made[key] != row[key] for key in _IDS):
+        clean_row = {**self.clean(texts, values), **encoder.columns(), "prompt_hash": None, "generation_hash": None}
+        if any(clean_row[key] != row[key] for key in _IDS):
             raise LeftOutError("an ID holds a finding")
-        if made["n_breaks"] > row["n_breaks"]:
+        if clean_row["n_breaks"] > row["n_breaks"]:
             raise LeftOutError("its turns would no longer continue each other")
-        if self._values({key: value for key, value in made.items() if key != "turns"}):
+        if self._values({key: value for key, value in clean_row.items() if key != "turns"}):
             raise LeftOutError("a finding is left in its texts")
-        before, after = ([len(turn["generation_token_ids"]) for turn in side] for side in (turns, made["turns"]))
+        before, after = ([len(turn["generation_token_ids"]) for turn in side] for side in (turns, clean_row["turns"]))
         sizes = list(zip(before, after, strict=True))
         replaced = sum(int(mask[turn["prefix_length"] :].sum()) for mask, turn in zip(masks, turns, strict=True))
         untrained = sum(was - now for was, now in sizes)
@@ -136,13 +136,13 @@ class Redaction:
         self.redacted += 1
         self.tokens_replaced += replaced
         self.tokens_untrained += untrained
-        return {**made, "extra": json.dumps({**json.loads(made["extra"] or "{}"), "redacted": note})}
+        return {**clean_row, "extra": json.dumps({**json.loads(clean_row["extra"] or "{}"), "redacted": note})}
 
     def _values(self, value: Any) -> dict[str, str]:
         values: dict[str, str] = {}
 
         def look(_: str, text: str) -> str:
-            values.update({text[one.start : one.end]: one.kind for one in self.find(text)})
+            values.update({text[span.start : span.end]: span.kind for span in self.find(text)})
             return text
 
         rewritten(value, look)
@@ -150,24 +150,24 @@ class Redaction:
 
     def _spans(self, text: str, values: Values) -> tuple[Found, ...]:
         forms = ((form, kind) for value, kind in values.items() if len(value) >= LITERAL for form in _forms(value))
-        known = [Found(*match.span(), kind) for form, kind in forms for match in re.finditer(re.escape(form), text)]
-        return apart([*self.find(text), *known])
+        literals = [Found(*match.span(), kind) for form, kind in forms for match in re.finditer(re.escape(form), text)]
+        return apart([*self.find(text), *literals])
 
     def _masks(self, turns: Sequence[Turn], values: Values, expected: Values) -> list[Mask]:
         """Which tokens of each turn's prompt and generation hold a part of a finding."""
         pairs = zip(expand_prompts(turns), turns, strict=True)
-        wholes = [np.concatenate((prompt, turn["generation_token_ids"])).astype(np.int32) for prompt, turn in pairs]
-        masks = [np.zeros(len(whole), np.bool_) for whole in wholes]
-        if self.reading is None or not any(map(len, wholes)):
-            if values and any(map(len, wholes)):
+        sequences = [np.concatenate((prompt, turn["generation_token_ids"])).astype(np.int32) for prompt, turn in pairs]
+        masks = [np.zeros(len(ids), np.bool_) for ids in sequences]
+        if self.reading is None or not any(map(len, sequences)):
+            if values and any(map(len, sequences)):
                 raise LeftOutError("no tokenizer says which of its tokens hold the finding")
             return masks
         shared = [(n, turn["parent"], turn["prefix_length"]) for n, turn in enumerate(turns) if turn["parent"] >= 0]
-        seen: set[str] = set()
+        present: set[str] = set()
         # A turn that another continues is a part of that one.
-        for n in set(range(len(turns))) - {parent for _, parent, size in shared if size == len(wholes[parent])}:
-            masks[n] = self._mask(self.reading, wholes[n], values, seen)
-        if not expected.keys() <= seen:
+        for n in set(range(len(turns))) - {parent for _, parent, size in shared if size == len(sequences[parent])}:
+            masks[n] = self._mask(self.reading, sequences[n], values, present)
+        if not expected.keys() <= present:
             # The tokenizer or the messages are others.
             raise LeftOutError("a finding of its messages is not among its decoded tokens")
         for n, parent, size in reversed(shared):
@@ -176,18 +176,18 @@ class Redaction:
             masks[n][:size] |= masks[parent][:size]
         return masks
 
-    def _mask(self, reading: Reading, ids: Ids, values: Values, seen: set[str]) -> Mask:
+    def _mask(self, reading: Reading, ids: Ids, values: Values, present: set[str]) -> Mask:
         mask = np.zeros(len(ids), np.bool_)
         for _ in range(_ROUNDS):
             now = self._neutralized(ids, mask).tolist()
             text = reading.decode(now)
-            seen.update(value for value in values if any(form in text for form in _forms(value)))
+            present.update(value for value in values if any(form in text for form in _forms(value)))
             if not (spans := self._spans(text, values)):
                 return mask
             size = cache(lambda k, now=now: len(reading.decode(now[:k])))
-            for one in spans:
-                first = bisect_right(range(len(ids) + 1), one.start, key=size) - 1
-                mask[max(first, 0) : bisect_left(range(len(ids) + 1), one.end, key=size)] = True
+            for span in spans:
+                first = bisect_right(range(len(ids) + 1), span.start, key=size) - 1
+                mask[max(first, 0) : bisect_left(range(len(ids) + 1), span.end, key=size)] = True
         raise LeftOutError("a finding is left in its decoded tokens")
 
     def _neutralized(self, ids: Ids, mask: Mask) -> Ids:

@@ -75,12 +75,12 @@ class ScanReport(Report):
         return not (self.findings if self.file is None else self.left_out)
 
     def rows(self) -> list[Row]:
-        n_rows = len({(one.file, one.row) for one in self.findings})
-        found = f"{counted(len(self.findings), 'finding')} in {counted(n_rows, 'row')}" if n_rows else "nothing found"
-        summary: list[Row] = [("rows scanned", self.rows_scanned), ("result", found), *self.by_kind.items()]
+        n_rows = len({(finding.file, finding.row) for finding in self.findings})
+        result = f"{counted(len(self.findings), 'finding')} in {counted(n_rows, 'row')}" if n_rows else "nothing found"
+        summary: list[Row] = [("rows scanned", self.rows_scanned), ("result", result), *self.by_kind.items()]
         if self.file is None:
             return summary
-        summary += [(what.format(table=self.table), getattr(self, name)) for name, what in _COUNTS.items()]
+        summary += [(label.format(table=self.table), getattr(self, name)) for name, label in _COUNTS.items()]
         for why, ids in self.left_out.items():
             summary.append((f"left out: {why}", f"{len(ids):,} ({', '.join(ids[:3])}{' …' * (len(ids) > 3)})"))
         return [*summary, ("written to", self.file)]
@@ -113,7 +113,7 @@ def scan(
         report.findings += _findings(find, str(file), row, value)
         report.rows_scanned += 1
         progress.update(done=report.rows_scanned)
-    report.by_kind = dict(Counter(one.kind for one in report.findings).most_common())
+    report.by_kind = dict(Counter(finding.kind for finding in report.findings).most_common())
     if output is None:
         return report
 
@@ -142,10 +142,10 @@ def scan(
             batches = chain([] if first is None else [first], of_pairs)
         out.batches(target.name, batches, table, schema)
         counts = {name: getattr(redaction, name) for name in (*_COUNTS, "left_out")}
-        kept = {key: facts[key] for key in _KEPT if key in facts}
+        base = {key: facts[key] for key in _KEPT if key in facts}
         more = {"command": list(command), "parents": parents_of([source]), "neutral_token": redaction.neutral}
         out.finish(
-            {**redaction.clean({**kept, **more}), "config": config, "counts": {"by_kind": report.by_kind, **counts}}
+            {**redaction.clean({**base, **more}), "config": config, "counts": {"by_kind": report.by_kind, **counts}}
         )
     for name, value in {**counts, "file": str(target)}.items():
         setattr(report, name, value)
@@ -160,14 +160,14 @@ def _findings(find: Find, file: str, row: int, value: Any) -> Iterator[Finding]:
     def look(where: str, text: str) -> str:
         # A text that is JSON was looked at in its parts.
         if not any(before.startswith(where) for before, _, _ in spots):
-            spots.extend((where, text, one) for one in find(text))
+            spots.extend((where, text, span) for span in find(text))
         return text
 
     rewritten(value, look)
-    keys = {text[one.start : one.end]: one.kind for where, text, one in spots if where.endswith(" (key)")}
-    for where, text, one in spots:
-        size = one.end - one.start
-        shown = f"{text[one.start : one.start + min(_SHOWN, size // 3)]}… ({size:,} characters)"
+    keys = {text[span.start : span.end]: span.kind for where, text, span in spots if where.endswith(" (key)")}
+    for where, text, span in spots:
+        size = span.end - span.start
+        shown = f"{text[span.start : span.start + min(_SHOWN, size // 3)]}… ({size:,} characters)"
         for key, kind in keys.items():  # behind a dot it may no longer look like what it is
             where = where.replace(key, f"[redacted:{kind}]")
-        yield Finding(file, row, without(where, find(where)), one.kind, shown, owner)
+        yield Finding(file, row, without(where, find(where)), span.kind, shown, owner)

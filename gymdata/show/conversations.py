@@ -30,10 +30,10 @@ class ConversationView:
 def conversations_of(row: Mapping[str, Any]) -> list[ConversationView]:
     """All conversations of a rollout, each after the one that it comes from; most rollouts have one."""
     extra, turns = object_of(parsed(row.get("extra"))), row["turns"] or []
-    others = [other for other in _listed(extra.get("other_messages")) if isinstance(other.get("messages"), list)]
-    causes = {str(one.get("agent")): str(one.get("cause") or "") for one in _listed(extra.get("conversations"))}
-    found = [_Branch(None, row["messages"], turns), *(_Branch(o.get("agent"), o["messages"], turns) for o in others)]
-    ordered = sorted(found, key=lambda branch: branch.turns)
+    main, versions = _Branch(None, row["messages"], turns), _listed(extra.get("other_messages"))
+    causes = {str(c.get("agent")): str(c.get("cause") or "") for c in _listed(extra.get("conversations"))}
+    branches = (_Branch(v.get("agent"), v["messages"], turns) for v in versions if isinstance(v.get("messages"), list))
+    ordered = sorted([main, *branches], key=lambda branch: branch.turns)
     below: dict[int, list[int]] = {}
     for k, branch in enumerate(ordered):
         branch.attach(ordered[:k], causes)
@@ -43,7 +43,7 @@ def conversations_of(row: Mapping[str, Any]) -> list[ConversationView]:
         for k in below.get(above, ()):
             branch = ordered[k]
             messages = messages_of(branch.messages[branch.shared :], turns)
-            yield ConversationView(branch.agent, depth, branch.begins, messages, branch is found[0])
+            yield ConversationView(branch.agent, depth, branch.begins, messages, branch is main)
             yield from walk(k, depth + 1)
 
     return list(walk(-1, 0))

@@ -86,9 +86,9 @@ class _Page:
         self.console.print(Rule(Text(printable(text, lines=False), style), align="left", style=line))
 
     def facts(self, rows: Iterable[tuple[str, str]]) -> None:
-        known = list(rows)
-        wide = max(len(name) for name, _ in known) + 2
-        for name, value in known:
+        rows = list(rows)
+        wide = max(len(name) for name, _ in rows) + 2
+        for name, value in rows:
             lines = Text(printable(value)).wrap(self.console, self.console.width - wide)
             for number, line in enumerate(lines):
                 line.rstrip()
@@ -120,11 +120,11 @@ class _Page:
     def tokens(self, ids: Sequence[int], logprobs: Sequence[float | None], style: str, first: int = 0) -> None:
         """Ids with their logprobs (None: given, not sampled): colored, or without colors one per line."""
         if self.console.color_system is None:
-            for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True), first):
+            for position, (token, logprob) in enumerate(zip(ids, logprobs, strict=True), first):
                 if logprob is not None:
                     text = self.piece(token) if self.reading is not None else ""
                     shown = "–" if math.isnan(logprob) else f"{logprob:.4f}"
-                    self.line((f"│ {at:>6} {token:>7} {shown:>9}  ", style), text)
+                    self.line((f"│ {position:>6} {token:>7} {shown:>9}  ", style), text)
             return
         # Lines end between tokens, and after a token that holds a line's end.
         line, room = Text(), self.console.width - 2
@@ -183,10 +183,10 @@ def _rollout(out: _Page, shown: ShownRollout, tokens: bool) -> None:
     for v in shown.violations:
         code = CODES[v.code]
         severity = v.severity or code.severity
-        place = [f"turn {v.turn}"] * (v.turn is not None) + [f"position {v.position}"] * (v.position is not None)
+        location = [f"turn {v.turn}"] * (v.turn is not None) + [f"position {v.position}"] * (v.position is not None)
         out.line()
-        out.line((f"{v.code} {code.name}", _SEVERITIES[severity]), f"  {', '.join(place)}  ", (severity, "dim"))
-        parts = [v.detail] + [f"{what} {value}" for what, value in (("expected", v.expected), ("got", v.got)) if value]
+        out.line((f"{v.code} {code.name}", _SEVERITIES[severity]), f"  {', '.join(location)}  ", (severity, "dim"))
+        parts = [v.detail] + [f"{name} {value}" for name, value in (("expected", v.expected), ("got", v.got)) if value]
         details = "\n".join(str(part) for part in parts if part)
         if details:
             out.block(Text(printable(details)), "red")
@@ -203,8 +203,8 @@ def _rollout(out: _Page, shown: ShownRollout, tokens: bool) -> None:
 def _facts(row: RolloutRow) -> Iterator[tuple[str, str]]:
     task = object_of(row["task"])
     fields = {k: v for k, v in task.items() if isinstance(v, (str, int, float)) and k not in ("task_id", "prompt")}
-    known = [f"{k} {v}" for k, v in fields.items() if len(str(v)) <= _SHORT and "\n" not in str(v) and k[:1] != "_"]
-    yield "task", "  ".join([row["task_id"], *known[:_FIELDS]])
+    details = [f"{k} {v}" for k, v in fields.items() if len(str(v)) <= _SHORT and "\n" not in str(v) and k[:1] != "_"]
+    yield "task", "  ".join([row["task_id"], *details[:_FIELDS]])
     parts = "  ".join(f"{part['name']} {_number(part['value'])}" for part in row["rewards"] or [])
     why = ""
     if row["reward"] is None:
@@ -216,8 +216,8 @@ def _facts(row: RolloutRow) -> Iterator[tuple[str, str]]:
     yield "status", " · ".join([row["status"], *reasons])
     yield "policy", f"{row['policy']} (version {row['policy_version']}, temperature {row['temperature']:g})"
     breaks = f", {counted(row['n_breaks'], 'break')}" if row["n_breaks"] else ""
-    made = "rendered from text, not sampled" if any(turn.get("rendered") for turn in row["turns"] or []) else "sampled"
-    size = f"{counted(row['n_turns'], 'turn')}, {counted(row['n_generated_tokens'], 'token')} {made}"
+    kind = "rendered from text, not sampled" if any(turn.get("rendered") for turn in row["turns"] or []) else "sampled"
+    size = f"{counted(row['n_turns'], 'turn')}, {counted(row['n_generated_tokens'], 'token')} {kind}"
     size += f", {row['n_context_tokens']:,} of context"
     yield "size", size + breaks
     # Imported rollouts may lack this.
@@ -258,9 +258,9 @@ def _message(out: _Page, message: MessageView, of_turn: str) -> None:
 
 
 def _turn_tokens(out: _Page, turn: Mapping[str, Any]) -> None:
-    given, ids = turn["prompt_delta_ids"], turn["generation_token_ids"]
+    context, ids = turn["prompt_delta_ids"], turn["generation_token_ids"]
     logprobs = [*turn["generation_log_probs"], *([math.nan] * len(ids))][: len(ids)]
-    out.tokens([*given, *ids], [None] * len(given) + logprobs, "dim", int(turn["prefix_length"]))
+    out.tokens([*context, *ids], [None] * len(context) + logprobs, "dim", int(turn["prefix_length"]))
 
 
 def _pair(out: _Page, shown: ShownPair, tokens: bool) -> None:
@@ -293,7 +293,7 @@ def _side(out: _Page, shown: ShownPair, name: str, tokens: bool) -> None:
         out.line()
     if tokens:
         start = shown.fork_token
-        ids, mask, logprobs = (row[f"{name}_{what}"][start:] for what in ("ids", "mask", "logprobs"))
+        ids, mask, logprobs = (row[f"{name}_{column}"][start:] for column in ("ids", "mask", "logprobs"))
         sampled = [p if m else None for p, m in zip(logprobs, mask, strict=True)]
         out.tokens(ids, sampled, "dim", start)
         out.line()
@@ -301,8 +301,8 @@ def _side(out: _Page, shown: ShownPair, name: str, tokens: bool) -> None:
 
 def _beside(out: _Page, shown: ShownPair, tokens: bool) -> None:
     """Both sides as columns: each is printed for half of the width, and its lines are put beside the other's."""
-    whole = out.console
-    half = (whole.width - 3) // 2
+    console = out.console
+    half = (console.width - 3) // 2
     columns = []
     for name in _SIDES:
         part = Console(
@@ -310,8 +310,8 @@ def _beside(out: _Page, shown: ShownPair, tokens: bool) -> None:
             markup=False,
             highlight=False,
             emoji=False,
-            color_system=whole.color_system,  # type: ignore[arg-type]  # one of its own names
-            force_terminal=whole.is_terminal,
+            color_system=console.color_system,  # type: ignore[arg-type]  # one of its own names
+            force_terminal=console.is_terminal,
             legacy_windows=False,
         )
         with part.capture() as captured:
@@ -321,4 +321,4 @@ def _beside(out: _Page, shown: ShownPair, tokens: bool) -> None:
     for _ in columns:
         grid.add_column(width=half, no_wrap=True)
     grid.add_row(*columns)
-    whole.print(grid)
+    console.print(grid)

@@ -28,8 +28,8 @@ class CallView:
     @property
     def text(self) -> str:
         """The arguments as JSON, or as the text that they are."""
-        given = self.arguments
-        return printable(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str))
+        args = self.arguments
+        return printable(args if isinstance(args, str) else json.dumps(args, ensure_ascii=False, default=str))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ def violations(batch: pa.RecordBatch, first: int, vocab: int | None, reader: Rea
     """The violations in the rows of a batch, each with its severity; ``first`` is the number of its first row."""
     evidence = from_arrow(batch, first)
     with_ids = set(evidence.rows[evidence.turns.has_ids()].tolist())
-    found = []
+    faults = []
     for violation in check_batch(evidence, vocab_size=vocab, reader=reader):
         # A rollout of texts has no token ids, and is not damaged.
         of_texts = violation.code == "T205" and violation.row not in with_ids
         severity = "warning" if of_texts else violation.severity or CODES[violation.code].severity
-        found.append(violation._replace(severity=severity))
-    return found
+        faults.append(violation._replace(severity=severity))
+    return faults

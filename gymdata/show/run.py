@@ -82,7 +82,7 @@ class Shown(Report):
         """The object of ``--json``."""
         if self.pair is not None:
             return {"pair": self.pair.to_dict(), "total": self.total}
-        return {"rollouts": [one.to_dict() for one in self.rollouts], "total": self.total}
+        return {"rollouts": [rollout.to_dict() for rollout in self.rollouts], "total": self.total}
 
     def rows(self) -> list[Row]:
         """How many are shown, and of how many."""
@@ -100,16 +100,16 @@ def show(
     """
     path = path_of(path, "show")
     config = ShowConfig.called_with(show, config, settings)
-    given = {"ROLLOUT_ID": rollout_id} | {
+    choices = {"ROLLOUT_ID": rollout_id} | {
         f"--{name}": getattr(config, name) or None for name in ("task", "best", "worst", "random", "pair")
     }
-    chosen = [name for name, value in given.items() if value is not None]
+    chosen = [name for name, value in choices.items() if value is not None]
     if rollout_id is not None and config.limit is not None:
         chosen.append(config.called("limit"))
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other", hint="choose rollouts in one way")
-    found = find_run_json(path)
-    reader = reader_of(config.tokenizer, {} if found is None else read_facts(found))
+    run_json = find_run_json(path)
+    reader = reader_of(config.tokenizer, {} if run_json is None else read_facts(run_json))
     if config.pair is not None or (not chosen and holds_pairs(path)):
         if config.limit is not None:
             name = config.called("limit")
@@ -133,7 +133,7 @@ def show(
     rollouts = _load(path, keys, rows, None if reader is None else lambda: _read(reader))
     if score is not None:
         values = _scores(path, score)
-        rollouts = [replace(one, score=(score, values[row])) for one, row in zip(rollouts, rows, strict=True)]
+        rollouts = [replace(rollout, score=(score, values[row])) for rollout, row in zip(rollouts, rows, strict=True)]
     return Shown(rollouts, None, len(keys["rollout_id"]), not chosen, _read(reader))
 
 
@@ -149,7 +149,7 @@ def _choose(
 ) -> list[int]:
     ids = keys["rollout_id"]
     if rollout_id is not None:
-        return [_one(path, "rollout_id", rollout_id, ids)]
+        return [_row_of(path, "rollout_id", rollout_id, ids)]
     if config.task is not None:
         rows = [row for row, name in enumerate(keys["task_id"]) if name == config.task]
         if not rows:
@@ -178,27 +178,27 @@ def _scores(path: str | Path, name: str | None) -> list[Any]:
     return scores
 
 
-def _one(path: str | Path, what: str, given: str, ids: Sequence[str]) -> int:
-    """The row of an id, or of the only one that begins with ``given``."""
-    if given in ids:
-        return ids.index(given)
-    rows = [row for row, one in enumerate(ids) if one.startswith(given)] if len(given) >= _SHORTEST else []
+def _row_of(path: str | Path, column: str, prefix: str, ids: Sequence[str]) -> int:
+    """The row of an id, or of the only one that begins with ``prefix``."""
+    if prefix in ids:
+        return ids.index(prefix)
+    rows = [row for row, name in enumerate(ids) if name.startswith(prefix)] if len(prefix) >= _SHORTEST else []
     if len({ids[row] for row in rows}) > 1:
         raise UsageError(
-            f"{what} {given!r}: {len(rows):,} begin with it, such as {ids[rows[0]]} and {ids[rows[1]]}",
+            f"{column} {prefix!r}: {len(rows):,} begin with it, such as {ids[rows[0]]} and {ids[rows[1]]}",
             hint="give more of it",
         )
     if not rows:
-        raise DataError.unknown_id(path, what, given, ids)
+        raise DataError.unknown_id(path, column, prefix, ids)
     return rows[0]
 
 
 def _load(path: str | Path, keys: Mapping[str, list[Any]], rows: Sequence[int], reader: Any) -> list[ShownRollout]:
     """The rollouts in the order of ``rows``, which count over all files."""
-    wanted, vocab = [keys["rollout_id"][row] for row in rows], vocabulary(path)
+    ids, vocab = [keys["rollout_id"][row] for row in rows], vocabulary(path)
     for _ in range(_TRIES):
         tables = _take(path, ROLLOUTS, rows)
-        if [table["rollout_id"][0].as_py() for table in tables] == wanted:
+        if [table["rollout_id"][0].as_py() for table in tables] == ids:
             shown = []
             for table, row in zip(tables, rows, strict=True):
                 (batch,) = table.combine_chunks().to_batches()
@@ -213,20 +213,20 @@ def _load(path: str | Path, keys: Mapping[str, list[Any]], rows: Sequence[int], 
 
 def _take(path: str | Path, table: Table, rows: Sequence[int]) -> list[pa.Table]:
     """One row each; only the row groups that hold them are read."""
-    found: dict[int, pa.Table] = {}
+    tables: dict[int, pa.Table] = {}
     start = 0
     for group in row_groups(path, table):
-        here = [row for row in rows if start <= row < start + group.rows]
-        if here:
+        group_rows = [row for row in rows if start <= row < start + group.rows]
+        if group_rows:
             data = group.load()
-            found |= {row: data.slice(row - start, 1) for row in here}
+            tables |= {row: data.slice(row - start, 1) for row in group_rows}
         start += group.rows
-    return [found[row] for row in rows if row in found]
+    return [tables[row] for row in rows if row in tables]
 
 
 def _message(message: Message) -> Message:
-    known = {key: value for key, value in message.items() if value is not None}
-    return known | {key: parsed(known[key]) for key in ("tool_calls", "extra") if key in known}
+    fields = {key: value for key, value in message.items() if value is not None}
+    return fields | {key: parsed(fields[key]) for key in ("tool_calls", "extra") if key in fields}
 
 
 def _pair(path: str | Path, pair: str | None) -> tuple[ShownPair, int]:
@@ -235,8 +235,8 @@ def _pair(path: str | Path, pair: str | None) -> tuple[ShownPair, int]:
         ids += batch.column("pair_id").to_pylist()
     if not ids:
         raise DataError(f"{path}: has no pairs", hint=f"`gymdata pairs {path}` builds some")
-    at = 0 if pair in (None, FIRST) else _one(path, "pair_id", pair, ids)
-    (table,) = _take(path, PAIRS, [at])
+    index = 0 if pair in (None, FIRST) else _row_of(path, "pair_id", pair, ids)
+    (table,) = _take(path, PAIRS, [index])
     (row,) = table.to_pylist()
     for name in ("prompt", "chosen", "rejected"):
         row[name] = [_message(m) for m in row[name]]
