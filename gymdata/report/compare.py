@@ -47,16 +47,16 @@ class Paired:
     ways: dict[str, str]
 
     @classmethod
-    def of(cls, one: str | Path, other: str | Path, score: str | None) -> Paired:
+    def of(cls, first: str | Path, second: str | Path, score: str | None) -> Paired:
         """By a score, None for the total reward. Raises DataError without a task that both have scored."""
         columns = ["rollout_id", "task_id", "reward", "task", *([] if score is None else ["rewards"])]
-        tables = [with_score([path], read_table(path, ROLLOUTS, columns), score)[0] for path in (one, other)]
+        tables = [with_score([path], read_table(path, ROLLOUTS, columns), score)[0] for path in (first, second)]
         sides = [Rewards.of(table) for table in tables]
         before, after = (side.by_task() for side in sides)
         tasks = sorted(before.keys() & after.keys())
         if not tasks:
             raise DataError(
-                f"{one} and {other}: have no scored task in common", hint="compare runs of the same task file"
+                f"{first} and {second}: have no scored task in common", hint="compare runs of the same task file"
             )
         gains = {t: after[t] - before[t] for t in tasks}
         ways = {t: "same" if abs(gain) <= _SAME else "up" if gain > 0 else "down" for t, gain in gains.items()}
@@ -86,21 +86,21 @@ class Paired:
 def sampling_that_differs(before: Path, after: Path) -> dict[str, list[Any]]:
     """Setting of sampling and of the environment → its values in the runs that two paths are or were made from, for those
     that differ; none where a run.json does not say."""
-    runs = [next((one for one in lineage(path) if one.get("stage") == "collect"), {}) for path in (before, after)]
-    if not all(one.get("identity") for one in runs):
+    runs = [next((run for run in lineage(path) if run.get("stage") == "collect"), {}) for path in (before, after)]
+    if not all(run.get("identity") for run in runs):
         return {}
     sides = [
-        {name: value for name, value in (one.get("identity") or {}).items() if name in _SAMPLING}
-        | {"rollouts per task": (one.get("config") or {}).get("num_rollouts")}
-        for one in runs
+        {name: value for name, value in (run.get("identity") or {}).items() if name in _SAMPLING}
+        | {"rollouts per task": (run.get("config") or {}).get("num_rollouts")}
+        for run in runs
     ]
     differing: dict[str, list[Any]] = {}
     for key, was, now in differences(*sides):
         if not key.startswith("environment."):
             differing[key] = [was, now]
         elif "env" not in differing:
-            places = [side.get("environment") or {} for side in sides]
-            values = [place.get("spec", place.get("name")) for place in places]
+            environments = [side.get("environment") or {} for side in sides]
+            values = [env.get("spec", env.get("name")) for env in environments]
             # Another version of one file.
             differing["env"] = (
                 values if values[0] != values[1] else [f"{values[0]} ({key}: {value})" for value in (was, now)]
@@ -108,10 +108,10 @@ def sampling_that_differs(before: Path, after: Path) -> dict[str, list[Any]]:
     return differing
 
 
-def comparison(one: str | Path, other: str | Path, score: str | None) -> Figures:
+def comparison(first: str | Path, second: str | Path, score: str | None) -> Figures:
     """``difference`` (second minus first) and ``flips`` by a score, None for the total reward. Raises DataError without a
     task that both have scored."""
-    paired = Paired.of(one, other, score)
+    paired = Paired.of(first, second, score)
     before, after, ways = paired.before, paired.after, paired.ways
     # Counts and mean scores by the values of each task field that has few.
     fields_of = {name: task for name, task in task_fields(paired.tables[1]).items() if name in ways}
@@ -130,7 +130,7 @@ def comparison(one: str | Path, other: str | Path, score: str | None) -> Figures
         for row in by_field[field]:
             tasks = row["up"] + row["down"] + row["same"]
             row["before"], row["after"] = row["before"] / tasks, row["after"] / tasks
-    examples = _examples((one, other), paired, score)
+    examples = _examples((first, second), paired, score)
     return {"difference": paired.difference(), "flips": {**paired.flips, "by_field": by_field, "examples": examples}}
 
 
@@ -154,14 +154,14 @@ def _examples(paths: Sequence[str | Path], paired: Paired, score: str | None) ->
         shown = show(path, row["rollout_id"]).rollouts[0]
         return example(shown, score, None if score is None else row["reward"], marks)
 
-    found = {}
+    examples = {}
     for way, sign in (("up", -1), ("down", 1)):
         tasks = [t for t, moved in paired.ways.items() if moved == way]
         tasks.sort(key=lambda t: (sign * (after[t] - before[t]), t))
-        found[way] = [
+        examples[way] = [
             {"task_id": t, "before": before[t], "after": after[t]}
             | {"first": extreme(paths[0], tables[0], t, best=way == "down")}
             | {"second": extreme(paths[1], tables[1], t, best=way == "up")}
             for t in tasks[:_EXAMPLES]
         ]
-    return found
+    return examples

@@ -53,7 +53,7 @@ class _Axes:
     def __init__(self, x: tuple[float, float], y: tuple[float, float]) -> None:
         self.x, self.y = x, (y[0], y[1] if y[1] > y[0] else y[0] + 1.0)
 
-    def at(self, x: float, y: float) -> tuple[float, float]:
+    def point(self, x: float, y: float) -> tuple[float, float]:
         width, height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
         across = (x - self.x[0]) / (self.x[1] - self.x[0]) if self.x[1] > self.x[0] else 0.5
         return _LEFT + width * across, _TOP + height * (1 - (y - self.y[0]) / (self.y[1] - self.y[0]))
@@ -61,12 +61,12 @@ class _Axes:
     def frame(self, label: str, x_ticks: Sequence[tuple[float, str]]) -> str:
         parts = []
         for value in ticks(*self.y):
-            _, y = self.at(self.x[0], value)
+            _, y = self.point(self.x[0], value)
             parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
             parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
         base = HEIGHT - _BOTTOM
         for value, text in x_ticks:
-            x, _ = self.at(value, self.y[0])
+            x, _ = self.point(value, self.y[0])
             parts.append(f'<text x="{x:.1f}" y="{base + 15}" text-anchor="middle">{escape(text)}</text>')
         middle = (_LEFT + WIDTH - _RIGHT) / 2
         parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
@@ -81,7 +81,7 @@ def _bars(chart: Chart) -> tuple[str, int]:
     axes = _Axes((chart.bins[0][0] - half, chart.bins[-1][1] + half), (0.0, max(n for *_, n in chart.bins)))
     parts = []
     for low, high, count in chart.bins:
-        (x0, y0), (x1, y1) = axes.at(low - half, count), axes.at(high + half, 0.0)
+        (x0, y0), (x1, y1) = axes.point(low - half, count), axes.point(high + half, 0.0)
         gap = max(0.15 * (x1 - x0), (x1 - x0 - _WIDEST_BAR) / 2) if single else min(1.0, 0.1 * (x1 - x0))
         text = number(low) if low == high else f"{number(low)} to {number(high)}"
         parts.append(
@@ -102,24 +102,24 @@ def _lines(chart: Chart) -> tuple[str, int]:
     parts = []
     for index, (name, series) in enumerate(chart.series.items()):
         color = "abcd"[index % 4]
-        places = [axes.at(x, y) for x, y in series]
-        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        pixels = [axes.point(x, y) for x, y in series]
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in pixels)
         parts.append(f'<path class="line {color}" d="{path}"><title>{escape(name)}</title></path>')
-        if len(places) <= 30:
+        if len(pixels) <= 30:
             parts += [
                 f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"><title>{escape(name)}, {number(p[0])}: '
                 f"{p[1]:.4g}</title></circle>"
-                for (x, y), p in zip(places, series, strict=True)
+                for (x, y), p in zip(pixels, series, strict=True)
             ]
     if len(chart.series) > 1:
-        at = _LEFT + 4.0
+        left = _LEFT + 4.0
         for index, name in enumerate(chart.series):
-            parts.append(f'<rect class="{"abcd"[index % 4]}" x="{at:.0f}" y="1" width="9" height="9" rx="2"/>')
-            parts.append(f'<text x="{at + 13:.0f}" y="10">{escape(name)}</text>')
-            at += 26 + 6.2 * len(name)
+            parts.append(f'<rect class="{"abcd"[index % 4]}" x="{left:.0f}" y="1" width="9" height="9" rx="2"/>')
+            parts.append(f'<text x="{left + 13:.0f}" y="10">{escape(name)}</text>')
+            left += 26 + 6.2 * len(name)
     # There is no half of a step or an epoch.
-    whole = all(float(x).is_integer() for x in xs)
-    shown = [v for v in ticks(*axes.x, about=5) if v.is_integer() or not whole]
+    integers = all(float(x).is_integer() for x in xs)
+    shown = [v for v in ticks(*axes.x, about=5) if v.is_integer() or not integers]
     return axes.frame(chart.x, [(v, number(v)) for v in shown]) + "".join(parts), HEIGHT
 
 
@@ -129,13 +129,13 @@ def _rates(chart: Chart) -> tuple[str, int]:
     left = min(170, 24 + 7 * max(len(name) for name, *_ in chart.rates))
     height = _ROW * len(chart.rates) + 26
 
-    def at(value: float) -> float:
+    def x_of(value: float) -> float:
         return left + (WIDTH - left - 64) * (min(max(value, low), high) - low) / ((high - low) or 1.0)
 
     parts = []
     for value in ticks(low, high):
-        parts.append(f'<line class="grid" x1="{at(value):.1f}" x2="{at(value):.1f}" y1="4" y2="{height - 20}"/>')
-        parts.append(f'<text x="{at(value):.1f}" y="{height - 5}" text-anchor="middle">{number(value)}</text>')
+        parts.append(f'<line class="grid" x1="{x_of(value):.1f}" x2="{x_of(value):.1f}" y1="4" y2="{height - 20}"/>')
+        parts.append(f'<text x="{x_of(value):.1f}" y="{height - 5}" text-anchor="middle">{number(value)}</text>')
     for row, (name, value, least, most) in enumerate(chart.rates):
         y = _ROW * row + 16
         shown = name if len(name) <= 24 else name[:23] + "…"
@@ -143,7 +143,7 @@ def _rates(chart: Chart) -> tuple[str, int]:
             f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{escape(shown)}<title>{escape(name)}</title></text>'
         )
         if least is not None and most is not None:
-            parts.append(f'<line class="span" x1="{at(least):.1f}" x2="{at(most):.1f}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<circle class="a" cx="{at(value):.1f}" cy="{y}" r="4.5"/>')
+            parts.append(f'<line class="span" x1="{x_of(least):.1f}" x2="{x_of(most):.1f}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<circle class="a" cx="{x_of(value):.1f}" cy="{y}" r="4.5"/>')
         parts.append(f'<text x="{WIDTH - 4}" y="{y + 4}" text-anchor="end">{value:.3g}</text>')
     return "".join(parts), height

@@ -117,11 +117,11 @@ def histogram(values: npt.NDArray[Any], bins: int = _BINS) -> list[Figures]:
         return []
     distinct, counts = np.unique(values, return_counts=True)
     step = float(np.diff(distinct).min()) if len(distinct) > 1 else 1.0
-    places = (distinct - distinct[0]) / step
-    if places[-1] < bins and np.allclose(places, np.round(places), atol=1e-6):
-        found = dict(zip(np.round(places).astype(int).tolist(), zip(distinct, counts, strict=True), strict=True))
-        one = [(at, found.get(at, (distinct[0] + at * step, 0))) for at in range(round(places[-1]) + 1)]
-        return [{"low": float(value), "high": float(value), "count": int(n)} for _, (value, n) in one]
+    indices = (distinct - distinct[0]) / step
+    if indices[-1] < bins and np.allclose(indices, np.round(indices), atol=1e-6):
+        by_index = dict(zip(np.round(indices).astype(int).tolist(), zip(distinct, counts, strict=True), strict=True))
+        entries = [(k, by_index.get(k, (distinct[0] + k * step, 0))) for k in range(round(indices[-1]) + 1)]
+        return [{"low": float(value), "high": float(value), "count": int(n)} for _, (value, n) in entries]
     counts, edges = np.histogram(values, bins)
     return _bins(edges, counts)
 
@@ -137,12 +137,12 @@ def figures(path: str | Path, threshold: float, score: str | None, kind: Sample 
     columns = _COLUMNS if score is None else ("rollout_id", *_COLUMNS)
     table, _ = with_score([path], read_coded([path], ROLLOUTS, columns, _TEXTS), score)
     rewards = Rewards.of(table)
-    found = {}
+    lengths = {}
     for name, column in (("generated", "n_generated_tokens"), ("context", "n_context_tokens"), ("turns", "n_turns")):
         values = table[column].to_numpy()
         if len(values):
             low, half, high = (float(x) for x in np.quantile(values, (0.1, 0.5, 0.9)))
-            found[name] = {
+            lengths[name] = {
                 "sum": int(values.sum()),
                 "mean": float(values.mean()),
                 "max": int(values.max()),
@@ -175,7 +175,7 @@ def figures(path: str | Path, threshold: float, score: str | None, kind: Sample 
             },
         },
         "pass_at_k": pass_at_k(rewards, threshold),
-        "lengths": found,
+        "lengths": lengths,
         "truncated": share(_counts(table["status"]).get("truncated", 0), table.num_rows),
         "stop_reasons": _counts(table["stop_reason"]),
         "breaks": int(pc.sum(pc.greater(table["n_breaks"], 0)).as_py() or 0),
@@ -193,12 +193,12 @@ def _parts(table: pa.Table) -> Figures:
     values = pc.fill_null(flat.field("value"), math.nan).to_numpy(zero_copy_only=False)
     of_name, names = codes_of(pa.chunked_array([flat.field("name")]))
     tasks = codes_of(table["task_id"])[0][owner.to_numpy()]
-    found = {}
-    for code, name in sorted(enumerate(names.to_pylist()), key=lambda one: one[1]):
-        mine = (of_name == code) & np.isfinite(values)
-        mean, low, high = mean_ci(values[mine], tasks[mine]) if mine.any() else (math.nan,) * 3
-        found[name] = {"n": int(mine.sum()), "mean": None if math.isnan(mean) else mean, "ci95": interval(low, high)}
-    return found
+    parts = {}
+    for code, name in sorted(enumerate(names.to_pylist()), key=lambda pair: pair[1]):
+        mask = (of_name == code) & np.isfinite(values)
+        mean, low, high = mean_ci(values[mask], tasks[mask]) if mask.any() else (math.nan,) * 3
+        parts[name] = {"n": int(mask.sum()), "mean": None if math.isnan(mean) else mean, "ci95": interval(low, high)}
+    return parts
 
 
 def pass_at_k(rewards: Rewards, threshold: float) -> list[Figures]:
@@ -209,22 +209,22 @@ def pass_at_k(rewards: Rewards, threshold: float) -> list[Figures]:
     codes = np.unique(rewards.task, return_inverse=True)[1]
     n = np.bincount(codes)
     c = np.bincount(codes, weights=correct).astype(int)
-    found, k = [], 1
+    rows, k = [], 1
     while k <= int(n.max()):
         mean = pass_at_k_by_task(codes, correct, k)
         enough = n >= k
-        each = [
+        estimates = [
             1.0 - math.comb(a - b, k) / math.comb(a, k)
             for a, b in zip(n[enough].tolist(), c[enough].tolist(), strict=True)
         ]
-        _, low, high = mean_ci(each)
+        _, low, high = mean_ci(estimates)
         if k == 1 and (n == 1).all():
             low, high = wilson(int(c.sum()), len(n))
-        found.append(
+        rows.append(
             {"k": k, "value": mean.value, "ci95": interval(low, high), "tasks": mean.n_tasks, "too_few": mean.too_few}
         )
         k *= 2
-    return found
+    return rows
 
 
 def _of_turns(path: str | Path) -> Figures:
@@ -273,7 +273,7 @@ def _over_time(table: pa.Table, path: Path) -> Figures:
     failures = list(read_failures(path)) if path.is_dir() else []
     kinds = Counter(str(record.get("kind")) for record in failures)
     began = table["started_at"].cast(pa.int64()).to_numpy()
-    found: list[Figures] = []
+    points: list[Figures] = []
     if len(np.unique(began)) > 1:
         # Seconds since the start: since 1970 they would have lost what is below a microsecond.
         start = int(began.min())
@@ -286,11 +286,11 @@ def _over_time(table: pa.Table, path: Path) -> Figures:
         ]
         failed = np.histogram(np.array(times, np.float64), edges)[0]
         step = edges[1] - edges[0]
-        found = [
+        points = [
             {"s": float(edge), "rollouts": int(a), "tokens_per_s": float(b / step), "failures": int(c)}
             for edge, a, b, c in zip(edges[1:], done, tokens, failed, strict=True)
         ]
-    return {"over_time": found, "failures": {"n": len(failures), "by_kind": dict(kinds)}}
+    return {"over_time": points, "failures": {"n": len(failures), "by_kind": dict(kinds)}}
 
 
 def _examples(
@@ -308,7 +308,8 @@ def _examples(
     rows = np.flatnonzero(np.isfinite(values))
     if not len(rows):
         middle = np.argsort(sizes, kind="stable")[len(sizes) // 2 :][:1]
-        return {name: (one, None) for name, one in _least_ids(path, {"typical": middle}).items()} if len(sizes) else {}
+        typical = _least_ids(path, {"typical": middle}) if len(sizes) else {}
+        return {name: (rollout, None) for name, rollout in typical.items()}
     by_length = float(np.median(sizes[rows]))
 
     def near(value: float) -> npt.NDArray[np.int64]:
@@ -319,25 +320,24 @@ def _examples(
 
     half = float(np.quantile(values[rows], 0.5, method="lower"))
     ends = {"best": float(values[rows].max()), "worst": float(values[rows].min()), "typical": half}
-    found = _least_ids(path, {name: near(value) for name, value in ends.items()})
+    ids = _least_ids(path, {name: near(value) for name, value in ends.items()})
     # With two kinds of reward the typical one is the best or the worst.
-    return {
-        name: (one, ends[name]) for i, (name, one) in enumerate(found.items()) if one not in list(found.values())[:i]
-    }
+    first = {rollout: name for name, rollout in reversed(ids.items())}
+    return {name: (rollout, ends[name]) for name, rollout in ids.items() if first[rollout] == name}
 
 
 def _least_ids(path: str | Path, rows: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, str]:
     """The least id among the rollouts in some rows (rising)."""
-    found: dict[str, str] = {}
-    at = 0
+    ids: dict[str, str] = {}
+    start = 0
     for batch in scan_batches(path, ROLLOUTS, ("rollout_id",)):
         for name, of in rows.items():
-            here = of[np.searchsorted(of, at) : np.searchsorted(of, at + batch.num_rows)] - at
-            if len(here):
-                least = pc.min(batch.column("rollout_id").take(pa.array(here))).as_py()
-                found[name] = min(found.get(name, least), least)
-        at += batch.num_rows
-    return {name: found[name] for name in rows}
+            in_batch = of[np.searchsorted(of, start) : np.searchsorted(of, start + batch.num_rows)] - start
+            if len(in_batch):
+                least = pc.min(batch.column("rollout_id").take(pa.array(in_batch))).as_py()
+                ids[name] = min(ids.get(name, least), least)
+        start += batch.num_rows
+    return {name: ids[name] for name in rows}
 
 
 def _counts(column: Any) -> dict[str, int]:
@@ -348,11 +348,11 @@ def _counts(column: Any) -> dict[str, int]:
 
 def task_fields(table: pa.Table) -> dict[str, TaskRow]:
     """Each task's row as an object, by task_id. ``table``: the columns task_id and task."""
-    found: dict[str, TaskRow] = {}
+    tasks: dict[str, TaskRow] = {}
     for name, text in zip(table["task_id"].to_pylist(), table["task"].to_pylist(), strict=True):
-        if name not in found:
-            found[name] = object_of(loads(text))
-    return found
+        if name not in tasks:
+            tasks[name] = object_of(loads(text))
+    return tasks
 
 
 def prompt_of(task: TaskRow) -> str:
@@ -370,4 +370,4 @@ def fields_to_split_by(tasks: Sequence[TaskRow], most: int = 12) -> list[str]:
         for name, value in task.items():
             if isinstance(value, (str, int, bool)):
                 values.setdefault(name, set()).add(value)
-    return [name for name, seen in values.items() if 2 <= len(seen) <= min(most, max(2, len(tasks) // 4))]
+    return [name for name, distinct in values.items() if 2 <= len(distinct) <= min(most, max(2, len(tasks) // 4))]

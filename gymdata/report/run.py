@@ -85,7 +85,7 @@ def report(
     files were changed.
     """
     config = ReportConfig.called_with(report, config, settings)
-    paths = [Path(path_of(one, "report")) for one in (path, *others)]
+    paths = [Path(path_of(run_path, "report")) for run_path in (path, *others)]
     score, note = default_score(paths, config.reward)
     if note:
         warn(note)
@@ -109,7 +109,7 @@ def report(
         figures |= {"settings": settings_that_differ(paths), **_lists(runs)}
     else:
         figures = {"headline": _headline(figures), **figures}
-    figures["paths"] = [shown(str(one)) for one in paths]
+    figures["paths"] = [shown(str(run_path)) for run_path in paths]
     target = _target(paths, config) if write else None
     charts: list[Path] = []
     from gymdata.report.charts import charts_of
@@ -199,7 +199,7 @@ def _what(facts: RunFacts) -> Figures:
     spent = [(end - start).total_seconds() for start, end in times if start and end]
     model = facts.get("policy") or config.get("model") or (facts.get("model") or {}).get("path")
     versions = facts.get("versions") if isinstance(facts.get("versions"), Mapping) else {}
-    known = {
+    summary = {
         "stage": facts.get("stage"),
         "model": model,
         "data": config.get("tasks") or ", ".join(parent_paths(facts)),
@@ -213,7 +213,7 @@ def _what(facts: RunFacts) -> Figures:
         "seconds": round(sum(spent), 1) if spent else None,
         "run_id": facts.get("run_id"),
     }
-    return {key: value for key, value in known.items() if value not in (None, "", [], {})}
+    return {key: value for key, value in summary.items() if value not in (None, "", [], {})}
 
 
 def percent(value: float) -> str:
@@ -262,8 +262,8 @@ def _headline(figures: Figures) -> str:
             text = f"{percent(rewards['mean'])} correct{span(rewards['ci95'], 100.0)}"
         else:
             text = f"mean reward {rewards['mean']:.3f}{_signed(rewards['ci95'], 1.0, 3)}"
-        whole = [one for one in figures["pass_at_k"][1:] if not one["too_few"] and one["k"] <= _LARGEST_K]
-        best = whole[-1] if whole else None
+        complete = [row for row in figures["pass_at_k"][1:] if not row["too_few"] and row["k"] <= _LARGEST_K]
+        best = complete[-1] if complete else None
         more = f", pass@{best['k']} {percent(best['value'])}" if best else ""
         return f"{text}{more}, {size}{_by(figures['score'])}"
     if figures["epochs"]:
@@ -271,28 +271,28 @@ def _headline(figures: Figures) -> str:
         moved = f", training reward {rewards[0]:.3f} → {rewards[-1]:.3f}" if rewards else ""
         return f"{counted(len(figures['epochs']), 'epoch')}{moved}"
     if figures["training"]:
-        one = figures["training"][0]
-        loss = [means.get("loss") for means in (one["first"], one["last"])]
+        row = figures["training"][0]
+        loss = [means.get("loss") for means in (row["first"], row["last"])]
         moved = f", loss {loss[0]:.4g} → {loss[1]:.4g}" if None not in loss else ""
-        return f"{one['stage']}: {one['steps'] or 0:,} steps, {one['trained_tokens'] or 0:,} tokens{moved}"
+        return f"{row['stage']}: {row['steps'] or 0:,} steps, {row['trained_tokens'] or 0:,} tokens{moved}"
     if figures["pairs"]:
-        n, tasks = (sum(one[key] for one in figures["pairs"]) for key in ("pairs", "tasks"))
+        n, tasks = (sum(row[key] for row in figures["pairs"]) for key in ("pairs", "tasks"))
         return f"{counted(n, 'pair')} of {counted(tasks, 'task')}"
     if figures["experiences"]:
         texts = []
-        for one in figures["experiences"]:
+        for row in figures["experiences"]:
             size, rate = (
-                f"{counted(one['sequences'], 'sequence')} of {counted(one['groups'], 'group')}",
-                one["positive"]["rate"],
+                f"{counted(row['sequences'], 'sequence')} of {counted(row['groups'], 'group')}",
+                row["positive"]["rate"],
             )
             signs = f", advantage positive in {percent(rate)} of sequences" if rate is not None else ""
-            texts.append(f"{size}, {counted(one['trained_tokens'], 'token')} to train on{signs}")
+            texts.append(f"{size}, {counted(row['trained_tokens'], 'token')} to train on{signs}")
         return "; ".join(texts)
     if figures["scores"] and not figures["judge"]:
         return "; ".join(
-            f"{one['name']}: {counted(one['scored'], 'score')}, "
-            + (f"mean {one['mean']:.3f}" if one["mean"] is not None else "no value")
-            for one in figures["scores"]
+            f"{row['name']}: {counted(row['scored'], 'score')}, "
+            + (f"mean {row['mean']:.3f}" if row["mean"] is not None else "no value")
+            for row in figures["scores"]
         )
     counts = figures["judge"][0]["comparisons"] or {}
     first = figures["judge"][0]["bias"].get("position_bias") or {}

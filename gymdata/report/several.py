@@ -42,7 +42,7 @@ def settings_that_differ(paths: Sequence[Path]) -> dict[str, list[Any]]:
     """Setting → its value in each run, for those that are not the same in all; of what run.json records."""
     described = [find_run_json(path) for path in paths]
     facts = [read_run_json(file) if file is not None else {} for file in described]
-    configs = [flat({**_mapping(one.get("config")), **_mapping(one.get("settings"))}) for one in facts]
+    configs = [flat({**_mapping(run.get("config")), **_mapping(run.get("settings"))}) for run in facts]
     changed: dict[str, None] = {}
     for other in configs[1:]:
         changed.update((key, None) for key, _, _ in differences(configs[0], other))
@@ -58,7 +58,7 @@ def charts_of_several(names: Sequence[str], runs: Sequence[Figures]) -> list[Cha
     """Mean rewards with their intervals, and each curve of the trainings with a line for every run."""
     scored = {name: run["rewards"] for name, run in zip(names, runs, strict=True) if run["rewards"]}
     charts = [rates("compared", "Mean reward", scored)] if len(scored) > 1 else []
-    of_runs = [(name, one["curves"]) for name, run in zip(names, runs, strict=True) for one in run["training"][:1]]
+    of_runs = [(name, row["curves"]) for name, run in zip(names, runs, strict=True) for row in run["training"][:1]]
     for curve in dict.fromkeys(curve for _, curves in of_runs for curve in curves):
         series = {name: curves[curve] for name, curves in of_runs if curve in curves}
         if len(series) > 1:

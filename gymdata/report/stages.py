@@ -96,14 +96,14 @@ def _scores(path: Path) -> Iterator[Figures]:
         values = table["value"].fill_null(math.nan).to_numpy()
         scored = np.array(table["status"].to_pylist(), dtype=object) == "scored"
         for name in sorted(set(names.tolist())):
-            mine = scored & (names == name) & np.isfinite(values)
+            mask = scored & (names == name) & np.isfinite(values)
             yield {
                 "path": str(source.path),
                 "name": name,
-                "scored": int(mine.sum()),
-                "failed": int(((names == name) & ~mine).sum()),
-                "mean": float(values[mine].mean()) if mine.any() else None,
-                "histogram": histogram(values[mine]),
+                "scored": int(mask.sum()),
+                "failed": int(((names == name) & ~mask).sum()),
+                "mean": float(values[mask].mean()) if mask.any() else None,
+                "histogram": histogram(values[mask]),
             }
 
 
@@ -114,7 +114,7 @@ def _experiences(path: Path) -> Iterator[Figures]:
         described = find_run_json(source.path)
         facts = read_run_json(described) if described is not None else {}
         sequences = tokens = trained = 0
-        rollouts, groups, means = set[str](), set[str](), [np.empty(0)]
+        rollouts, groups, parts = set[str](), set[str](), [np.empty(0)]
         for batch in scan_batches(
             source.path, EXPERIENCES, ("rollout_id", "group_id", "loss_mask", "advantages"), 1_024
         ):
@@ -123,13 +123,13 @@ def _experiences(path: Path) -> Iterator[Figures]:
             rollouts.update(batch.column("rollout_id").to_pylist())
             groups.update(batch.column("group_id").to_pylist())
             tokens += len(mask.values)
-            here = mask.values != 0
-            trained += int(here.sum())
-            owner = mask.owner[here]
-            sums = np.bincount(owner, advantages.values[here].astype(np.float64), batch.num_rows)
+            in_loss = mask.values != 0
+            trained += int(in_loss.sum())
+            owner = mask.owner[in_loss]
+            sums = np.bincount(owner, advantages.values[in_loss].astype(np.float64), batch.num_rows)
             counts = np.bincount(owner, minlength=batch.num_rows)
-            means.append(sums[counts > 0] / counts[counts > 0])
-        every = np.concatenate(means)
+            parts.append(sums[counts > 0] / counts[counts > 0])
+        means = np.concatenate(parts)
         yield {
             "path": str(source.path),
             "estimator": facts.get("estimator"),
@@ -138,8 +138,8 @@ def _experiences(path: Path) -> Iterator[Figures]:
             "groups": len(groups),
             "tokens": tokens,
             "trained_tokens": trained,
-            "advantage": {"mean": float(every.mean()) if len(every) else None, "histogram": histogram(every)},
-            "positive": share(int((every > 0).sum()), len(every)),
+            "advantage": {"mean": float(means.mean()) if len(means) else None, "histogram": histogram(means)},
+            "positive": share(int((means > 0).sum()), len(means)),
         }
 
 
@@ -180,8 +180,8 @@ def curve(rows: Sequence[Figures], x: str, name: str) -> list[list[float]]:
     """The points of a number (see ``value_at``) over ``x``; what was not measured is left out."""
     values = [(row[x], value_at(row, name)) for row in rows]
     return [
-        [float(at), float(value)]
-        for at, value in values
+        [float(position), float(value)]
+        for position, value in values
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     ]
 

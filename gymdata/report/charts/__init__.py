@@ -52,8 +52,7 @@ def charts_of(run: Figures, *sections: str) -> list[Chart]:
     shown = [name for name in sections or SECTIONS if run["rewards"] is not None or name not in OF_ROLLOUTS]
     entries = [entry for entry in CHARTS if entry.facts["section"] in shown]
     entries.sort(key=lambda entry: (SECTIONS.index(entry.facts["section"]), entry.facts["order"], entry.name))
-    drawn = (one for entry in entries for one in entry.object(run))
-    return [one for one in drawn if one.bins or one.series or one.rates]
+    return [c for entry in entries for c in entry.object(run) if c.bins or c.series or c.rates]
 
 
 def bars(name: str, title: str, bins: Sequence[Mapping[str, float]], x: str) -> Chart:
