@@ -59,8 +59,8 @@ class Guarded:
 
         async def sending(message: Any) -> None:
             if message["type"] == "http.response.start":
-                given = {name for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *((k, v) for k, v in _HEADERS.items() if k not in given)]
+                names = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *((k, v) for k, v in _HEADERS.items() if k not in names)]
             await send(message)
 
         sent = dict(scope["headers"])
@@ -97,10 +97,10 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
     def static(request: Request) -> Response:
         try:
             file = (HERE / "static" / request.path_params["name"]).resolve()
-            found = file.is_relative_to(HERE / "static") and file.is_file()
+            exists = file.is_relative_to(HERE / "static") and file.is_file()
         except (ValueError, OSError):
-            found = False  # a name that no file can have
-        if not found:
+            exists = False  # a name that no file can have
+        if not exists:
             return PlainTextResponse("not here\n", 404)
         kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "text/plain"
         return Response(file.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
@@ -154,7 +154,7 @@ def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinj
         # What is marked as HTML comes from the templates themselves.
         return text.visible(by_url(value)) if type(value) is str else value
 
-    made = jinja2.Environment(
+    env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),
         bytecode_cache=_COMPILED,
         autoescape=True,
@@ -165,9 +165,9 @@ def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinj
     )
     filters: Any = (text.number, text.short, text.share, text.signed, text.ending, text.seconds, text.moment)
     filters += (rendering.rendered, rendering.rendered_arguments, rendering.hits)
-    made.filters |= {one.__name__: one for one in filters} | {"count": counted}
-    made.globals |= {
-        f"{name}_href": (links or {}).get(name, lambda given, name=name: f"/{name}?{urlencode({'id': given})}")
+    env.filters |= {function.__name__: function for function in filters} | {"count": counted}
+    env.globals |= {
+        f"{name}_href": (links or {}).get(name, lambda key, name=name: f"/{name}?{urlencode({'id': key})}")
         for name in ("rollout", "comparison")
     }
-    return made
+    return env

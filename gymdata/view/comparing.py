@@ -57,8 +57,8 @@ def group_cards(table: pa.Table) -> Values:
     cards = []
     for row, prompt in zip(rows[:_MOST_CARDS], prompts, strict=False):
         answer = final_answer(row["messages"])
-        own = row["messages"][len(prompt) :] if shared is not None else row["messages"]
-        cards.append({**row, "messages": messages_of(own, ()), "answer": answer.strip()})
+        messages = row["messages"][len(prompt) :] if shared is not None else row["messages"]
+        cards.append({**row, "messages": messages_of(messages, ()), "answer": answer.strip()})
     answers: dict[str, list[Any]] = {}
     for row in rows:
         answers.setdefault(final_answer(row["messages"]).strip(), []).append(row["reward"])
@@ -126,8 +126,8 @@ def pair_page(row: PairRow, vocabulary: Vocabulary | None) -> Values:
                     differs[side][start : start + block.size] = [False] * block.size
         sides["tokens"] = {
             side: [
-                shown_token(vocabulary, at, token, differs=other, sampled=bool(trained))
-                for at, (token, trained, other) in enumerate(
+                shown_token(vocabulary, position, token, differs=other, sampled=bool(trained))
+                for position, (token, trained, other) in enumerate(
                     zip(ids[side], row[f"{side}_mask"], differs[side], strict=True)
                 )
             ]
@@ -158,13 +158,13 @@ class Verdicts:
         ids = snapshot.table["rollout_id"].combine_chunks()
         first, second = (pc.index_in(keys[name].combine_chunks(), value_set=ids) for name in ("rollout_i", "rollout_j"))
         rewards = pc.fill_null(snapshot.table["reward"], math.nan).to_numpy()
-        self.rewards = [_taken(rewards, at) for at in (first, second)]
-        self.indices = [_taken(snapshot.table["rollout_index"].to_numpy().astype(float), at) for at in (first, second)]
+        indices = snapshot.table["rollout_index"].to_numpy().astype(float)
+        self.rewards, self.indices = ([_taken(v, side) for side in (first, second)] for v in (rewards, indices))
         number = {rollout: n for n, rollout in enumerate(ids.to_pylist())}
         self.order = pc.sort_indices(keys["comparison_id"]).to_numpy()
-        known = np.isfinite(self.indices[0]) & np.isfinite(self.indices[1])
+        complete = np.isfinite(self.indices[0]) & np.isfinite(self.indices[1])
         #: Comparisons of which both rollouts are here, in the order of their ids: those of ``matches``.
-        self.places = self.order[known[self.order]]
+        self.places = self.order[complete[self.order]]
         #: The file of each comparison. Two judges of one run use the same ids: what one of them says is no second opinion of
         #: the other, so the rollouts of each file have numbers of their own.
         self.files = np.searchsorted(rows.file_starts, np.arange(len(rows)), side="right") - 1
@@ -182,26 +182,26 @@ class Verdicts:
         self.half_ties = np.zeros(len(rows), np.bool_)
         self.half_ties[self.places[a[one_tie]]] = self.half_ties[self.places[b[one_tie]]] = True
         better = np.sign(self.rewards[0] - self.rewards[1])
-        known = np.isfinite(better) & np.isfinite(self.won)
+        comparable = np.isfinite(better) & np.isfinite(self.won)
         #: Verdicts against the rewards: the worse one won, a tie of unequal rewards, a winner among equal rewards.
-        self.reversed = known & (better != 0) & (self.won == -better)
-        self.tied = known & (better != 0) & (self.won == 0)
-        self.unequal = known & (better == 0) & (self.won != 0)
-        self.unlike, self.alike = known & (better != 0), known & (better == 0)
+        self.reversed = comparable & (better != 0) & (self.won == -better)
+        self.tied = comparable & (better != 0) & (self.won == 0)
+        self.unequal = comparable & (better == 0) & (self.won != 0)
+        self.unlike, self.alike = comparable & (better != 0), comparable & (better == 0)
         self.all_rewards = np.tile(rewards, max(1, len(rows.files)))
         self.pairs = a, b, flipped, one_tie
 
     def figures(self) -> list[Values]:
         """Rates of the judge with their intervals."""
-        found: Values = {**genrm.bias_report(self.matches), **against_rewards(self.matches, self.all_rewards)}
+        rates: Values = {**genrm.bias_report(self.matches), **against_rewards(self.matches, self.all_rewards)}
         written = [(facts_of(file).get("bias") or {}).get("longer_wins") for file in self.rows.files]
         if len(written) == 1 and isinstance(written[0], dict):
             # Lengths of answers depend on what the judge was shown, which its run knows.
-            found["longer_wins"] = written[0]
+            rates["longer_wins"] = written[0]
         return [
-            {"name": title, "what": what, "fair": fair, **found[key]}
-            for key, (title, what, fair) in FIGURES.items()
-            if key in found and found[key]["n"]
+            {"name": title, "what": meaning, "fair": fair, **rates[key]}
+            for key, (title, meaning, fair) in FIGURES.items()
+            if key in rates and rates[key]["n"]
         ]
 
     def tabs(self) -> dict[str, np.ndarray]:
@@ -232,10 +232,10 @@ class Verdicts:
 
     def select(self, show: str, task: str) -> np.ndarray:
         """The comparisons of a tab, in the order of the file."""
-        kept = self.tabs().get(show, np.ones(len(self.rows), np.bool_)).copy()
+        passing = self.tabs().get(show, np.ones(len(self.rows), np.bool_)).copy()
         if task:
-            kept &= pc.match_substring(self.rows.keys["task_id"], task).to_numpy(zero_copy_only=False)
-        return np.flatnonzero(kept)
+            passing &= pc.match_substring(self.rows.keys["task_id"], task).to_numpy(zero_copy_only=False)
+        return np.flatnonzero(passing)
 
     def listed(self, numbers: Sequence[int]) -> list[Values]:
         """Comparisons for a table."""
@@ -248,14 +248,14 @@ class Verdicts:
                 "winner": None if np.isnan(won) else int(won),
                 "flip": bool(self.flips[n]),
                 "half": bool(self.half_ties[n]),
-                "against": next((word for word, those in against if those[n]), ""),
+                "against": next((word for word, mask in against if mask[n]), ""),
                 "rewards": [None if np.isnan(r[n]) else float(r[n]) for r in self.rewards],
                 "indices": [None if np.isnan(i[n]) else int(i[n]) for i in self.indices],
             }
         return rows  # type: ignore[no-any-return]  # pyarrow has no types
 
 
-def _taken(values: np.ndarray, at: pa.Array) -> np.ndarray:
+def _taken(values: np.ndarray, indices: pa.Array) -> np.ndarray:
     """The values at some places, NaN where there is no place."""
-    numbers: np.ndarray = pc.fill_null(pa.array(values).take(at), math.nan).to_numpy(zero_copy_only=False)
+    numbers: np.ndarray = pc.fill_null(pa.array(values).take(indices), math.nan).to_numpy(zero_copy_only=False)
     return numbers

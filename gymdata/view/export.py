@@ -88,10 +88,10 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
     lines = pages.index.lines(snapshot, numbers)
     for number in numbers:
         shown = pages.evidence(snapshot, number)
-        found = [violation for violation in shown.violations if violation.severity != "info"]
+        violations = [violation for violation in shown.violations if violation.severity != "info"]
         marks = pages.marking.of_rollout(shown.row["rollout_id"], shown.row["task_id"])
         rows.append(
-            {**{key: shown.row[key] for key in _SHOWN}, **vars(shown), "violations": found, "marks": marks}
+            {**{key: shown.row[key] for key in _SHOWN}, **vars(shown), "violations": violations, "marks": marks}
             | {"line": lines[number]}
         )
         evidence.append(
@@ -101,26 +101,26 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
     members: dict[str, list[int]] = {}
     for number in numbers:
         members.setdefault(snapshot.table["group_id"][number].as_py(), []).append(number)
-    several = {group: mine for group, mine in members.items() if len(mine) > 1}
-    at = {group: n for n, group in enumerate(several)}
+    several = {group: mates for group, mates in members.items() if len(mates) > 1}
+    group_number = {group: n for n, group in enumerate(several)}
     for number, row in zip(numbers, rows, strict=True):
-        row["group"] = at.get(snapshot.table["group_id"][number].as_py())
+        row["group"] = group_number.get(snapshot.table["group_id"][number].as_py())
     groups = [
-        pages.group_values(snapshot, mine) | {"whole": len(snapshot.where("group_id", group))}
-        for group, mine in several.items()
+        pages.group_values(snapshot, mates) | {"whole": len(snapshot.where("group_id", group))}
+        for group, mates in several.items()
     ]
-    here = {row["rollout_id"]: f"#r{n}" for n, row in enumerate(rows)}
+    anchors = {row["rollout_id"]: f"#r{n}" for n, row in enumerate(rows)}
     # The pairs of which both sides are exported.
     pair_rows = pages.stages.rows("pairs")
     sides = (pair_rows.keys[f"{side}_rollout_id"].to_pylist() for side in ("chosen", "rejected"))
-    pair_numbers = [n for n, both in enumerate(zip(*sides, strict=True)) if here.keys() >= set(both)]
+    pair_numbers = [n for n, pair in enumerate(zip(*sides, strict=True)) if anchors.keys() >= set(pair)]
     pairs = [pages.pair_values(pair_rows, n) for n in pair_numbers[: config.limit]]
     pairs_left = max(0, len(pair_numbers) - config.limit)
     script = "\n".join((HERE / "static" / name).read_text(encoding="utf-8") for name in ("tokens.js", "exported.js"))
     style = (HERE / "static" / "view.css").read_text(encoding="utf-8")
     policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'"
     text = (
-        environment({"rollout": lambda one: here.get(one, ""), "comparison": lambda _: ""})
+        environment({"rollout": lambda rollout: anchors.get(rollout, ""), "comparison": lambda _: ""})
         .get_template("export.html")
         .render(
             rows=rows,

@@ -23,7 +23,7 @@ _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _PAD = 188, 58, 56, 18, 8
 
 @dataclass
 class Node:
-    """One file or folder. ``at``: left and upper edge in the picture."""
+    """One file or folder. ``corner``: left and upper edge in the picture."""
 
     key: str
     kind: str
@@ -33,7 +33,7 @@ class Node:
     facts: RunFacts = field(default_factory=dict)
     parents: list[str] = field(default_factory=list)
     missing: bool = False
-    at: tuple[int, int] = (0, 0)
+    corner: tuple[int, int] = (0, 0)
 
     @property
     def command(self) -> str:
@@ -46,7 +46,7 @@ def graph(paths: Sequence[Path]) -> Values:
     for path in paths:
         inner = sorted(path.iterdir()) if path.is_dir() and (path / RUN_JSON).is_file() else []
         for folder in (path, *(stage for stage in inner if (stage / RUN_JSON).is_file())):
-            _add(nodes, folder, here=True)
+            _add(nodes, folder, in_paths=True)
     # A policy that was not trained from anything here, and missing parents, are in the first column.
     for node in nodes.values():
         leads_on = any(node.key in other.parents for other in nodes.values())
@@ -58,7 +58,7 @@ def graph(paths: Sequence[Path]) -> Values:
     shown = [(kind, column) for kind, column in columns.items() if column]
     for x, (_, column) in enumerate(shown):
         for y, node in enumerate(column):
-            node.at = (_PAD + x * (_WIDTH + _GAP_X), 30 + y * (_HEIGHT + _GAP_Y))
+            node.corner = (_PAD + x * (_WIDTH + _GAP_X), 30 + y * (_HEIGHT + _GAP_Y))
     number = {key: n for n, key in enumerate(nodes)}
     edges = [
         (_curve(nodes[parent], node), number[parent], number[node.key])
@@ -69,21 +69,21 @@ def graph(paths: Sequence[Path]) -> Values:
     return {
         "nodes": list(nodes.values()),
         "edges": edges,
-        "columns": [(kind, column[0].at[0]) for kind, column in shown],
+        "columns": [(kind, column[0].corner[0]) for kind, column in shown],
         "width": 2 * _PAD + len(shown) * (_WIDTH + _GAP_X) - _GAP_X,
         "height": 40 + max((len(column) for _, column in shown), default=0) * (_HEIGHT + _GAP_Y),
         "box": (_WIDTH, _HEIGHT),
     }
 
 
-def _add(nodes: dict[str, Node], path: Path, *, here: bool) -> str:
+def _add(nodes: dict[str, Node], path: Path, *, in_paths: bool) -> str:
     """The node of a path, after those of its parents."""
     try:
-        found = find_run_json(path)
-        facts = read_facts(found) if found is not None else {}
+        run_json = find_run_json(path)
+        facts = read_facts(run_json) if run_json is not None else {}
     except (GymdataError, OSError) as error:
-        found, facts = None, {"notes": [str(error)]}
-    base = found.parent if found is not None and found.name == RUN_JSON else path
+        run_json, facts = None, {"notes": [str(error)]}
+    base = run_json.parent if run_json is not None and run_json.name == RUN_JSON else path
     key = str(base.resolve())
     if key in nodes:
         return key
@@ -93,13 +93,13 @@ def _add(nodes: dict[str, Node], path: Path, *, here: bool) -> str:
     missing = not path.exists()
     title = Path(key).name or key
     nodes[key] = node = Node(
-        key, kind, title, _detail(facts, stage, missing), _href(stage, here), facts, missing=missing
+        key, kind, title, _detail(facts, stage, missing), _href(stage, in_paths), facts, missing=missing
     )
     for parent in facts.get("parents") or []:
         named = Path(str(parent.get("path") or ""))
         if str(named) not in ("", "."):
-            at = named if named.is_absolute() or named.exists() or found is None else found.parent / named
-            node.parents.append(_add(nodes, at, here=False))
+            origin = named if named.is_absolute() or named.exists() or run_json is None else run_json.parent / named
+            node.parents.append(_add(nodes, origin, in_paths=False))
     for file in (facts.get("tasks") or {}).get("files") or []:
         source = Path(str(file.get("path")))
         leaf, detail = str(source.resolve()), f"xxh3 {file.get('xxh3', '?')}"
@@ -109,12 +109,12 @@ def _add(nodes: dict[str, Node], path: Path, *, here: bool) -> str:
     if isinstance(model, str) and stage.startswith(("collect", "record", "finetune", "train")):
         # The policy that rollouts were sampled with, or that a training began from.
         if Path(model).is_dir():
-            node.parents.append(_add(nodes, Path(model), here=False))
+            node.parents.append(_add(nodes, Path(model), in_paths=False))
         else:
             detail = "a served model, or one that is not on this machine"
             nodes.setdefault(f"model {model}", Node(f"model {model}", "models", model, detail))
             node.parents.append(f"model {model}")
-    node.parents = [one for one in dict.fromkeys(node.parents) if one != key]
+    node.parents = [parent_key for parent_key in dict.fromkeys(node.parents) if parent_key != key]
     return key
 
 
@@ -143,9 +143,9 @@ def _detail(facts: RunFacts, stage: str, missing: bool) -> str:
     return ", ".join(filter(None, [named, much]))
 
 
-def _href(stage: str, here: bool) -> str | None:
+def _href(stage: str, in_paths: bool) -> str | None:
     """The page that shows it, when it is among the given paths."""
-    if not here:
+    if not in_paths:
         return None
     if stage.startswith(("train", "finetune")):
         return "/training"
@@ -154,7 +154,7 @@ def _href(stage: str, here: bool) -> str | None:
 
 
 def _curve(parent: Node, child: Node) -> str:
-    (x1, y1), (x2, y2) = parent.at, child.at
+    (x1, y1), (x2, y2) = parent.corner, child.corner
     y1, y2 = y1 + _HEIGHT // 2, y2 + _HEIGHT // 2
     if x2 > x1:
         x1 += _WIDTH

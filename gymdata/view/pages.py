@@ -64,7 +64,7 @@ class Pages:
 
     def version(self, snapshot: Snapshot) -> str:
         """Changes when pages would: with other rollouts, or when all of them are checked."""
-        return f"{snapshot.version}{'' if self.faults.found(snapshot).unchecked else '+'}"
+        return f"{snapshot.version}{'' if self.faults.of(snapshot).unchecked else '+'}"
 
     def html(self) -> Mapping[str, Callable[[Request], Page]]:
         """Address → page."""
@@ -123,7 +123,7 @@ class Pages:
             "score": snapshot.score,
             "paths": [str(path) for path in self.index.paths],
             "here": request.url.path,
-            "there": {} if bare else {name: self.stages.there(name) for name in ("pairs", "comparisons")},
+            "there": {} if bare else {name: self.stages.has(name) for name in ("pairs", "comparisons")},
             "gymdata_version": __version__,
             **self.marking.values(),
         }
@@ -141,11 +141,11 @@ class Pages:
         offered = [name for name in COLUMNS if name != "run" or len(runs) > 1]
         offered += [field.name for field in fields if field.name.startswith("task.")]
         query = Query.of(request.query_params, offered)
-        found = self.faults.found(snapshot, wanted=bool(query.fault))
-        selection = self.selector.select(snapshot, query, found)
+        faults = self.faults.of(snapshot, check_all=bool(query.fault))
+        selection = self.selector.select(snapshot, query, faults)
 
         def rows_of(other: Query) -> Any:
-            return self.selector.select(snapshot, other, found).rows
+            return self.selector.select(snapshot, other, faults).rows
 
         values = {
             "query": query,
@@ -153,17 +153,17 @@ class Pages:
             "total": len(snapshot),
             "statuses": sorted(pc.unique(snapshot.table["status"]).to_pylist()),
             "runs": runs,
-            "compared": [] if selection.error else self.selector.runs(snapshot, query, found),
+            "compared": [] if selection.error else self.selector.runs(snapshot, query, faults),
             "outcomes": query.outcomes(),
             "command": command_of(snapshot, query, selection),
-            "faults": found,
-            "faulty": len(np.intersect1d(selection.rows, found.any)),
+            "faults": faults,
+            "faulty": len(np.intersect1d(selection.rows, faults.any)),
             "codes": CODES,
             "facets": facets(fields, snapshot.table["reward"], query, rows_of),
             "columns": offered,
             "highest": max((bar.count for bar in selection.bars), default=1),
         }
-        listing = Listing(self.index, self.selector, self.marking.now(), snapshot, found)
+        listing = Listing(self.index, self.selector, self.marking.now(), snapshot, faults)
         values |= listing.by_group(query, selection) if query.groups else listing.by_row(query, selection, fields)
         return "rollouts.html", values
 
@@ -175,12 +175,12 @@ class Pages:
             raise Missing("the address names no rollout: it ends with ?id=ROLLOUT_ID")
         return self.row_named(rollout_id)
 
-    def row_named(self, given: str) -> tuple[Snapshot, int]:
+    def row_named(self, rollout_id: str) -> tuple[Snapshot, int]:
         """The rollout of a whole id, or of a unique prefix."""
         snapshot = self.index.snapshot()
-        number = snapshot.find(given)
+        number = snapshot.find(rollout_id)
         if number is None:
-            raise Missing(f"there is no rollout {given!r} among the {len(snapshot):,} here")
+            raise Missing(f"there is no rollout {rollout_id!r} among the {len(snapshot):,} here")
         return snapshot, number
 
     def rollout(self, request: Request) -> Page:
@@ -189,16 +189,17 @@ class Pages:
         row, tokens = evidence.row, evidence.tokens
         indices, rewards = (snapshot.table[name] for name in ("rollout_index", "reward"))
         mates = sorted(snapshot.where("group_id", row["group_id"]), key=lambda mate: indices[mate].as_py())
-        place = mates.index(number)
+        index = mates.index(number)
         ids = [snapshot.table["rollout_id"][mate].as_py() for mate in mates]
         return "rollout.html", {
             **vars(evidence),
-            "place": place + 1,
+            "place": index + 1,
             "mates": {
-                one: (indices[mate].as_py(), rewards[mate].as_py()) for one, mate in zip(ids, mates, strict=True)
+                mate_id: (indices[mate].as_py(), rewards[mate].as_py())
+                for mate_id, mate in zip(ids, mates, strict=True)
             },
-            "before": ids[place - 1] if place else None,
-            "after": ids[place + 1] if place + 1 < len(mates) else None,
+            "before": ids[index - 1] if index else None,
+            "after": ids[index + 1] if index + 1 < len(mates) else None,
             # Breaks have lines of their own, and missing tokens are shown otherwise.
             "violations": [v for v in evidence.violations if v.severity == "error" or v.code[0] not in "TR"],
             "codes": CODES,
@@ -221,20 +222,20 @@ class Pages:
         vocabulary = self.vocabulary(row)
         (batch,) = self.index.rows(snapshot, [number]).combine_chunks().to_batches()
         size = vocabulary_size(snapshot.file(number))
-        found = violations(batch, 0, size, reader_of(lambda: vocabulary))
+        faults = violations(batch, 0, size, reader_of(lambda: vocabulary))
         parts = [(part["name"], part["value"]) for part in row["rewards"]]
         scores = dict([("reward", batch.column("reward")[0].as_py()), *(parts if len(parts) > 1 else [])])
-        made = self.stages.rows("scores")
-        for n in made.where("rollout_id", row["rollout_id"]):
+        rows = self.stages.rows("scores")
+        for n in rows.where("rollout_id", row["rollout_id"]):
             # Scoring again adds rows: the last one counts.
-            scores[made.keys["name"][n].as_py()] = made.keys["value"][n].as_py()
+            scores[rows.keys["name"][n].as_py()] = rows.keys["value"][n].as_py()
         scores.pop(snapshot.score or "reward", None)
         evidence = Evidence(
             row,
             # Before the lists of the turns are made into arrays.
             conversations_of(row),
             list(scores.items()),
-            [violation for violation in found if violation.code not in BREAKS],
+            [violation for violation in faults if violation.code not in BREAKS],
         )
         try:
             evidence.tokens = Tokens(row, self.stages)
@@ -252,8 +253,7 @@ class Pages:
         row = self.index.row(*self.row_of(request))
         tokens, vocabulary = Tokens(row), self.vocabulary(row)
         turn, k = _whole(request, "turn", len(tokens.turns)), _whole(request, "k", 1 << 30)
-        listed = tokens.alternatives(turn, k)
-        return {"alternatives": [{**one, "text": text_of(vocabulary, one["id"])} for one in listed]}
+        return {"alternatives": [{**a, "text": text_of(vocabulary, a["id"])} for a in tokens.alternatives(turn, k)]}
 
     def why(self, request: Request) -> Values:
         """Why one sampled token is trained."""
@@ -262,9 +262,9 @@ class Pages:
         tokens, vocabulary = Tokens(row, self.stages), self.vocabulary(row)
         turn = _whole(request, "turn", len(tokens.turns))
         k = _whole(request, "k", len(tokens.turns[turn]["generation_token_ids"]))
-        found = why(tokens, row, turn, k, snapshot)
-        seen = seen_in_training(self.stages, tokens.rollout_id, turn, k)
-        return found | {"text": text_of(vocabulary, found["id"]), "run": counts_over_run(tokens), "seen": seen}
+        facts = why(tokens, row, turn, k, snapshot)
+        in_training = seen_in_training(self.stages, tokens.rollout_id, turn, k)
+        return facts | {"text": text_of(vocabulary, facts["id"]), "run": counts_over_run(tokens), "seen": in_training}
 
     def why_in_pair(self, request: Request) -> Values:
         """How one token of a pair's completion is trained."""
@@ -303,11 +303,11 @@ class Pages:
     # -- side by side --------------------------------------------------------------------------------------------
 
     def group(self, request: Request) -> Page:
-        given = request.query_params.get("id", "")
+        group_id = request.query_params.get("id", "")
         snapshot = self.index.snapshot()
-        mates = snapshot.where("group_id", given)
+        mates = snapshot.where("group_id", group_id)
         if not mates:
-            raise Missing(f"there is no group {given!r} among the {len(snapshot):,} rollouts here")
+            raise Missing(f"there is no group {group_id!r} among the {len(snapshot):,} rollouts here")
         return "group.html", self.group_values(snapshot, mates) | {"scale": scale_of(snapshot)}
 
     def group_values(self, snapshot: Snapshot, mates: Sequence[int]) -> Values:
@@ -315,8 +315,8 @@ class Pages:
         columns = [*LISTED, "messages"]
         task = self.index.row(snapshot, mates[0])["task"]
         values = comparing.group_cards(snapshot.scored(self.index.rows(snapshot, mates, columns), mates))
-        every = snapshot.table["reward"].take(pa.array(mates, pa.int64())).to_pylist()
-        rewards = [reward for reward in every if reward is not None and np.isfinite(reward)]
+        mate_rewards = snapshot.table["reward"].take(pa.array(mates, pa.int64())).to_pylist()
+        rewards = [reward for reward in mate_rewards if reward is not None and np.isfinite(reward)]
         return values | {
             "task": snapshot.table["task_id"][mates[0]].as_py(),
             "run": run_names(snapshot, several=True).get(snapshot.table["run_id"][mates[0]].as_py()),
@@ -334,9 +334,9 @@ class Pages:
             self.index.snapshot(),
         )
         ids = {row[f"{side}_rollout_id"] for row in values["rows"] for side in ("chosen", "rejected")}
-        rows_of = {one: row for one in ids if (row := snapshot.find(one)) is not None}
+        rows_of = {rollout: row for rollout in ids if (row := snapshot.find(rollout)) is not None}
         lines = self.index.lines(snapshot, list(rows_of.values()))
-        return "pairs.html", values | {"sort": sort, "lines": {one: lines[row] for one, row in rows_of.items()}}
+        return "pairs.html", values | {"sort": sort, "lines": {rollout: lines[row] for rollout, row in rows_of.items()}}
 
     def pair(self, request: Request) -> Page:
         pair_id = request.query_params.get("id", "")
@@ -353,22 +353,22 @@ class Pages:
         row = rows.row(number)
         snapshot = self.index.snapshot()
         ids = (row["chosen_rollout_id"], row["rejected_rollout_id"])
-        here = [snapshot.find(one) for one in ids]
+        indices = [snapshot.find(rollout) for rollout in ids]
         source = {"run_id": row["run_id"], "policy": ""}
-        if here[0] is not None:
-            source["policy"] = snapshot.table["policy"][here[0]].as_py()
+        if indices[0] is not None:
+            source["policy"] = snapshot.table["policy"][indices[0]].as_py()
         listed: list[Values] = []
-        if (made := self.stages.rows("comparisons")) and len(made):
-            verdicts = self.verdicts(made, snapshot)
-            second = made.keys["rollout_j"]
+        if (comparisons := self.stages.rows("comparisons")) and len(comparisons):
+            verdicts = self.verdicts(comparisons, snapshot)
+            second = comparisons.keys["rollout_j"]
             sides = (ids, ids[::-1])
-            numbers = [n for one, other in sides for n in made.where("rollout_i", one) if second[n].as_py() == other]
+            numbers = [n for i, j in sides for n in comparisons.where("rollout_i", i) if second[n].as_py() == j]
             listed = verdicts.listed(numbers)
         return comparing.pair_page(row, self.vocabulary(source)) | {
             "verdicts": listed,
-            "rewards": [None if n is None else snapshot.table["reward"][n].as_py() for n in here],
+            "rewards": [None if n is None else snapshot.table["reward"][n].as_py() for n in indices],
             "file": str(rows.file(number)),
-            "known": [n is not None for n in here],
+            "known": [n is not None for n in indices],
         }
 
     def verdicts(self, rows: Rows, snapshot: Snapshot) -> comparing.Verdicts:
@@ -395,7 +395,7 @@ class Pages:
             "pages": pages,
             "judges": pc.unique(rows.keys["judge"]).to_pylist(),
             "outcomes": verdicts.outcomes(),
-            "totals": {"all": len(rows), **{name: int(those.sum()) for name, those in verdicts.tabs().items()}},
+            "totals": {"all": len(rows), **{name: int(mask.sum()) for name, mask in verdicts.tabs().items()}},
         }
 
     def comparison(self, request: Request) -> Page:
@@ -413,11 +413,13 @@ class Pages:
                 sides.append({"id": row[name], "messages": None, "reward": None, "index": None})
                 continue
             row_of = self.index.rows(snapshot, [number], ["messages", "reward", "rollout_index"])
-            one = snapshot.scored(row_of, [number]).to_pylist()[0]
-            start = comparing.completion(one["messages"])
-            prompt, own = (messages_of(part, ()) for part in (one["messages"][:start], one["messages"][start:]))
-            facts = {"id": row[name], "reward": one["reward"], "index": one["rollout_index"]}
-            sides.append(facts | {"messages": own, "prompt": prompt})
+            rollout = snapshot.scored(row_of, [number]).to_pylist()[0]
+            start = comparing.completion(rollout["messages"])
+            prompt, answer = (
+                messages_of(part, ()) for part in (rollout["messages"][:start], rollout["messages"][start:])
+            )
+            facts = {"id": row[name], "reward": rollout["reward"], "index": rollout["rollout_index"]}
+            sides.append(facts | {"messages": answer, "prompt": prompt})
         swapped = int(verdicts.swapped[numbers[0]])
         return "comparison.html", {
             "row": row | verdicts.listed(numbers[:1])[0],
@@ -497,13 +499,11 @@ class Pages:
 
     def code(self, request: Request) -> Page:
         """The page of a validation code: its meaning, and how many rollouts have it."""
-        given = request.query_params.get("code", "")
-        if given not in CODES:
-            raise Missing(
-                f"there is no code {given!r}; the codes of faults in rollouts are {', '.join(_ROLLOUT_CODES)}"
-            )
-        found = self.faults.found(self.index.snapshot(), wanted=True)
-        return "code.html", {"code": CODES[given], "count": len(found.with_code(given)), "unchecked": found.unchecked}
+        code = request.query_params.get("code", "")
+        if code not in CODES:
+            raise Missing(f"there is no code {code!r}; the codes of faults in rollouts are {', '.join(_ROLLOUT_CODES)}")
+        faults = self.faults.of(self.index.snapshot(), check_all=True)
+        return "code.html", {"code": CODES[code], "count": len(faults.with_code(code)), "unchecked": faults.unchecked}
 
     def status(self, _: Request) -> Page:
         """How far each run and each training is."""

@@ -31,11 +31,11 @@ def view(
     OutsideError when the address is taken. KeyboardInterrupt ends it without an error.
     """
     config = ViewConfig.called_with(view, config, settings)
-    found = [one for path in paths_of(paths, "view") for one in expanded(Path(path))]
+    roots = [root for path in paths_of(paths, "view") for root in expanded(Path(path))]
     if config.export is not None:
         from gymdata.view.export import export
 
-        say(export(found, config))
+        say(export(roots, config))
         return
     if config.annotate and config.host not in LOOPBACK:
         raise UsageError(
@@ -47,7 +47,7 @@ def view(
     from gymdata.view.app import create_app
 
     with contextlib.ExitStack() as stack:
-        app = stack.enter_context(create_app(found, config))
+        app = stack.enter_context(create_app(roots, config))
         socket = stack.enter_context(contextlib.closing(listening_socket(config.host, config.port)))
         stack.enter_context(sigterm_interrupts())
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))
@@ -83,10 +83,10 @@ def expanded(path: Path) -> list[Path]:
             raise DataError.missing_path(path)
         return [path]
     # The oldest first: the others are compared with it.
-    found = sorted(_runs_in(path, _DEPTH), key=_started_at)
-    if not found:
+    runs = sorted(_runs_in(path, _DEPTH), key=_started_at)
+    if not runs:
         raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
-    return found
+    return runs
 
 
 def _started_at(path: Path) -> str:
@@ -97,8 +97,8 @@ def _started_at(path: Path) -> str:
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
     inner: Sequence[Path] = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    for one in inner:
-        if (one / RUN_JSON).is_file() or beside(one).is_file():
-            yield one
+    for path in inner:
+        if (path / RUN_JSON).is_file() or beside(path).is_file():
+            yield path
         elif depth > 1:
-            yield from _runs_in(one, depth - 1)
+            yield from _runs_in(path, depth - 1)

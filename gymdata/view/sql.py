@@ -59,7 +59,7 @@ def answer(sql: str, paths: Sequence[Path], config: ViewConfig) -> dict[str, Any
                 break
     names = [name for name, _ in fields]
     ids = [row[names.index("rollout_id")] for row in rows] if "rollout_id" in names else []
-    ids = list(dict.fromkeys(one for one in ids if isinstance(one, str)))
+    ids = list(dict.fromkeys(rollout_id for rollout_id in ids if isinstance(rollout_id, str)))
     is_named = 0 < len(ids) <= MOST_IDS and len(rows) <= config.sql_rows
     # Nested values are JSON in their cells, and text is shortened.
     shown = [
@@ -92,9 +92,9 @@ def chart_of(result: Figures, kind: str = "", x: str = "", y: str = "") -> Figur
         few = len(result["rows"]) <= _MOST_BARS and x != "rollout_id"
         kind = "histogram" if x == y else "line" if x in numeric else "bars" if few else "histogram"
     cells = [(row[names.index(x)], row[names.index(y)]) for row in result["rows"]]
-    points = [(at, float(value)) for at, value in cells if value is not None and math.isfinite(value)]
+    points = [(key, float(value)) for key, value in cells if value is not None and math.isfinite(value)]
     if kind == "line":
-        points = sorted((float(at), value) for at, value in points if isinstance(at, (int, float, Decimal)))
+        points = sorted((float(key), value) for key, value in points if isinstance(key, (int, float, Decimal)))
     if len(points) < 2:
         return {"kind": kind, "x": x, "y": y, "svg": None}
     values = [value for _, value in points]
@@ -104,7 +104,7 @@ def chart_of(result: Figures, kind: str = "", x: str = "", y: str = "") -> Figur
         drawn = Chart("result", y, "lines", x=x, series={y: points})
     else:
         lowest = min(0.0, *values)
-        rows = [(str(at), value, min(0.0, value), max(0.0, value)) for at, value in points[:_MOST_BARS]]
+        rows = [(str(key), value, min(0.0, value), max(0.0, value)) for key, value in points[:_MOST_BARS]]
         drawn = Chart("result", y, "rates", rates=rows, bounds=(lowest, max(0.0, *values)))
     return {"kind": kind, "x": x, "y": y, "svg": Markup(svg(drawn))}
 

@@ -33,12 +33,12 @@ _FIRST = (
 
 def find_metrics(paths: Iterable[Path]) -> list[Path]:
     """Every metrics.jsonl in the given folders and two levels below them."""
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
             for pattern in (METRICS, f"*/{METRICS}", f"*/*/{METRICS}"):
-                found |= dict.fromkeys(sorted(path.glob(pattern)))
-    return list(found)
+                files |= dict.fromkeys(sorted(path.glob(pattern)))
+    return list(files)
 
 
 def described(file: Path) -> Figures:
@@ -73,7 +73,7 @@ def curves(file: Path) -> Figures:
     ]
     series = {name: [row.get(name) for row in rows] for name in names}
     grouped = [(title, {name: series.pop(name) for name in of if name in series}) for title, of in _FIRST]
-    panels = [{"title": title, "series": some} for title, some in grouped if some]
+    panels = [{"title": title, "series": group} for title, group in grouped if group]
     panels += [{"title": name, "series": {name: values}} for name, values in series.items()]
     return {"steps": steps, "panels": panels}
 
@@ -83,12 +83,12 @@ def overlaid(files: Sequence[Path]) -> Figures:
     that are not the same in all, by training."""
     folders = [file.parent for file in files]
     drawn = dict(zip(names_of(folders), map(curves, files), strict=True))
-    steps = sorted({step for one in drawn.values() for step in one["steps"]})
+    steps = sorted({step for figures in drawn.values() for step in figures["steps"]})
     panels: dict[str, Figures] = {}
-    for name, one in drawn.items():
-        for series in (panel["series"] for panel in one["panels"]):
+    for name, figures in drawn.items():
+        for series in (panel["series"] for panel in figures["panels"]):
             for title, values in series.items():
-                by_step = dict(zip(one["steps"], values, strict=True))
+                by_step = dict(zip(figures["steps"], values, strict=True))
                 panels.setdefault(title, {})[name] = [by_step.get(step) for step in steps]
     shared = [{"title": title, "series": series} for title, series in panels.items() if len(series) > 1]
     return {"steps": steps, "panels": shared, "names": list(drawn), "settings": settings_that_differ(folders)}

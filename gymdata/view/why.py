@@ -134,19 +134,19 @@ def _credit(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapsh
     used = ALL.get(estimator)
     mates = snapshot.where("group_id", str(row["group_id"]))
     group = snapshot.table.select(["rollout_id", "rollout_index", "reward"]).take(pa.array(mates)).to_pylist()
-    group.sort(key=lambda one: (one["rollout_index"], one["rollout_id"]))
-    rewards = np.array([math.nan if one["reward"] is None else one["reward"] for one in group])
+    group.sort(key=lambda member: (member["rollout_index"], member["rollout_id"]))
+    rewards = np.array([math.nan if member["reward"] is None else member["reward"] for member in group])
     # NaN when the estimator reads more than these rewards, or other ones.
     shaped = np.full(len(rewards), np.nan)
     if len(rewards) and used is not None and not used.whitens and used.alone and not used.baseline:
-        own = {name: config[name] for name in used.options if config.get(name) is not None}
+        options = {name: config[name] for name in used.options if config.get(name) is not None}
         with contextlib.suppress(GymdataError):  # rewards that this estimator does not take: another score was used
-            shaped = credit.shape_rewards(rewards, estimator, **own)
-    known = rewards[np.isfinite(rewards)]
+            shaped = credit.shape_rewards(rewards, estimator, **options)
+    scored = rewards[np.isfinite(rewards)]
     advantages = tokens.advantages[turn]
-    for one, value in zip(group, shaped.tolist(), strict=True):
-        one["advantage"] = finite(value)
-        one["this"] = one["rollout_id"] == row["rollout_id"]
+    for member, value in zip(group, shaped.tolist(), strict=True):
+        member["advantage"] = finite(value)
+        member["this"] = member["rollout_id"] == row["rollout_id"]
     score = facts.get("score") or TOTAL
     return {
         "estimator": estimator,
@@ -157,10 +157,10 @@ def _credit(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapsh
         "same_rewards": score == (snapshot.score or TOTAL),
         "settings": {k: config[k] for k in _SHAPING if config.get(k) not in (None, False, "none", "outcome", 1.0)},
         "group": group,
-        "mean": float(known.mean()) if len(known) else None,
-        "std": float(known.std(ddof=used.ddof if used else 1)) if len(known) > 1 else None,
-        "flat": bool(len(known) and known.max() == known.min()),
-        "computed": next((one["advantage"] for one in group if one["this"]), None),
+        "mean": float(scored.mean()) if len(scored) else None,
+        "std": float(scored.std(ddof=used.ddof if used else 1)) if len(scored) > 1 else None,
+        "flat": bool(len(scored) and scored.max() == scored.min()),
+        "computed": next((member["advantage"] for member in group if member["this"]), None),
         "saved": None if advantages is None else finite(advantages[k]),
         "dropped": tokens.left_out,
     }
@@ -177,11 +177,11 @@ def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> Valu
     """The values of a token at training steps (``train-* --annotate``), the last 60 at most; ``more``: the number of
     earlier ones."""
     rows = stages.rows("annotations")
-    here = rows.where("rollout_id", rollout_id)
+    numbers = rows.where("rollout_id", rollout_id)
     of_turn = [
         n
-        for n, one in zip(here, rows.keys["turn"].take(pa.array(here, pa.int64())).to_pylist(), strict=True)
-        if one == turn
+        for n, row_turn in zip(numbers, rows.keys["turn"].take(pa.array(numbers, pa.int64())).to_pylist(), strict=True)
+        if row_turn == turn
     ]
     shown = [
         {
@@ -189,28 +189,28 @@ def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> Valu
             "step": row["step"],
             "clipped": bool(row["clipped"][k]) if row["clipped"] else None,
             **{
-                one: finite(row[many][k]) if row[many] else None
-                for one, many in (("logprob", "logprobs"), ("ratio", "ratios"), ("value", "values"), ("loss", "losses"))
+                key: finite(row[name][k]) if row[name] else None
+                for key, name in (("logprob", "logprobs"), ("ratio", "ratios"), ("value", "values"), ("loss", "losses"))
             },
         }
         for row in rows.rows(of_turn[-_STEPS:])
         if k < len(row["losses"])
     ]
-    shown.sort(key=lambda one: (one["training"], one["step"]))
+    shown.sort(key=lambda step: (step["training"], step["step"]))
     return {"steps": shown, "more": len(of_turn) - len(shown)}
 
 
 def _sequence(tokens: Tokens, turn: int) -> Values | None:
     """The trained tokens of the sequence that trains this turn, and the mean of their log-ratios: what GSPO clips."""
     for number, sequence in enumerate(sequences(tokens.turns)):
-        mine = [t for t, own in zip(sequence.turns, sequence.trained, strict=True) if own]
-        if turn not in mine:
+        turns = [t for t, is_trained in zip(sequence.turns, sequence.trained, strict=True) if is_trained]
+        if turn not in turns:
             continue
-        size = sum(len(tokens.turns[t]["generation_token_ids"]) for t in mine)
-        if any(tokens.reference[t] is None for t in mine) or not size:
+        size = sum(len(tokens.turns[t]["generation_token_ids"]) for t in turns)
+        if any(tokens.reference[t] is None for t in turns) or not size:
             return {"number": number, "tokens": size, "mean_log_ratio": None}
         total = sum(
-            float(np.sum(tokens.reference[t] - tokens.turns[t]["generation_log_probs"], dtype=np.float64)) for t in mine
+            float(np.sum(tokens.reference[t] - tokens.turns[t]["generation_log_probs"], dtype=float)) for t in turns
         )
         return {"number": number, "tokens": size, "mean_log_ratio": finite(total / size)}
     return None
@@ -235,24 +235,24 @@ def counts_over_run(tokens: Tokens) -> Values | None:
 @lru_cache(4)
 def _ratios(state: tuple[tuple[str, int, int], ...]) -> Values:
     audited = read_table(state[0][0], AUDIT, ["rollout_id", "ref_logprobs"])
-    made = read_table(state[1][0], EXPERIENCES, ["rollout_id", "loss_mask", "logprobs", "advantages"])
-    names = pc.value_counts(made["rollout_id"].combine_chunks())
+    experiences = read_table(state[1][0], EXPERIENCES, ["rollout_id", "loss_mask", "logprobs", "advantages"])
+    names = pc.value_counts(experiences["rollout_id"].combine_chunks())
     single = names.field("values").filter(pc.equal(names.field("counts"), 1))
-    made = made.filter(pc.is_in(made["rollout_id"], value_set=single))
-    at = pc.index_in(audited["rollout_id"], value_set=made["rollout_id"].combine_chunks())
-    both = np.flatnonzero(pc.is_valid(at).to_numpy())
-    rows = at.to_numpy(zero_copy_only=False)[both].astype(np.int64)
-    reference, left = audited["ref_logprobs"].take(pa.array(both)).combine_chunks(), audited.num_rows - len(both)
-    mine = made.take(pa.array(rows)).combine_chunks()
-    owner = np.repeat(np.arange(len(rows)), _sizes(mine["loss_mask"]))
-    trained = _flat(mine["loss_mask"]) != 0
+    experiences = experiences.filter(pc.is_in(experiences["rollout_id"], value_set=single))
+    positions = pc.index_in(audited["rollout_id"], value_set=experiences["rollout_id"].combine_chunks())
+    common = np.flatnonzero(pc.is_valid(positions).to_numpy())
+    rows = positions.to_numpy(zero_copy_only=False)[common].astype(np.int64)
+    reference, left = audited["ref_logprobs"].take(pa.array(common)).combine_chunks(), audited.num_rows - len(common)
+    experiences = experiences.take(pa.array(rows)).combine_chunks()
+    owner = np.repeat(np.arange(len(rows)), _sizes(experiences["loss_mask"]))
+    trained = _flat(experiences["loss_mask"]) != 0
     per_row = np.bincount(owner[trained], minlength=len(rows))
     fits = per_row == _sizes(reference)
     left += int((~fits).sum())
     keep = trained & fits[owner]
     other = _flat(reference)[np.repeat(fits, _sizes(reference))]
-    log_ratio = other.astype(np.float64) - _flat(mine["logprobs"])[keep]
-    sign = np.sign(_flat(mine["advantages"])[keep])
+    log_ratio = other.astype(np.float64) - _flat(experiences["logprobs"])[keep]
+    sign = np.sign(_flat(experiences["advantages"])[keep])
     of = owner[keep]
     size = np.maximum(np.bincount(of, minlength=len(rows)), 1)
     mean = np.bincount(of, weights=log_ratio, minlength=len(rows)) / size

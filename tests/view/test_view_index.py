@@ -308,7 +308,7 @@ def test_faults_are_those_of_validate(tmp_path: Path):
     paths = [samples / "broken.jsonl", samples / "clean.jsonl", write_run(tmp_path / "run", ROWS)]
     index, faults = RolloutIndex(paths), Faults(lambda _: None)
     snapshot = index.snapshot()
-    found = faults.found(snapshot)
+    found = faults.of(snapshot)
     assert found.unchecked == 0
     wanted: dict[str, set[str]] = {}
     for path in paths:
@@ -332,7 +332,7 @@ def test_faults_of_a_growing_run_are_of_its_rows(tmp_path: Path):
     with Run.open(tmp_path / "run", identity={"a": 1}, extent={}, operation={}) as writer:
         for row in (ROWS[0], bad, ROWS[1]):
             writer.append(row)
-            found = faults.found(index.snapshot())
+            found = faults.of(index.snapshot())
         # The tool messages of the two others answer no call.
         assert {code: rows.tolist() for code, rows in found.rows.items()} == {"M403": [0, 2], "T206": [1]}
     faults.close()
@@ -342,8 +342,8 @@ def test_many_rollouts_are_checked_when_somebody_wants_to_know(tmp_path: Path):
     """Until then they are counted as unchecked, and nothing runs; what was wanted once stays wanted."""
     run = write_run(tmp_path / "run", ROWS)
     snapshot, faults = RolloutIndex([run]).snapshot(), Faults(lambda _: None, unasked=7)
-    found = faults.found(snapshot)
+    found = faults.of(snapshot)
     assert (found.unchecked, found.running, dict(found.rows)) == (8, False, {})
-    assert faults.found(snapshot, wanted=True).rows["M403"].tolist() == list(range(8))
-    assert faults.found(snapshot).unchecked == 0
+    assert faults.of(snapshot, check_all=True).rows["M403"].tolist() == list(range(8))
+    assert faults.of(snapshot).unchecked == 0
     faults.close()

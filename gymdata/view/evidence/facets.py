@@ -63,26 +63,26 @@ def facets(
     conditions = [[_where(column, k) for k in range(len(column.values))] for column in columns]
     clauses = _clauses(query.where, {text for of_column in conditions for text in of_column})
     for column, texts in zip(columns, conditions, strict=True):
-        at = next((n for n, clause in enumerate(clauses) if clause in texts), None)
-        others = clauses if at is None else clauses[:at] + clauses[at + 1 :]
+        index = next((n for n, clause in enumerate(clauses) if clause in texts), None)
+        other_clauses = clauses if index is None else clauses[:index] + clauses[index + 1 :]
         without = Query()
-        for clause in others:
+        for clause in other_clauses:
             without = replace(without, where=without.also(clause))
         rows = rows_of(replace(query, where=without.where))
         codes, scored = column.codes[rows], np.isfinite(rewards_of[rows])
         counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
-        known = scored & (codes >= 0)
-        sums = np.bincount(codes[known], weights=rewards_of[rows][known], minlength=len(column.values))
-        sizes = np.bincount(codes[known], minlength=len(column.values))
+        valid = scored & (codes >= 0)
+        sums = np.bincount(codes[valid], weights=rewards_of[rows][valid], minlength=len(column.values))
+        sizes = np.bincount(codes[valid], minlength=len(column.values))
         order = sorted(np.flatnonzero(counts).tolist(), key=lambda k: (-counts[k], str(column.values[k])))
         bars = []
         for k in order[:_MOST]:
-            chosen = at is not None and clauses[at] == texts[k]
+            chosen = index is not None and clauses[index] == texts[k]
             where = without.where if chosen else without.also(texts[k])
             mean = float(sums[k] / sizes[k]) if sizes[k] else None
             bars.append(Bar(str(column.values[k]), int(counts[k]), where, mean, chosen))
         only = column.name.startswith("task.") and column.name not in query.where and len(rows) < len(column.codes)
-        if at is not None or len(bars) > 1 or (bars and (only or counts.sum() < len(rows))):
+        if index is not None or len(bars) > 1 or (bars and (only or counts.sum() < len(rows))):
             listed.append(Facet(column.name, tuple(bars)))
     return listed
 
@@ -91,8 +91,8 @@ def _clauses(where: str, clicked: Set[str]) -> list[str]:
     """The conditions that clicks on values and on bars of rewards added to a filter, after what a person wrote."""
     if not where:
         return []
-    for at in (at.start() for at in re.finditer(r"\) and ", where)):
-        inner, clause = where[1:at], where[at + len(") and ") :]
+    for start in (match.start() for match in re.finditer(r"\) and ", where)):
+        inner, clause = where[1:start], where[start + len(") and ") :]
         if where[0] == "(" and (clause in clicked or _BAR.fullmatch(clause)):
             return [*_clauses(inner, clicked), clause]
     return [where]

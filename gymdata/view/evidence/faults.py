@@ -62,7 +62,7 @@ class Found:
         return [
             code
             for code, rows in self.rows.items()
-            if (at := np.searchsorted(rows, row)) < len(rows) and rows[at] == row
+            if (index := np.searchsorted(rows, row)) < len(rows) and rows[index] == row
         ]
 
 
@@ -99,8 +99,8 @@ class Faults:
         self._ended = True
         self._thread.shutdown(cancel_futures=True)
 
-    def found(self, snapshot: Snapshot, *, wanted: bool = False) -> Found:
-        """The faults known so far of the rows of ``snapshot``. ``wanted``: check them all, however many there are."""
+    def of(self, snapshot: Snapshot, *, check_all: bool = False) -> Found:
+        """The faults known so far of the rows of ``snapshot``. ``check_all``: check them all, however many there are."""
         units: list[_Unit] = []
         for part in snapshot.parts:
             if part.source.kind == "parquet":
@@ -108,7 +108,7 @@ class Faults:
             else:
                 units += (_Unit(group, part.source.path, group.rows) for group in part.groups)
         with self._guard:
-            self._wanted = self._wanted or wanted or len(snapshot) <= self._unasked
+            self._wanted = self._wanted or check_all or len(snapshot) <= self._unasked
             if self._wanted and not self._ended:
                 self._checks = {
                     id(unit.owner): self._checks.get(id(unit.owner)) or (unit, self._thread.submit(self._faulty, unit))
@@ -118,10 +118,10 @@ class Faults:
         left = [(unit.rows, future) for unit, future in filter(None, checks) if not future.done()]
         if sum(rows for rows, _ in left) <= _WAITED_FOR:
             wait([future for _, future in left], _WAIT_S)
-        known = [check[1].result() if check is not None and check[1].done() else None for check in checks]
-        state = (snapshot.version, self._wanted, sum(rows is not None for rows in known))
+        by_unit = [check[1].result() if check is not None and check[1].done() else None for check in checks]
+        state = (snapshot.version, self._wanted, sum(rows is not None for rows in by_unit))
         if self._merged is None or self._merged[0] != state:
-            self._merged = state, _merged(units, known, running=self._wanted)
+            self._merged = state, _merged(units, by_unit, running=self._wanted)
         return self._merged[1]
 
     def _faulty(self, unit: _Unit) -> dict[str, Rows]:
@@ -139,14 +139,14 @@ class Faults:
                 first += len(batch)
         except (GymdataError, OSError, pa.ArrowException):
             return {}  # a file that cannot be read: the pages say so
-        return {code: np.array(sorted(mine), np.int64) for code, mine in rows.items()}
+        return {code: np.array(sorted(numbers), np.int64) for code, numbers in rows.items()}
 
 
-def _merged(units: Sequence[_Unit], known: Sequence[dict[str, Rows] | None], *, running: bool) -> Found:
+def _merged(units: Sequence[_Unit], by_unit: Sequence[dict[str, Rows] | None], *, running: bool) -> Found:
     """The faults of all units by the numbers of a snapshot's rows."""
     rows: dict[str, list[Rows]] = {}
     start = unchecked = 0
-    for unit, by_code in zip(units, known, strict=True):
+    for unit, by_code in zip(units, by_unit, strict=True):
         for code, of_unit in (by_code or {}).items():
             rows.setdefault(code, []).append(of_unit + start)
         unchecked += unit.rows if by_code is None else 0
@@ -158,7 +158,7 @@ def reader_of(load: Callable[[], Any]) -> Reader:
     """The reader of ids, loaded at the first break; None without a tokenizer."""
 
     def reading() -> Reading | None:
-        known = load()
-        return Reading(known.decode, known.special) if known is not None else None
+        vocab = load()
+        return Reading(vocab.decode, vocab.special) if vocab is not None else None
 
     return reading

@@ -51,7 +51,7 @@ class _Part:
     table: pa.Table
     groups: list[RowGroup]
     #: In a journal: the offset of the next line, and the end of the last one, with its checksum.
-    at: int = 0
+    offset: int = 0
     end: bytes = b""
     #: Its rows' messages and tasks alone, read when a list first shows them.
     texts: list[RowGroup] | None = field(default=None, init=False)
@@ -83,13 +83,13 @@ class Snapshot:
         return int(self.table.num_rows)
 
     def find(self, rollout_id: str) -> int | None:
-        at = pc.index(self.table["rollout_id"], pa.scalar(rollout_id)).as_py()
-        return None if at < 0 else int(at)
+        index = pc.index(self.table["rollout_id"], pa.scalar(rollout_id)).as_py()
+        return None if index < 0 else int(index)
 
     def where(self, column: str, value: str) -> list[int]:
         """The rows with this text in a column, in order."""
-        found: list[int] = np.flatnonzero(pc.equal(self.table[column], value).to_numpy()).tolist()
-        return found
+        rows: list[int] = np.flatnonzero(pc.equal(self.table[column], value).to_numpy()).tolist()
+        return rows
 
     def scored(self, rows: pa.Table, numbers: Sequence[int]) -> pa.Table:
         """``rows``, which are those of ``numbers``, with this snapshot's reward."""
@@ -105,8 +105,7 @@ class Snapshot:
 
     def columns(self, names: Sequence[str]) -> pa.Table:
         """Scalar columns with the schema's own types."""
-        some = self.table.select(list(names))
-        return some.cast(pa.schema([_SCHEMA.field(n) for n in names]))
+        return self.table.select(list(names)).cast(pa.schema([_SCHEMA.field(n) for n in names]))
 
     def batches(self, table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Some columns of all rows, in their order."""
@@ -147,35 +146,35 @@ class RolloutIndex:
 
     def rows(self, snapshot: Snapshot, numbers: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
         """Whole rows, or some of their columns, in the order of ``numbers``. Raises DataError."""
-        found: dict[int, pa.Table] = {}
+        by_number: dict[int, pa.Table] = {}
         start = 0
         for part in snapshot.parts:
-            mine = [n - start for n in numbers if start <= n < start + part.table.num_rows]
-            found |= {start + k: row for k, row in self._read(part, mine, columns)}
+            part_rows = [n - start for n in numbers if start <= n < start + part.table.num_rows]
+            by_number |= {start + k: row for k, row in self._read(part, part_rows, columns)}
             start += part.table.num_rows
-        return pa.concat_tables([found[n] for n in numbers], promote_options="default")
+        return pa.concat_tables([by_number[n] for n in numbers], promote_options="default")
 
     def lines(self, snapshot: Snapshot, numbers: Sequence[int], searched: str = "") -> dict[int, Line]:
         """What a list shows of the texts of some rows, by row; each row group is read once. Raises DataError."""
-        found: dict[int, Line] = {}
+        lines: dict[int, Line] = {}
         start = 0
         for part in snapshot.parts:
-            mine = np.array([n - start for n in numbers if start <= n < start + part.table.num_rows], np.int64)
-            which = np.searchsorted(part.starts, mine, side="right") - 1
-            if len(mine) and part.source.kind == "parquet" and part.texts is None:
+            part_rows = np.array([n - start for n in numbers if start <= n < start + part.table.num_rows], np.int64)
+            which = np.searchsorted(part.starts, part_rows, side="right") - 1
+            if len(part_rows) and part.source.kind == "parquet" and part.texts is None:
                 part.texts = row_groups(part.source.path, ROLLOUTS, _TEXTS)
             for group in np.unique(which).tolist():
-                inside = mine[which == group]
+                inside = part_rows[which == group]
                 rows = (part.texts or part.groups)[group].load().select(_TEXTS)
-                taken = rows.take(pa.array(inside - part.starts[group]))
-                found |= zip((start + inside).tolist(), lines_of(taken, searched), strict=True)
+                texts = rows.take(pa.array(inside - part.starts[group]))
+                lines |= zip((start + inside).tolist(), lines_of(texts, searched), strict=True)
             start += part.table.num_rows
-        return found
+        return lines
 
     def row(self, snapshot: Snapshot, number: int) -> RolloutRow:
         """One rollout, all columns; ``reward`` is the snapshot's."""
-        found: RolloutRow = snapshot.scored(self.rows(snapshot, [number]), [number]).to_pylist()[0]
-        return found
+        rollout: RolloutRow = snapshot.scored(self.rows(snapshot, [number]), [number]).to_pylist()[0]
+        return rollout
 
     def _read(self, part: _Part, rows: Sequence[int], columns: Sequence[str] | None) -> Iterator[tuple[int, pa.Table]]:
         which = np.searchsorted(part.starts, rows, side="right") - 1
@@ -183,27 +182,26 @@ class RolloutIndex:
         for row, group in zip(rows, which.tolist(), strict=True):
             key = (part.number, row)
             with self._guard:
-                held = self._rows.get(key)
-            if held is None:
+                table = self._rows.get(key)
+            if table is None:
                 if group not in loaded:
                     loaded = {group: part.groups[group].load()}
-                one = loaded[group].slice(row - int(part.starts[group]), 1)
                 # A copy of its own: a view would keep the whole row group in memory.
-                batches = one.combine_chunks().to_batches()
-                held = pa.Table.from_batches([pa.ipc.read_record_batch(b.serialize(), b.schema) for b in batches])
+                batches = loaded[group].slice(row - int(part.starts[group]), 1).combine_chunks().to_batches()
+                table = pa.Table.from_batches([pa.ipc.read_record_batch(b.serialize(), b.schema) for b in batches])
                 with self._guard:
-                    self._rows[key] = held
+                    self._rows[key] = table
                     while len(self._rows) > _CACHED_ROWS:
                         self._rows.popitem(last=False)
-            yield row, held if columns is None else held.select(list(columns))
+            yield row, table if columns is None else table.select(list(columns))
 
     def _refresh(self) -> None:
         sources, problems, holding = [], [], []
         for path in self.paths:
             try:
-                found = sources_of(path, ROLLOUTS)
-                sources += found
-                holding += [path] if found else []
+                files = sources_of(path, ROLLOUTS)
+                sources += files
+                holding += [path] if files else []
             except GymdataError as error:
                 problems.append(str(error))
         parts = []
@@ -221,26 +219,26 @@ class RolloutIndex:
         self._state = state
         self._held = {part.source.path.resolve(): part for part in parts}
         tables = [part.table for part in parts if part.table.num_rows]
-        whole = pa.concat_tables(tables) if tables else _HELD.empty_table()
+        table = pa.concat_tables(tables) if tables else _HELD.empty_table()
         growing = any(part.source.kind == "journal" for part in parts)
         version = self._last.version + 1
         repeated = tuple(_repeated(parts))
         score = None
         try:
             score, _ = default_score(holding, None)
-            whole, _ = with_score(holding, whole, score)
+            table, _ = with_score(holding, table, score)
         except GymdataError as error:
             problems.append(str(error))
-        self._last = Snapshot(whole, tuple(parts), version, tuple(problems), growing, tuple(holding), repeated, score)
+        self._last = Snapshot(table, tuple(parts), version, tuple(problems), growing, tuple(holding), repeated, score)
 
     def _part(self, file: Path, source: Source) -> _Part:
         stat = file.stat()
         state = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
-        held = self._held.get(file)
-        if held is not None and held.state == state:
-            return held
+        previous = self._held.get(file)
+        if previous is not None and previous.state == state:
+            return previous
         if source.kind == "journal":
-            return self._grown(file, source, state, held)
+            return self._grown(file, source, state, previous)
         if source.kind == "parquet":
             groups = row_groups(file, ROLLOUTS)
             return _Part(source, state, _held(read_table(file, ROLLOUTS, SCALARS)), groups)
@@ -248,17 +246,17 @@ class RolloutIndex:
         table = _held(pa.Table.from_batches([batch.select(SCALARS) for batch in batches]))
         return _Part(source, state, table, [self._aside.add(batch) for batch in batches])
 
-    def _grown(self, file: Path, source: Source, state: tuple[int, ...], held: _Part | None) -> _Part:
+    def _grown(self, file: Path, source: Source, state: tuple[int, ...], previous: _Part | None) -> _Part:
         """A journal, of which only the lines that were added are read."""
         # A journal of another run may have the name and the inode of an earlier one, and be longer.
-        kept = held if held is not None and _has_at(file, held.at, held.end) else None
-        at, end, groups = (kept.at, kept.end, list(kept.groups)) if kept is not None else (0, b"", [])
-        tables = [kept.table] if kept is not None else []
+        base = previous if previous is not None and _has_at(file, previous.offset, previous.end) else None
+        offset, end, groups = (base.offset, base.end, list(base.groups)) if base is not None else (0, b"", [])
+        tables = [base.table] if base is not None else []
         parse, rows = row_parser(), []
-        for line in scan(file, at):
+        for line in scan(file, offset):
             if not line.closed:
                 break  # incomplete
-            at, end = line.offset + len(line.raw) + 1, line.raw[-10:] + b"\n"
+            offset, end = line.offset + len(line.raw) + 1, line.raw[-10:] + b"\n"
             if line.body is not None:
                 try:
                     rows.append((line.offset, parse(line.body), len(line.body)))
@@ -269,44 +267,44 @@ class RolloutIndex:
             groups.append(self._aside.add(batch))
             tables.append(_held(pa.Table.from_batches([batch.select(SCALARS)])))
         table = pa.concat_tables(tables).combine_chunks() if tables else _HELD.empty_table()
-        return _Part(source, state, table, groups, at, end)
+        return _Part(source, state, table, groups, offset, end)
 
 
-def _has_at(file: Path, at: int, end: bytes) -> bool:
-    """Whether the bytes of the file before ``at`` end so."""
+def _has_at(file: Path, offset: int, end: bytes) -> bool:
+    """Whether the bytes of the file before ``offset`` end so."""
     with file.open("rb") as opened:
-        opened.seek(at - len(end))
+        opened.seek(offset - len(end))
         return opened.read(len(end)) == end
 
 
 def _repeated(parts: Sequence[_Part]) -> Iterator[str]:
     """A line for each run folder or file with rollouts that a larger one has, too; what is filtered of a run repeats it."""
-    places: dict[Path, list[_Part]] = {}
+    by_root: dict[Path, list[_Part]] = {}
     for part in parts:
         file = part.source.path
-        places.setdefault(file.parent.parent if file.parent.name == "rollouts" else file, []).append(part)
-    if len(places) < 2:
+        by_root.setdefault(file.parent.parent if file.parent.name == "rollouts" else file, []).append(part)
+    if len(by_root) < 2:
         return  # one run has each rollout once
-    largest = sorted(places.items(), key=lambda item: -sum(part.table.num_rows for part in item[1]))
-    ids = [chunk for _, mine in largest for part in mine for chunk in part.table["rollout_id"].chunks]
-    whole = pa.chunked_array(ids, pa.string()).combine_chunks().dictionary_encode()
-    codes, owner = whole.indices.to_numpy(), np.full(len(whole.dictionary), -1)
+    largest = sorted(by_root.items(), key=lambda item: -sum(part.table.num_rows for part in item[1]))
+    ids = [chunk for _, parts_of_root in largest for part in parts_of_root for chunk in part.table["rollout_id"].chunks]
+    encoded = pa.chunked_array(ids, pa.string()).combine_chunks().dictionary_encode()
+    codes, owner = encoded.indices.to_numpy(), np.full(len(encoded.dictionary), -1)
     start = 0
-    for number, (place, mine) in enumerate(largest):
-        here = codes[start : start + sum(part.table.num_rows for part in mine)]
-        start += len(here)
-        again = owner[here]
+    for number, (root, parts_of_root) in enumerate(largest):
+        root_codes = codes[start : start + sum(part.table.num_rows for part in parts_of_root)]
+        start += len(root_codes)
+        again = owner[root_codes]
         if (twice := again >= 0).any():
             other = largest[int(again[twice][0])][0]
-            yield f"{place}: {int(twice.sum()):,} of its {len(here):,} rollouts are in {other}, too"
-        owner[here[~twice]] = number
+            yield f"{root}: {int(twice.sum()):,} of its {len(root_codes):,} rollouts are in {other}, too"
+        owner[root_codes[~twice]] = number
 
 
 def _held(table: pa.Table) -> pa.Table:
     columns = []
-    for wanted in _HELD:
-        column = table[wanted.name].combine_chunks()
-        columns.append(column.dictionary_encode().cast(wanted.type) if wanted.name in _REPEATED else column)
+    for schema_field in _HELD:
+        column = table[schema_field.name].combine_chunks()
+        columns.append(column.dictionary_encode().cast(schema_field.type) if schema_field.name in _REPEATED else column)
     return pa.Table.from_arrays(columns, schema=_HELD)
 
 

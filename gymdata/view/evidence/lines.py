@@ -41,8 +41,8 @@ def lines_of(rows: pa.Table, searched: str = "") -> list[Line]:
 
 def texts_of(messages: Sequence[Message], task: str | None) -> Line:
     """The whole texts of one rollout. ``task``: its row as JSON."""
-    first = next((n for n, one in enumerate(messages) if one["role"] == "assistant"), len(messages))
-    prompt = next((one.get("content") for one in reversed(messages[:first]) if one["role"] == "user"), None)
+    first = next((n for n, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    prompt = next((message.get("content") for message in reversed(messages[:first]) if message["role"] == "user"), None)
     answer = next(_written(messages), "")
     fields = object_of(loads(task)) if task else {}
     reference = next((fields[name] for name in _REFERENCES if fields.get(name) not in (None, "")), None)
@@ -53,17 +53,17 @@ def texts_of(messages: Sequence[Message], task: str | None) -> Line:
 
 def _written(messages: Sequence[Message]) -> Iterator[str]:
     """What the policy wrote, the last first: of each message its text, then its calls."""
-    for message in reversed([one for one in messages if one["role"] == "assistant"]):
+    for message in reversed([m for m in messages if m["role"] == "assistant"]):
         # In a file they are JSON.
         calls: Any = loads(message.get("tool_calls"))
-        called = "; ".join(f"→ {call_text(one)}" for one in calls) if isinstance(calls, list) else ""
+        called = "; ".join(f"→ {call_text(call)}" for call in calls) if isinstance(calls, list) else ""
         yield message.get("content") or called
         if message.get("content") and called:
             yield called
 
 
 def _short(text: str, searched: str = "") -> str:
-    if (at := text.find(searched)) > _WIDEST // 2:
-        text = "…" + text[at - _WIDEST // 4 :]
+    if (index := text.find(searched)) > _WIDEST // 2:
+        text = "…" + text[index - _WIDEST // 4 :]
     line = " ".join(text[: 4 * _WIDEST].split())
     return line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…"

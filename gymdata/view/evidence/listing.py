@@ -34,7 +34,7 @@ class Listing:
     selector: Selector
     marks: Marks
     snapshot: Snapshot
-    found: Found
+    faults: Found
 
     def by_row(self, query: Query, selection: Selection, fields: Iterable[Column]) -> Values:
         """One page of rollouts, with the ``fields`` of tasks that are among its columns."""
@@ -52,22 +52,22 @@ class Listing:
         codes = names.indices.to_numpy(zero_copy_only=False)
         pages = max(1, -(-len(names.dictionary) // PAGE_GROUPS))
         page = min(query.page, pages)
-        here = np.flatnonzero((codes >= (page - 1) * PAGE_GROUPS) & (codes < page * PAGE_GROUPS))
+        on_page = np.flatnonzero((codes >= (page - 1) * PAGE_GROUPS) & (codes < page * PAGE_GROUPS))
         groups: dict[int, list[RolloutRow]] = {}
-        for code, row in zip(codes[here].tolist(), self._rows(selection.rows[here], query.text), strict=True):
+        for code, row in zip(codes[on_page].tolist(), self._rows(selection.rows[on_page], query.text), strict=True):
             groups.setdefault(code, []).append(row)
         shown = []
         for _, rows in sorted(groups.items()):
-            every = self.snapshot.table["reward"].take(
+            group_rewards = self.snapshot.table["reward"].take(
                 pa.array(self.snapshot.where("group_id", rows[0]["group_id"]), pa.int64())
             )
-            rewards = [reward for reward in every.to_pylist() if reward is not None and np.isfinite(reward)]
+            rewards = [reward for reward in group_rewards.to_pylist() if reward is not None and np.isfinite(reward)]
             shown.append(
                 {
                     "id": rows[0]["group_id"],
                     "task": rows[0]["task_id"],
                     "rows": rows if query.sort else sorted(rows, key=lambda row: row["rollout_index"]),
-                    "size": len(every),
+                    "size": len(group_rewards),
                     "mean": sum(rewards) / len(rewards) if rewards else None,
                     "mixed": len(set(rewards)) > 1,
                 }
@@ -75,15 +75,15 @@ class Listing:
         return {"groups": shown, "page": page, "pages": pages, "scale": scale_of(self.snapshot)}
 
     def _rows(self, numbers: Any, searched: str) -> list[RolloutRow]:
-        some: list[RolloutRow] = self.snapshot.table.select(LISTED).take(pa.array(numbers, pa.int64())).to_pylist()
+        rows: list[RolloutRow] = self.snapshot.table.select(LISTED).take(pa.array(numbers, pa.int64())).to_pylist()
         lines = self.index.lines(self.snapshot, numbers.tolist(), searched)
-        for row, number in zip(some, numbers.tolist(), strict=True):
-            row["faults"] = self.found.of(number)
+        for row, number in zip(rows, numbers.tolist(), strict=True):
+            row["faults"] = self.faults.of(number)
             row["parts"] = [(part["name"], part["value"]) for part in row.pop("rewards")]
             row["line"], row["tags"] = lines[number], self.marks.tags.get(row["rollout_id"], [])
             row["corrected"] = self.marks.rewards.get(row["rollout_id"])
             row["bad_task"] = row["task_id"] in self.marks.bad_tasks
-        return some
+        return rows
 
 
 def run_names(snapshot: Snapshot, *, several: bool = False) -> dict[str, str]:
@@ -99,8 +99,8 @@ def run_names(snapshot: Snapshot, *, several: bool = False) -> dict[str, str]:
 
 def scale_of(snapshot: Snapshot) -> tuple[float, float]:
     """The least and the highest reward of all, at least 0 to 1."""
-    found = pc.min_max(snapshot.table["reward"]).as_py()
-    low, high = found["min"], found["max"]
+    bounds = pc.min_max(snapshot.table["reward"]).as_py()
+    low, high = bounds["min"], bounds["max"]
     if low is None or not np.isfinite([low, high]).all():
         return 0.0, 1.0
     return min(0.0, low), max(1.0, high)

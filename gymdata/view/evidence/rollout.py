@@ -84,8 +84,8 @@ class Tokens:
     def _read_audit(self, stages: Stages) -> None:
         rows = stages.rows("audit")
         # The latest of several audits.
-        found = sorted(rows.where("rollout_id", self.rollout_id), key=lambda n: rows.file(n).stat().st_mtime_ns)
-        for number in found[-1:]:
+        audits = sorted(rows.where("rollout_id", self.rollout_id), key=lambda n: rows.file(n).stat().st_mtime_ns)
+        for number in audits[-1:]:
             row = rows.row(number)
             sampled = sum(len(turn["generation_token_ids"]) for turn in self.turns)
             if len(row["ref_logprobs"]) != sampled:
@@ -112,7 +112,7 @@ class Tokens:
         # A retry may have sampled the same tokens: each row is of the next of the sequences with its ids.
         stitched, by_ids = sequences(self.turns), dict[bytes, list[TokenSequence]]()
         if len(of_rollout) < len(stitched):
-            stitched.sort(key=lambda one: one.abandoned)  # those are not in the file
+            stitched.sort(key=lambda sequence: sequence.abandoned)  # those are not in the file
         for sequence in stitched:
             by_ids.setdefault(sequence.input_ids.tobytes(), []).append(sequence)
         for row in sorted(of_rollout, key=lambda row: row["sequence_index"]):
@@ -122,10 +122,10 @@ class Tokens:
                 continue
             sequence = alike.pop(0)
             mask, advantages = np.array(row["loss_mask"], np.int8), np.array(row["advantages"], np.float32)
-            for turn, start, own in zip(sequence.turns, sequence.turn_starts.tolist(), sequence.trained, strict=True):
-                if own:
-                    end = start + len(self.turns[turn]["generation_token_ids"])
-                    self.mask[turn], self.advantages[turn] = mask[start:end], advantages[start:end]
+            for t, start, trained in zip(sequence.turns, sequence.turn_starts.tolist(), sequence.trained, strict=True):
+                if trained:
+                    end = start + len(self.turns[t]["generation_token_ids"])
+                    self.mask[t], self.advantages[t] = mask[start:end], advantages[start:end]
         self.experience = str(file)
 
     def relations(self, vocabulary: Vocabulary | None) -> list[Relation]:
@@ -197,7 +197,7 @@ class Tokens:
     def alternatives(self, turn: int, k: int) -> list[Values]:
         """The alternatives of a sampled token, the likeliest first."""
         listed = (self.turns[turn].get("top_log_probs") or [])[k : k + 1]
-        return sorted(listed[0], key=lambda one: -one["log_prob"]) if listed else []
+        return sorted(listed[0], key=lambda top: -top["log_prob"]) if listed else []
 
 
 def ranks(turn: Values) -> list[int] | None:
@@ -207,7 +207,7 @@ def ranks(turn: Values) -> list[int] | None:
     if not listed:
         return None
     sampled = zip(turn["generation_log_probs"].tolist(), turn["generation_token_ids"].tolist(), listed, strict=False)
-    return [1 + sum(o["log_prob"] > mine and o["id"] != token for o in others) for mine, token, others in sampled]
+    return [1 + sum(o["log_prob"] > lp and o["id"] != token for o in top) for lp, token, top in sampled]
 
 
 def _numbers(values: Array | None) -> list[float | None] | None:
@@ -222,11 +222,11 @@ def text_of(vocabulary: Vocabulary | None, token: int) -> str:
     return printable(vocabulary.text(token)) if vocabulary is not None else str(token)
 
 
-def shown_token(vocabulary: Vocabulary | None, at: int, token: int, *, differs: bool, sampled: bool) -> Values:
+def shown_token(vocabulary: Vocabulary | None, position: int, token: int, *, differs: bool, sampled: bool) -> Values:
     """A token of one of two sides. Ids have a blank between them."""
     text = text_of(vocabulary, token).replace("\n", "⏎\n") + " " * (vocabulary is None)
     special = vocabulary is not None and token in vocabulary.special
-    return {"at": at, "id": token, "text": text, "differs": differs, "special": special, "sampled": sampled}
+    return {"at": position, "id": token, "text": text, "differs": differs, "special": special, "sampled": sampled}
 
 
 def both_sides(tokens: Tokens, relation: Relation, vocabulary: Vocabulary | None) -> Values:
@@ -266,9 +266,9 @@ def _side(
     out: list[Values] = []
     # Not more than a page can hold; what is left out is counted at its place.
     listed, end = np.flatnonzero(shown)[: 4 * _MOST_SHOWN].tolist(), 0
-    for at in listed:
-        if at > end:
-            out.append({"gap": at - end})
-        token, end = int(ids[at]), at + 1
-        out.append(shown_token(vocabulary, at, token, differs=bool(marked[at]), sampled=at >= sampled_from))
+    for position in listed:
+        if position > end:
+            out.append({"gap": position - end})
+        end, differs, sampled = position + 1, bool(marked[position]), position >= sampled_from
+        out.append(shown_token(vocabulary, position, int(ids[position]), differs=differs, sampled=sampled))
     return [*out, {"gap": len(ids) - end}] if end < len(ids) else out

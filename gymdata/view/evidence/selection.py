@@ -91,28 +91,28 @@ class Query:
     unknown: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, given: Mapping[str, str], offered: Sequence[str] = COLUMNS) -> Query:
+    def of(cls, params: Mapping[str, str], offered: Sequence[str] = COLUMNS) -> Query:
         """The query of an address. ``offered``: the columns that a list can have."""
-        sort = given.get("sort", "")
-        columns = [name for name in given.get("columns", "").split(",") if name]
+        sort = params.get("sort", "")
+        columns = [name for name in params.get("columns", "").split(",") if name]
         shown = [name for name in columns if name in (*offered, "task", "run")]
         unknown = [UsageError.unknown_choice("columns", name, offered) for name in columns if name not in shown]
         unknown += [UsageError.unknown_choice("sort", sort, SORTS)] if sort and sort not in SORTS else []
         return cls(
-            given.get("where", "").strip(),
-            **{name: given.get(name, "").strip() for name in _BOXES},
+            params.get("where", "").strip(),
+            **{name: params.get(name, "").strip() for name in _BOXES},
             columns=",".join(shown),
             sort=sort if sort in SORTS else "",
-            down=given.get("down") == "1",
-            groups=given.get("by") == "group",
-            page=page_of(given),
+            down=params.get("down") == "1",
+            groups=params.get("by") == "group",
+            page=page_of(params),
             unknown=tuple(map(str, unknown)),
         )
 
     def conditions(self) -> list[str]:
         """The boxes and the condition as conditions of ``gymdata filter``; all but ``fault``, which no column says."""
         text = text_of_condition(self.text)
-        found = [
+        clauses = [
             f"({' or '.join(f'contains({name}, {text})' for name in conditions.TEXTS)})" if self.text else "",
             f"contains(task_id, {text_of_condition(self.task)})" if self.task else "",
             f"status == {text_of_condition(self.status)}" if self.status else "",
@@ -123,7 +123,7 @@ class Query:
             "min_reward < max_reward" if self.mixed else "",
             self.where,
         ]
-        return [text for text in found if text]
+        return [text for text in clauses if text]
 
     @property
     def filtered(self) -> bool:
@@ -144,12 +144,12 @@ class Query:
 
     def outcomes(self) -> list[str]:
         """The criteria that are known only after a rollout was sampled. Runs selected by these are not comparable."""
-        found = ["faults"] if self.fault else []
+        criteria = ["faults"] if self.fault else []
         for text in self.conditions():
             with contextlib.suppress(GymdataError):
                 names = conditions.parse(text, "filter").names
-                found += [name for name in names if name not in _GIVEN and not name.startswith("task.")]
-        return list(dict.fromkeys(found))
+                criteria += [name for name in names if name not in _GIVEN and not name.startswith("task.")]
+        return list(dict.fromkeys(criteria))
 
     def also(self, condition: str) -> str:
         """``where`` with one more condition, once."""
@@ -163,8 +163,8 @@ class Query:
         parts = {"where": other.where, **{name: getattr(other, name) for name in _BOXES}, "sort": other.sort}
         parts |= {"columns": other.columns, "down": "1" if other.down else "", "by": "group" if other.groups else ""}
         parts["page"] = str(other.page) if other.page > 1 else ""
-        given = urlencode({key: value for key, value in parts.items() if value})
-        return f"/?{given}" if given else "/"
+        query = urlencode({key: value for key, value in parts.items() if value})
+        return f"/?{query}" if query else "/"
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ class Query:
 
     def with_column(self, name: str) -> str:
         """The address that shows a column, or hides it."""
-        shown = [one for one in self.shown if one != name]
+        shown = [column for column in self.shown if column != name]
         return self.address(columns=",".join(shown if name in self.shown else [*shown, name]) or "task", page=self.page)
 
     def sorted_by(self, column: str) -> str:
@@ -181,9 +181,9 @@ class Query:
         return self.address(sort=column, down=not self.down if self.sort == column else column != "task_id")
 
 
-def page_of(given: Mapping[str, str]) -> int:
+def page_of(params: Mapping[str, str]) -> int:
     """Which page of a list an address names, from 1."""
-    text = given.get("page", "1")
+    text = params.get("page", "1")
     return max(1, int(text)) if text.isdecimal() and len(text) < 9 else 1
 
 
@@ -235,30 +235,30 @@ class RunFigures:
 def compare_runs(table: pa.Table, rows: Rows) -> list[RunFigures]:
     """The runs of a selection, in reading order, each against the first that has some of its tasks, on these."""
     codes, is_mixed = groups_of(table)
-    some = table.select(["run_id", "task_id", "reward", "n_breaks"]).take(pa.array(rows))
-    runs = some["run_id"].combine_chunks()
+    table = table.select(["run_id", "task_id", "reward", "n_breaks"]).take(pa.array(rows))
+    runs = table["run_id"].combine_chunks()
     runs = runs.dictionary_decode() if pa.types.is_dictionary(runs.type) else runs
     earlier: dict[str, dict[str, float]] = {}
-    found = []
+    stats = []
     for run in dict.fromkeys(runs.to_pylist()):
-        mine = some.filter(pc.equal(runs, run))
-        rewards = pc.fill_null(mine["reward"], math.nan).to_numpy()
-        known = np.isfinite(rewards)
-        encoded = mine["task_id"].combine_chunks().dictionary_encode()
+        of_run = table.filter(pc.equal(runs, run))
+        rewards = pc.fill_null(of_run["reward"], math.nan).to_numpy()
+        finite = np.isfinite(rewards)
+        encoded = of_run["task_id"].combine_chunks().dictionary_encode()
         of = encoded.indices.to_numpy(zero_copy_only=False)
-        counts = np.bincount(of[known], minlength=len(encoded.dictionary))
-        sums = np.bincount(of[known], weights=rewards[known], minlength=len(encoded.dictionary))
+        counts = np.bincount(of[finite], minlength=len(encoded.dictionary))
+        sums = np.bincount(of[finite], weights=rewards[finite], minlength=len(encoded.dictionary))
         tasks = {t: s / n for t, s, n in zip(encoded.dictionary.to_pylist(), sums, counts, strict=True) if n}
-        mean = float(rewards[known].mean()) if known.any() else None
+        mean = float(rewards[finite].mean()) if finite.any() else None
         against = next((other for other, of_other in earlier.items() if tasks.keys() & of_other.keys()), None)
         first = earlier[against] if against is not None else {}
-        both = [task for task in tasks if task in first]
-        difference = paired_difference_ci([first[t] for t in both], [tasks[t] for t in both]) if both else None
+        common = [task for task in tasks if task in first]
+        difference = paired_difference_ci([first[t] for t in common], [tasks[t] for t in common]) if common else None
         present = np.unique(codes[rows[pc.equal(runs, run).to_numpy(zero_copy_only=False)]])
-        breaks, mixed = int((mine["n_breaks"].to_numpy() > 0).sum()), int(is_mixed[present].sum())
-        found.append(RunFigures(run, len(rewards), mean, len(present), mixed, breaks, len(both), difference, against))
+        breaks, mixed = int((of_run["n_breaks"].to_numpy() > 0).sum()), int(is_mixed[present].sum())
+        stats.append(RunFigures(run, len(rewards), mean, len(present), mixed, breaks, len(common), difference, against))
         earlier[run] = tasks
-    return found
+    return stats
 
 
 def command_of(snapshot: Snapshot, query: Query, selection: Selection) -> str:
@@ -302,11 +302,11 @@ class Selector:
         value: T = computed[key]
         return value
 
-    def select(self, snapshot: Snapshot, query: Query, found: Found = Found()) -> Selection:
+    def select(self, snapshot: Snapshot, query: Query, faults: Found = Found()) -> Selection:
         """The rollouts that pass all conditions of ``query``, in its order."""
         if query.problem is not None:
             return Selection(np.zeros(0, np.int32), query.problem)
-        selection = self._once(snapshot, _key("rows", query, found), lambda: _computed(snapshot, query, found))
+        selection = self._once(snapshot, _key("rows", query, faults), lambda: _computed(snapshot, query, faults))
         if not query.sort or selection.error is not None:
             return selection
         key = [(query.sort, "descending" if query.down else "ascending", "at_end")]
@@ -323,57 +323,57 @@ class Selector:
         """What ``compute`` gives of all rollouts."""
         return self._once(snapshot, ("columns",), lambda: tuple(compute(snapshot)))
 
-    def runs(self, snapshot: Snapshot, query: Query, found: Found = Found()) -> list[RunFigures]:
+    def runs(self, snapshot: Snapshot, query: Query, faults: Found = Found()) -> list[RunFigures]:
         """The runs of a selection against each other; none where it is of one run."""
         if query.problem is not None:
             return []
-        rows = self.select(snapshot, replace(query, sort=""), found).rows
-        compared = self._once(snapshot, _key("runs", query, found), lambda: compare_runs(snapshot.table, rows))
+        rows = self.select(snapshot, replace(query, sort=""), faults).rows
+        compared = self._once(snapshot, _key("runs", query, faults), lambda: compare_runs(snapshot.table, rows))
         return compared if len(compared) > 1 else []
 
 
-def _key(what: str, query: Query, found: Found) -> tuple[object, ...]:
+def _key(kind: str, query: Query, faults: Found) -> tuple[object, ...]:
     """What a selection depends on besides the rollouts."""
-    return what, *query.conditions(), query.fault, found.unchecked if query.fault else 0
+    return kind, *query.conditions(), query.fault, faults.unchecked if query.fault else 0
 
 
-def _computed(snapshot: Snapshot, query: Query, found: Found) -> Selection:
+def _computed(snapshot: Snapshot, query: Query, faults: Found) -> Selection:
     try:
         rows = _passing(snapshot, query.conditions())
     except GymdataError as error:
         return Selection(np.zeros(0, np.int32), str(error))
     if query.fault:
-        rows = np.intersect1d(rows, found.with_code(query.fault)).astype(np.int32)
-    some = snapshot.table.select(["reward", "n_breaks", "n_context_tokens", "n_generated_tokens"])
-    some = some if len(rows) == snapshot.table.num_rows else some.take(pa.array(rows))
-    rewards = pc.fill_null(some["reward"], math.nan).to_numpy()
-    known = np.isfinite(rewards)
+        rows = np.intersect1d(rows, faults.with_code(query.fault)).astype(np.int32)
+    table = snapshot.table.select(["reward", "n_breaks", "n_context_tokens", "n_generated_tokens"])
+    table = table if len(rows) == snapshot.table.num_rows else table.take(pa.array(rows))
+    rewards = pc.fill_null(table["reward"], math.nan).to_numpy()
+    finite = np.isfinite(rewards)
     codes, is_mixed = groups_of(snapshot.table)
     present = np.unique(codes[rows])
     return Selection(
         rows,
-        mean=float(rewards[known].mean()) if known.any() else None,
-        scored=int(known.sum()),
+        mean=float(rewards[finite].mean()) if finite.any() else None,
+        scored=int(finite.sum()),
         groups=len(present),
         mixed=int(is_mixed[present].sum()),
-        breaks=int((some["n_breaks"].to_numpy() > 0).sum()),
-        tokens=int((pc.sum(some["n_context_tokens"]).as_py() or 0) + (pc.sum(some["n_generated_tokens"]).as_py() or 0)),
-        bars=_bars(rewards[known], int((~known).sum())),
+        breaks=int((table["n_breaks"].to_numpy() > 0).sum()),
+        tokens=int(sum(pc.sum(table[name]).as_py() or 0 for name in ("n_context_tokens", "n_generated_tokens"))),
+        bars=_bars(rewards[finite], int((~finite).sum())),
     )
 
 
 def _passing(snapshot: Snapshot, texts: Sequence[str]) -> Rows:
-    every = np.arange(len(snapshot), dtype=np.int32)
-    if not texts or not len(every):
-        return every
+    all_rows = np.arange(len(snapshot), dtype=np.int32)
+    if not texts or not len(all_rows):
+        return all_rows
     expressions = [conditions.parse(text, "filter") for text in texts]
     named = {name: "filter" for expression in expressions for name in expression.names}
     columns = load_columns(snapshot.paths, named, Loaded(snapshot.columns, snapshot.batches))
-    passing = np.ones(len(every), np.bool_)
+    passing = np.ones(len(all_rows), np.bool_)
     for expression in expressions:
         conditions.check(expression, columns.kinds, "filter")
     for expression in expressions:
-        passing &= conditions.is_true(conditions.evaluate(expression, columns.values, len(every)))
+        passing &= conditions.is_true(conditions.evaluate(expression, columns.values, len(all_rows)))
     # The texts of all rollouts may have been read.
     del columns
     pa.default_memory_pool().release_unused()

@@ -58,8 +58,8 @@ class Rows:
         """The rows with this text in a key column."""
         if not len(self):
             return []
-        found: list[int] = np.flatnonzero(pc.equal(self.keys[column], value).to_numpy()).tolist()
-        return found
+        rows: list[int] = np.flatnonzero(pc.equal(self.keys[column], value).to_numpy()).tolist()
+        return rows
 
     def file(self, number: int) -> Path:
         return self.files[self.file_number(number)]
@@ -77,11 +77,11 @@ class Rows:
     def rows(self, numbers: Sequence[int]) -> list[RolloutRow]:
         """Some rows (rising), all columns; a group of them is read once."""
         which = np.searchsorted(self.group_starts, numbers, side="right") - 1
-        found: list[RolloutRow] = []
+        rows: list[RolloutRow] = []
         for group in np.unique(which).tolist():
-            places = np.asarray(numbers)[which == group] - int(self.group_starts[group])
-            found += self.groups[group].load().take(pa.array(places)).to_pylist()
-        return found
+            indices = np.asarray(numbers)[which == group] - int(self.group_starts[group])
+            rows += self.groups[group].load().take(pa.array(indices)).to_pylist()
+        return rows
 
 
 class Stages:
@@ -98,24 +98,24 @@ class Stages:
         sources = {s.path.resolve(): s for path in self.paths for s in sources_of(path, table)}
         state = tuple((file, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in sources)
         with self._guard:
-            held = self._held.get(name)
-        if held is not None and held[0] == state:
-            return held[1]
-        parts, groups, file_starts, at = [], [], [], 0
+            entry = self._held.get(name)
+        if entry is not None and entry[0] == state:
+            return entry[1]
+        parts, groups, file_starts, start = [], [], [], 0
         for file in sources:
             parts.append(read_table(file, table, KEYS[name]))
             groups += row_groups(file, table)
-            file_starts.append(at)
-            at += parts[-1].num_rows
+            file_starts.append(start)
+            start += parts[-1].num_rows
         # Files of earlier versions lack columns.
         keys = pa.concat_tables([table.schema.empty_table().select(KEYS[name]), *parts], promote_options="permissive")
         sizes = np.cumsum([0, *(group.rows for group in groups)])[:-1]
-        found = Rows(keys, tuple(s.path for s in sources.values()), tuple(groups), np.array(file_starts), sizes)
+        rows = Rows(keys, tuple(s.path for s in sources.values()), tuple(groups), np.array(file_starts), sizes)
         with self._guard:
-            self._held[name] = (state, found)
-        return found
+            self._held[name] = (state, rows)
+        return rows
 
-    def there(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         """Whether there is a table of that name; also True when that cannot be determined, so that its page shows the
         error."""
         try:
@@ -127,7 +127,7 @@ class Stages:
 def facts_of(path: Path) -> RunFacts:
     """The run.json that describes a path; empty if it is missing or cannot be read."""
     try:
-        found = find_run_json(path)
-        return read_facts(found) if found is not None else {}
+        run_json = find_run_json(path)
+        return read_facts(run_json) if run_json is not None else {}
     except (GymdataError, OSError):
         return {}
