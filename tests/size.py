@@ -70,7 +70,7 @@ SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 397, 287, 14
 PRONOUN = frozenset(
     ["found", "place", "one", "at", "known", "made", "given", "kept", "whole", "held", "mine", "wanted", "said"]
 )
-PRONOUNS = 893
+PRONOUNS = 546
 
 
 def sources() -> list[Path]:
