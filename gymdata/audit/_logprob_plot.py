@@ -17,7 +17,7 @@ _BLUE, _RED, _GREY = "#2f6db3", "#c8553d", "#8593a1"
 def draw(
     path: Path,
     saved: np.ndarray,
-    found: np.ndarray,
+    recomputed: np.ndarray,
     positions: Sequence[Mapping[str, Any]],
     turns: Sequence[Mapping[str, Any]],
     tolerance: float,
@@ -32,13 +32,13 @@ def draw(
 
     figure, axes = plt.subplots(2, 2, figsize=(9.6, 7.2), layout="constrained")
     tokens, apart = axes[0]
-    some = np.unique(np.linspace(0, len(saved) - 1, _POINTS).astype(np.int64))
-    low = float(min(saved[some].min(), found[some].min(), -1e-3))
+    points = np.unique(np.linspace(0, len(saved) - 1, _POINTS).astype(np.int64))
+    low = float(min(saved[points].min(), recomputed[points].min(), -1e-3))
     tokens.plot([low, 0], [low, 0], color=_GREY, lw=1, zorder=1)
-    tokens.plot(found[some], saved[some], ".", ms=2.5, alpha=0.35, color=_BLUE, zorder=2, rasterized=True)
+    tokens.plot(recomputed[points], saved[points], ".", ms=2.5, alpha=0.35, color=_BLUE, zorder=2, rasterized=True)
     tokens.set(xlabel="recomputed log-prob", ylabel="saved log-prob")
     # On a logarithmic scale; differences below float32's precision are at the left.
-    far = np.maximum(np.abs(saved.astype(np.float64) - found), 1e-7)
+    far = np.maximum(np.abs(saved.astype(np.float64) - recomputed), 1e-7)
     edges = np.geomspace(1e-7, max(float(far.max()) * 1.01, 10 * tolerance), 60)
     apart.hist(far, bins=edges.tolist(), color=_BLUE, alpha=0.8)
     apart.axvline(tolerance, color=_RED, lw=1.2, label=f"tolerance {tolerance:g}")
@@ -56,12 +56,12 @@ def draw(
 
 
 def _bars(axis: Any, rows: Sequence[Mapping[str, Any]], name: str, label: str, tolerance: float) -> None:
-    places = np.arange(len(rows))
-    axis.bar(places, [max(row["max_abs"], 1e-9) for row in rows], color=_GREY, alpha=0.45, label="largest |Δ|")
-    axis.bar(places, [max(row["mean_abs"], 1e-9) for row in rows], color=_BLUE, width=0.5, label="mean |Δ|")
+    ticks = np.arange(len(rows))
+    axis.bar(ticks, [max(row["max_abs"], 1e-9) for row in rows], color=_GREY, alpha=0.45, label="largest |Δ|")
+    axis.bar(ticks, [max(row["mean_abs"], 1e-9) for row in rows], color=_BLUE, width=0.5, label="mean |Δ|")
     axis.axhline(tolerance, color=_RED, lw=1.2)
     axis.set_yscale("log")
     axis.set_ylim(top=10 * max(axis.get_ylim()[1], tolerance))  # room for the legend
-    axis.set_xticks(places, [row[name] for row in rows], fontsize=8)
+    axis.set_xticks(ticks, [row[name] for row in rows], fontsize=8)
     axis.set_xlabel(label)
     axis.legend(fontsize=8)

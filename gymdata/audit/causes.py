@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -59,11 +60,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Scored tokens: ``saved``, ``found`` (recomputed), the turn of each and its position there, the temperature
+    """Scored tokens: ``saved`` and ``recomputed`` log-probs, the turn of each and its position there, the temperature
     that its row says, and the number of its turn in its rollout."""
 
     saved: Array
-    found: Array
+    recomputed: Array
     turn: Array
     position: Array
     temperature: Array
@@ -80,34 +81,33 @@ class Probe:
 
     @property
     def apart(self) -> float:
-        return mean_apart(self.saved, self.found)
+        return mean_apart(self.saved, self.recomputed)
 
 
 def mean_apart(saved: Array, other: Array) -> float:
     """Mean |Δ| over the tokens for which ``other`` is finite."""
-    known = np.isfinite(other)
-    return float(np.abs(saved[known].astype(np.float64) - other[known]).mean()) if known.any() else float("inf")
+    finite = np.isfinite(other)
+    return float(np.abs(saved[finite].astype(np.float64) - other[finite]).mean()) if finite.any() else float("inf")
 
 
 def shifted(probe: Probe) -> Explanation | None:
     """Saved numbers that belong to a neighbouring token of their turn."""
     best: tuple[float, int, float] | None = None
     for by in (-2, -1, 1, 2):
-        here = np.arange(len(probe.saved))
-        there = here + by
-        within = (there >= 0) & (there < len(here))
-        within[within] = probe.turn[there[within]] == probe.turn[here[within]]
+        neighbours = np.arange(len(probe.saved)) + by
+        within = (neighbours >= 0) & (neighbours < len(neighbours))
+        within[within] = probe.turn[neighbours[within]] == probe.turn[within]
         if within.any():
-            after = mean_apart(probe.saved[here[within]], probe.found[there[within]])
-            before = mean_apart(probe.saved[here[within]], probe.found[here[within]])
+            after = mean_apart(probe.saved[within], probe.recomputed[neighbours[within]])
+            before = mean_apart(probe.saved[within], probe.recomputed[within])
             if best is None or after < best[0]:
                 best = after, by, before
     if best is None:
         return None
     after, by, before = best
     side = "after" if by > 0 else "before"
-    what = "the next token" if by == 1 else f"the token {abs(by)} {side}" if abs(by) > 1 else "the token before"
-    text = f"off by one: the number saved at each token is that of {what}"
+    neighbour = "the next token" if by == 1 else f"the token {abs(by)} {side}" if abs(by) > 1 else "the token before"
+    text = f"off by one: the number saved at each token is that of {neighbour}"
     return Explanation("off_by_one", text.replace("by one", "by two") if abs(by) > 1 else text, before, after)
 
 
@@ -118,12 +118,12 @@ def off_by_one(probe: Probe, by_shift: Mapping[int, Array]) -> Explanation | Non
     if not scored:
         return None
     after, by = min(scored)
-    place = "after it" if by > 0 else "two places before it"
-    known = np.isfinite(by_shift[by])
+    side = "after it" if by > 0 else "two places before it"
+    finite = np.isfinite(by_shift[by])
     return Explanation(
         "off_by_one",
-        f"off by one: each token was scored with the model's output {place}, not the one just before it",
-        mean_apart(probe.saved[known], probe.found[known]),
+        f"off by one: each token was scored with the model's output {side}, not the one just before it",
+        probe.take(finite).apart,
         after,
     )
 
@@ -138,7 +138,7 @@ def temperature_mismatch(
     if len(recorded) == 1 and abs(fit - recorded[0]) <= _SAME_TEMPERATURE * recorded[0]:
         return None
     # Which of the two did the tokens come from? The likelier one.
-    likelier = float((at_fit.astype(np.float64) - probe.found).sum())
+    likelier = float((at_fit.astype(np.float64) - probe.recomputed).sum())
     rows = ", ".join(f"{t:g}" for t in recorded[:4]) + (" …" if len(recorded) > 4 else "")
     if fit == 1.0 and (logprobs_mode == "raw_logprobs" or (logprobs_mode is None and likelier < -_TELLING)):
         why = (
@@ -193,7 +193,7 @@ def _fit(saved: Array, log_probs_at: Callable[[Sequence[float]], Array]) -> tupl
 
 def truncated(probe: Probe, settings: Sequence[str], tolerance: float) -> Explanation | None:
     """Saved numbers of a distribution that was cut (top_p, top_k, min_p): none is below the whole distribution's."""
-    apart = probe.saved.astype(np.float64) - probe.found
+    apart = probe.saved.astype(np.float64) - probe.recomputed
     one_sided = float(apart.mean()) >= _ONE_SIDED * probe.apart
     if not (one_sided or settings) or float((apart < -tolerance).mean()) > 0.005 or float(apart.mean()) <= 0:
         return None
@@ -205,10 +205,10 @@ def truncated(probe: Probe, settings: Sequence[str], tolerance: float) -> Explan
 def unexplained(probe: Probe, same_policy: bool | None, templates_tried: Sequence[str]) -> Explanation:
     """The explanation by exclusion, when nothing predicts the saved numbers. ``same_policy``: the model's weights are
     those that the rows name (None: not known)."""
-    apart = np.abs(probe.saved.astype(np.float64) - probe.found)
+    apart = np.abs(probe.saved.astype(np.float64) - probe.recomputed)
 
-    def mostly(here: Array) -> bool:
-        return bool(here.any() and (~here).any() and apart[here].mean() > 3 * apart[~here].mean())
+    def mostly(subset: Array) -> bool:
+        return bool(subset.any() and (~subset).any() and apart[subset].mean() > 3 * apart[~subset].mean())
 
     at_start = mostly(probe.position < _FIRST)
     where = "; they differ most at the first tokens of a turn, as under another prompt" if at_start else ""
@@ -227,10 +227,10 @@ def unexplained(probe: Probe, same_policy: bool | None, templates_tried: Sequenc
     if same_policy is None and at_start:
         text = f"a wrong template, or another checkpoint: no shift and no {temperature} explains it{where}"
         return Explanation("template", text, probe.apart, certain=False)
-    known = (
+    weights = (
         "its weights are not those that the rows name" if same_policy is False else "the rows do not name its weights"
     )
-    text = f"another checkpoint: no shift, template{tried} or {temperature} explains it, and {known}{where}"
+    text = f"another checkpoint: no shift, template{tried} or {temperature} explains it, and {weights}{where}"
     return Explanation("checkpoint", text, probe.apart, certain=False)
 
 
@@ -268,21 +268,21 @@ class ScoredSample:
     """Sequences with their scored tokens, on which explanations are tested. ``differs``: of each, whether its log-probs are
     not the model's."""
 
-    given: ToScore
+    to_score: ToScore
     rollout_ids: list[str]
     probe: Probe
     differs: list[bool]
 
     @classmethod
     def of(
-        cls, sequences: RolloutSequences, given: ToScore, found: np.ndarray, ids: pa.Array, rounding: Rounding
+        cls, sequences: RolloutSequences, to_score: ToScore, recomputed: np.ndarray, ids: pa.Array, rounding: Rounding
     ) -> list[ScoredSample]:
-        """Some of those in ``sequences`` that differ and some that do not; ``found``: the scores of ``given``. An empty list
-        where nothing was scored."""
+        """Some of those in ``sequences`` that differ and some that do not; ``recomputed``: the scores of ``to_score``. An
+        empty list where nothing was scored."""
         sampled = sequences.sampled
-        source = np.arange(given.n_scored) if sequences.source is None else sequences.source
-        saved, scores = sampled.logprobs.values[source], given.scores
-        far = scores.sums(np.abs(saved.astype(np.float64) - found) > rounding.token)
+        source = np.arange(to_score.n_scored) if sequences.source is None else sequences.source
+        saved, scores = sampled.logprobs.values[source], to_score.scores
+        far = scores.sums(np.abs(saved.astype(np.float64) - recomputed) > rounding.token)
         off = audit.differs(far, scores.lengths, rounding)
         sides = [np.flatnonzero(side & (scores.lengths > 0)) for side in (off, ~off)]
         rows = np.concatenate(
@@ -293,25 +293,25 @@ class ScoredSample:
             return []
         turn = np.repeat(np.arange(len(sampled.turn_ends)), sampled.turn_sizes)[source]
         position = source - (sampled.turn_ends - sampled.turn_sizes)[turn]
-        every = Probe(saved, found, turn, position, scores.spread(given.temperature), sampled.turn_number[turn])
+        probe = Probe(saved, recomputed, turn, position, scores.spread(to_score.temperature), sampled.turn_number[turn])
         names = [ids[int(r)].as_py() for r in sequences.rollout[rows]]
-        return [cls(given.take(rows), names, every.take(scores.take(rows).values), off[rows].tolist())]
+        return [cls(to_score.take(rows), names, probe.take(scores.take(rows).values), off[rows].tolist())]
 
     @classmethod
-    def some_of(cls, parts: Sequence[ScoredSample], differing: bool) -> ScoredSample | None:
+    def subsample(cls, parts: Sequence[ScoredSample], differing: bool) -> ScoredSample | None:
         """An evenly spread sample, of the size that explanations are tested on, of all sequences or of those that differ;
         None where there are none."""
-        every = [(part, row) for part in parts for row in range(len(part.given)) if part.differs[row] or not differing]
-        if not every:
+        pool = [(part, row) for part in parts for row, differs in enumerate(part.differs) if differs or not differing]
+        if not pool:
             return None
-        scored = sum(len(part.given.scores[row]) for part, row in every) / len(every)
-        tokens = sum(int(part.given.lengths[row]) for part, row in every) / len(every)
-        size = max(1, min(_SEQUENCES, int(_SCORED / scored), int(_TOKENS / tokens), len(every)))
-        chosen = [every[at] for at in np.linspace(0, len(every) - 1, size).astype(np.int64).tolist()]
+        scored = sum(len(part.to_score.scores[row]) for part, row in pool) / len(pool)
+        tokens = sum(int(part.to_score.lengths[row]) for part, row in pool) / len(pool)
+        size = max(1, min(_SEQUENCES, int(_SCORED / scored), int(_TOKENS / tokens), len(pool)))
+        chosen = [pool[index] for index in np.linspace(0, len(pool) - 1, size).astype(np.int64).tolist()]
         return cls(
-            ToScore.joined([part.given.take(np.array([row])) for part, row in chosen]),
+            ToScore.joined([part.to_score.take(np.array([row])) for part, row in chosen]),
             [part.rollout_ids[row] for part, row in chosen],
-            Probe.joined([part.probe.take(part.given.scores.span(row)) for part, row in chosen]),
+            Probe.joined([part.probe.take(part.to_score.scores.span(row)) for part, row in chosen]),
             [part.differs[row] for part, row in chosen],
         )
 
@@ -320,61 +320,61 @@ def explain(
     samples: Sequence[ScoredSample],
     model: PolicyModel,
     rounding: Rounding,
-    known: RunMetadata,
+    metadata: RunMetadata,
     renderings: Renderings,
     others_agree: bool,
 ) -> Explanation | None:
     """The cause of the differences. It must explain the sequences that look right as well, unless they are the model's
     (``others_agree``); None without any."""
-    some = ScoredSample.some_of(samples, others_agree) or ScoredSample.some_of(samples, False)
-    if some is None:
+    sample = ScoredSample.subsample(samples, others_agree) or ScoredSample.subsample(samples, False)
+    if sample is None:
         return None
-    probe, given = some.probe, some.given
+    probe, to_score = sample.probe, sample.to_score
     best = best_of(
         [
             shifted(probe),
-            off_by_one(probe, {by: model.log_probs(given, shift=by)[0] for by in (-1, 1)}),
-            temperature_mismatch(probe, lambda at: model.log_probs_at(given, at), known.logprobs_mode),
+            off_by_one(probe, {by: model.log_probs(to_score, shift=by)[0] for by in (-1, 1)}),
+            temperature_mismatch(probe, partial(model.log_probs_at, to_score), metadata.logprobs_mode),
         ],
         rounding.mean,
     )
     if best is not None:
         return best
     # Other prompts that the first turns may have been sampled under.
-    prompts = dict(renderings(some.rollout_ids))
-    own = [some.given.token_ids[row] for row in range(len(some.given))]
-    if len({int(ids[0]) for ids in own}) == 1:
-        starts = [int(some.given.mask[row].argmax()) for row in range(len(own))]
+    prompts = dict(renderings(sample.rollout_ids))
+    token_ids = [to_score.token_ids[row] for row in range(len(to_score))]
+    if len({int(ids[0]) for ids in token_ids}) == 1:
+        starts = [int(to_score.mask[row].argmax()) for row in range(len(to_score))]
         prompts["the file's prompt without its first token"] = [
-            ids[1:end].tolist() if end > 1 else None for ids, end in zip(own, starts, strict=True)
+            ids[1:end].tolist() if end > 1 else None for ids, end in zip(token_ids, starts, strict=True)
         ]
-    best = best_of([_under(some, model, name, prompts[name]) for name in prompts], rounding.mean)
+    best = best_of([_under(sample, model, name, prompts[name]) for name in prompts], rounding.mean)
     if best is not None:
         return best
-    return truncated(probe, known.cut_by, rounding.token) or unexplained(probe, known.same_policy, list(prompts))
+    return truncated(probe, metadata.cut_by, rounding.token) or unexplained(probe, metadata.same_policy, list(prompts))
 
 
 def _under(
-    some: ScoredSample, model: PolicyModel, name: str, prompts: Sequence[Sequence[int] | None]
+    sample: ScoredSample, model: PolicyModel, name: str, prompts: Sequence[Sequence[int] | None]
 ) -> Explanation | None:
     """The first turns' log-probs under other prompts, one per sequence."""
+    to_score, number = sample.to_score, sample.probe.number
     ids, masks, temperature, tokens = [], [], [], []
     for row, prompt in enumerate(prompts):
-        scored = some.given.scores.span(row)
-        size = int((some.probe.number[scored] == 0).sum())
-        own, begin = some.given.token_ids[row], int(some.given.mask[row].argmax())
+        scored = to_score.scores.span(row)
+        size = int((number[scored] == 0).sum())
+        token_ids, begin = to_score.token_ids[row], int(to_score.mask[row].argmax())
         # A sequence whose first turn is not scored here, or that was rendered like this, is no evidence.
-        if not prompt or not size or some.probe.number[scored.start] != 0 or np.array_equal(prompt, own[:begin]):
+        if not prompt or not size or number[scored.start] != 0 or np.array_equal(prompt, token_ids[:begin]):
             continue
-        ids.append(np.concatenate([np.asarray(prompt, np.int32), own[begin : begin + size]]))
+        ids.append(np.concatenate([np.asarray(prompt, np.int32), token_ids[begin : begin + size]]))
         masks.append(np.arange(len(ids[-1])) >= len(prompt))
-        temperature.append(some.given.temperature[row])
+        temperature.append(to_score.temperature[row])
         tokens.append(np.arange(scored.start, scored.start + size))
     if not ids:
         return None
     other = ToScore(Ragged.of_arrays(ids, np.int32), Ragged.of_arrays(masks, np.bool_), np.array(temperature))
-    kept = np.concatenate(tokens)
-    saved = some.probe.saved[kept]
-    after = mean_apart(saved, model.log_probs(other)[0])
+    first_turns = sample.probe.take(np.concatenate(tokens))
+    after = mean_apart(first_turns.saved, model.log_probs(other)[0])
     text = f"a wrong template: the saved log-probabilities are those under {name}, not under the prompts in the file"
-    return Explanation("template", text, mean_apart(saved, some.probe.found[kept]), after)
+    return Explanation("template", text, first_turns.apart, after)

@@ -32,15 +32,15 @@ _MOST_TURNS = 16
 
 @dataclass(frozen=True)
 class LogprobComparison:
-    """Sampled tokens of n rollouts in turn order: rollout r has ``offsets[r]:offsets[r + 1]`` of ``saved`` and ``found``
-    (float32); turn t ends before ``turn_ends[t]``, belongs to rollout ``turn_rollout[t]`` and is its ``turn_number[t]``-th.
-    ``rows``: the rollouts' places in their input."""
+    """Sampled tokens of n rollouts in turn order: rollout r has ``offsets[r]:offsets[r + 1]`` of ``saved`` and
+    ``recomputed`` (float32); turn t ends before ``turn_ends[t]``, belongs to rollout ``turn_rollout[t]`` and is its
+    ``turn_number[t]``-th. ``rows``: the rollouts' places in their input."""
 
     rollout_ids: Sequence[str]
     rows: Array
     offsets: Array
     saved: Array
-    found: Array
+    recomputed: Array
     turn_ends: Array
     turn_rollout: Array
     turn_number: Array
@@ -57,7 +57,7 @@ class LogprobComparison:
             np.concatenate([p.rows for p in parts]),
             np.concatenate([[0], *(p.offsets[1:] + t for p, t in zip(parts, tokens[:-1], strict=True))]),
             np.concatenate([p.saved for p in parts]),
-            np.concatenate([p.found for p in parts]),
+            np.concatenate([p.recomputed for p in parts]),
             np.concatenate([p.turn_ends + t for p, t in zip(parts, tokens[:-1], strict=True)]),
             np.concatenate([p.turn_rollout + r for p, r in zip(parts, rollouts[:-1], strict=True)]),
             np.concatenate([p.turn_number for p in parts]),
@@ -66,7 +66,7 @@ class LogprobComparison:
     @cached_property
     def apart(self) -> Array:
         """Δ of every token, float64."""
-        return self.saved.astype(np.float64) - self.found.astype(np.float64)
+        return self.saved.astype(np.float64) - self.recomputed.astype(np.float64)
 
     @cached_property
     def turn_starts(self) -> Array:
@@ -98,7 +98,7 @@ def departures(compared: LogprobComparison, rollouts: Array, rounding: Rounding)
     """What rounding does not explain in the tokens of some rollouts (bool, of all)."""
     tokens = np.repeat(rollouts, np.diff(compared.offsets))
     ratios = Ratios(rounding)
-    ratios.add(compared.found[tokens], compared.saved[tokens])
+    ratios.add(compared.recomputed[tokens], compared.saved[tokens])
     return ratios.departures()
 
 
@@ -107,12 +107,12 @@ def summary(compared: LogprobComparison, rounding: Rounding) -> dict[str, Any]:
     ``departures``: which of them rounding does not explain; ``tokens_beyond_rounding``: single tokens that it
     cannot explain, of which a few decide nothing."""
     ratios = Ratios(rounding)
-    ratios.add(compared.found, compared.saved)
+    ratios.add(compared.recomputed, compared.saved)
     facts = ratios.facts()
     beyond = np.abs(compared.apart) > rounding.token
     with np.errstate(over="ignore"):
         quantiles = np.exp(-np.quantile(compared.apart, [1 - q for q in QUANTILES]))
-        k3 = float(credit.kl(compared.saved.astype(np.float64), compared.found.astype(np.float64), "k3").mean())
+        k3 = float(credit.kl(compared.saved.astype(np.float64), compared.recomputed.astype(np.float64), "k3").mean())
     return {
         "tokens": len(beyond),
         "rollouts": len(compared.rollout_ids),
@@ -134,9 +134,9 @@ def summary(compared: LogprobComparison, rounding: Rounding) -> dict[str, Any]:
 
 def by_position(compared: LogprobComparison) -> list[dict[str, Any]]:
     """How far apart tokens are, by their place in the generation: 0, 1, 2, 3, then 4–7, 8–15 and so on."""
-    place = compared.position
-    wide = place >= _SINGLE
-    bucket = np.where(wide, _SINGLE + np.log2(np.maximum(place, _SINGLE) / _SINGLE).astype(np.int64), place)
+    position = compared.position
+    wide = position >= _SINGLE
+    bucket = np.where(wide, _SINGLE + np.log2(np.maximum(position, _SINGLE) / _SINGLE).astype(np.int64), position)
 
     def name(b: int) -> str:
         low = b if b < _SINGLE else _SINGLE << (b - _SINGLE)
@@ -154,10 +154,10 @@ def by_turn(compared: LogprobComparison) -> list[dict[str, Any]]:
 def _grouped(apart: Array, bucket: Array) -> list[tuple[int, dict[str, float]]]:
     result = []
     for number in np.unique(bucket).tolist():
-        mine = apart[bucket == number]
-        far = np.abs(mine)
-        facts = {"mean_abs": float(far.mean()), "max_abs": float(far.max()), "mean": float(mine.mean())}
-        result.append((int(number), {"tokens": len(mine), **facts}))
+        deltas = apart[bucket == number]
+        far = np.abs(deltas)
+        facts = {"mean_abs": float(far.mean()), "max_abs": float(far.max()), "mean": float(deltas.mean())}
+        result.append((int(number), {"tokens": len(deltas), **facts}))
     return result
 
 
@@ -190,7 +190,7 @@ def violations(compared: LogprobComparison, rounding: Rounding, departures: Sequ
                 compared.rollout_ids[rollout],
                 turn=int(compared.turn_number[turn]),
                 position=int(compared.position[token]),
-                expected=f"{compared.found[token]:.6f}",
+                expected=f"{compared.recomputed[token]:.6f}",
                 got=f"{compared.saved[token]:.6f}",
                 detail=f"{counts[turn]} of {sizes[turn]} tokens are further than {rounding.token:g} apart, the "
                 f"furthest {far[span][top]:.4g} at position {top}",

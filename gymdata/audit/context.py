@@ -38,12 +38,12 @@ def logprob_settings(policies: pa.ChunkedArray, temperatures: pa.ChunkedArray, r
         more = f" and {len(named) - 1} more" if len(named) > 1 else ""
         findings.append(f"policy: rollouts name {named[0]}{more}, {model['path']} is {model['policy_hash']}")
     identities = _identities(runs)
-    for key, what in (("tokenizer_hash", "tokenizer"), ("chat_template_hash", "chat template")):
+    for key, label in (("tokenizer_hash", "tokenizer"), ("chat_template_hash", "chat template")):
         other = sorted({str(i[key]) for i in identities if i.get(key)} - {model[key]})
         if model[key] is None:
-            findings.append(f"{what}: {model['path']} has none to compare")
+            findings.append(f"{label}: {model['path']} has none to compare")
         elif other:
-            findings.append(f"{what}: the run used {other[0]}, {model['path']} has {model[key]}")
+            findings.append(f"{label}: the run used {other[0]}, {model['path']} has {model[key]}")
     if not identities:
         findings.append("no run.json says how these rollouts were sampled")
     findings += [f"sampling: {cut}: log-probabilities are not of the whole distribution (L304)" for cut in _cuts(runs)]
@@ -131,17 +131,17 @@ def _rollouts(sources: Sources, rollout_ids: Iterable[str], columns: Sequence[st
     chosen = pa.array(sorted(set(rollout_ids)), pa.string())
     for source in sources:
         for batch in scan_batches(source, ROLLOUTS, ("rollout_id", *columns), 4_096):
-            some = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=chosen))
-            if some.num_rows:
-                yield some
+            selected = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=chosen))
+            if selected.num_rows:
+                yield selected
 
 
 def worst_tokens(compared: LogprobComparison, sources: Sources, tokenizer: str | None, n: int) -> list[JsonObject]:
     """The ``n`` tokens that are furthest apart, with their ids, and their texts where a tokenizer is known."""
     tokens = worst(compared, n).tolist()
-    places = [compared.where(token) for token in tokens]
+    locations = [compared.where(token) for token in tokens]
     turns: dict[str, list[Turn]] = {}
-    for batch in _rollouts(sources, {compared.rollout_ids[rollout] for rollout, *_ in places}, ("turns",)):
+    for batch in _rollouts(sources, {compared.rollout_ids[rollout] for rollout, *_ in locations}, ("turns",)):
         turns.update(zip(batch.column("rollout_id").to_pylist(), batch.column("turns").to_pylist(), strict=True))
     decode = None
     if tokenizer is not None:
@@ -150,7 +150,7 @@ def worst_tokens(compared: LogprobComparison, sources: Sources, tokenizer: str |
         with contextlib.suppress(UsageError):  # the figures stand without their texts
             decode = load_reader(tokenizer).decode
     rows = []
-    for token, (rollout, turn, position) in zip(tokens, places, strict=True):
+    for token, (rollout, turn, position) in zip(tokens, locations, strict=True):
         name = compared.rollout_ids[rollout]
         generation = np.asarray(turns[name][turn]["generation_token_ids"], np.int32)
         row: JsonObject = {
@@ -159,7 +159,7 @@ def worst_tokens(compared: LogprobComparison, sources: Sources, tokenizer: str |
             "position": position,
             "token_id": int(generation[position]),
             "saved": float(compared.saved[token]),
-            "recomputed": float(compared.found[token]),
+            "recomputed": float(compared.recomputed[token]),
             "difference": float(compared.apart[token]),
         }
         if decode is not None:

@@ -125,12 +125,12 @@ class Audit:
         for rows, turns, ids in self._batches():
             keep = comparable(turns, left)
             if keep.any():
-                one, entropies = self._scored(
+                part, entropies = self._scored(
                     rows[keep], turns.filter(pa.array(keep)), ids.filter(pa.array(keep)), entropy
                 )
-                parts.append(one)
+                parts.append(part)
                 all_entropies += [] if entropies is None else [entropies]
-                tokens += len(one.saved)
+                tokens += len(part.saved)
             done = int(np.searchsorted(self.chosen, rows[-1])) + 1
             progress.update(done=done, total=len(self.chosen), tokens=tokens)
         report.left_out = {code: n for code, n in left.items() if n}
@@ -152,27 +152,27 @@ class Audit:
         for source in self.sources:
             for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns"), _BATCH_ROWS):
                 low, high = np.searchsorted(self.chosen, [begin, begin + batch.num_rows])
-                mine = self.chosen[low:high]
-                if len(mine):
-                    some = batch.take(pa.array(mine - begin))
-                    if not some.column("rollout_id").equals(self._ids.take(pa.array(mine))):
+                rows = self.chosen[low:high]
+                if len(rows):
+                    selected = batch.take(pa.array(rows - begin))
+                    if not selected.column("rollout_id").equals(self._ids.take(pa.array(rows))):
                         raise DataError(f"{source}: changed while it was read", hint="run the command again")
-                    yield mine, some.column("turns"), some.column("rollout_id")
+                    yield rows, selected.column("turns"), selected.column("rollout_id")
                 begin += batch.num_rows
 
     def _scored(
         self, rows: np.ndarray, turns: pa.ListArray, ids: pa.Array, entropy: bool
     ) -> tuple[LogprobComparison, np.ndarray | None]:
         sequences = stitch(turns, ids)
-        sampled, given = sequences.sampled, ToScore.of(sequences, self._temperature[rows])
-        logps, entropies = self.model.log_probs(given, entropy=entropy)
-        self.samples += ScoredSample.of(sequences, given, logps, ids, self.rounding)
+        sampled, to_score = sequences.sampled, ToScore.of(sequences, self._temperature[rows])
+        logps, entropies = self.model.log_probs(to_score, entropy=entropy)
+        self.samples += ScoredSample.of(sequences, to_score, logps, ids, self.rounding)
         compared = LogprobComparison(
             rollout_ids=ids.to_pylist(),
             rows=rows,
             offsets=sampled.logprobs.offsets,
             saved=sampled.logprobs.values,
-            found=sequences.in_turn_order(logps),
+            recomputed=sequences.in_turn_order(logps),
             turn_ends=sampled.turn_ends,
             turn_rollout=sampled.turn_rollout,
             turn_number=sampled.turn_number,
@@ -181,14 +181,14 @@ class Audit:
 
     def columns(self) -> pa.Table:
         """Rows of the audit table for all chosen rollouts; the lists of one that could not be compared are empty."""
-        place = {name: i for i, name in enumerate(self.compared.rollout_ids)}
+        row_of = {name: i for i, name in enumerate(self.compared.rollout_ids)}
         ids = self._ids.take(pa.array(self.chosen))
-        at = pa.array([place.get(i) for i in ids.to_pylist()], pa.int64())
+        rows = pa.array([row_of.get(i) for i in ids.to_pylist()], pa.int64())
         empty = pa.scalar([], pa.list_(pa.float32()))
         columns = {"rollout_id": ids}
-        for name, values in (("ref_logprobs", self.compared.found), ("entropy", self.entropy)):
+        for name, values in (("ref_logprobs", self.compared.recomputed), ("entropy", self.entropy)):
             if values is not None:
-                columns[name] = Ragged(values, self.compared.offsets).to_arrow().take(at).fill_null(empty)
+                columns[name] = Ragged(values, self.compared.offsets).to_arrow().take(rows).fill_null(empty)
         return pa.table(columns)
 
 
@@ -206,9 +206,9 @@ def comparable(turns: pa.ListArray, left: dict[str, int]) -> np.ndarray:
     no_prompt = flat.count((flat.parent < 0) & (flat.delta.lengths == 0) & (generated > 0)) > 0
     none = (flat.by_rollout(flat.generation).lengths == 0) | no_prompt
     uneven = flat.count(flat.logprobs.lengths != generated) > 0
-    found = (none, flat.has_rendered(), uneven, having(~np.isfinite(values)), having(values > POSITIVE_TOLERANCE))
+    masks = (none, flat.has_rendered(), uneven, having(~np.isfinite(values)), having(values > POSITIVE_TOLERANCE))
     lacking = np.zeros(len(turns), np.bool_)
-    for code, lacks in zip(_LACKS, found, strict=True):
+    for code, lacks in zip(_LACKS, masks, strict=True):
         left[code] += int((lacks & ~lacking).sum())
         lacking |= lacks
     return ~lacking

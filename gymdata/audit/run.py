@@ -84,8 +84,8 @@ def audit(
             target = target.with_name(f"{target.name}-{facts['policy_hash'][:8]}") if other else target
         out = None
         if target is not None:
-            made = StageOutput(target / RUN_JSON, "audit", ["violations.parquet"], overwrite=overwrite)
-            out = stack.enter_context(made)
+            stage_output = StageOutput(target / RUN_JSON, "audit", ["violations.parquet"], overwrite=overwrite)
+            out = stack.enter_context(stage_output)
             out.refuse_other("identity", identity, "an audit that was made", parents=parents_of(sources))
         report, work = _compare(sources, rollouts, runs, loaded, facts, config, progress)
         if served is not None:
@@ -152,8 +152,8 @@ def _compare(
 
 
 def _own_policy(runs: Sequence[RunFacts]) -> str:
-    found = {str(run["policy"]) for run in runs if run.get("stage") in ("collect", "record") and run.get("policy")}
-    if len(found) == 1 and Path(policy := found.pop()).is_dir():
+    policies = {str(run["policy"]) for run in runs if run.get("stage") in ("collect", "record") and run.get("policy")}
+    if len(policies) == 1 and Path(policy := policies.pop()).is_dir():
         return policy
     raise UsageError("which model? the rollouts do not name one that is a folder here", hint="-m MODEL")
 
@@ -180,7 +180,7 @@ def _write(
     models = [model] if not config.endpoint or Path(model).is_dir() else []
     compared, title = work.compared, f"audit against {model}"
     picture = out.part("audit.png").path
-    draw(picture, compared.saved, compared.found, report.positions, report.turns, report.rounding.token, title)
+    draw(picture, compared.saved, compared.recomputed, report.positions, report.turns, report.rounding.token, title)
     report.path = out.folder
     summary = {key: value for key, value in report.to_dict().items() if key not in ("path", "violations", "worst")}
     out.finish(

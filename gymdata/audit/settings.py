@@ -56,13 +56,13 @@ class AuditConfig(Config):
 
     def checked(self) -> AuditConfig:
         """This, or UsageError for settings of a forward pass in this process together with servers."""
-        given = [name for name in ("device", "dtype", "batch_tokens", "write_as") if name in self.model_fields_set]
+        local = [name for name in ("device", "dtype", "batch_tokens", "write_as") if name in self.model_fields_set]
         if self.endpoint and self.replicas:
             raise UsageError("--endpoint and --replicas were both given", hint="leave one of them out")
         other = "--endpoint" if self.endpoint else "--replicas"
-        if (self.endpoint or self.replicas) and given and (value := getattr(self, given[0])) not in (None, "auto"):
+        if (self.endpoint or self.replicas) and local and (value := getattr(self, local[0])) not in (None, "auto"):
             raise UsageError(
-                f"--{given[0].replace('_', '-')} {value} and {other} were both given",
+                f"--{local[0].replace('_', '-')} {value} and {other} were both given",
                 hint="a server or replica decides how it computes, and gives no entropies: leave one of them out",
             )
         return self

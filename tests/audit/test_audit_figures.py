@@ -23,14 +23,14 @@ from tests.rollout_files import BRANCH, BREAK, RETRY, SHAPES, column
 
 
 def compared(turns: list[list[tuple[float, float]]], of: list[int]) -> LogprobComparison:
-    """``turns``: (saved, found) of each token; ``of``: the rollout of each turn."""
+    """``turns``: (saved, recomputed) of each token; ``of``: the rollout of each turn."""
     sizes = [len(t) for t in turns]
     tokens = [pair for turn in turns for pair in turn]
-    saved, found = (np.array([pair[i] for pair in tokens], np.float32) for i in (0, 1))
+    saved, recomputed = (np.array([pair[i] for pair in tokens], np.float32) for i in (0, 1))
     n = max(of) + 1
     lengths = [sum(s for s, r in zip(sizes, of, strict=True) if r == k) for k in range(n)]
     return LogprobComparison(
-        [f"r{k}" for k in range(n)], np.arange(n) * 10, np.cumsum([0, *lengths]), saved, found, np.cumsum(sizes),
+        [f"r{k}" for k in range(n)], np.arange(n) * 10, np.cumsum([0, *lengths]), saved, recomputed, np.cumsum(sizes),
         np.array(of), np.array([of[:i].count(r) for i, r in enumerate(of)]),
     )  # fmt: skip
 
@@ -91,7 +91,7 @@ def test_batches_join_to_the_whole(sizes: list[int], split: int):
     if cut < len(of):
         parts.append(compared(turns[cut:], [r - of[cut] for r in of[cut:]]))
     joined = LogprobComparison.joined(parts)
-    for name in ("offsets", "saved", "found", "turn_ends", "turn_rollout", "turn_number", "position"):
+    for name in ("offsets", "saved", "recomputed", "turn_ends", "turn_rollout", "turn_number", "position"):
         np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
     assert sum(r["tokens"] for r in audit.by_position(whole)) == len(whole.saved)
 
@@ -137,10 +137,10 @@ def test_what_nothing_predicts_is_refused():
         bare.refuse_unscorable(9, None, "m")
 
 
-def probe(saved: Any, found: Any, turn: Any = None, temperature: float = 1.0) -> Probe:
-    saved, found = np.asarray(saved, np.float32), np.asarray(found, np.float32)
+def probe(saved: Any, recomputed: Any, turn: Any = None, temperature: float = 1.0) -> Probe:
+    saved, recomputed = np.asarray(saved, np.float32), np.asarray(recomputed, np.float32)
     turn = np.zeros(len(saved), np.int64) if turn is None else np.asarray(turn)
-    return Probe(saved, found, turn, np.arange(len(saved)), np.full(len(saved), temperature), turn)
+    return Probe(saved, recomputed, turn, np.arange(len(saved)), np.full(len(saved), temperature), turn)
 
 
 def test_neighbours_count_within_their_turn_only():
