@@ -11,11 +11,11 @@ from gymdata.rollouts.turn_columns import Evidence
 
 
 class Checks:
-    """One object of each check that is needed: its codes are selected, or make rollouts untrainable. ``own``: those of a
-    user besides the registered ones."""
+    """One object of each check that is needed: its codes are selected, or make rollouts untrainable. ``user_checks``:
+    those of a user besides the registered ones."""
 
-    def __init__(self, settings: CheckSettings, selection: Selection, own: Sequence[type[Check]] = ()) -> None:
-        kinds = [*(entry.object for entry in CHECKS), *own]
+    def __init__(self, settings: CheckSettings, selection: Selection, user_checks: Sequence[type[Check]] = ()) -> None:
+        kinds = [*(entry.object for entry in CHECKS), *user_checks]
         self.running = [
             check(settings)
             for check in kinds

@@ -230,20 +230,20 @@ def _cut(flat: TurnColumns, simple: Bools, abandoned: Literal["keep", "drop"]) -
                 turn.append(first + k)
                 n_context = len(prompts[k]) + len(structs[k]["generation_token_ids"])
 
-    def both(simple_ones: Array, others: list[Any]) -> Array:
-        return np.concatenate((simple_ones, np.array(others, simple_ones.dtype)))
+    def concat(simple_values: Array, chain_values: list[Any]) -> Array:
+        return np.concatenate((simple_values, np.array(chain_values, simple_values.dtype)))
 
-    rollouts = both(chosen, rollout)
+    rollouts = concat(chosen, rollout)
     order = np.argsort(rollouts, kind="stable")
-    pieces = Ragged(np.arange(len(simple_turns) + len(turn)), offsets_of(both(sizes, lengths))).take(order)
+    pieces = Ragged(np.arange(len(simple_turns) + len(turn)), offsets_of(concat(sizes, lengths))).take(order)
     contexts = Ragged.joined([flat.delta, Ragged.of_arrays(context, np.int32)])
     return _Pieces(
         rollout=rollouts[order],
-        index=both(np.zeros(len(chosen), np.int32), index)[order],
+        index=concat(np.zeros(len(chosen), np.int32), index)[order],
         bounds=pieces.offsets,
-        context=contexts.take(both(simple_turns, list(range(len(flat), len(contexts))))[pieces.values]),
-        turn=both(simple_turns, turn)[pieces.values],
-        trained=both(np.ones(len(simple_turns), np.bool_), trained)[pieces.values],
+        context=contexts.take(concat(simple_turns, list(range(len(flat), len(contexts))))[pieces.values]),
+        turn=concat(simple_turns, turn)[pieces.values],
+        trained=concat(np.ones(len(simple_turns), np.bool_), trained)[pieces.values],
     )
 
 

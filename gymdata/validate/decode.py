@@ -22,16 +22,16 @@ from gymdata.store import scan_batches
 from gymdata.store.paths import Source
 
 
-def decoded_faults(sources: Iterable[Source], reading: Reading, every: int = 1) -> Iterator[Violation]:
+def decoded_faults(sources: Iterable[Source], reading: Reading, step: int = 1) -> Iterator[Violation]:
     """Every assistant message whose content, reasoning or tool names are not in its decoded generation; of each
-    ``every``-th rollout."""
+    ``step``-th rollout."""
     for source in sources:
         row = 0
         try:
             for batch in scan_batches(
                 source.path, ROLLOUTS, ["rollout_id", "messages", "turns", "extra"], batch_size=256
             ):
-                chosen = [k for k in range(len(batch)) if (row + k) % every == 0]
+                chosen = [k for k in range(len(batch)) if (row + k) % step == 0]
                 messages, turns = batch["messages"].take(chosen).to_pylist(), batch["turns"]
                 generations = turns.values.field("generation_token_ids")
                 for k, of_rollout in zip(chosen, messages, strict=True):

@@ -49,13 +49,13 @@ def validate_rollouts(
     vocab_size: int | None = None,
     reader: Reader | None = None,
     workers: int = 1,
-    own: Sequence[OwnCheck] = (),
+    user_checks: Sequence[UserCheck] = (),
     nemo_gym: bool = False,
 ) -> ValidationReport:
     """The report over the rollouts in ``sources``. ``runs``: the run.json files that describe them.
 
     ``reader`` loads the tokenizer; it is called at the first break. ``workers``: processes that check parts of the
-    files; ``own``: checks of the user; ``nemo_gym``: the files have NeMo Gym rows.
+    files; ``user_checks``: those of the user; ``nemo_gym``: the files have NeMo Gym rows.
     """
     report = ValidationReport(files=list(dict.fromkeys(str(source.path) for source in sources)))
     run = agreed(list(runs.values()))
@@ -66,7 +66,7 @@ def validate_rollouts(
         reader,
         unweighted(run),
     )
-    make = partial(_make_checks, settings, selection, tuple(own))
+    make = partial(_make_checks, settings, selection, tuple(user_checks))
     checks = make()
     sampled_greedily = any_log_prob = False
     #: The rows with token ids of each file.
@@ -89,7 +89,7 @@ def validate_rollouts(
             logged = logged or part.log_probs
             for row, row_settings in part.sampled:
                 sampled.setdefault(repr(row_settings), (row, row_settings))
-            in_file += part.found
+            in_file += part.violations
             for key, unknown in part.strange.items():
                 strange.setdefault(key, UnknownKey(unknown.first)).rows += unknown.rows
         for key, unknown in strange.items():
@@ -124,7 +124,7 @@ def validate_rollouts(
 
 
 #: ``path.py:Class``, or the class.
-OwnCheck = str | type[Check]
+UserCheck = str | type[Check]
 _Make = Callable[[], Checks]
 
 
@@ -140,7 +140,7 @@ class _Checked:
     greedy: bool = False
     log_probs: bool = False
     with_ids: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    found: list[Violation] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
     #: Whether there are token ids, so that a turn without lacks them; and the settings that rows name.
     has_ids: bool = False
     sampled: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
@@ -153,7 +153,7 @@ def _checked(checks: Checks, source: Source, nemo_gym: bool) -> Iterator[_Checke
     rest = _Checked(file)
     for batch in nemo_rows.scan(source) if nemo_gym else _scan(source, checks.texts, rest.strange):
         if isinstance(batch, Violation):
-            yield _Checked(file, found=[batch])
+            yield _Checked(file, violations=[batch])
             continue
         batch.file = file
         with_ids = batch.rows[batch.turns.has_ids()]
@@ -174,18 +174,18 @@ def _checked(checks: Checks, source: Source, nemo_gym: bool) -> Iterator[_Checke
     yield rest
 
 
-def _make_checks(settings: CheckSettings, selection: Selection, own: Sequence[OwnCheck]) -> Checks:
+def _make_checks(settings: CheckSettings, selection: Selection, user_checks: Sequence[UserCheck]) -> Checks:
     """The checks of a path, in any process."""
-    return Checks(settings, selection, own_checks(own))
+    return Checks(settings, selection, load_checks(user_checks))
 
 
-def own_checks(own: Sequence[OwnCheck]) -> list[type[Check]]:
+def load_checks(user_checks: Sequence[UserCheck]) -> list[type[Check]]:
     """The checks that a user gives, as ``path.py:Class`` or the class itself; their codes are known from then on. Raises
     UsageError."""
     checks = []
-    if own:
+    if user_checks:
         from gymdata.user_code import load_symbol
-    for check in own:
+    for check in user_checks:
         kind = load_symbol(check, "--check")[0] if isinstance(check, str) else check
         if not (isinstance(kind, type) and issubclass(kind, Check) and kind.codes):
             expected = "path.py:Class of a gymdata.checks.violations.Check with a code"
@@ -229,9 +229,9 @@ def behavior_of(path: str | Path) -> dict[str, str]:
     return lines | {v.code: v.detail or CODES[v.code].meaning for v in behavior.finish()}
 
 
-def downgrade_t205(found: list[Violation], has_ids: bool) -> list[Violation]:
+def downgrade_t205(violations: list[Violation], has_ids: bool) -> list[Violation]:
     """T205 is a warning when a whole file has no ids, for then it is a file of texts and not a damaged one."""
-    return found if has_ids else [v._replace(severity="warning") if v.code == "T205" else v for v in found]
+    return violations if has_ids else [v._replace(severity="warning") if v.code == "T205" else v for v in violations]
 
 
 def _scan(source: Source, texts: bool, strange: dict[str, UnknownKey]) -> Iterator[Evidence | Violation]:

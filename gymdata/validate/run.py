@@ -27,7 +27,7 @@ from gymdata.workers.tuning import rare_collections
 if TYPE_CHECKING:
     from gymdata.checks.breaks import Reader
     from gymdata.checks.repair import Choice, FixReport
-    from gymdata.validate.rollouts import OwnCheck
+    from gymdata.validate.rollouts import UserCheck
 
 __all__ = ["ValidationReport", "Violation", "fix", "validate"]
 
@@ -50,7 +50,7 @@ def validate(
     tokenizer: str | Path | None = None,
     decode: bool = False,
     workers: int = 1,
-    check: Sequence[OwnCheck] = (),
+    check: Sequence[UserCheck] = (),
 ) -> ValidationReport:
     """Check rollouts or pairs, token for token, and name every fault.
 
@@ -65,9 +65,9 @@ def validate(
     path = path_of(path, "validate")
     began = time.perf_counter()
     if check:
-        from gymdata.validate.rollouts import own_checks
+        from gymdata.validate.rollouts import load_checks
 
-        own_checks(check)  # their codes can be selected
+        load_checks(check)  # their codes can be selected
     selection = Selection.of(select, ignore, strict)
     sources = _sources(Path(path), str(path))
     runs = _run_jsons(path)
@@ -92,7 +92,7 @@ def validate(
             vocab_size=vocab_size,
             reader=reader,
             workers=len(parts) if parts is not files else workers,
-            own=check,
+            user_checks=check,
             nemo_gym=nemo_gym,
         )
         _merge(report, of_kind)
@@ -393,8 +393,8 @@ def _decode(
             reading = None if reader is None else reader()
     if reading is None:
         return
-    every = 1 if complete else -(-report.tokens // DECODED_TOKENS) or 1
-    violations = selection.apply(decoded_faults(sources, reading, every))
+    step = 1 if complete else -(-report.tokens // DECODED_TOKENS) or 1
+    violations = selection.apply(decoded_faults(sources, reading, step))
     if violations and not complete and tokenizer is None:
         from gymdata.models._transformers import load_tokenizer
         from gymdata.models.model_identity import hash_of_tokenizer
