@@ -42,10 +42,10 @@ BUDGETS: dict[str, int] = {
     "models": 1_645,
     "pairs": 1_571,
     "publish": 590,
-    "query": 1_449,
+    "query": 1_446,
     "record": 4_689,
     "remote": 1_408,
-    "report": 1_710,
+    "report": 1_709,
     "rewards": 1_967,
     "rollouts": 3_154,
     "scan": 589,
@@ -54,23 +54,23 @@ BUDGETS: dict[str, int] = {
     "serve": 215,
     "show": 782,
     "status": 340,
-    "store": 4_966,
+    "store": 4_973,
     "sweep": 491,
     "tokenize": 408,
     "tour": 199,
     "train": 7_079,
     "validate": 1_293,
-    "view": 4_060,
+    "view": 4_058,
     "workers": 578,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 87_020, 600
-SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 397, 287, 14
+TOTAL, FILE_LINES = 87_021, 600
+SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 287, 14
 #: Pronouns and participles: what has such a name does not say what it is. How many are left.
 PRONOUN = frozenset(
     ["found", "place", "one", "at", "known", "made", "given", "kept", "whole", "held", "mine", "wanted", "said"]
 )
-PRONOUNS = 546
+PRONOUNS = 518
 
 
 def sources() -> list[Path]:

@@ -28,7 +28,7 @@ from gymdata.scan.patterns import publishable
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.view.app import HERE, environment
-from gymdata.view.evidence.listing import run_names
+from gymdata.view.evidence.listing import run_names, scale_of
 from gymdata.view.evidence.selection import Query, command_of
 from gymdata.view.pages import Pages
 from gymdata.view.settings import ViewConfig
@@ -134,7 +134,7 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
             of=[path.name for path in snapshot.paths],
             score=snapshot.score,
             command=command_of(snapshot, query, selection),
-            scale=(0.0, 1.0),
+            scale=scale_of(snapshot),
             policy=policy,
             script=Markup(script),
             style=Markup(style),

@@ -382,6 +382,15 @@ def test_lineage_draws_what_run_json_names(site: Open, run: Path, tmp_path: Path
     assert re.search(r'class="node \w+ missing"[^>]* aria-label="gone\.jsonl', page)
 
 
+def test_squares_of_an_exported_file_have_the_colors_of_the_pages(tmp_path: Path) -> None:
+    """Rewards beyond 0 to 1 are told apart."""
+    rewards = [0.0, 1.0, 5.0, 10.0]
+    run = write_run(tmp_path / "run", [rollout("a", i, r, two_turns(1, 2 + i)) for i, r in enumerate(rewards)])
+    view(run, export=tmp_path / "selection.html")
+    page = (tmp_path / "selection.html").read_text()
+    assert sorted(set(re.findall(r'class="square (r-\d)"', page))) == ["r-0", "r-2", "r-4"]
+
+
 def test_an_exported_file_needs_nothing_else(run: Path, tmp_path: Path):
     """One file with the selection's evidence as JSON, a policy that allows its own script only, and no address in it."""
     target, said = tmp_path / "selection.html", list[str]()
