@@ -54,7 +54,7 @@ BUDGETS: dict[str, int] = {
     "serve": 215,
     "show": 782,
     "status": 340,
-    "store": 4_973,
+    "store": 4_970,
     "sweep": 491,
     "tokenize": 408,
     "tour": 199,
@@ -64,7 +64,7 @@ BUDGETS: dict[str, int] = {
     "workers": 578,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 87_021, 600
+TOTAL, FILE_LINES = 87_018, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 287, 14
 #: Pronouns and participles: what has such a name does not say what it is. How many are left.
 PRONOUN = frozenset(

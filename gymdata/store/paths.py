@@ -133,10 +133,7 @@ def _beside_or_above(path: str | Path) -> list[Path | None]:
     if not source.exists() and globbing.has_magic(str(path)):
         return list(dict.fromkeys(run_json for match in _expand(str(path)) for run_json in _beside_or_above(match)))
     if source.is_dir():
-        candidates = [
-            source / RUN_JSON,
-            source.parent / RUN_JSON if source.name == ROLLOUTS_FOLDER else source / RUN_JSON,
-        ]
+        candidates = [source / RUN_JSON, *([source.parent / RUN_JSON] if source.name == ROLLOUTS_FOLDER else [])]
     else:
         candidates = [beside(source), source.parent / RUN_JSON]
         if source.parent.name == ROLLOUTS_FOLDER:
