@@ -62,60 +62,60 @@ class TakenError(Exception):
     """A conditional write was refused: the object is not as the writer last knew it."""
 
 
-def check_installed(place: Place) -> None:
-    """Raise UsageError with the command that installs what a place needs, unless it is there."""
-    extra, module = ("hub", "huggingface_hub") if place.scheme == "hf" else ("s3", "obstore")
+def check_installed(location: Place) -> None:
+    """Raise UsageError with the command that installs what a location needs, unless it is there."""
+    extra, module = ("hub", "huggingface_hub") if location.scheme == "hf" else ("s3", "obstore")
     require(extra, module)
 
 
-def listed(place: Place) -> list[Object]:
-    """Every object below a place, by key."""
-    if place.scheme == "hf":
-        return [Object(*file) for file in hub.files(place)]
+def listed(location: Place) -> list[Object]:
+    """Every object below a location, by key."""
+    if location.scheme == "hf":
+        return [Object(*file) for file in hub.files(location)]
     import obstore
 
     def list_all(store: Any) -> list[Object]:
-        batches = obstore.list(store, prefix=place.key or None)
-        return sorted((_object(meta) for batch in batches for meta in batch), key=lambda each: each.key)
+        batches = obstore.list(store, prefix=location.key or None)
+        return sorted((_object(meta) for batch in batches for meta in batch), key=lambda o: o.key)
 
-    return _request(place, list_all)
+    return _request(location, list_all)
 
 
-def head(place: Place) -> Object | None:
+def head(location: Place) -> Object | None:
     """One object; None when it does not exist."""
-    if place.scheme == "hf":
-        return Object(*file) if (file := hub.file(place)) is not None else None
+    if location.scheme == "hf":
+        return Object(*file) if (file := hub.file(location)) is not None else None
     import obstore
 
     with contextlib.suppress(FileNotFoundError):
-        return _request(place, lambda store: _object(obstore.head(store, place.key)))
+        return _request(location, lambda store: _object(obstore.head(store, location.key)))
     return None
 
 
-def read(place: Place) -> tuple[bytes, str] | None:
+def read(location: Place) -> tuple[bytes, str] | None:
     """The content and the tag of a small object; None when it does not exist."""
-    if place.scheme == "hf":
-        file = head(place)
-        return (hub.piece(place, 0, file.size), file.tag) if file is not None else None
+    if location.scheme == "hf":
+        file = head(location)
+        return (hub.piece(location, 0, file.size), file.tag) if file is not None else None
     import obstore
 
     def get(store: Any) -> tuple[bytes, str]:
-        answer = obstore.get(store, place.key)
+        answer = obstore.get(store, location.key)
         return bytes(answer.bytes()), _tag(answer.meta)
 
     with contextlib.suppress(FileNotFoundError):
-        return _request(place, get)
+        return _request(location, get)
     return None
 
 
-def fetch(place: Place, expected: Object, target: Path) -> bool:
+def fetch(location: Place, expected: Object, target: Path) -> bool:
     """Make ``target`` the object's content, whole; false when the object is no longer the ``expected`` one."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("wb") as file:
             while (start := file.tell()) < expected.size:
-                body = read_range(place, expected, start, min(start + _RANGE, expected.size))
+                body = read_range(location, expected, start, min(start + _RANGE, expected.size))
                 if body is None:
                     return False
                 file.write(body)
@@ -127,35 +127,35 @@ def fetch(place: Place, expected: Object, target: Path) -> bool:
         temporary.unlink(missing_ok=True)
 
 
-def read_range(place: Place, expected: Object, start: int, end: int) -> Any:
+def read_range(location: Place, expected: Object, start: int, end: int) -> Any:
     """The bytes from ``start`` to ``end`` of an object, as a buffer; None when it is no longer the ``expected`` one."""
     import obstore
     from obstore.exceptions import PreconditionError
 
     def get(store: Any) -> Any:
         options: Any = {"range": (start, end), "if_match": expected.tag}
-        return obstore.get(store, place.key, options=options).bytes()
+        return obstore.get(store, location.key, options=options).bytes()
 
     try:
-        body = hub.piece(place, start, end) if place.scheme == "hf" else _request(place, get)
+        body = hub.piece(location, start, end) if location.scheme == "hf" else _request(location, get)
     except (FileNotFoundError, PreconditionError):
         return None
     if len(body) != end - start:
-        raise OutsideError("object store", f"{place}: got {len(body):,} bytes of {end - start:,}", retryable=True)
+        raise OutsideError("object store", f"{location}: got {len(body):,} bytes of {end - start:,}", retryable=True)
     return body
 
 
-def put(place: Place, body: bytes | Path, expected: str | None = None, *, by_content: bool = False) -> str:
+def put(location: Place, body: bytes | Path, expected: str | None = None, *, by_content: bool = False) -> str:
     """Write an object; returns its tag. ``expected``: the tag that it must have now, None when there must be no such object.
     ``by_content``: its name is of its content, so that whoever writes it, and however late, writes the same. Raises
     TakenError when it is otherwise, and does not hold ``body``."""
     size = len(body) if isinstance(body, bytes) else body.stat().st_size
-    if by_content and (there := head(place)) is not None and there.size == size:
-        return there.tag
+    if by_content and (stored := head(location)) is not None and stored.size == size:
+        return stored.tag
     in_parts = by_content and size > WHOLE
     if not in_parts and size > _LARGEST:
         raise UsageError(
-            f"{place}: {size:,} bytes, and a store takes at most {_LARGEST:,} in one request",
+            f"{location}: {size:,} bytes, and a store takes at most {_LARGEST:,} in one request",
             hint="give a folder as -o: its files are sent in several",
         )
     with contextlib.ExitStack() as stack:
@@ -164,15 +164,15 @@ def put(place: Place, body: bytes | Path, expected: str | None = None, *, by_con
             # Mapped, so that a large file takes no memory.
             file = stack.enter_context(body.open("rb"))
             content = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else b""
-        tag = _put(place, content, expected, size, in_parts=in_parts)
-    stored = head(place)
+        tag = _put(location, content, expected, size, in_parts=in_parts)
+    stored = head(location)
     if stored is None or (stored.tag == tag and stored.size != size):
-        got = "nothing" if stored is None else f"{stored.size:,} bytes"
-        raise OutsideError("object store", f"{place}: was sent {size:,} bytes, and holds {got}", retryable=True)
+        actual = "nothing" if stored is None else f"{stored.size:,} bytes"
+        raise OutsideError("object store", f"{location}: was sent {size:,} bytes, and holds {actual}", retryable=True)
     return tag
 
 
-def _put(place: Place, content: Any, expected: str | None, size: int, *, in_parts: bool) -> str:
+def _put(location: Place, content: Any, expected: str | None, size: int, *, in_parts: bool) -> str:
     import obstore
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -182,35 +182,35 @@ def _put(place: Place, content: Any, expected: str | None, size: int, *, in_part
             how |= {"chunk_size": _RANGE, "max_concurrency": 4}
         elif expected is None:
             how["mode"] = "create"
-        elif place.scheme != "gs":
+        elif location.scheme != "gs":
             how["mode"] = {"e_tag": expected}
         else:
             # Google compares generations, which its lists leave out.
-            meta: Any = obstore.head(store, place.key)
+            meta: Any = obstore.head(store, location.key)
             if _tag(meta) != expected:
-                raise TakenError(str(place))
+                raise TakenError(str(location))
             how["mode"] = {"version": str(meta["version"])}
-        return _tag(obstore.put(store, place.key, content, **how))
+        return _tag(obstore.put(store, location.key, content, **how))
 
     try:
         # A connection of 1 MB/s must do.
-        return _request(place, send, 0.0 if in_parts else size / 1e6)
+        return _request(location, send, 0.0 if in_parts else size / 1e6)
     except (AlreadyExistsError, PreconditionError, FileNotFoundError) as error:
         if in_parts:
             raise
-        there = head(place)
-        now = read(place) if there is not None and there.size == size else None
-        if now is not None and now[0] == bytes(content):
-            return now[1]
-        raise TakenError(str(place)) from error
+        stored = head(location)
+        current = read(location) if stored is not None and stored.size == size else None
+        if current is not None and current[0] == bytes(content):
+            return current[1]
+        raise TakenError(str(location)) from error
 
 
-def delete(place: Place) -> None:
+def delete(location: Place) -> None:
     """Remove an object; nothing happens when it does not exist."""
     import obstore
 
     with contextlib.suppress(FileNotFoundError):
-        _request(place, lambda store: obstore.delete(store, place.key))
+        _request(location, lambda store: obstore.delete(store, location.key))
 
 
 def _object(meta: Any) -> Object:
@@ -225,7 +225,7 @@ def _tag(meta: Any) -> str:
 
 
 @cache
-def _made(scheme: str, bucket: str, address: str | None, _pid: int, request_s: float, tries_s: float) -> Any:
+def _store(scheme: str, bucket: str, address: str | None, _pid: int, request_s: float, tries_s: float) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
 
     options: Any = {"timeout": f"{request_s:g}s", "connect_timeout": "10s"}
@@ -278,64 +278,64 @@ def _shared_credentials() -> Any:
     return Boto3CredentialProvider(session) if session.get_credentials() is not None else None
 
 
-def _request(place: Place, send: Callable[[Any], T], more_s: float = 0.0) -> T:
+def _request(location: Place, send: Callable[[Any], T], more_s: float = 0.0) -> T:
     """The answer of ``send``, which is given the store, tried again while errors are transient. ``more_s``: its time limit
     beyond that of any request. Raises OutsideError("object store"), and what ``send`` raises about the object itself."""
     limit_s = float(os.environ.get(_TRIES_S) or _RETRY_S)
     began, reported = time.monotonic(), False
     while True:
         try:
-            with _attributed(place):
-                check_installed(place)
+            with _attributed(location):
+                check_installed(location)
                 request_s = float(os.environ.get(_REQUEST_S) or 120) + more_s
                 # Tries within the library; those of this loop are more.
                 tries_s = min(LATE_S, limit_s)
-                address = endpoint(place.scheme)
-                return send(_made(place.scheme, place.bucket, address, os.getpid(), request_s, tries_s))
+                address = endpoint(location.scheme)
+                return send(_store(location.scheme, location.bucket, address, os.getpid(), request_s, tries_s))
         except OutsideError as error:
             if error.final or time.monotonic() - began >= limit_s:
                 raise
         if not reported and time.monotonic() - began >= min(LATE_S, limit_s / 2):
             text = "%s: no good answer from %s for %.0f s; retrying for up to %g min"
-            _LOG.warning(text, place, _server(place), time.monotonic() - began, limit_s / 60)
+            _LOG.warning(text, location, _server(location), time.monotonic() - began, limit_s / 60)
             reported = True
         time.sleep(min(0.1, limit_s))
 
 
 @contextlib.contextmanager
-def _attributed(place: Place) -> Iterator[None]:
+def _attributed(location: Place) -> Iterator[None]:
     from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, PreconditionError
     from obstore.exceptions import UnauthenticatedError as Unknown
 
     try:
         yield
     except (Unknown, PermissionDeniedError, PermissionError) as error:
-        raise _refused(place, error) from error
+        raise _refused(location, error) from error
     except (AlreadyExistsError, PreconditionError, GymdataError):
         raise
     except (BaseError, OSError, ValueError) as error:
         if _NO_BUCKET.search(str(error)):
-            raise OutsideError("object store", f"{place.root}: there is no such bucket", final=True) from error
+            raise OutsideError("object store", f"{location.root}: there is no such bucket", final=True) from error
         if isinstance(error, FileNotFoundError):
             raise  # for single objects the caller handles it
         text = _first(error)
         lost = ("169.254.169.254", "credential", "account must be specified")
         if any(word in str(error).lower() for word in lost):
-            hint = f"put them in the environment: {_KEYS[place.scheme]}"
-            raise OutsideError("object store", f"{place}: found no credentials", hint=hint, final=True) from error
+            hint = f"put them in the environment: {_KEYS[location.scheme]}"
+            raise OutsideError("object store", f"{location}: found no credentials", hint=hint, final=True) from error
         if "403 Forbidden" in text or "401 Unauthorized" in text:
-            raise _refused(place, error) from error
-        hint = f"is {_server(place)} reachable? The same command again sends or fetches only what is missing"
-        raise OutsideError("object store", f"{place}: {text}", hint=hint, retryable=True) from error
+            raise _refused(location, error) from error
+        hint = f"is {_server(location)} reachable? The same command again sends or fetches only what is missing"
+        raise OutsideError("object store", f"{location}: {text}", hint=hint, retryable=True) from error
 
 
-def _server(place: Place) -> str:
-    return redacted(endpoint(place.scheme) or f"the provider's server for {place.scheme}://")
+def _server(location: Place) -> str:
+    return redacted(endpoint(location.scheme) or f"the provider's server for {location.scheme}://")
 
 
-def _refused(place: Place, error: BaseException) -> OutsideError:
-    hint = f"check the credentials and their permissions; they come from the environment: {_KEYS[place.scheme]}"
-    return OutsideError("object store", f"{place}: {_first(error)}", hint=hint, final=True)
+def _refused(location: Place, error: BaseException) -> OutsideError:
+    hint = f"check the credentials and their permissions; they come from the environment: {_KEYS[location.scheme]}"
+    return OutsideError("object store", f"{location}: {_first(error)}", hint=hint, final=True)
 
 
 def _first(error: BaseException) -> str:

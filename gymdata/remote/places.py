@@ -75,8 +75,8 @@ class Place:
 
 def default_spool() -> Path:
     """The local folder that holds what was fetched and what is on its way, where a command names no other."""
-    if given := os.environ.get(SPOOL):
-        return Path(given).absolute().resolve()
+    if spool := os.environ.get(SPOOL):
+        return Path(spool).absolute().resolve()
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - Path raises without a home
     return Path(home, "gymdata", "objects").absolute().resolve()
 
@@ -85,10 +85,10 @@ def endpoint(scheme: str) -> str | None:
     """The address of the server where the environment gives another than the provider's own. Raises UsageError when it is
     no URL, or has a key in it."""
     for name in _ENDPOINTS[scheme]:
-        if found := os.environ.get(name):
-            if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#@\s]*)?", found):
-                raise UsageError.bad_value(name, redacted(found), "a URL such as http://127.0.0.1:9000, without a key")
-            return found
+        if url := os.environ.get(name):
+            if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#@\s]*)?", url):
+                raise UsageError.bad_value(name, redacted(url), "a URL such as http://127.0.0.1:9000, without a key")
+            return url
     return None
 
 
@@ -99,12 +99,12 @@ def is_url(path: str | Path) -> bool:
 
 def url_of(path: str | Path) -> str:
     """A path argument that is a URL, with both of its slashes."""
-    found = _SCHEME.match(str(path))
-    return f"{found[1]}://{str(path)[found.end() :].lstrip('/')}" if found else str(path)
+    match = _SCHEME.match(str(path))
+    return f"{match[1]}://{str(path)[match.end() :].lstrip('/')}" if match else str(path)
 
 
 def place_of(path: str | Path) -> Place:
-    """The place that a URL means. Raises UsageError for a scheme that is not supported, a missing bucket, a key with empty
+    """The location of a URL. Raises UsageError for a scheme that is not supported, a missing bucket, a key with empty
     or dotted parts, and for secrets in the URL."""
     url = url_of(path)
     if almost := _ALMOST.match(url):
@@ -114,8 +114,8 @@ def place_of(path: str | Path) -> Place:
     scheme, _, rest = url.partition("://")
     scheme = {"gcs": "gs", "s3a": "s3", "azure": "az"}.get(scheme.lower(), scheme.lower())
     if scheme not in _ENDPOINTS:
-        known = ", ".join(f"{scheme}://" for scheme in _ENDPOINTS)
-        raise UsageError.bad_value("path", url, f"a local path, or a URL that begins with {known}")
+        schemes = ", ".join(f"{scheme}://" for scheme in _ENDPOINTS)
+        raise UsageError.bad_value("path", url, f"a local path, or a URL that begins with {schemes}")
     bucket, _, key = rest.partition("/")
     if ("@" in bucket and scheme != "hf") or re.search(r"\?[^/#]*=", rest):
         raise UsageError(
@@ -144,7 +144,7 @@ def staging(spool: Path | None) -> Path | None:
 
 
 def mirrored(path: str | Path) -> Place | None:
-    """The place that a local path stands for, in a view or a staging folder; None for any other path."""
+    """The location that a local path stands for, in a view or a staging folder; None for any other path."""
     local = Path(path).absolute()
     for spool in (default_spool(), *_spools):
         if not local.is_relative_to(spool):
@@ -152,9 +152,9 @@ def mirrored(path: str | Path) -> Place | None:
         parts = local.relative_to(spool).parts
         depth = {_STAGING: 1, _VIEWS: 2}.get(parts[0] if parts else "", len(parts))
         if len(parts) > depth + 1:
-            place = Place(parts[depth].partition("@")[0], parts[depth + 1], "/".join(parts[depth + 2 :]))
-            place.under(Path(spool, *parts[:depth]))
-            return place
+            location = Place(parts[depth].partition("@")[0], parts[depth + 1], "/".join(parts[depth + 2 :]))
+            location.under(Path(spool, *parts[:depth]))
+            return location
     return None
 
 
@@ -170,12 +170,12 @@ def view_of(spool: Path, pid: int) -> Path:
     views = spool / _VIEWS
     views.mkdir(parents=True, exist_ok=True)
     host = os.uname().nodename
-    for left in views.glob(f"{glob.escape(host)}~*~*"):
+    for stale in views.glob(f"{glob.escape(host)}~*~*"):
         with contextlib.suppress(ValueError, PermissionError):
             try:
-                os.kill(int(left.name.split("~")[-2]), 0)
+                os.kill(int(stale.name.split("~")[-2]), 0)
             except ProcessLookupError:
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(stale, ignore_errors=True)
     view = Path(tempfile.mkdtemp(prefix=f"{host}~{pid}~", dir=views))
     atexit.register(lambda: shutil.rmtree(view, ignore_errors=True) if os.getpid() == pid else None)
     return view
@@ -183,9 +183,9 @@ def view_of(spool: Path, pid: int) -> Path:
 
 def is_spool(folder: Path) -> bool:
     """Whether a folder holds what is on object stores or on its way there."""
-    inside = [folder / _STAGING, *(folder / _VIEWS).glob("*~*")]
-    stores = [store.name.partition("@")[0] for one in inside if one.is_dir() for store in one.iterdir()]
-    return bool(stores) and all(scheme in _ENDPOINTS for scheme in stores)
+    tops = [folder / _STAGING, *(folder / _VIEWS).glob("*~*")]
+    schemes = [store.name.partition("@")[0] for top in tops if top.is_dir() for store in top.iterdir()]
+    return bool(schemes) and all(scheme in _ENDPOINTS for scheme in schemes)
 
 
 def is_odd(key: str) -> bool:

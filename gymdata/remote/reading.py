@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 RUN_JSON = "run.json"
 ROLLOUTS_FOLDER = "rollouts"
 #: Files of gymdata's tables, and what describes them; models, checkpoints and pages are not fetched with a run.
-WANTED = re.compile(r"(.+\.)?run\.json|[^.].*\.(parquet|pq|journal|csv|tsv|arrow|(json|jsonl|ndjson)(\.gz|\.zst)?)")
+DATA_FILE = re.compile(r"(.+\.)?run\.json|[^.].*\.(parquet|pq|journal|csv|tsv|arrow|(json|jsonl|ndjson)(\.gz|\.zst)?)")
 _PARQUET = (".parquet", ".pq")
 _MAGIC = b"gymdata reference to an object\n"
 _LARGEST_REFERENCE = 1 << 13
 #: How often a state that changed meanwhile is read again.
 _LOOKS = 5
+_UNSTABLE = "changes faster than it can be read"
 _AT_ONCE = 8
 #: Read with the footer, which every reader begins with; at least read at once; bytes of one request of several.
 _END, _AHEAD, _PIECE = 256 << 10, 256 << 10, 8 << 20
@@ -50,44 +51,43 @@ def located(path: str | Path) -> Path:
     for a URL that is not supported, DataError when nothing is there, OutsideError("object store")."""
     if not is_url(path):
         return Path(path)
-    place = place_of(path)
-    client.check_installed(place)
-    top = view_of(default_spool(), os.getpid())
-    local = place.under(top)
+    location = place_of(path)
+    client.check_installed(location)
+    local = location.under(top := view_of(default_spool(), os.getpid()))
     for _ in range(_LOOKS):
-        there = _objects(place)
-        if not there:
-            raise DataError.missing_path(str(place))
-        wanted = {
-            each.key: each
-            for each in there
-            if (WANTED.fullmatch(each.key.rpartition("/")[2]) or each.key == place.key) and not is_odd(each.key)
+        objects = _objects(location)
+        if not objects:
+            raise DataError.missing_path(str(location))
+        by_key = {
+            o.key: o
+            for o in objects
+            if (DATA_FILE.fullmatch(o.key.rpartition("/")[2]) or o.key == location.key) and not is_odd(o.key)
         }
         for file in local.rglob("*") if local.is_dir() else ():
             below = file.relative_to(local).as_posix()
-            if file.is_file() and place.below(below).key not in wanted and not file.name.startswith("."):
+            if file.is_file() and location.below(below).key not in by_key and not file.name.startswith("."):
                 file.unlink()
-        bring(place, list(wanted.values()), top)
-        if all(_is_complete(place, key, wanted.keys(), top) for key in wanted if key.rpartition("/")[2] == RUN_JSON):
+        bring(location, list(by_key.values()), top)
+        if all(_is_complete(location, key, by_key.keys(), top) for key in by_key if key.rpartition("/")[2] == RUN_JSON):
             return local
-    raise OutsideError("object store", f"{place}: changes faster than it can be read", hint="try again", retryable=True)
+    raise OutsideError("object store", f"{location}: {_UNSTABLE}", hint="try again", retryable=True)
 
 
-def bring(place: Place, objects: Sequence[Object], top: Path) -> None:
+def bring(location: Place, objects: Sequence[Object], top: Path) -> None:
     """Make the folder ``top`` have these objects: references to Parquet, and the others whole."""
 
-    def fetch(each: Object) -> None:
-        refer(place.at(each.key), each, place.at(each.key).under(top))
+    def fetch(expected: Object) -> None:
+        refer(location.at(expected.key), expected, location.at(expected.key).under(top))
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(fetch, objects))
 
 
-def refer(place: Place, expected: Object, target: Path) -> None:
+def refer(location: Place, expected: Object, target: Path) -> None:
     """Make ``target`` the object's content, or a reference to it."""
     for _ in range(_LOOKS):
-        if place.key.endswith(_PARQUET):
-            fields = {"url": str(place), "size": expected.size, "tag": expected.tag}
+        if location.key.endswith(_PARQUET):
+            fields = {"url": str(location), "size": expected.size, "tag": expected.tag}
             temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -96,27 +96,27 @@ def refer(place: Place, expected: Object, target: Path) -> None:
             except OSError as error:
                 raise StoreError.from_os(target, error) from error
             return
-        if client.fetch(place, expected, target):
+        if client.fetch(location, expected, target):
             return
-        if (now := client.head(place)) is None:
+        if (current := client.head(location)) is None:
             return  # whoever needs it says so
-        expected = now
-    raise OutsideError("object store", f"{place}: changes faster than it can be read", hint="try again", retryable=True)
+        expected = current
+    raise OutsideError("object store", f"{location}: {_UNSTABLE}", hint="try again", retryable=True)
 
 
-def _objects(place: Place) -> list[Object]:
+def _objects(location: Place) -> list[Object]:
     """The objects that a path argument means, with the run.jsons that describe them."""
-    words = place.key.split("/")
+    words = location.key.split("/")
     magic = next((n for n, word in enumerate(words) if glob.has_magic(word)), None)
-    literal = place.key if magic is None else "/".join(words[:magic])
-    listed = {each.key: each for each in client.listed(place.at(literal))}
+    literal = location.key if magic is None else "/".join(words[:magic])
+    listed = {o.key: o for o in client.listed(location.at(literal))}
     chosen = dict(listed) if magic is None else {k: o for k, o in listed.items() if _matches(k.split("/"), words)}
-    if not chosen and magic is None and place.key and (single := client.head(place)) is not None:
+    if not chosen and magic is None and location.key and (single := client.head(location)) is not None:
         chosen = {single.key: single}
-    described = {name for key in [place.key, *chosen] for name in describing(key)} if chosen else set()
+    described = {name for key in [location.key, *chosen] for name in describing(key)} if chosen else set()
     for key in sorted(described - chosen.keys()):
         inside = not literal or key.startswith(f"{literal}/")
-        if (run_json := listed.get(key) if inside else client.head(place.at(key))) is not None:
+        if (run_json := listed.get(key) if inside else client.head(location.at(key))) is not None:
             chosen[key] = run_json
     return list(chosen.values())
 
@@ -139,29 +139,29 @@ def _matches(words: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(words) and not hidden and fnmatch.fnmatchcase(words[0], pattern[0]) and _matches(words[1:], pattern[1:])
 
 
-def _is_complete(place: Place, run_json: str, keys: Sequence[str] | Any, top: Path) -> bool:
+def _is_complete(location: Place, run_json: str, keys: Sequence[str] | Any, top: Path) -> bool:
     """Whether every file that a fetched run.json names was listed: a run.json that is newer than the list names more."""
     folder = run_json.rpartition("/")[0]
-    if not f"{folder}/".startswith(f"{place.key}/"):
+    if not f"{folder}/".startswith(f"{location.key}/"):
         return True
     try:
-        entries = json.loads(place.at(run_json).under(top).read_bytes()).get("files") or []
+        entries = json.loads(location.at(run_json).under(top).read_bytes()).get("files") or []
         named = [f"{folder}/{entry['path']}".lstrip("/") for entry in entries]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return True  # the reader reports it
-    late = [k for k in named if k not in keys and WANTED.fullmatch(k.rpartition("/")[2]) and not is_odd(k)]
-    return not any(client.head(place.at(key)) is not None for key in late)
+    late = [k for k in named if k not in keys and DATA_FILE.fullmatch(k.rpartition("/")[2]) and not is_odd(k)]
+    return not any(client.head(location.at(key)) is not None for key in late)
 
 
 def described(url: str) -> Path | None:
     """The local path of a URL's run.json, as readers of run.jsons take it; None when it is gone, or the store cannot be
     reached: lineage ends there."""
     try:
-        place, top = place_of(url), view_of(default_spool(), os.getpid())
-        for key in dict.fromkeys([place.below(RUN_JSON).key, *describing(place.key)]):
-            if (run_json := client.head(place.at(key))) is not None:
-                bring(place, [run_json], top)
-                return place.under(top)
+        location, top = place_of(url), view_of(default_spool(), os.getpid())
+        for key in dict.fromkeys([location.below(RUN_JSON).key, *describing(location.key)]):
+            if (run_json := client.head(location.at(key))) is not None:
+                bring(location, [run_json], top)
+                return location.under(top)
     except GymdataError:
         pass
     return None
@@ -170,8 +170,8 @@ def described(url: str) -> Path | None:
 def referred(path: str | Path) -> tuple[Place, Object] | None:
     """The object that a reference names; None for any other file."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - for every file that is opened
-        if not stat.S_ISREG(found.st_mode) or not len(_MAGIC) < found.st_size < _LARGEST_REFERENCE:
+        status = os.stat(path)  # noqa: PTH116 - for every file that is opened
+        if not stat.S_ISREG(status.st_mode) or not len(_MAGIC) < status.st_size < _LARGEST_REFERENCE:
             return None
         with open(path, "rb") as file:  # noqa: PTH123 - as above
             if file.read(len(_MAGIC)) != _MAGIC:
@@ -180,8 +180,8 @@ def referred(path: str | Path) -> tuple[Place, Object] | None:
     except OSError:
         return None
     mirrored(path)  # so that messages show the URL
-    place = place_of(fields["url"])
-    return place, Object(place.key, int(fields["size"]), str(fields["tag"]), "")
+    location = place_of(fields["url"])
+    return location, Object(location.key, int(fields["size"]), str(fields["tag"]), "")
 
 
 def size_of(path: Path) -> int:
@@ -194,29 +194,29 @@ def content_key(path: Path) -> str | None:
     """What names the content of a reference's object, in any process; None for any other file."""
     if (reference := referred(path)) is None:
         return None
-    place, expected = reference
-    return f"{endpoint(place.scheme) or ''} {place} {expected.tag}"
+    location, expected = reference
+    return f"{endpoint(location.scheme) or ''} {location} {expected.tag}"
 
 
 def blocks(path: str | Path) -> Iterator[Any]:
     """The bytes of a file, or of the object that it refers to, in order."""
     if (reference := referred(path)) is not None:
-        place, expected = reference
-        step = _AT_ONCE * _PIECE
-        yield from (_span(place, expected, at, min(at + step, expected.size)) for at in range(0, expected.size, step))
+        location, expected = reference
+        step, size = _AT_ONCE * _PIECE, expected.size
+        yield from (_span(location, expected, start, min(start + step, size)) for start in range(0, size, step))
         return
     with Path(path).open("rb") as file:
         while block := file.read(1 << 18):
             yield block
 
 
-def _span(place: Place, expected: Object, start: int, end: int) -> Any:
+def _span(location: Place, expected: Object, start: int, end: int) -> Any:
     """The bytes from ``start`` to ``end``, by several requests at once."""
 
     def piece(first: int) -> Any:
-        body = client.read_range(place, expected, first, min(first + _PIECE, end))
+        body = client.read_range(location, expected, first, min(first + _PIECE, end))
         if body is None:
-            why = f"{place}: was changed or removed while it was read"
+            why = f"{location}: was changed or removed while it was read"
             raise OutsideError("object store", why, hint="try again", retryable=True)
         return body
 
@@ -228,15 +228,15 @@ def _span(place: Place, expected: Object, start: int, end: int) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _tail(_server: str | None, place: Place, expected: Object, start: int) -> Any:
-    return _span(place, expected, start, expected.size)
+def _tail(_server: str | None, location: Place, expected: Object, start: int) -> Any:
+    return _span(location, expected, start, expected.size)
 
 
 class _Reader(io.RawIOBase):
     """An object as a file. What is read beyond a request's end is kept: the next columns are small, or their beginnings."""
 
-    def __init__(self, place: Place, expected: Object) -> None:
-        self._place, self._object = place, expected
+    def __init__(self, location: Place, expected: Object) -> None:
+        self._location, self._object = location, expected
         self._position = 0
         #: What was read last, and where it begins.
         self._last: tuple[int, Any] = (0, b"")
@@ -266,12 +266,12 @@ class _Reader(io.RawIOBase):
 
     def _containing(self, start: int, end: int) -> tuple[int, Any]:
         if start >= (tail := max(0, self._object.size - _END)):
-            return tail, _tail(endpoint(self._place.scheme), self._place, self._object, tail)
+            return tail, _tail(endpoint(self._location.scheme), self._location, self._object, tail)
         first, content = self._last
         if first <= start and end <= first + len(content):
             return self._last
         stop = min(max(end, start + _AHEAD), self._object.size)
-        self._last = start, _span(self._place, self._object, start, stop)
+        self._last = start, _span(self._location, self._object, start, stop)
         return self._last
 
 

@@ -20,7 +20,7 @@ from gymdata.errors import OutsideError, StoreError, UsageError, counted, option
 from gymdata.remote import client
 from gymdata.remote.client import TakenError
 from gymdata.remote.places import SPOOL, Place, is_odd, is_url, mirrored, place_of, staging
-from gymdata.remote.reading import ROLLOUTS_FOLDER, RUN_JSON, WANTED, describing, refer, referred
+from gymdata.remote.reading import DATA_FILE, ROLLOUTS_FOLDER, RUN_JSON, describing, refer, referred
 
 #: The hash in the name of an object.
 HASHED = re.compile(r"-[0-9a-f]{16}(?=\.[a-z.]+$)")
@@ -33,19 +33,19 @@ _LOG = logging.getLogger("gymdata")
 def staged(output: str | Path, spool: Path | None = None) -> Path:
     """An output's path in the staging folder, with the run.jsons that the store has of it and around it. Raises UsageError
     for a store that is only read, OutsideError("object store")."""
-    place = place_of(output) if is_url(output) else mirrored(output)
-    assert place is not None
-    client.check_installed(place)
-    if place.scheme == "hf":
+    location = place_of(output) if is_url(output) else mirrored(output)
+    assert location is not None
+    client.check_installed(location)
+    if location.scheme == "hf":
         raise UsageError(
-            f"{place}: repositories on the Hub are only read",
+            f"{location}: repositories on the Hub are only read",
             hint="write to a local folder, and send it with `hf upload`",
         )
     spool = staging(spool)
-    for key in dict.fromkeys([place.below(RUN_JSON).key, *describing(place.key)]):
-        run_json = place.at(key)
+    for key in dict.fromkeys([location.below(RUN_JSON).key, *describing(location.key)]):
+        run_json = location.at(key)
         Upload(run_json, run_json.staged(spool)).refresh()
-    return place.staged(spool)
+    return location.staged(spool)
 
 
 def is_open(facts: Mapping[str, Any]) -> bool:
@@ -61,8 +61,8 @@ def is_of_this_machine(run_json: Place, body: bytes) -> bool:
 
 def refuse_open(run_json: Path) -> None:
     """Raise StoreError when another machine writes the run of a view; other paths pass."""
-    if (place := mirrored(run_json)) is not None:
-        Upload(place, run_json).refuse_other_writer()
+    if (location := mirrored(run_json)) is not None:
+        Upload(location, run_json).refuse_other_writer()
 
 
 class Upload:
@@ -78,7 +78,7 @@ class Upload:
         #: Folders of what was made from the rollouts of a run that is overwritten.
         self.derived: list[str] = []
         #: The run.json that is on the store, when this machine wrote it, may have written it, or only read it.
-        self._sent, self._sending, self._seen = (_beside(local, what) for what in ("sent", "sending", "seen"))
+        self._sent, self._sending, self._seen = (_beside(local, suffix) for suffix in ("sent", "sending", "seen"))
         self._record = _beside(local, "others")
         self._store: tuple[bytes, str] | None = None  # run.json there, and its tag
         self._tags: dict[str, str] = {}
@@ -95,9 +95,9 @@ class Upload:
         machine made of it. ``derived``: a pattern of objects in a run that are removed when it is overwritten. Raises
         StoreError when another machine writes the run, unless its place is taken, or has written what this one has not
         seen while something here was never sent; OutsideError("object store")."""
-        if (place := mirrored(run_json)) is None:
+        if (location := mirrored(run_json)) is None:
             return None
-        upload = cls(place, run_json)
+        upload = cls(location, run_json)
         is_current = upload.refresh(discard=overwrite)
         upload.refuse_other_writer(take_over=take_over)
         if not is_current:
@@ -132,8 +132,8 @@ class Upload:
         """Make the staged run.json that of the store, unless it was made from that. False, and nothing changed, when the
         store has another one and something here was never sent, unless that is to be discarded."""
         self._store = client.read(self.run_json)
-        known = _read(self._sent, self._sending, self._seen)
-        if self._store[0] in known if self._store is not None else not _read(self._sent, self._seen):
+        bodies = _read(self._sent, self._sending, self._seen)
+        if self._store[0] in bodies if self._store is not None else not _read(self._sent, self._seen):
             return True
         if self.unsent() and not discard:
             return False
@@ -150,13 +150,13 @@ class Upload:
 
     def unsent(self) -> list[Path]:
         """Staged files that the store was never sent."""
-        there = b"".join(_read(self._sent, self._seen)[:1])
-        names = {HASHED.sub("", str(entry["path"])) for entry in _entries(_facts(there))}
+        body = b"".join(_read(self._sent, self._seen)[:1])
+        names = {HASHED.sub("", str(entry["path"])) for entry in _entries(_facts(body))}
         record = self._others()
         return [
             file
             for file in self._staged_files()
-            if WANTED.fullmatch(file.name)
+            if DATA_FILE.fullmatch(file.name)
             and not file.name.endswith(RUN_JSON)
             and referred(file) is None
             and file.relative_to(self.local.parent).as_posix() not in names
@@ -174,10 +174,10 @@ class Upload:
             notes = (self.local, self._sent, self._sending, self._seen, self._record)
             return [file for file in (*files, *notes) if file.is_file()]
         files = [*folder.glob("*"), *(folder / ROLLOUTS_FOLDER).glob("*")]
-        kept = ("lock", ".lock", ".log", ".tmp")
+        suffixes = ("lock", ".lock", ".log", ".tmp")
         beside = {f.name.removesuffix(f".{RUN_JSON}") for f in files if f.name.endswith(f".{RUN_JSON}")} - {""}
-        others = {name for stem in beside if stem for name in (stem, f"{stem}.{RUN_JSON}")}
-        return [f for f in files if f.is_file() and not f.name.endswith(kept) and f.name not in others]
+        other_outputs = {name for stem in beside if stem for name in (stem, f"{stem}.{RUN_JSON}")}
+        return [f for f in files if f.is_file() and not f.name.endswith(suffixes) and f.name not in other_outputs]
 
     def _stage_files(self, overwrite: bool, derived: str | None) -> None:
         """References to what run.json names, and the other small files, where they are missing here."""
@@ -187,21 +187,21 @@ class Upload:
         if not self.is_folder:
             main = self.shown.rpartition("/")[2]
             for name in {main, *named.values()}:
-                there = client.head(self.folder.below(name))
-                if there is not None and not (self.local.parent / name).exists():
-                    refer(self.folder.below(name), there, self.local.parent / name)
+                stored = client.head(self.folder.below(name))
+                if stored is not None and not (self.local.parent / name).exists():
+                    refer(self.folder.below(name), stored, self.local.parent / name)
             return
         top, names = self.folder.below("").key, list[str]()
-        for each in client.listed(self.folder):
-            names.append(name := each.key.removeprefix(top))
+        for stored in client.listed(self.folder):
+            names.append(name := stored.key.removeprefix(top))
             local = self.local.parent / HASHED.sub("", name)
-            other = "/" not in name and not HASHED.search(name) and WANTED.fullmatch(name) and name != RUN_JSON
-            if (each.key in named or other) and not is_odd(name) and not local.exists():
-                refer(self.folder.at(each.key), each, local)
-                if each.key not in named:
-                    self._note(local, each.tag)
+            other = "/" not in name and not HASHED.search(name) and DATA_FILE.fullmatch(name) and name != RUN_JSON
+            if (stored.key in named or other) and not is_odd(name) and not local.exists():
+                refer(self.folder.at(stored.key), stored, local)
+                if stored.key not in named:
+                    self._note(local, stored.tag)
             if overwrite and derived is not None and re.fullmatch(derived, name):
-                self._doomed.append(self.folder.at(each.key))
+                self._doomed.append(self.folder.at(stored.key))
                 if name.endswith(f"/{RUN_JSON}"):
                     self.derived.append(name.partition("/")[0])
         is_new = derived is not None and self._store is None and not overwrite and not self.local.exists()
@@ -218,9 +218,9 @@ class Upload:
         try:
             self._send()
         except TakenError as error:
-            what = "machine took over this run" if self._is_run else "command has written here meanwhile"
+            event = "machine took over this run" if self._is_run else "command has written here meanwhile"
             raise StoreError(
-                f"{self.shown}: another {what}",
+                f"{self.shown}: another {event}",
                 hint="its rows are there; what this one had not sent stays in the staging folder. Give another output, or "
                 f"{option('overwrite', True)}",
             ) from error
@@ -241,19 +241,19 @@ class Upload:
         if any(file.suffix == ".journal" for file in self.unsent() if file.parent.name == ROLLOUTS_FOLDER):
             # Not for another machine, without --take-over, as long as it lacks rows.
             facts["attempts"] = [*facts["attempts"][:-1], {**facts["attempts"][-1], "ended_at": None}]
-        stored = [{**entry, "path": name} for entry, name in zip(entries, names, strict=True)]
-        self._put_run_json(_dumped({**facts, "files": stored}))
+        files = [{**entry, "path": name} for entry, name in zip(entries, names, strict=True)]
+        self._put_run_json(_dumped({**facts, "files": files}))
         for name in [] if self.is_folder else names:
             self._put_other(name, self.local.parent / name)
         for file in self._others_here(names):
             self._put_other(file.name, file)
         for path, name in zip([str(entry["path"]) for entry in entries], names, strict=True):
             self._refer(path, name)
-        for place in [*self._doomed, *map(self.folder.below, set(before.values()) - set(names))]:
-            if place.key not in {self.folder.below(name).key for name in names}:
-                client.delete(place)
+        for location in [*self._doomed, *map(self.folder.below, set(before.values()) - set(names))]:
+            if location.key not in {self.folder.below(name).key for name in names}:
+                client.delete(location)
                 if not self.is_folder:
-                    client.delete(place.at(f"{place.key}.{RUN_JSON}"))
+                    client.delete(location.at(f"{location.key}.{RUN_JSON}"))
         self._doomed.clear()
 
     def _put_run_json(self, body: bytes) -> None:
@@ -274,13 +274,13 @@ class Upload:
             return
         named = {HASHED.sub("", name) for name in names}
         for file in self._staged_files():
-            others = file.name != RUN_JSON and file.name not in named and not file.name.startswith(".")
-            if others and file.parent == self.local.parent and WANTED.fullmatch(file.name):
+            is_other = file.name != RUN_JSON and file.name not in named and not file.name.startswith(".")
+            if is_other and file.parent == self.local.parent and DATA_FILE.fullmatch(file.name):
                 yield file
 
     def _put_other(self, name: str, file: Path) -> None:
         """Replace an object that has a name of its own, on condition that it is as it was, as long as run.json is ours."""
-        record, state, place = self._others().get(name, {}), _state(file), self.folder.below(name)
+        record, state, location = self._others().get(name, {}), _state(file), self.folder.below(name)
         if record.get("state") == state or referred(file) is not None:
             return
         body: bytes | Path = file
@@ -289,24 +289,24 @@ class Upload:
             lines = file.read_bytes()
             body = lines[: lines.rfind(b"\n") + 1]
         try:
-            tag = client.put(place, body, record.get("tag"))
+            tag = client.put(location, body, record.get("tag"))
         except TakenError:
-            now = client.read(self.run_json)
-            if now is None or self._store is None or now[1] != self._store[1]:
+            current = client.read(self.run_json)
+            if current is None or self._store is None or current[1] != self._store[1]:
                 raise
-            there = client.head(place)
-            tag = client.put(place, body, there.tag if there is not None else None)
+            stored = client.head(location)
+            tag = client.put(location, body, stored.tag if stored is not None else None)
         self._tags[name] = tag
         self._note(file, tag, state)
 
     def _refer(self, path: str, name: str) -> None:
         """Remove the content of a staged table that the store has."""
-        local, place = self.local.parent / path, self.folder.below(name)
+        local, location = self.local.parent / path, self.folder.below(name)
         if path.endswith(".parquet") and local.is_file() and referred(local) is None:
             size, tag = local.stat().st_size, self._tags.get(path)
-            there = client.Object(place.key, size, tag, "") if tag is not None else client.head(place)
-            if there is not None and there.size == size:
-                refer(place, there, local)
+            stored = client.Object(location.key, size, tag, "") if tag is not None else client.head(location)
+            if stored is not None and stored.size == size:
+                refer(location, stored, local)
 
     def _facts_there(self) -> dict[str, Any]:
         return _facts(self._store[0]) if self._store is not None else {}
@@ -366,8 +366,8 @@ class Upload:
                 return
 
 
-def _beside(run_json: Path, what: str) -> Path:
-    return run_json.with_name(f".{run_json.name}.{what}")
+def _beside(run_json: Path, suffix: str) -> Path:
+    return run_json.with_name(f".{run_json.name}.{suffix}")
 
 
 def _read(*files: Path) -> list[bytes]:
@@ -395,7 +395,7 @@ def _dumped(facts: Mapping[str, Any]) -> bytes:
 
 def _state(file: Path) -> list[int]:
     try:
-        found = file.stat()
+        status = file.stat()
     except FileNotFoundError:
         return [0, 0]  # a journal that was sealed meanwhile: its part is sent next
-    return [found.st_size, found.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns]
