@@ -28,11 +28,11 @@ from gymdata.store.lines import NON_FINITE
 
 
 class _MismatchError(Exception):
-    """A value does not fit its field; ``at`` is the path inside the column."""
+    """A value does not fit its field; ``path`` is the one inside the column."""
 
-    def __init__(self, at: str, got: str, expected: str) -> None:
-        super().__init__(at)
-        self.at, self.got, self.expected = at, got, expected
+    def __init__(self, path: str, actual: str, expected: str) -> None:
+        super().__init__(path)
+        self.path, self.actual, self.expected = path, actual, expected
 
 
 _FAULTS = (_MismatchError, pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError)
@@ -162,7 +162,7 @@ def _build(f: pa.Field, values: list[Any]) -> pa.Array:
         try:
             child = _build(inner, list(chain.from_iterable(filled)))
         except _MismatchError as fault:
-            raise _MismatchError(f"[]{fault.at}", fault.got, fault.expected) from None
+            raise _MismatchError(f"[]{fault.path}", fault.actual, fault.expected) from None
         mask = pa.array([v is None for v in values]) if nulls else None
         return _list_array(kind, list(map(len, filled)), child, mask)
     if pa.types.is_struct(kind):
@@ -215,7 +215,7 @@ def _build_columns(kind: pa.StructType, values: Sequence[Columns]) -> pa.Array:
             else:
                 children.append(_build(f, list(chain.from_iterable(parts))))
         except _MismatchError as fault:
-            raise _MismatchError(f"[].{name}{fault.at}", fault.got, fault.expected) from None
+            raise _MismatchError(f"[].{name}{fault.path}", fault.actual, fault.expected) from None
     return pa.StructArray.from_arrays(children, fields=list(kind))
 
 
@@ -231,7 +231,7 @@ def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
         try:
             children.append(_build(f, [value.get(name) for value in values]))
         except _MismatchError as fault:
-            raise _MismatchError(f".{name}{fault.at}", fault.got, fault.expected) from None
+            raise _MismatchError(f".{name}{fault.path}", fault.actual, fault.expected) from None
     return pa.StructArray.from_arrays(children, fields=list(kind))
 
 
@@ -273,13 +273,13 @@ def _first_fault(
                 return other
             if isinstance(row, Mapping) and row and not row.keys() & _IDS:
                 hint = foreign_row_hint([*row], table.name)
-            return DataError.bad_row(where, line, fault.at or None, fault.got, fault.expected, hint)
+            return DataError.bad_row(where, line, fault.path or None, fault.actual, fault.expected, hint)
         for name in columns:
             f = table.schema.field(name)
             try:
                 _build(f, [row.get(name)])
             except _MismatchError as fault:
-                return DataError.bad_row(where, line, name + fault.at, fault.got, fault.expected)
+                return DataError.bad_row(where, line, name + fault.path, fault.actual, fault.expected)
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 return DataError.bad_row(where, line, name, str(error), _expected(f.type))
     return None
@@ -436,9 +436,9 @@ def check_rollout(row: TableRow) -> None:
             if values.dtype.kind != kind or values.ndim != 1:
                 raise _fault(row, f"turns[{i}].{name}", f"{values.ndim}-dimensional {values.dtype}", "a flat array")
         if len(turn["generation_token_ids"]) != len(turn["generation_log_probs"]):
-            got = f"{len(turn['generation_log_probs'])} for {len(turn['generation_token_ids'])} tokens"
-            raise _fault(row, f"turns[{i}].generation_log_probs", got, "one log-probability a token")
+            actual = f"{len(turn['generation_log_probs'])} for {len(turn['generation_token_ids'])} tokens"
+            raise _fault(row, f"turns[{i}].generation_log_probs", actual, "one log-probability a token")
 
 
-def _fault(row: TableRow, field: str, got: str, expected: str) -> DataError:
-    return DataError(f"rollout {row.get('rollout_id')!r}, field {field!r}: got {got}, expected {expected}")
+def _fault(row: TableRow, field: str, actual: str, expected: str) -> DataError:
+    return DataError(f"rollout {row.get('rollout_id')!r}, field {field!r}: got {actual}, expected {expected}")

@@ -114,9 +114,9 @@ def json_schema(table: Table) -> dict[str, object]:
 
 def files() -> dict[str, str]:
     """File name → content of everything that is generated."""
-    made = {f"{table.name}.schema.json": json_schema(table) for table in TABLES.values()}
-    made["run.schema.json"] = {"$schema": DIALECT, **RunJson.model_json_schema(), "title": "run.json"}
-    return {name: json.dumps(schema, indent=2) + "\n" for name, schema in made.items()}
+    schemas = {f"{table.name}.schema.json": json_schema(table) for table in TABLES.values()}
+    schemas["run.schema.json"] = {"$schema": DIALECT, **RunJson.model_json_schema(), "title": "run.json"}
+    return {name: json.dumps(schema, indent=2) + "\n" for name, schema in schemas.items()}
 
 
 def stale(folder: Path) -> list[str]:

@@ -44,12 +44,12 @@ def lineage(path: str | Path) -> Iterator[RunFacts]:
 
     A parent that has been moved or deleted is skipped.
     """
-    waiting, seen = run_jsons(path), set[Path]()
+    waiting, visited = run_jsons(path), set[Path]()
     while waiting:
         run_json = waiting.pop(0)
-        if run_json.resolve() in seen:
+        if run_json.resolve() in visited:
             continue
-        seen.add(run_json.resolve())
+        visited.add(run_json.resolve())
         facts = read_run_json(run_json)
         yield facts
         for text in parent_paths(facts):
@@ -67,12 +67,12 @@ def rollouts_behind(source: str | Path) -> Iterator[str | Path]:
     """The paths, or URLs, that ``source`` and the pairs and experiences behind it were made from, each once; ``source``
     itself where it is neither. Besides rollouts these may be models, and tables of scores."""
     waiting: list[str | Path] = [source]
-    seen: set[str | Path] = set()
+    visited: set[str | Path] = set()
     while waiting:
         path = waiting.pop(0)
-        if path in seen:
+        if path in visited:
             continue
-        seen.add(path)
+        visited.add(path)
         described = [] if is_url(path) else run_jsons(path)
         if len(described) > 1:
             waiting += matches(path)

@@ -172,10 +172,10 @@ def row_lines(source: Source) -> Iterator[tuple[int, bytes]]:
         return
     text = first[1].lstrip()
     if source.part is None and (text[:1] == b"[" or (text[:1] == b"{" and text.rstrip()[-1:] != b"}")):
-        for number, value, whole in (values := values_over_lines(source)):
+        for number, value, content in (values := values_over_lines(source)):
             if not isinstance(value, list):
                 # Line breaks of JSON are outside of its texts.
-                yield number, whole.replace(b"\r", b" ").replace(b"\n", b" ")
+                yield number, content.replace(b"\r", b" ").replace(b"\n", b" ")
                 continue
             for row in value:
                 try:
@@ -207,8 +207,8 @@ def _raw_lines(source: Source) -> Iterator[bytes]:
         rest = b""
         with source.path.open("rb") as file:
             for block in _blocks(file, source.compression):
-                *whole, rest = (rest + block).split(b"\n")
-                yield from whole
+                *lines, rest = (rest + block).split(b"\n")
+                yield from lines
         if rest:
             yield rest
         return
@@ -366,8 +366,8 @@ def name_non_finite(value: Any) -> Any:
     """``value``, of any depth, with non-finite numbers as "NaN", "Infinity" and "-Infinity"; the same object when it
     has none."""
     if isinstance(value, dict):
-        made = {k: name_non_finite(v) for k, v in value.items()}
-        return made if any(made[k] is not value[k] for k in value) else value
+        fields = {k: name_non_finite(v) for k, v in value.items()}
+        return fields if any(fields[k] is not value[k] for k in value) else value
     if isinstance(value, np.ndarray):
         if value.dtype.kind != "f" or np.isfinite(value).all():
             return value

@@ -106,7 +106,7 @@ def is_held(folder: Path, name: str = LOCK) -> bool:
 @contextlib.contextmanager
 def made_folder(folder: Path) -> Iterator[Path]:
     """``folder``, made if missing, and removed again if it stays empty. Raises StoreError.from_os."""
-    made = not folder.exists()
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -114,7 +114,7 @@ def made_folder(folder: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        if made:
+        if is_new:
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
 

@@ -80,14 +80,14 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
         words = set(re.findall(r"\w+", text))
         named = [n for n in self.schema.names if filter is not None and (n in words if n.isidentifier() else n in text)]
         # Without a column there would be no rows to count.
-        wanted = list(dict.fromkeys([*names, *named])) or self.schema.names[:1]
-        first = named if filter is not None and set(wanted) - set(named) else []
+        columns = list(dict.fromkeys([*names, *named])) or self.schema.names[:1]
+        first = named if filter is not None and set(columns) - set(named) else []
         for path in self._files:
             with _reading(path), parquet_file(path, page_checksum_verification=True) as file:
                 # Row group by row group: a reader of them all holds more the longer the file is.
                 for group in range(file.num_row_groups):
                     if not first or any(t.num_rows for t in self._passing(file, group, first, filter)):
-                        for table in self._passing(file, group, wanted, filter):
+                        for table in self._passing(file, group, columns, filter):
                             yield from table.select(names).to_batches()
 
     def _passing(self, file: pq.ParquetFile, group: int, names: list[str], filter: Any) -> Iterator[pa.Table]:
@@ -95,13 +95,13 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
         shorter column."""
         schema = pa.schema([self.schema.field(name) for name in names])
         size = _NESTED_ROWS if any(pa.types.is_nested(field.type) for field in schema) else _FLAT_ROWS
-        seen, rows = 0, file.metadata.row_group(group).num_rows
+        n_read, rows = 0, file.metadata.row_group(group).num_rows
         for batch in file.iter_batches(size, row_groups=[group], columns=names):
-            seen += batch.num_rows
+            n_read += batch.num_rows
             table = pa.Table.from_arrays(batch.select(names).columns, schema=schema)
             yield table if filter is None else table.filter(filter)
-        if seen != rows:
-            raise pa.ArrowInvalid(f"a column stream ends too early: {seen:,} of {counted(rows, 'row')}")
+        if n_read != rows:
+            raise pa.ArrowInvalid(f"a column stream ends too early: {n_read:,} of {counted(rows, 'row')}")
 
 
 @dataclass
@@ -149,31 +149,31 @@ def _checked_schema(file: Path, table: Table) -> pa.Schema:
         for field in schema:
             if field.name not in table.schema.names:
                 raise DataError(f"{where}: table {table.name} has no column {field.name}")
-            wanted = table.schema.field(field.name)
-            if not _fits(field.type, wanted.type):
+            expected = table.schema.field(field.name)
+            if not _fits(field.type, expected.type):
                 raise DataError(
-                    f"{where}: column {field.name!r} of {table.name}: got {field.type}, expected {wanted.type}"
+                    f"{where}: column {field.name!r} of {table.name}: got {field.type}, expected {expected.type}"
                 )
     return schema
 
 
-def _fits(got: pa.DataType, wanted: pa.DataType) -> bool:
+def _fits(actual: pa.DataType, expected: pa.DataType) -> bool:
     """Whether a type means the same, however wide it is and wherever it takes nulls; optional fields may be missing."""
-    if got == wanted:
+    if actual == expected:
         return True
-    if pa.types.is_dictionary(got):
-        return _fits(got.value_type, wanted)
-    if pa.types.is_struct(wanted) and pa.types.is_struct(got):
-        known = {field.name: field for field in wanted}
-        inside = {field.name for field in got}
-        lacks_none = all(field.nullable or field.name in inside for field in wanted)
-        return lacks_none and all(f.name in known and _fits(f.type, known[f.name].type) for f in got)
-    if pa.types.is_list(wanted) and (pa.types.is_list(got) or pa.types.is_large_list(got)):
-        return _fits(got.value_type, wanted.value_type)
-    if pa.types.is_string(wanted):
-        return bool(pa.types.is_large_string(got) or pa.types.is_string_view(got))
-    same = (pa.types.is_signed_integer, pa.types.is_floating)
-    return any(is_it(got) and is_it(wanted) for is_it in same)
+    if pa.types.is_dictionary(actual):
+        return _fits(actual.value_type, expected)
+    if pa.types.is_struct(expected) and pa.types.is_struct(actual):
+        fields = {field.name: field for field in expected}
+        names = {field.name for field in actual}
+        lacks_none = all(field.nullable or field.name in names for field in expected)
+        return lacks_none and all(f.name in fields and _fits(f.type, fields[f.name].type) for f in actual)
+    if pa.types.is_list(expected) and (pa.types.is_list(actual) or pa.types.is_large_list(actual)):
+        return _fits(actual.value_type, expected.value_type)
+    if pa.types.is_string(expected):
+        return bool(pa.types.is_large_string(actual) or pa.types.is_string_view(actual))
+    kinds = (pa.types.is_signed_integer, pa.types.is_floating)
+    return any(is_kind(actual) and is_kind(expected) for is_kind in kinds)
 
 
 @contextlib.contextmanager
@@ -198,8 +198,8 @@ def first_broken(files: Sequence[Path]) -> DataError | None:
                     for name in opened.schema_arrow.names:
                         rows, read = opened.metadata.row_group(index).num_rows, opened.read_row_group(index, [name])
                         if read.num_rows != rows:
-                            what = f"column {name!r} has {read.num_rows:,} of {counted(rows, 'row')}"
-                            return DataError.damaged(file, what)
+                            reason = f"column {name!r} has {read.num_rows:,} of {counted(rows, 'row')}"
+                            return DataError.damaged(file, reason)
         except (pa.ArrowException, OSError) as error:
             return broken_parquet(file, error)
     return None
@@ -218,9 +218,9 @@ def scan_lazy(path: str | Path, table: Table = ROLLOUTS) -> pl.LazyFrame:
     schema = empty.schema
 
     def frame(rows: pa.Table | pa.RecordBatch, names: list[str]) -> pl.DataFrame:
-        made: Any = pl.from_arrow(rows)
-        missing = [pl.lit(None, schema[name]).alias(name) for name in names if name not in made.columns]
-        return cast("pl.DataFrame", made.with_columns(missing).select(names))
+        df: Any = pl.from_arrow(rows)
+        missing = [pl.lit(None, schema[name]).alias(name) for name in names if name not in df.columns]
+        return cast("pl.DataFrame", df.with_columns(missing).select(names))
 
     def frames(
         columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
@@ -237,11 +237,11 @@ def scan_lazy(path: str | Path, table: Table = ROLLOUTS) -> pl.LazyFrame:
         left = n_rows
         # Without a column there would be no rows to count.
         for batch in scan_batches(path, table, names or table.schema.names[:1], batch_size or _NESTED_ROWS):
-            made = frame(batch, names)
+            df = frame(batch, names)
             if left is not None:
-                made = made.head(left)
-                left -= made.height
-            yield made if predicate is None else made.filter(predicate)
+                df = df.head(left)
+                left -= df.height
+            yield df if predicate is None else df.filter(predicate)
             if left == 0:
                 return
 
@@ -313,8 +313,8 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
     check_source(source, table)
     where = str(source.path)
     if source.kind != "parquet":
-        whole = read_source(source, table, names).combine_chunks()
-        return [RowGroup(whole.num_rows, lambda: whole)]
+        data = read_source(source, table, names).combine_chunks()
+        return [RowGroup(data.num_rows, lambda: data)]
     try:
         with parquet_file(source.path) as file:
             check_version(file.schema_arrow.metadata, where, table)
@@ -328,8 +328,7 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
             with parquet_file(source.path, page_checksum_verification=True) as file:
                 data = file.read_row_group(index, columns=present)
                 if data.num_rows != sizes[index]:
-                    what = f"{data.num_rows:,} of {counted(sizes[index], 'row')} can be read"
-                    raise DataError.damaged(where, what)
+                    raise DataError.damaged(where, f"{data.num_rows:,} of {counted(sizes[index], 'row')} can be read")
         except (pa.ArrowException, OSError) as error:
             raise broken_parquet(source.path, error) from error
         return _shape(data, table, present, where).combine_chunks()

@@ -143,7 +143,7 @@ def _begin(work: Callable[[Any], Iterable[Any]], allow_changed: bool) -> None:
 
 def _answer(job: Any) -> _Answer:
     lines: list[tuple[bool, str]] = []
-    with reading.reading(_allow_changed, lambda line: lines.append((line in found.damage, line))) as found:
+    with reading.reading(_allow_changed, lambda line: lines.append((line in reports.damage, line))) as reports:
         try:
             return _Answer(list(_work(job)), None, lines)
         except GymdataError as error:

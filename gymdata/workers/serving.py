@@ -50,10 +50,10 @@ class Refused(Exception):  # noqa: N818 - an answer, not a defect
         self.status, self.body = status, body
 
     @classmethod
-    def over(cls, status: int, kind: str, what: str, got: int, limit: int, setting: str) -> Refused:
-        """More than a limit, which ``setting`` raises."""
-        detail = f"{what}: got {got:,}, at most {limit:,} (start the server with a higher {option(setting)})"
-        return cls(status, {"detail": detail, "kind": kind, "got": got, "limit": limit, "hint": f"{option(setting)} N"})
+    def over(cls, status: int, kind: str, unit: str, n: int, limit: int, setting: str) -> Refused:
+        """More than a limit, which ``setting`` raises; ``unit``: what is counted, in the plural."""
+        detail = f"{unit}: got {n:,}, at most {limit:,} (start the server with a higher {option(setting)})"
+        return cls(status, {"detail": detail, "kind": kind, "got": n, "limit": limit, "hint": f"{option(setting)} N"})
 
     def response(self) -> JSONResponse:
         from starlette.responses import JSONResponse
@@ -121,8 +121,8 @@ class Bodies:
         if depth > self.max_depth:
             raise Refused.over(422, "depth", "levels of nesting", depth, self.max_depth, "max_depth")
         if objects > self.max_objects:
-            what, setting = self.objects_named, self.objects_setting
-            raise Refused.over(422, self.objects_kind, what, objects, self.max_objects, setting)
+            unit, setting = self.objects_named, self.objects_setting
+            raise Refused.over(422, self.objects_kind, unit, objects, self.max_objects, setting)
         try:
             return orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -135,8 +135,8 @@ class Bodies:
             detail = f"the body is not JSON: {error or type(error).__name__}"
             raise Refused(422, {"detail": detail, "kind": "not_json"}) from error
 
-    def _too_long(self, got: int) -> Refused:
-        return Refused.over(413, "body", "bytes of a request", got, self.max_bytes, "max_body_bytes")
+    def _too_long(self, n_bytes: int) -> Refused:
+        return Refused.over(413, "body", "bytes of a request", n_bytes, self.max_bytes, "max_body_bytes")
 
 
 def shape(body: bytes) -> tuple[int, int]:
@@ -152,8 +152,8 @@ def shape(body: bytes) -> tuple[int, int]:
 
 def refused_fields(error: pydantic.ValidationError) -> Refused:
     """What a body lacks or has wrong, in the shape that FastAPI answers with."""
-    listed = error.errors(include_url=False, include_context=False, include_input=False)
-    return Refused(422, {"detail": [{**one, "loc": ["body", *one["loc"]]} for one in listed], "kind": "fields"})
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    return Refused(422, {"detail": [{**entry, "loc": ["body", *entry["loc"]]} for entry in errors], "kind": "fields"})
 
 
 def server_of(app: Starlette, stop: Callable[[], Awaitable[None]], *, signals: bool = True) -> uvicorn.Server:

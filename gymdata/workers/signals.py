@@ -140,7 +140,7 @@ def ctrl_c(stop: threading.Event, progress: Progress) -> Iterator[Interrupts]:
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines together; returns their results in order. The first error cancels the others and is raised itself
     (not inside a group)."""
-    tasks = [asyncio.create_task(one) for one in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)
     finally:
