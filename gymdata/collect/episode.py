@@ -36,7 +36,7 @@ from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts
 if TYPE_CHECKING:
     from gymdata.environments.workflow import HttpWorkflow
 
-#: Makes the next prompt of: ids held so far, messages up to the model's last, the environment's new ones, tools.
+#: Makes the next prompt of: ids read and sampled so far, messages up to the model's last, the environment's new ones, tools.
 NextPrompt = Callable[[Sequence[int], Sequence[Message], Sequence[Message], Any], list[int]]
 
 
@@ -87,13 +87,13 @@ class EpisodeConfig:
         return prompt
 
     def prompt_after(
-        self, held: Sequence[int], completions: Sequence[Message], new: Sequence[Message], tools: Any
+        self, context: Sequence[int], completions: Sequence[Message], new: Sequence[Message], tools: Any
     ) -> list[int]:
         """Ids of the next prompt. Raises RefusedError when the template rewrites what came before."""
         if self.next_prompt is not None:
-            return self.next_prompt(held, completions, new, tools)
+            return self.next_prompt(context, completions, new, tools)
         assert self.chat is not None
-        return next_prompt(held, self.chat.bridge(completions, new, tools), self.chat.end_of_turn_ids)
+        return next_prompt(context, self.chat.bridge(completions, new, tools), self.chat.end_of_turn_ids)
 
 
 _KEPT_PROMPTS = 64
@@ -118,12 +118,12 @@ class Rollout:
     encoder: TurnEncoder = field(default_factory=TurnEncoder)
     #: The prompt of the next model call, and the ids read and sampled so far, which it should begin with.
     prompt: list[int] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)
+    context: list[int] = field(default_factory=list)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     duration_s: float = 0.0
     _began: float = field(default_factory=time.monotonic)
     _episode: Episode | None = None
-    _seen: list[np.ndarray] = field(default_factory=list)
+    _prompts: list[np.ndarray] = field(default_factory=list)
     _place: str = "environment start"
     rollout_id: str = field(init=False)
 
@@ -161,8 +161,8 @@ class Rollout:
         if self.outcome is None:
             return
         # expand(encode(x)) == x, or nothing is written.
-        for turn, (kept, seen) in enumerate(zip(expand_prompts(self.encoder.turns), self._seen, strict=True)):
-            if not np.array_equal(kept, seen):
+        for turn, (expansion, prompt) in enumerate(zip(expand_prompts(self.encoder.turns), self._prompts, strict=True)):
+            if not np.array_equal(expansion, prompt):
                 raise GymdataError(
                     f"rollout {self.rollout_id}, turn {turn}: the encoded prompt does not expand to what the engine read",
                     hint="this is a defect in gymdata: nothing of this rollout was written",
@@ -177,7 +177,7 @@ class Rollout:
             max_tokens=self.setting.limits.room(len(self.prompt)),
             seed=request_seed(self.setting.seed, self.task, turn, self.index),
             n=n,
-            conversation=Conversation(self.messages, self.tools, self.held),
+            conversation=Conversation(self.messages, self.tools, self.context),
             group=self.task.task_id,
         )
 
@@ -226,7 +226,7 @@ class Rollout:
             generation = first or (await setting.sample(self.request()))[0]
             first = None
             turn = self._encode(generation)
-            if setting.on_break == "fail" and turn["prefix_length"] < len(self.held):
+            if setting.on_break == "fail" and turn["prefix_length"] < len(self.context):
                 raise ends.broken(turn["prefix_length"])
             message = chat.parse(generation.token_ids, self.tools)
             before = [*self.messages, message]
@@ -245,15 +245,15 @@ class Rollout:
             self.outcome = ends.after_step(step, len(self.encoder.turns), setting.limits)
             if self.outcome is not None:
                 return
-            self.held = [*generation.prompt_token_ids, *generation.token_ids]
-            self.prompt = setting.prompt_after(self.held, before, self.messages[len(before) :], self.tools)
+            self.context = [*generation.prompt_token_ids, *generation.token_ids]
+            self.prompt = setting.prompt_after(self.context, before, self.messages[len(before) :], self.tools)
             if setting.limits.room(len(self.prompt)) < 1:
                 self.outcome = ends.NO_ROOM
 
     def _encode(self, generation: Generation) -> Turn:
         # Own copies: in process, the reported prompt is the very list that was passed in.
         prompt = np.array(generation.prompt_token_ids, dtype=np.int32)
-        self._seen.append(prompt)
+        self._prompts.append(prompt)
         top, weights = generation.top_log_probs, generation.weight_versions
         return self.encoder.add(
             Call(
@@ -356,7 +356,7 @@ class WorkflowRollout(Rollout):
         setting, self._place = self.setting, "workflow"
         assert setting.workflow is not None
         with setting.spent.on("environment"):
-            made = await setting.workflow.run(
+            rollout = await setting.workflow.run(
                 RemoteRequest(
                     rollout_id=self.rollout_id,
                     task=self.task,
@@ -365,10 +365,10 @@ class WorkflowRollout(Rollout):
                     sampling=setting.sampling,
                 )
             )
-        self.tools, self.messages, self.verdict = made.tools, made.messages, made.verdict
-        for generation in made.generations:
+        self.tools, self.messages, self.verdict = rollout.tools, rollout.messages, rollout.verdict
+        for generation in rollout.generations:
             self.produced_by.append(None if generation is None else len(self.encoder.turns))
             if generation is not None:
                 self._encode(generation)
                 self.finish_reason = generation.finish_reason
-        self.outcome = ends.elsewhere(made.truncated, made.stop_reason)
+        self.outcome = ends.elsewhere(rollout.truncated, rollout.stop_reason)

@@ -46,9 +46,9 @@ async def play_all(
     if not grouped or setting.agents is not None:
         groups = (OwedGroup(group.task, group.group_id, (index,)) for group in groups for index in group.indexes)
     pieces = (
-        (group, group.indexes[at : at + concurrency])
+        (group, group.indexes[start : start + concurrency])
         for group in groups
-        for at in range(0, len(group.indexes), concurrency)
+        for start in range(0, len(group.indexes), concurrency)
     )
     slots, taking = asyncio.Semaphore(concurrency), asyncio.Lock()
     died: list[Failure] = []
@@ -129,7 +129,7 @@ STEPS = "steps"
 @dataclass(slots=True)
 class Collector:
     """Plays the pending rollouts and journals them; ``done`` … ``empty`` (generations without a token) count what this call
-    did: ``failed`` attempts, ``given_up`` rollouts that have no attempt left; ``there`` what was there before it."""
+    did: ``failed`` attempts, ``given_up`` rollouts that have no attempt left; ``n_existing`` what was there before it."""
 
     run: Run
     setting: EpisodeConfig
@@ -137,7 +137,7 @@ class Collector:
     ledger: AttemptTracker
     pending: int
     progress: Progress
-    there: int = 0
+    n_existing: int = 0
     done: int = 0
     failed: int = 0
     given_up: int = 0
@@ -181,7 +181,7 @@ class Collector:
         self.given_up += attempt >= self.ledger.max_attempts
         if self.failed <= 3:
             self.progress.message(
-                f"{rollout.task.task_id} rollout {rollout.index}, {rollout.failure.place}: {rollout.failure.message}"
+                f"{rollout.task.task_id} rollout {rollout.index}, {rollout.failure.phase}: {rollout.failure.message}"
             )
 
     async def _keep(self, rollout: Rollout) -> None:
@@ -233,9 +233,9 @@ class Collector:
             return
         self._last_reported = now
         counts: dict[str, float] = {
-            "done": self.there + self.done,
+            "done": self.n_existing + self.done,
             "fresh": self.done,
-            "total": self.there + self.pending,
+            "total": self.n_existing + self.pending,
             "tokens": self.tokens,
         }
         if self._scored:

@@ -75,7 +75,7 @@ class Failure:
     count; ``final``: another attempt would fail in the same way, so none is made unless more attempts are allowed."""
 
     kind: Kind
-    place: str
+    phase: str
     message: str
     fatal: bool = False
     hint: str | None = None
@@ -125,9 +125,9 @@ def no_room_at_start(prompt_length: str, limits: Limits) -> Failure:
     )
 
 
-def unwritable(error: GymdataError, place: str | None) -> Failure:
-    """The chat template makes no prompt of the conversation; without a ``place``, of that which the rollout begins with."""
-    return Failure("engine", place or "prompt", f"engine: {error.message}", hint=error.hint, final=place is None)
+def unwritable(error: GymdataError, phase: str | None) -> Failure:
+    """The chat template makes no prompt of the conversation; without a ``phase``, of that which the rollout begins with."""
+    return Failure("engine", phase or "prompt", f"engine: {error.message}", hint=error.hint, final=phase is None)
 
 
 def start_took_too_long(limits: Limits) -> Failure:
@@ -135,12 +135,12 @@ def start_took_too_long(limits: Limits) -> Failure:
     return Failure("environment", "environment start", f"gave no prompt within the {limits.time_limit:g} s limit")
 
 
-def server_was_gone(limits: Limits, place: str) -> Failure:
+def server_was_gone(limits: Limits, phase: str) -> Failure:
     """The time limit passed while the server could not be reached, which is no fault of the policy."""
-    return Failure("engine", place, f"engine: unreachable when the {limits.time_limit:g} s limit passed")
+    return Failure("engine", phase, f"engine: unreachable when the {limits.time_limit:g} s limit passed")
 
 
-def failure(error: OutsideError, place: str) -> Failure:
-    """An outside fault at ``place`` (turn k, environment start, …)."""
+def failure(error: OutsideError, phase: str) -> Failure:
+    """An outside fault in ``phase`` (turn k, environment start, …)."""
     kinds: dict[str, Kind] = {"engine": "engine", "agent": "agent"}
-    return Failure(kinds.get(error.system, "environment"), place, error.message, error.fatal, error.hint, error.final)
+    return Failure(kinds.get(error.system, "environment"), phase, error.message, error.fatal, error.hint, error.final)

@@ -230,7 +230,7 @@ class CollectPlan(Report):
         )
 
     def _environments(self) -> list[Row]:
-        tried = [line for one in self.environments for line in one.lines()]
+        tried = [line for trial in self.environments for line in trial.lines()]
         env = self.config["env"] or []
         specs = [env] if isinstance(env, str) else env
         # Servers and environments of other packages are not tried.

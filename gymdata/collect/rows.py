@@ -59,7 +59,7 @@ def failure_record(rollout: Rollout, attempt: int) -> dict[str, object]:
     assert fault is not None
     return {
         "kind": fault.kind,
-        "place": fault.place,
+        "place": fault.phase,
         "message": fault.message,
         "attempt": attempt,
         "counts": not fault.fatal,

@@ -85,7 +85,7 @@ def collect(
     is full, OutsideError("engine") when the engine cannot start or dies. The first Ctrl-C starts nothing new and ends
     normally (``interrupted``); the second drops what is in flight.
     """
-    config, given = _config(config, tasks, reward, env, user, agent, settings)
+    config, objects = _config(config, tasks, reward, env, user, agent, settings)
     began = time.monotonic()
     how: dict[str, Any] = {
         "limit": config.limit,
@@ -108,7 +108,7 @@ def collect(
         digest.update(f"{task.task_id}\0{task.content_hash}\n".encode("utf-8", "surrogatepass"))
     folder = placed_output(config.output, config.spool) if config.output else default_output(config)
     refuse_unwritable(folder)
-    parts = parts or load_parts(config, given)
+    parts = parts or load_parts(config, objects)
     check_tasks(parts, read)
     if dry_run:
         return _plan(config, parts, read, count, folder)
@@ -158,16 +158,16 @@ def _plan(config: CollectConfig, parts: Parts, read: TaskFile, count: int, folde
         overwrite=config.overwrite,
         take_over=config.take_over,
     )
-    there = read_table(folder, ROLLOUTS, ["rollout_id"]).num_rows if (folder / "run.json").exists() else 0
-    if config.overwrite or there < count * config.num_rollouts:
+    n_existing = read_table(folder, ROLLOUTS, ["rollout_id"]).num_rows if (folder / "run.json").exists() else 0
+    if config.overwrite or n_existing < count * config.num_rollouts:
         parts.notes.extend(check_start(config, parts, read))
     return CollectPlan(
         path=str(folder),
         tasks=count,
         skipped_rows=skipped,
         rollouts_wanted=count * config.num_rollouts,
-        rollouts_there=0 if config.overwrite else there,
-        rollouts_removed=there if config.overwrite else 0,
+        rollouts_there=0 if config.overwrite else n_existing,
+        rollouts_removed=n_existing if config.overwrite else 0,
         folders_removed=[stage.name for stage in derived(folder)] if config.overwrite else [],
         identity=identity_of(config, parts, config.seed),
         notes=[*notes, *parts.notes],
@@ -350,8 +350,8 @@ async def _play(
                 opening=opening,
             )
             scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
-            there = run.sealed_rows + run.journal_rows
-            collector = Collector(run, setting, scheduler, ledger, resume_state.pending, progress, there)
+            n_existing = run.sealed_rows + run.journal_rows
+            collector = Collector(run, setting, scheduler, ledger, resume_state.pending, progress, n_existing)
             began = time.monotonic()
             with contextlib.suppress(Cancelled):
                 await cancellable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
@@ -446,7 +446,7 @@ def _config(
     settings: dict[str, Any],
 ) -> tuple[CollectConfig, Given]:
     """The settings, with a name in place of each object, and the objects."""
-    given = Given()
+    objects = Given()
     if tasks is not None:
         of_files = isinstance(tasks, (str, Path))
         settings["tasks"] = str(tasks) if of_files else IN_MEMORY
@@ -454,24 +454,24 @@ def _config(
         if not of_files and (isinstance(tasks, (bytes, Mapping)) or not isinstance(task_rows(tasks), Iterable)):
             raise wrong_argument(tasks, "collect", "tasks: a file, a glob, a list of dicts or texts, or a data frame")
     if reward is not None:
-        settings["reward"], given.rewards = given_rewards(reward)
+        settings["reward"], objects.rewards = given_rewards(reward)
     if isinstance(env, Mapping):
-        settings["env"] = {name: _text_for(one) for name, one in env.items()}
-        given.environments = {name: one for name, one in env.items() if not isinstance(one, str)}
-    elif isinstance(env, (list, tuple)) and all(isinstance(one, str) for one in env):
+        settings["env"] = {name: _text_for(environment) for name, environment in env.items()}
+        objects.environments = {name: item for name, item in env.items() if not isinstance(item, str)}
+    elif isinstance(env, (list, tuple)) and all(isinstance(spec, str) for spec in env):
         settings["env"] = list(env)
     elif env is not None:
         settings["env"] = _text_for(env)
-        given.environment = None if isinstance(env, str) else env
+        objects.environment = None if isinstance(env, str) else env
     if user is not None:
         settings["user"] = _text_for(user)
-        given.user = None if isinstance(user, str) else user
+        objects.user = None if isinstance(user, str) else user
     if agent is not None:
         settings["agent"] = _text_for(agent)
-        given.agent = None if isinstance(agent, str) else agent
-    return CollectConfig.called_with(collect, config, settings), given
+        objects.agent = None if isinstance(agent, str) else agent
+    return CollectConfig.called_with(collect, config, settings), objects
 
 
-def _text_for(given: Any) -> str:
+def _text_for(part: Any) -> str:
     """The name that represents an argument in the settings when it is an object."""
-    return given if isinstance(given, str) else f"{IN_MEMORY}: {getattr(given, '__name__', type(given).__name__)}"
+    return part if isinstance(part, str) else f"{IN_MEMORY}: {getattr(part, '__name__', type(part).__name__)}"

@@ -321,7 +321,7 @@ class CollectConfig(Config):
     def _one_or_several_environments(cls, value: Any) -> Any:
         specs = [f"{name}={spec}" for name, spec in value.items()] if isinstance(value, Mapping) else value
         specs = [specs] if isinstance(specs, str) else specs or []
-        names = [found[1] if (found := _NAMED.fullmatch(str(spec))) else None for spec in specs]
+        names = [_split(str(spec))[0] for spec in specs]
         if len(names) > 1 and (None in names or len(set(names)) < len(names)):
             raise ValueError("NAME=SPEC for each of several environments, each NAME once")
         return specs
@@ -335,9 +335,9 @@ class CollectConfig(Config):
     @classmethod
     def _no_userinfo(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         name = str(info.field_name)
-        for url in value if isinstance(value, list) else [value]:
-            place = _split(url)[1].removeprefix("resources:") if name == "env" else url
-            refuse_userinfo(place, f"--{name.replace('_', '-')}", _KEYS.get(name, ENGINE_KEYS))
+        for text in value if isinstance(value, list) else [value]:
+            url = _split(text)[1].removeprefix("resources:") if name == "env" else text
+            refuse_userinfo(url, f"--{name.replace('_', '-')}", _KEYS.get(name, ENGINE_KEYS))
         return value
 
     def refuse_conflicts(self) -> None:
@@ -422,8 +422,8 @@ class CollectConfig(Config):
             "retries",
         )
         engine = {key: value for key, value in self.engine.items() if key not in ENGINE_IDENTITY}
-        places = {"endpoint": one_or_list(self.endpoint), "env": one_or_list(self.env)}
-        return {**{name: getattr(self, name) for name in names}, **places, "engine": engine}
+        lists = {"endpoint": one_or_list(self.endpoint), "env": one_or_list(self.env)}
+        return {**{name: getattr(self, name) for name in names}, **lists, "engine": engine}
 
 
 def _split(spec: str) -> tuple[str | None, str]:

@@ -190,17 +190,17 @@ async def try_environment(environment: Environment, tasks: Iterable[Task]) -> li
             break
         if name not in waiting:
             continue
-        one = waiting.pop(name)
-        inner = one.environment if isinstance(one, WithUser) else one
-        if isinstance(inner, PythonTools) or (isinstance(one, WithUser) and isinstance(inner, SingleTurn)):
+        member = waiting.pop(name)
+        inner = member.environment if isinstance(member, WithUser) else member
+        if isinstance(inner, PythonTools) or (isinstance(member, WithUser) and isinstance(inner, SingleTurn)):
             began = time.monotonic()
             try:
-                episode = await one.start(task, 0)
+                episode = await member.start(task, 0)
                 tools = [str(tool["function"]["name"]) for tool in episode.tools or []]
                 await episode.close()
             finally:
-                await one.close()
-            user = dict(one.user.identity) if isinstance(one, WithUser) else None
+                await member.close()
+            user = dict(member.user.identity) if isinstance(member, WithUser) else None
             if user is None and getattr(inner, "responds", False):
                 user = {"name": "respond"}
             trials.append(
@@ -224,16 +224,16 @@ def _engine_context(config: CollectConfig, model: Facts) -> int | None:
     file = folder / "config.json"
     facts = json.loads(file.read_text()) if file.is_file() else {}
     facts = facts.get("text_config") or facts
-    own, max_length = facts.get("max_position_embeddings"), config.engine.get("max_model_len")
-    if not isinstance(own, int) or facts.get("rope_scaling") or config.engine.get("hf_overrides"):
-        own = None
+    positions, max_length = facts.get("max_position_embeddings"), config.engine.get("max_model_len")
+    if not isinstance(positions, int) or facts.get("rope_scaling") or config.engine.get("hf_overrides"):
+        positions = None
     if not isinstance(max_length, int) or max_length < 1:  # "auto" and texts such as 8k are vLLM's to read
-        return own
-    if own is not None and max_length > own and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
+        return positions
+    if positions is not None and max_length > positions and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
         raise UsageError.bad_value(
             "--set engine.max_model_len",
             max_length,
-            f"at most {own:,}, the context of {folder}",
+            f"at most {positions:,}, the context of {folder}",
             hint="lower it, or leave it out",
         )
     return max_length
@@ -291,12 +291,6 @@ class Parts:
         assert source is not None
         return source
 
-    @property
-    def place(self) -> Environment | HttpWorkflow | Agent:
-        part = self.workflow or self.agent or self.environment
-        assert part is not None
-        return part
-
 
 @dataclass(slots=True)
 class Given:
@@ -310,9 +304,9 @@ class Given:
     agent: Any = None
 
 
-def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
+def load_parts(config: CollectConfig, objects: Given | None = None) -> Parts:
     """The engine (not started), tokenizer, environment and rewards that the configuration names."""
-    given = given or Given()
+    objects = objects or Given()
     from gymdata.chat import template as chat
     from gymdata.models import model_identity
 
@@ -324,7 +318,7 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
         return tokenizer_chat.decode(ids)
 
     text_of = decode if config.workflow_url is None else None
-    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, text_of, given.rewards)]
+    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, text_of, objects.rewards)]
     remote = config.workflow_url is not None or any(map(server_url, config.environments().values()))
     if remote and any(reward.function.name == VERDICT for reward in rewards):
         raise UsageError(
@@ -352,8 +346,8 @@ def load_parts(config: CollectConfig, given: Given | None = None) -> Parts:
         prompt = TextTemplate(text_or_file(config.user_prompt, "the prompt of the user's model"), "--user-prompt")
     agent = None
     if config.agent is not None:
-        agent = load_agent(given.agent or config.agent, config.agent_files, isolate=config.isolate)
-    environment = environment_of(config, given, prompt) if agent is None else None
+        agent = load_agent(objects.agent or config.agent, config.agent_files, isolate=config.isolate)
+    environment = environment_of(config, objects, prompt) if agent is None else None
     servers = _servers(config)
     announced: list[str] = []
     if not servers:
@@ -413,16 +407,16 @@ def _served(servers: Sequence[str], config: CollectConfig) -> tuple[str, str, li
                 raise
     names, shown = [model.name for model in listed], str(server_address(server))
     if config.model is None and len(listed) != 1:
-        what = f"serves {len(names)} models: {', '.join(names)}" if names else "lists no models"
-        raise UsageError(f"{shown} {what}", hint="choose one with -m/--model")
-    found = listed[0] if config.model is None else next((m for m in listed if config.model in (m.name, m.root)), None)
-    if found is None and listed:
+        offer = f"serves {len(names)} models: {', '.join(names)}" if names else "lists no models"
+        raise UsageError(f"{shown} {offer}", hint="choose one with -m/--model")
+    model = listed[0] if config.model is None else next((m for m in listed if config.model in (m.name, m.root)), None)
+    if model is None and listed:
         raise not_served(shown, str(config.model), names)
-    name = found.name if found is not None else str(config.model)
+    name = model.name if model is not None else str(config.model)
     if config.tokenizer is not None:
         return name, config.tokenizer, [f"{shown} serves {name}"]
     folders = [
-        folder for folder in (found.root if found is not None else None, name) if folder and Path(folder).is_dir()
+        folder for folder in (model.root if model is not None else None, name) if folder and Path(folder).is_dir()
     ]
     if not folders:
         raise UsageError(
@@ -432,9 +426,9 @@ def _served(servers: Sequence[str], config: CollectConfig) -> tuple[str, str, li
     return name, folders[0], [f"{shown} serves {name}; its tokenizer: {folders[0]}"]
 
 
-def environment_of(config: CollectConfig, given: Given, prompt: TextTemplate | None) -> Environment:
+def environment_of(config: CollectConfig, objects: Given, prompt: TextTemplate | None) -> Environment:
     """The environment of the tasks, with the user, if there is one. Raises UsageError."""
-    specs, user = config.environments(), _user(config, given, prompt)
+    specs, user = config.environments(), _user(config, objects, prompt)
     server = partial(
         ResourceServer,
         task_body=task_body,
@@ -455,7 +449,7 @@ def environment_of(config: CollectConfig, given: Given, prompt: TextTemplate | N
         raise UsageError.unknown_choice("--set env_args: the environment", str(min(unknown)), map(str, specs))
     environments: dict[str | None, Environment] = {}
     for name, spec in specs.items() or [(None, None)]:
-        instance = given.environment if name is None else given.environments.get(name)
+        instance = objects.environment if name is None else objects.environments.get(name)
         if instance is not None and arguments.get(name):
             raise UsageError(f"--set env_args: {spec} was given as an object", hint="give it with its arguments")
         environment = (
@@ -472,12 +466,12 @@ def environment_of(config: CollectConfig, given: Given, prompt: TextTemplate | N
             )
         environments[name] = environment if user is None else WithUser(environment, user)
     alone = environments.get(None)
-    return alone if alone is not None else ByName({str(name): each for name, each in environments.items()})
+    return alone if alone is not None else ByName({str(name): part for name, part in environments.items()})
 
 
-def _user(config: CollectConfig, given: Given, prompt: TextTemplate | None) -> User | None:
-    if given.user is not None:
-        return given_user(given.user, timeout_s=config.tool_timeout)
+def _user(config: CollectConfig, objects: Given, prompt: TextTemplate | None) -> User | None:
+    if objects.user is not None:
+        return given_user(objects.user, timeout_s=config.tool_timeout)
     if config.user is not None:
         return load_user(config.user, timeout_s=config.tool_timeout)
     if config.user_model is None or prompt is None:
@@ -544,6 +538,8 @@ def _sampler(
 def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> Identity:
     """The identity of a run. ``chat.facts()`` and ``environment.identity`` bring their hashes."""
     chat = dict(parts.chat.facts()) if parts.chat is not None else {}
+    environment = parts.workflow or parts.agent or parts.environment
+    assert environment is not None
     return {
         **config.identity(),
         "policy_hash": parts.model["policy_hash"],
@@ -552,6 +548,6 @@ def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> Identi
         "tool_parser": chat.get("tool_parser"),
         "end_of_turn_ids": list(parts.chat.end_of_turn_ids) if parts.chat is not None else [],
         "seed": seed,
-        "environment": dict(parts.place.identity),
+        "environment": dict(environment.identity),
         "rewards": [{"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in parts.rewards],
     }

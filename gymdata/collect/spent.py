@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-What = Literal["engine", "environment", "reward"]
+Cause = Literal["engine", "environment", "reward"]
 #: What a run can be slow for besides the engine, as a message names it.
-_SLOW: dict[What, str] = {"environment": "environment", "reward": "rewards"}
+_SLOW: dict[Cause, str] = {"environment": "environment", "reward": "rewards"}
 #: Shorter runs are mostly start and end.
 SHORTEST_S = 5.0
 #: Share of the waiting time from which on something counts as what slowed the run down.
@@ -42,27 +42,27 @@ class _Wait:
     """One wait. Not a generator-based context manager, which takes four times as long: each rollout waits several
     times."""
 
-    __slots__ = ("_began", "_n", "_seconds", "_what")
+    __slots__ = ("_began", "_cause", "_n", "_seconds")
 
-    def __init__(self, seconds: dict[What, float], what: What, n: int) -> None:
-        self._seconds, self._what, self._n = seconds, what, n
+    def __init__(self, seconds: dict[Cause, float], cause: Cause, n: int) -> None:
+        self._seconds, self._cause, self._n = seconds, cause, n
 
     def __enter__(self) -> None:
         self._began = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        self._seconds[self._what] += self._n * (time.monotonic() - self._began)
+        self._seconds[self._cause] += self._n * (time.monotonic() - self._began)
 
 
 class Spent:
     """Seconds that rollouts waited, by cause. A request for n members of a group counts n times."""
 
     def __init__(self) -> None:
-        self.seconds: dict[What, float] = dict.fromkeys(("engine", "environment", "reward"), 0.0)
+        self.seconds: dict[Cause, float] = dict.fromkeys(("engine", "environment", "reward"), 0.0)
 
-    def on(self, what: What, n: int = 1) -> _Wait:
+    def on(self, cause: Cause, n: int = 1) -> _Wait:
         """A context manager that counts the time spent inside, also when it raises."""
-        return _Wait(self.seconds, what, n)
+        return _Wait(self.seconds, cause, n)
 
     def slowed_by(self, wall: float, capacity: int, concurrency: int) -> str | None:
         """One line on what slowed a run of ``wall`` seconds down; None when it was too short, or the engine full.
@@ -70,8 +70,8 @@ class Spent:
         total = sum(self.seconds.values())
         if wall < SHORTEST_S or not total:
             return None
-        for what, name in _SLOW.items():
-            share = self.seconds[what] / total
+        for cause, name in _SLOW.items():
+            share = self.seconds[cause] / total
             if share >= _MOSTLY:
                 return f"slow {name}: {share:.0%} of the time that rollouts waited"
         flying = self.seconds["engine"] / wall

@@ -51,9 +51,9 @@ def task_files(path: Path | str) -> list[Path]:
     paths = [Path(p) for p in sorted(glob.glob(text))] if is_pattern else [Path(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
     if not paths or not paths[0].exists():
         raise DataError.missing_path(path, f"a task file or glob: {KINDS}")
-    for given in paths:
-        DataError.refuse_pipe(given)
-    return [file for given in paths for file in (_saved(given) if given.is_dir() else [given])]
+    for source in paths:
+        DataError.refuse_pipe(source)
+    return [file for source in paths for file in (_saved(source) if source.is_dir() else [source])]
 
 
 def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
@@ -67,8 +67,8 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
             if isinstance(row, dict):
                 yield number, row
             else:
-                got, _, expected = row.partition(", of ")
-                bad_line(file, number, got, f"{expected} cells")
+                actual, _, expected = row.partition(", of ")
+                bad_line(file, number, actual, f"{expected} cells")
     elif kind == ".json" and _is_array(file):
         yield from _array_rows(file, bad_line)
     else:

@@ -38,9 +38,9 @@ _LIKE_ANSWER = ("answer", "solution", "target", "output", "truth", "gold", "labe
 class FieldError(ValueError):
     """A field of one row is wrong; the reader adds file and line."""
 
-    def __init__(self, name: str | None, got: str, expected: str, hint: str | None = None) -> None:
-        super().__init__(f"{name}: got {got}, expected {expected}")
-        self.name, self.got, self.expected, self.hint = name, got, expected, hint
+    def __init__(self, name: str | None, actual: str, expected: str, hint: str | None = None) -> None:
+        super().__init__(f"{name}: got {actual}, expected {expected}")
+        self.name, self.actual, self.expected, self.hint = name, actual, expected, hint
 
 
 class Shaped(NamedTuple):
@@ -139,8 +139,9 @@ class TaskShape:
             read_as[-1] += " + input"
         if column is None and self.template is None:
             shown = ", ".join(f"{name}: {short(value)}" for name, value in list(source.items())[:12])
-            got = f"none; the row's columns are {shown}" if source else "none; the row is empty"
-            raise FieldError("prompt", got, f"one of {', '.join((*SOURCES, *CONVERSATIONS, *PROMPTS))}", _hint(source))
+            expected = f"one of {', '.join((*SOURCES, *CONVERSATIONS, *PROMPTS))}"
+            actual = f"none; the row's columns are {shown}" if source else "none; the row is empty"
+            raise FieldError("prompt", actual, expected, _hint(source))
         if self.template is not None and (column is None or isinstance(value, str)):
             value, column = self.render({**row, "prompt": value} if column is not None else row), "prompt"
         # Rewards see the prompt as text where it is text.
@@ -154,10 +155,10 @@ class TaskShape:
                 read_as.append(f"answer = {answer}")
         return Shaped(row, str(column), value, system, tuple(read_as))
 
-    def check_found(self, found: Iterable[str], row: TaskRow) -> None:
-        """Raise UsageError for a column of ``columns`` that no task has. ``found``: each ``read_as``; ``row``: one."""
+    def check_columns(self, read_as: Iterable[str], row: TaskRow) -> None:
+        """Raise UsageError for a column of ``columns`` that no task has. ``read_as``: of all tasks; ``row``: of one."""
         for name, column in self.columns.items():
-            if f"{name} = {column}" not in found:
+            if f"{name} = {column}" not in read_as:
                 raise UsageError(
                     f"--map {name}={column}: no task has this column", hint=f"the columns are {', '.join(row)}"
                 )
@@ -174,12 +175,8 @@ class TaskShape:
         for name, column in self.columns.items():
             value = _at(row, column)
             if value is None and name in SOURCES:
-                raise FieldError(
-                    column,
-                    "none",
-                    f"the column that --map {name}={column} names (columns: {', '.join(row)})",
-                    _hint(row),
-                )
+                expected = f"the column that --map {name}={column} names (columns: {', '.join(row)})"
+                raise FieldError(column, "none", expected, _hint(row))
             if value is not None:
                 yield name, value
 
@@ -211,14 +208,14 @@ def _at(row: TaskRow, column: str) -> Any:
     return _at(inner, rest) if isinstance(inner, dict) else None
 
 
-def text_or_file(given: str, what: str) -> str:
-    """``given``, or what is in the file that it names. Raises DataError."""
-    file = Path(given) if len(given) < 256 and "\n" not in given else None
+def text_or_file(text: str, noun: str) -> str:
+    """``text``, or what is in the file that it names. Raises DataError."""
+    file = Path(text) if len(text) < 256 and "\n" not in text else None
     if file is not None and file.is_file():
         return _text_of(file).strip()
     if file is not None and file.suffix in TEXT_FILES and not any(map(str.isspace, file.name)):
-        raise DataError.missing_path(file, f"the file of {what}")
-    return given
+        raise DataError.missing_path(file, f"the file of {noun}")
+    return text
 
 
 def _text_of(file: Path) -> str:
@@ -237,11 +234,11 @@ def _hint(row: TaskRow) -> str | None:
     keys = {name: first.keys() for name, first in firsts.items() if isinstance(first, dict)}
     chat = next((name for name, of_message in keys.items() if of_message & {"role", "from"}), None)
     answer = _answer_like({name: value for name, value in columns.items() if name != chat})
-    others = {name: value for name, value in texts.items() if name != answer} or texts
-    near = next((name for word in _LIKE_PROMPT for name in others if word in name.lower()), None)
+    candidates = {name: value for name, value in texts.items() if name != answer} or texts
+    near = next((name for word in _LIKE_PROMPT for name in candidates if word in name.lower()), None)
     # An id, a time and a model are one word; a side of a preference is no prompt.
-    worded = [name for name, text in others.items() if " " in text.strip() and not any(w in name for w in _SIDES)]
-    prompt = near or max(worded, key=lambda name: len(others[name]), default=None)
+    worded = [name for name, text in candidates.items() if " " in text.strip() and not any(w in name for w in _SIDES)]
+    prompt = near or max(worded, key=lambda name: len(candidates[name]), default=None)
     if chat is None and prompt is None:
         return None
     named = [f"messages={chat}" if chat is not None else f"prompt={prompt}"]

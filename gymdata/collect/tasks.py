@@ -96,42 +96,42 @@ class TaskFile:
         return self._last.skipped
 
     def __iter__(self) -> Iterator[Task]:
-        found = _Pass()
+        tally = _Pass()
         #: Short hash of a task_id → how often, and the file, line and content of the first.
-        seen: dict[bytes, tuple[int, Path, int, str]] = {}
+        occurrences: dict[bytes, tuple[int, Path, int, str]] = {}
         count = 0
-        for file, line, row in self._rows(found):
+        for file, line, row in self._rows(tally):
             if self.limit is not None and count >= self.limit:
                 break
             try:
                 shaped = self.shape.shape(row)
                 task = _task(row, shaped, self.shape, self.prompt_elsewhere)
-                task = self._unique(task, file, line, seen)
+                task = self._unique(task, file, line, occurrences)
             except FieldError as bad:
                 if bad.name == "prompt" and not count:
                     refuse_foreign(file, "tasks")
-                self._bad(found, DataError.bad_row(file, line, bad.name, bad.got, bad.expected, bad.hint))
+                self._bad(tally, DataError.bad_row(file, line, bad.name, bad.actual, bad.expected, bad.hint))
                 continue
             count += 1
             recognised = shaped.read_as
             if "answer" in task.row and "answer" not in shaped.row:
                 recognised = (*recognised, "answer = the last message")
             if recognised:
-                found.recognised[recognised] += 1
+                tally.recognised[recognised] += 1
             if self.shard is None or task.task_id in self.shard:
                 yield task
         if count:
-            self.shape.check_found({text for texts in found.recognised for text in texts}, row)
+            self.shape.check_columns({text for texts in tally.recognised for text in texts}, row)
         else:
-            why = f" (skipped {counted(found.skipped, 'row')}; the first: {found.first_bad})" if found.skipped else ""
+            why = f" (skipped {counted(tally.skipped, 'row')}; the first: {tally.first_bad})" if tally.skipped else ""
             raise DataError.empty(self.path, f"at least one task{why}")
-        self._last = found
+        self._last = tally
 
-    def _rows(self, found: _Pass) -> Iterator[tuple[Path, int, TaskRow]]:
+    def _rows(self, tally: _Pass) -> Iterator[tuple[Path, int, TaskRow]]:
         moved = not Path.cwd().samefile(self._folder)
         for file in self.files:
             path = Path(self._folder, file) if moved else file
-            for line, row in rows_of(path, functools.partial(self._bad_line, found)):
+            for line, row in rows_of(path, functools.partial(self._bad_line, tally)):
                 yield file, line, row
 
     def facts(self) -> list[FileEntry]:
@@ -144,33 +144,33 @@ class TaskFile:
         if not recognised:
             return []
         most = recognised.most_common(3)
-        found = [f"{', '.join(texts)} ({counted(n, 'task')})" for texts, n in most]
-        return [f"{self.path}: {'; '.join(found)}{'; …' if len(recognised) > len(most) else ''}"]
+        columns = [f"{', '.join(texts)} ({counted(n, 'task')})" for texts, n in most]
+        return [f"{self.path}: {'; '.join(columns)}{'; …' if len(recognised) > len(most) else ''}"]
 
-    def _bad(self, found: _Pass, error: DataError) -> None:
+    def _bad(self, tally: _Pass, error: DataError) -> None:
         if not self.skip_bad_rows:
             error.hint = error.hint or "correct the row, or pass --skip-bad-rows to leave such rows out"
             raise error
-        found.skipped += 1
-        found.first_bad = found.first_bad or error.message
+        tally.skipped += 1
+        tally.first_bad = tally.first_bad or error.message
 
-    def _bad_line(self, found: _Pass, file: Path, line: int, got: str, expected: str) -> None:
-        self._bad(found, DataError.bad_row(file, line, None, got, expected))
+    def _bad_line(self, tally: _Pass, file: Path, line: int, actual: str, expected: str) -> None:
+        self._bad(tally, DataError.bad_row(file, line, None, actual, expected))
 
-    def _unique(self, task: Task, file: Path, line: int, seen: dict[bytes, tuple[int, Path, int, str]]) -> Task:
+    def _unique(self, task: Task, file: Path, line: int, occurrences: dict[bytes, tuple[int, Path, int, str]]) -> Task:
         key = _short_hash(task.task_id)
-        times, first_file, first_line, content = seen.get(key, (0, file, line, task.content_hash))
+        times, first_file, first_line, content = occurrences.get(key, (0, file, line, task.content_hash))
         if content != task.content_hash:
-            got = f"{task.task_id!r} a second time with other content (first at {first_file}, line {first_line})"
-            raise FieldError("task_id", got, "every task_id once")
+            actual = f"{task.task_id!r} a second time with other content (first at {first_file}, line {first_line})"
+            raise FieldError("task_id", actual, "every task_id once")
         number = times + 1
-        while times and _short_hash(f"{task.task_id}-{number}") in seen:  # a row has this id itself
+        while times and _short_hash(f"{task.task_id}-{number}") in occurrences:  # a row has this id itself
             number += 1
-        seen[key] = number, first_file, first_line, content
+        occurrences[key] = number, first_file, first_line, content
         if not times:
             return task
         again = f"{task.task_id}-{number}"
-        seen[_short_hash(again)] = 1, file, line, content
+        occurrences[_short_hash(again)] = 1, file, line, content
         return Task(again, task.messages, task.tools, task.row, task.content_hash)
 
 
@@ -211,7 +211,7 @@ class TaskRows(TaskFile):
         if iter(self.rows) is self.rows:
             self.rows = list(self.rows)
 
-    def _rows(self, found: _Pass) -> Iterator[tuple[Path, int, TaskRow]]:
+    def _rows(self, tally: _Pass) -> Iterator[tuple[Path, int, TaskRow]]:
         # A Dataset gives every row all columns; a null means that it was not there.
         columnar = hasattr(self.rows, "column_names")
         for number, row in enumerate(self.rows, 1):
@@ -223,8 +223,8 @@ class TaskRows(TaskFile):
             try:
                 plain: TaskRow = orjson.loads(orjson.dumps(dict(row), option=orjson.OPT_SERIALIZE_NUMPY))
             except TypeError as error:
-                got = f"a value that JSON has no form for ({error})"
-                self._bad(found, DataError.bad_row(IN_MEMORY, number, None, got, "JSON values"))
+                actual = f"a value that JSON has no form for ({error})"
+                self._bad(tally, DataError.bad_row(IN_MEMORY, number, None, actual, "JSON values"))
                 continue
             if columnar:
                 plain = {k: drop_nulls(v) for k, v in plain.items() if v is not None}
@@ -272,13 +272,13 @@ def _task(source: TaskRow, shaped: Shaped, shape: TaskShape, prompt_elsewhere: b
     if shape.is_given:
         hashed = {"": [messages, tools, row.get("answer")], **hashed}
     content = hashlib.blake2b(_canonical(hashed), digest_size=16).hexdigest()
-    given = row.get("task_id")
-    if given is None:
+    raw_id = row.get("task_id")
+    if raw_id is None:
         task_id = content[:16]
-    elif (isinstance(given, str) and given) or (isinstance(given, int) and not isinstance(given, bool)):
-        task_id = str(given)
+    elif (isinstance(raw_id, str) and raw_id) or (isinstance(raw_id, int) and not isinstance(raw_id, bool)):
+        task_id = str(raw_id)
     else:
-        raise FieldError("task_id", short(given), "a non-empty string or an integer")
+        raise FieldError("task_id", short(raw_id), "a non-empty string or an integer")
     return Task(task_id, messages, tools, row, content)
 
 
@@ -379,8 +379,8 @@ def _text(value: Any, where: str) -> str:
         kinds = (str(p.get("type")) for p in value if isinstance(p, dict))
         odd = next((kind for kind in kinds if any(word in kind for word in NOT_TEXT)), None)
         if odd is not None:
-            what = next(word for word in NOT_TEXT if word in odd)
-            raise FieldError(where, f"a part of type {odd!r}: {what} content is not supported", "text only")
+            medium = next(word for word in NOT_TEXT if word in odd)
+            raise FieldError(where, f"a part of type {odd!r}: {medium} content is not supported", "text only")
         parts = [p.get("text") if isinstance(p, dict) else p for p in value]
         if all(isinstance(p, str) for p in parts):
             return "".join(parts)  # type: ignore[arg-type]  # all() above does not narrow for mypy
