@@ -23,7 +23,7 @@ BUDGETS: dict[str, int] = {
     "check": 2_481,
     "checks": 2_588,
     "cli": 4_014,
-    "collect": 3_830,
+    "collect": 3_823,
     "credit": 1_296,
     "demo": 625,
     "doctor": 617,
@@ -54,7 +54,7 @@ BUDGETS: dict[str, int] = {
     "serve": 215,
     "show": 782,
     "status": 340,
-    "store": 4_970,
+    "store": 4_969,
     "sweep": 491,
     "tokenize": 408,
     "tour": 199,
@@ -64,13 +64,13 @@ BUDGETS: dict[str, int] = {
     "workers": 578,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 87_018, 600
+TOTAL, FILE_LINES = 87_010, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 287, 14
 #: Pronouns and participles: what has such a name does not say what it is. How many are left.
 PRONOUN = frozenset(
     ["found", "place", "one", "at", "known", "made", "given", "kept", "whole", "held", "mine", "wanted", "said"]
 )
-PRONOUNS = 518
+PRONOUNS = 410
 
 
 def sources() -> list[Path]:

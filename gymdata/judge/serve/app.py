@@ -189,7 +189,7 @@ class Service:
         except NotAnswered as why:
             if why.kind == "waiting":
                 most = self.config.max_waiting
-                raise Refused.over(429, "waiting", "waiting members", most + 1, most, "--max-waiting") from why
+                raise Refused.over(429, "waiting", "waiting members", most + 1, most, "max_waiting") from why
             if why.kind == "judge_failed" and self.config.on_judge_failure == "default-score":
                 failed = {"reward": self.config.default_score, "judge_failed": True, "judge_failure": why.reason}
                 return _echo(body, taken, failed)

@@ -127,7 +127,7 @@ def test_members_over_the_limit_are_refused_but_the_last_of_a_cohort(judge, serv
         await until(lambda: members_waiting(server) == 2)
         ((status, said),) = await post_all(server.url + "/verify", [verify_body("q=1", prompt="c")])
         assert (status, said["kind"], said["limit"]) == (429, "waiting", 2)
-        assert "--max-waiting" in said["detail"]
+        assert " --max-waiting" in said["detail"]
         rest = await post_all(server.url + "/verify", [verify_body("q=5", prompt=p) for p in ("a", "b")])
         assert [body["reward"] for _, body in rest] == [5, 5]
         assert [body["reward"] for _, body in await waiting] == [1, 1]
