@@ -24,6 +24,7 @@ from gymdata.scores.chosen import scores_of_pairs
 from gymdata.show.rollout import messages_of
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import shown_token
+from gymdata.view.evidence.selection import page_slice
 from gymdata.view.evidence.stages import Rows, facts_of
 from gymdata.view.text import Values
 
@@ -95,8 +96,9 @@ def list_pairs(rows: Rows, number: int, page: int, sort: str) -> Values:
     if sort in ("margin", "-margin"):
         direction = "descending" if sort == "margin" else "ascending"
         order = pc.sort_indices(pairs, sort_keys=[("margin", direction, "at_end")]).to_numpy()
+    page, pages, on_page = page_slice(page, len(pairs), PAGE)
     return {
-        "rows": pairs.take(pa.array(order[(page - 1) * PAGE : page * PAGE])).to_pylist(),
+        "rows": pairs.take(pa.array(order[on_page])).to_pylist(),
         "files": [
             ("/".join(file.parts[-3:]), ", ".join(scores_of_pairs(table)), len(table))
             for file, table in zip(rows.files, tables, strict=True)
@@ -106,7 +108,7 @@ def list_pairs(rows: Rows, number: int, page: int, sort: str) -> Values:
         "tasks": int(pc.count_distinct(pairs["task_id"]).as_py()),
         "mean_margin": float(margins.mean()) if len(margins) else None,
         "page": page,
-        "pages": max(1, -(-len(pairs) // PAGE)),
+        "pages": pages,
     }
 
 

@@ -33,7 +33,7 @@ from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.lines import texts_of
 from gymdata.view.evidence.listing import LISTED, Listing, run_names, scale_of
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
-from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of, filter_command, page_of
+from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of, filter_command, page_of, page_slice
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
 from gymdata.view.marking import Marking
 from gymdata.view.settings import ViewConfig
@@ -382,14 +382,13 @@ class Pages:
         rows = self.stages.rows("comparisons")
         verdicts = self.verdicts(rows, self.index.snapshot())
         show, task = request.query_params.get("show", "all"), request.query_params.get("task", "").strip()
-        numbers, page = verdicts.select(show, task), page_of(request.query_params)
-        pages = max(1, -(-len(numbers) // comparing.PAGE))
-        page = min(page, pages)
+        numbers = verdicts.select(show, task)
+        page, pages, on_page = page_slice(page_of(request.query_params), len(numbers), comparing.PAGE)
         return "comparisons.html", {
             "show": show,
             "task": task,
             "figures": verdicts.figures(),
-            "rows": verdicts.listed(numbers[(page - 1) * comparing.PAGE : page * comparing.PAGE].tolist()),
+            "rows": verdicts.listed(numbers[on_page].tolist()),
             "count": len(numbers),
             "page": page,
             "pages": pages,

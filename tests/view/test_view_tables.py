@@ -105,6 +105,17 @@ def test_a_pair_parts_where_its_tokens_do(site: Open, run: Path):
     assert "question a 40 2 41 2" in pages.says("/pairs")
 
 
+def test_a_page_beyond_the_last_is_the_last(site: Open, run: Path):
+    gymdata.pairs(run, strategy="all")
+    pages = site(run)
+    for path, other in (("/pairs", {}), ("/comparisons", {}), ("/", {}), ("/", {"groups": "1"})):
+        links = re.findall(r'href="(/(?:pair|comparison|rollout|group)\?[^"]*)"', pages.page(path, **other))
+        assert links
+        assert links == re.findall(
+            r'href="(/(?:pair|comparison|rollout|group)\?[^"]*)"', pages.page(path, page=9, **other)
+        ), path
+
+
 def test_pairs_of_each_score_are_listed_apart(site: Open, run: Path):
     """One file of pairs is listed at a time, chosen by its folder and score; its means, its neighbours and its sort are its
     own. A pair names the score that it was made by."""
@@ -222,12 +233,12 @@ def test_a_comparison_shows_what_the_judge_wrote(site: Open, run: Path):
 def test_sql_reads_and_does_nothing_else(site: Open, run: Path, tmp_path: Path):
     """One SELECT is answered; one that writes or never ends is refused or stopped, and says so. What else is refused:
     ``test_errors_of_statements_are_about_the_statement``."""
-    pages = site(run, sql_seconds=0.3)
-    page = pages.page("/sql", q="SELECT task_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1")
+    page = site(run).page("/sql", q="SELECT task_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1")
     assert re.findall(r"<td[^>]*>(?:<a[^>]*>)?([^<]*)(?:</a>)?</td>", page) == ["a", "4", "b", "2"]
     assert "<option selected>bars</option>" in page
     assert "<title>a</title>" in page
     target = tmp_path / "stolen.csv"
+    pages = site(run, sql_seconds=0.3)
     for text, why in [
         (f"COPY rollouts TO '{target}'", "expected a SELECT"),
         ("SELECT count(*) FROM range(100000000000) a, range(1000) b", "took longer than 0.3 s"),

@@ -16,7 +16,7 @@ from gymdata.scores.marks import Marks
 from gymdata.view.evidence.facets import Column
 from gymdata.view.evidence.faults import Found
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
-from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector
+from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, page_slice
 from gymdata.view.evidence.stages import facts_of
 from gymdata.view.text import Values
 
@@ -38,9 +38,8 @@ class Listing:
 
     def by_row(self, query: Query, selection: Selection, fields: Iterable[Column]) -> Values:
         """One page of rollouts, with the ``fields`` of tasks that are among its columns."""
-        pages = max(1, -(-len(selection.rows) // PAGE_ROWS))
-        page = min(query.page, pages)
-        numbers = selection.rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
+        page, pages, on_page = page_slice(query.page, len(selection.rows), PAGE_ROWS)
+        numbers = selection.rows[on_page]
         listed = self._rows(numbers, query.text)
         for row, number in zip(listed, numbers.tolist(), strict=True):
             row["fields"] = {field.name: field.of(number) for field in fields if field.name in query.shown}
@@ -50,9 +49,8 @@ class Listing:
         """One page of groups: of each, the rollouts of the selection, and what holds of all of its rollouts."""
         names = self.snapshot.table["group_id"].take(pa.array(selection.rows)).combine_chunks().dictionary_encode()
         codes = names.indices.to_numpy(zero_copy_only=False)
-        pages = max(1, -(-len(names.dictionary) // PAGE_GROUPS))
-        page = min(query.page, pages)
-        on_page = np.flatnonzero((codes >= (page - 1) * PAGE_GROUPS) & (codes < page * PAGE_GROUPS))
+        page, pages, shown_codes = page_slice(query.page, len(names.dictionary), PAGE_GROUPS)
+        on_page = np.flatnonzero((codes >= shown_codes.start) & (codes < shown_codes.stop))
         groups: dict[int, list[RolloutRow]] = {}
         for code, row in zip(codes[on_page].tolist(), self._rows(selection.rows[on_page], query.text), strict=True):
             groups.setdefault(code, []).append(row)

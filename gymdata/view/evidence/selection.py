@@ -187,6 +187,13 @@ def page_of(params: Mapping[str, str]) -> int:
     return max(1, int(text)) if text.isdecimal() and len(text) < 9 else 1
 
 
+def page_slice(page: int, n_rows: int, size: int) -> tuple[int, int, slice]:
+    """The page to show of a list, the number of its pages, and the rows on it; for a page beyond the last one, the last."""
+    pages = max(1, -(-n_rows // size))
+    page = min(page, pages)
+    return page, pages, slice((page - 1) * size, page * size)
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One bar of the reward histogram: its rewards, how many rollouts have them, and the condition that keeps these."""
