@@ -12,7 +12,7 @@ from gymdata.train.losses._registry import ClipHigh, ClipLow, Curve, Result, Tok
     differs="TRL has no lower bound, and its epsilon_high is 1 + clip_high",
     curve=Curve("CISPO", "capped"),
 )
-def cispo(at: Tokens, *, clip_low: ClipLow = 1.0, clip_high: ClipHigh = 4.0) -> Result:
-    ratio = at.ratio.detach()
+def cispo(batch: Tokens, *, clip_low: ClipLow = 1.0, clip_high: ClipHigh = 4.0) -> Result:
+    ratio = batch.ratio.detach()
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -weight * at.advantages * at.logprobs, ratio != weight
+    return -weight * batch.advantages * batch.logprobs, ratio != weight

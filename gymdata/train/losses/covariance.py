@@ -18,15 +18,15 @@ CovarianceRatio = Annotated[
 ]
 
 
-def _covariance(at: Tokens) -> Tensor:
+def _covariance(batch: Tokens) -> Tensor:
     """(A − mean A)·(ℓ − mean ℓ) of each token over all tokens of the batch."""
-    count = at.mask.sum().clamp(min=1)
-    logprobs = at.logprobs.detach()
-    return (at.advantages - at.advantages.sum() / count) * (logprobs - logprobs.sum() / count)
+    count = batch.mask.sum().clamp(min=1)
+    logprobs = batch.logprobs.detach()
+    return (batch.advantages - batch.advantages.sum() / count) * (logprobs - logprobs.sum() / count)
 
 
-def _how_many(at: Tokens, ratio: float) -> int:
-    return max(int(ratio * int(at.mask.sum())), 1)
+def _how_many(batch: Tokens, ratio: float) -> int:
+    return max(int(ratio * int(batch.mask.sum())), 1)
 
 
 @loss(
@@ -37,7 +37,7 @@ def _how_many(at: Tokens, ratio: float) -> int:
     differs="none; tokens are drawn by torch's generator, so by the seed",
 )
 def clip_cov(
-    at: Tokens,
+    batch: Tokens,
     *,
     clip_low: ClipLow = 0.2,
     clip_high: ClipHigh = 0.2,
@@ -45,12 +45,12 @@ def clip_cov(
     cov_low: Annotated[float, Field(description="Lower bound of the covariances that clip_cov draws from.")] = 1.0,
     cov_high: Annotated[float, Field(description="Upper bound of the covariances that clip_cov draws from.")] = 5.0,
 ) -> Result:
-    tokens, clipped = clipped_surrogate(at, at.ratio, clip_low, clip_high)
-    covariance = _covariance(at)
-    drawn = ((covariance > cov_low) & (covariance < cov_high) & at.mask & ~clipped).nonzero()
-    order = at.saved.new_empty(len(drawn)).uniform_().argsort()
-    drawn = drawn[order[: _how_many(at, cov_ratio)]]
-    left_out = at.unlimited
+    tokens, clipped = clipped_surrogate(batch, batch.ratio, clip_low, clip_high)
+    covariance = _covariance(batch)
+    drawn = ((covariance > cov_low) & (covariance < cov_high) & batch.mask & ~clipped).nonzero()
+    order = batch.saved.new_empty(len(drawn)).uniform_().argsort()
+    drawn = drawn[order[: _how_many(batch, cov_ratio)]]
+    left_out = batch.unlimited
     left_out[drawn[:, 0], drawn[:, 1]] = True
     return tokens.masked_fill(left_out, 0.0), clipped | left_out
 
@@ -63,14 +63,14 @@ def clip_cov(
     differs="none",
 )
 def kl_cov(
-    at: Tokens,
+    batch: Tokens,
     *,
     cov_ratio: CovarianceRatio = 2e-4,
     kl_weight: Annotated[float, Field(description="Weight of the distance to the sampler in kl_cov.", ge=0.0)] = 1.0,
 ) -> Result:
-    covariance = _covariance(at).masked_fill(~at.mask, -float("inf")).flatten()
-    chosen = at.unlimited
-    chosen.view(-1)[covariance.topk(min(_how_many(at, cov_ratio), len(covariance))).indices] = True
-    chosen = chosen & at.mask
-    distance = (at.logprobs - at.saved).abs()
-    return -at.ratio * at.advantages + kl_weight * distance * chosen, chosen
+    covariance = _covariance(batch).masked_fill(~batch.mask, -float("inf")).flatten()
+    chosen = batch.unlimited
+    chosen.view(-1)[covariance.topk(min(_how_many(batch, cov_ratio), len(covariance))).indices] = True
+    chosen = chosen & batch.mask
+    distance = (batch.logprobs - batch.saved).abs()
+    return -batch.ratio * batch.advantages + kl_weight * distance * chosen, chosen

@@ -6,9 +6,9 @@ from __future__ import annotations
 from gymdata.train.losses._registry import Cap, ClipHigh, ClipLow, Result, Tensor, Tokens, loss
 
 
-def _masked_by_divergence(at: Tokens, beyond: Tensor, tis_cap: float) -> Result:
-    weight = at.ratio.detach().clamp(max=tis_cap)
-    return -(weight * at.advantages).masked_fill(beyond, 0.0) * at.logprobs, beyond
+def _masked_by_divergence(batch: Tokens, beyond: Tensor, tis_cap: float) -> Result:
+    weight = batch.ratio.detach().clamp(max=tis_cap)
+    return -(weight * batch.advantages).masked_fill(beyond, 0.0) * batch.logprobs, beyond
 
 
 @loss(
@@ -16,11 +16,11 @@ def _masked_by_divergence(at: Tokens, beyond: Tensor, tis_cap: float) -> Result:
     "DPPO, arXiv 2602.04879",
     "token",
 )
-def dppo_tv(at: Tokens, *, clip_low: ClipLow = 0.15, clip_high: ClipHigh = 0.15, tis_cap: Cap = 20.0) -> Result:
+def dppo_tv(batch: Tokens, *, clip_low: ClipLow = 0.15, clip_high: ClipHigh = 0.15, tis_cap: Cap = 20.0) -> Result:
     """The binary total variation."""
-    moved = (at.logprobs.exp() - at.saved.exp()).detach()
-    beyond = ((at.advantages > 0) & (moved > clip_high)) | ((at.advantages < 0) & (-moved > clip_low))
-    return _masked_by_divergence(at, beyond, tis_cap)
+    moved = (batch.logprobs.exp() - batch.saved.exp()).detach()
+    beyond = ((batch.advantages > 0) & (moved > clip_high)) | ((batch.advantages < 0) & (-moved > clip_low))
+    return _masked_by_divergence(batch, beyond, tis_cap)
 
 
 @loss(
@@ -29,12 +29,12 @@ def dppo_tv(at: Tokens, *, clip_low: ClipLow = 0.15, clip_high: ClipHigh = 0.15,
     "DPPO, arXiv 2602.04879",
     "token",
 )
-def dppo_kl(at: Tokens, *, clip_low: ClipLow = 0.05, clip_high: ClipHigh = 0.05, tis_cap: Cap = 20.0) -> Result:
+def dppo_kl(batch: Tokens, *, clip_low: ClipLow = 0.05, clip_high: ClipHigh = 0.05, tis_cap: Cap = 20.0) -> Result:
     """The binary KL(π_saved ‖ π) = p log(p/q) + (1 − p) log((1 − p)/(1 − q)), p and q the saved and the new probability."""
-    logprobs, saved = at.logprobs.detach(), at.saved
+    logprobs, saved = batch.logprobs.detach(), batch.saved
     # 1 − exp(0) would be 0, whose logarithm is infinite.
     rest, rest_saved = ((-each.clamp(max=-1e-7).expm1()).log() for each in (logprobs, saved))
     old = saved.exp()
     kl = old * (saved - logprobs) + (1 - old) * (rest_saved - rest)
-    up, down = (at.advantages > 0) & (logprobs > saved), (at.advantages < 0) & (logprobs < saved)
-    return _masked_by_divergence(at, (up & (kl > clip_high)) | (down & (kl > clip_low)), tis_cap)
+    up, down = (batch.advantages > 0) & (logprobs > saved), (batch.advantages < 0) & (logprobs < saved)
+    return _masked_by_divergence(batch, (up & (kl > clip_high)) | (down & (kl > clip_low)), tis_cap)

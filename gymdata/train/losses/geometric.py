@@ -13,11 +13,11 @@ from gymdata.train.losses.ppo_clip import clipped_surrogate
     differs="none",
     curve=Curve("GSPO", "clipped", of="sequence"),
 )
-def gspo(at: Tokens, *, clip_low: ClipLow = 3e-4, clip_high: ClipHigh = 4e-4) -> Result:
+def gspo(batch: Tokens, *, clip_low: ClipLow = 3e-4, clip_high: ClipHigh = 4e-4) -> Result:
     """In the form GSPO-token of the source: the gradient of s reaches each token through its own log-prob, so advantages
     may differ within a sequence; where they do not, loss and gradient are those of GSPO."""
-    mean = at.mean(at.logprobs - at.saved).detach()
-    return clipped_surrogate(at, (mean + at.logprobs - at.logprobs.detach()).exp(), clip_low, clip_high)
+    mean = batch.mean(batch.logprobs - batch.saved).detach()
+    return clipped_surrogate(batch, (mean + batch.logprobs - batch.logprobs.detach()).exp(), clip_low, clip_high)
 
 
 @loss(
@@ -26,8 +26,8 @@ def gspo(at: Tokens, *, clip_low: ClipLow = 3e-4, clip_high: ClipHigh = 4e-4) ->
     "sequence-mean",
     differs="none",
 )
-def gmpo(at: Tokens, *, clip_low: ClipLow = 0.4, clip_high: ClipHigh = 0.4) -> Result:
-    log_ratio = at.logprobs - at.saved
-    beyond = ((log_ratio > clip_high) & (at.advantages > 0)) | ((log_ratio < -clip_low) & (at.advantages < 0))
+def gmpo(batch: Tokens, *, clip_low: ClipLow = 0.4, clip_high: ClipHigh = 0.4) -> Result:
+    log_ratio = batch.logprobs - batch.saved
+    beyond = ((log_ratio > clip_high) & (batch.advantages > 0)) | ((log_ratio < -clip_low) & (batch.advantages < 0))
     limited = log_ratio.clamp(-clip_low, clip_high).where(beyond, log_ratio)
-    return -at.mean(limited).exp() * at.mean(at.advantages) * at.mask, beyond
+    return -batch.mean(limited).exp() * batch.mean(batch.advantages) * batch.mask, beyond

@@ -15,17 +15,17 @@ from gymdata.train.losses._registry import Cap, ClipHigh, ClipLow, Curve, Result
     "token",
     curve=Curve("TIS", "capped"),
 )
-def tis_reinforce(at: Tokens, *, tis_cap: Cap = 2.0) -> Result:
+def tis_reinforce(batch: Tokens, *, tis_cap: Cap = 2.0) -> Result:
     """As ScaleRL describes it."""
-    ratio = at.ratio.detach()
-    return -ratio.clamp(max=tis_cap) * at.advantages * at.logprobs, ratio > tis_cap
+    ratio = batch.ratio.detach()
+    return -ratio.clamp(max=tis_cap) * batch.advantages * batch.logprobs, ratio > tis_cap
 
 
 @loss("−sg(min(R, tis_cap))·A·ℓ", "truncated importance sampling, arXiv 2503.14286", "token")
-def tis_sequence(at: Tokens, *, tis_cap: Cap = 2.0) -> Result:
+def tis_sequence(batch: Tokens, *, tis_cap: Cap = 2.0) -> Result:
     """TIS in section 2 of the source; verl's rollout correction applies the weight to the tokens in the same way."""
-    ratio = at.sequence_ratio.detach()
-    return -ratio.clamp(max=tis_cap) * at.advantages * at.logprobs, (ratio > tis_cap) & at.mask
+    ratio = batch.sequence_ratio.detach()
+    return -ratio.clamp(max=tis_cap) * batch.advantages * batch.logprobs, (ratio > tis_cap) & batch.mask
 
 
 @loss(
@@ -34,7 +34,7 @@ def tis_sequence(at: Tokens, *, tis_cap: Cap = 2.0) -> Result:
     "token",
 )
 def mis(
-    at: Tokens,
+    batch: Tokens,
     *,
     tis_cap: Cap = 2.0,
     mis_level: Annotated[
@@ -42,8 +42,8 @@ def mis(
     ] = "sequence",
 ) -> Result:
     """What ``tis_*`` truncates has no part at all."""
-    ratio = (at.sequence_ratio if mis_level == "sequence" else at.ratio).detach()
-    return -ratio.masked_fill(ratio > tis_cap, 0.0) * at.advantages * at.logprobs, (ratio > tis_cap) & at.mask
+    ratio = (batch.sequence_ratio if mis_level == "sequence" else batch.ratio).detach()
+    return -ratio.masked_fill(ratio > tis_cap, 0.0) * batch.advantages * batch.logprobs, (ratio > tis_cap) & batch.mask
 
 
 @loss(
@@ -53,7 +53,7 @@ def mis(
     differs="the source has α = 1 − clip_low and β = 1 + clip_high",
     curve=Curve("IcePop", "masked"),
 )
-def icepop(at: Tokens, *, clip_low: ClipLow = 0.5, clip_high: ClipHigh = 4.0) -> Result:
-    ratio = at.ratio.detach()
+def icepop(batch: Tokens, *, clip_low: ClipLow = 0.5, clip_high: ClipHigh = 4.0) -> Result:
+    ratio = batch.ratio.detach()
     outside = (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
-    return -ratio.masked_fill(outside, 0.0) * at.advantages * at.logprobs, outside
+    return -ratio.masked_fill(outside, 0.0) * batch.advantages * batch.logprobs, outside

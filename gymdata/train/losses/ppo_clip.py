@@ -13,12 +13,12 @@ from gymdata.train.losses._registry import ClipHigh, ClipLow, Curve, Result, Ten
     "dapo `token`, dr_grpo `constant`",
     curve=Curve("PPO-clip", "clipped"),
 )
-def ppo_clip(at: Tokens, *, clip_low: ClipLow = 0.2, clip_high: ClipHigh = 0.2) -> Result:
-    return clipped_surrogate(at, at.ratio, clip_low, clip_high)
+def ppo_clip(batch: Tokens, *, clip_low: ClipLow = 0.2, clip_high: ClipHigh = 0.2) -> Result:
+    return clipped_surrogate(batch, batch.ratio, clip_low, clip_high)
 
 
-def clipped_surrogate(at: Tokens, ratio: Tensor, low: float, high: float) -> Result:
+def clipped_surrogate(batch: Tokens, ratio: Tensor, low: float, high: float) -> Result:
     """−min(ratio·A, clip(ratio)·A), and where it has no gradient."""
-    surrogate = (ratio * at.advantages).minimum(ratio.clamp(1 - low, 1 + high) * at.advantages)
-    beyond = ((ratio > 1 + high) & (at.advantages > 0)) | ((ratio < 1 - low) & (at.advantages < 0))
+    surrogate = (ratio * batch.advantages).minimum(ratio.clamp(1 - low, 1 + high) * batch.advantages)
+    beyond = ((ratio > 1 + high) & (batch.advantages > 0)) | ((ratio < 1 - low) & (batch.advantages < 0))
     return -surrogate, beyond

@@ -13,12 +13,12 @@ from gymdata.train.losses._registry import Result, Tau, Tokens, loss
     at_zero=True,
     of_ratios=False,
 )
-def dro(at: Tokens, *, tau: Tau = 1.0) -> Result:
+def dro(batch: Tokens, *, tau: Tau = 1.0) -> Result:
     """Richemond et al. 2024; A: reward − value."""
-    assert at.reference is not None
-    distance = (at.logprobs - at.reference).sum(dim=1, keepdim=True)
-    lengths = at.mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return -at.advantages * at.logprobs + tau / 2 * distance**2 / lengths, at.unlimited
+    assert batch.reference is not None
+    distance = (batch.logprobs - batch.reference).sum(dim=1, keepdim=True)
+    lengths = batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return -batch.advantages * batch.logprobs + tau / 2 * distance**2 / lengths, batch.unlimited
 
 
 @loss(
@@ -28,8 +28,8 @@ def dro(at: Tokens, *, tau: Tau = 1.0) -> Result:
     needs="optimal_value",
     at_zero=True,
 )
-def oapl(at: Tokens, *, tau: Tau = 1e-3) -> Result:
+def oapl(batch: Tokens, *, tau: Tau = 1e-3) -> Result:
     """A: reward − V*, V* = β·log mean exp(reward/β) over the group. The policy that V* is an average over is the sampler,
     so the regression is to the sampler as well."""
-    distance = (at.logprobs - at.saved).sum(dim=1, keepdim=True)
-    return (tau * distance - at.mean(at.advantages)) ** 2 * at.mask, at.unlimited
+    distance = (batch.logprobs - batch.saved).sum(dim=1, keepdim=True)
+    return (tau * distance - batch.mean(batch.advantages)) ** 2 * batch.mask, batch.unlimited

@@ -16,10 +16,10 @@ from gymdata.train.losses._registry import Result, Tokens, loss
     differs="none",
 )
 def sapo(
-    at: Tokens,
+    batch: Tokens,
     *,
     tau_positive: Annotated[float, Field(description="Temperature of sapo's gate where A > 0.", gt=0.0)] = 1.0,
     tau_negative: Annotated[float, Field(description="Temperature of sapo's gate elsewhere.", gt=0.0)] = 1.05,
 ) -> Result:
-    tau = at.advantages.new_full(at.advantages.shape, tau_negative).masked_fill(at.advantages > 0, tau_positive)
-    return -(tau * (at.ratio - 1)).sigmoid() * 4 / tau * at.advantages, at.unlimited
+    tau = batch.advantages.new_full(batch.advantages.shape, tau_negative).masked_fill(batch.advantages > 0, tau_positive)
+    return -(tau * (batch.ratio - 1)).sigmoid() * 4 / tau * batch.advantages, batch.unlimited
