@@ -51,7 +51,7 @@ def run_behind(source: str | Path) -> Path:
             remote.append(url_of(path))
         elif (run := run_folder(path)) is not None and resolve(run, ROLLOUTS):
             runs[run.resolve()] = None
-    remote += [str(place) for run in runs if (place := mirrored(run)) is not None]
+    remote += [str(url) for run in runs if (url := mirrored(run)) is not None]
     if len(runs) == 1 and not remote:
         return next(iter(runs))
     there, hint = (
@@ -71,10 +71,10 @@ def place_of(run: Path, output: Path) -> Path:
     folder = run / f"annotations-{output.resolve().name}"
     refuse_other_kind(folder / RUN_JSON, FOLDER)
     refuse_unwritable(folder)
-    held = read_facts(folder / RUN_JSON).get("training") if (folder / RUN_JSON).is_file() else None
-    if held is not None and held != str(output.resolve()):
+    training = read_facts(folder / RUN_JSON).get("training") if (folder / RUN_JSON).is_file() else None
+    if training is not None and training != str(output.resolve()):
         raise StoreError(
-            f"{folder}: holds what another training saw, {held}",
+            f"{folder}: holds what another training saw, {training}",
             hint="give -o a folder of another name, or remove this one",
         )
     return folder
@@ -92,10 +92,10 @@ class TurnPlaces:
     start: Ints
     length: Ints
 
-    def of(self, at: Ints) -> tuple[Ints, Ints]:
+    def of(self, tokens: Ints) -> tuple[Ints, Ints]:
         """(turn, token of its generation) of flat token numbers."""
-        turn = np.searchsorted(self.start, at, side="right") - 1
-        return turn, at - self.start[turn]
+        turn = np.searchsorted(self.start, tokens, side="right") - 1
+        return turn, tokens - self.start[turn]
 
 
 def turn_places(data: TrainingExperiences, run: Path) -> TurnPlaces:
@@ -106,40 +106,40 @@ def turn_places(data: TrainingExperiences, run: Path) -> TurnPlaces:
     rows = defaultdict(list)
     for row, rollout in enumerate(data.rollout_ids):
         rows[rollout].append(row)
-    wanted = pa.array(list(rows), pa.string())
-    found: dict[int, tuple[Ints, Ints, Ints]] = {}
+    rollout_ids = pa.array(list(rows), pa.string())
+    segments_of: dict[int, tuple[Ints, Ints, Ints]] = {}
     for batch in scan_batches(run, ROLLOUTS, ["rollout_id", "turns"], _BATCH_ROWS):
-        mine = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=wanted))
-        if mine.num_rows:
-            turns, ids = mine.column("turns"), mine.column("rollout_id")
-            made = stitch(turns, ids, where=str(run), rendered=True)
-            segments, names = _segments(made, TurnColumns.of(turns)), ids.to_pylist()
-            for sequence, rollout in enumerate(made.rollout.tolist()):
-                _match(data, rows[names[rollout]], made.token_ids[sequence], segments[sequence], found)
+        rollouts = batch.filter(pc.is_in(batch.column("rollout_id"), value_set=rollout_ids))
+        if rollouts.num_rows:
+            turns, ids = rollouts.column("turns"), rollouts.column("rollout_id")
+            sequences = stitch(turns, ids, where=str(run), rendered=True)
+            segments, names = _segments(sequences, TurnColumns.of(turns)), ids.to_pylist()
+            for sequence, rollout in enumerate(sequences.rollout.tolist()):
+                _match(data, rows[names[rollout]], sequences.token_ids[sequence], segments[sequence], segments_of)
             release()
-    if missing := [row for row in range(len(data)) if row not in found]:
+    if missing := [row for row in range(len(data)) if row not in segments_of]:
         raise RefusedError(
             f"--annotate: {len(missing):,} of {len(data):,} sequences train tokens that no turn in {run} sampled (first: "
             f"{data.sequences.names[missing[0]]})",
             hint="annotations are of sampled tokens, by rollout and turn: train the files that gymdata made of this run",
         )
     offsets, order = data.sequences.token_ids.offsets, range(len(data))
-    number, start, length = (np.concatenate([found[row][part] for row in order]) for part in range(3))
-    owner = np.repeat(np.arange(len(data)), [len(found[row][0]) for row in order])
+    number, start, length = (np.concatenate([segments_of[row][part] for row in order]) for part in range(3))
+    owner = np.repeat(np.arange(len(data)), [len(segments_of[row][0]) for row in order])
     return TurnPlaces(data.rollout_ids, owner, number, start + offsets[owner], length)
 
 
-def _segments(made: RolloutSequences, flat: TurnColumns) -> list[tuple[Ints, Ints, Ints]]:
+def _segments(sequences: RolloutSequences, flat: TurnColumns) -> list[tuple[Ints, Ints, Ints]]:
     """The turns that each sequence trains: their numbers, where their generations begin in it, and their lengths."""
-    sampled = made.sampled
-    source = np.arange(len(sampled.logprobs.values)) if made.source is None else made.source
-    kept = np.repeat(np.arange(len(sampled.turn_sizes)), sampled.turn_sizes)[source]
+    sampled = sequences.sampled
+    source = np.arange(len(sampled.logprobs.values)) if sequences.source is None else sequences.source
+    turn_of_token = np.repeat(np.arange(len(sampled.turn_sizes)), sampled.turn_sizes)[source]
     # A generation is trained whole, in one place.
-    first = np.flatnonzero(np.diff(kept, prepend=-1))
-    at, turn = np.flatnonzero(made.is_trained)[first], kept[first]
-    sequence = np.searchsorted(made.token_ids.offsets, at, side="right") - 1
-    parts = (flat.number[sampled.turn[turn]], at - made.token_ids.offsets[sequence], sampled.turn_sizes[turn])
-    bounds = np.searchsorted(sequence, np.arange(1, len(made)))
+    first = np.flatnonzero(np.diff(turn_of_token, prepend=-1))
+    begin, turn = np.flatnonzero(sequences.is_trained)[first], turn_of_token[first]
+    sequence = np.searchsorted(sequences.token_ids.offsets, begin, side="right") - 1
+    parts = (flat.number[sampled.turn[turn]], begin - sequences.token_ids.offsets[sequence], sampled.turn_sizes[turn])
+    bounds = np.searchsorted(sequence, np.arange(1, len(sequences)))
     return list(zip(*(np.split(part, bounds) for part in parts), strict=True))
 
 
@@ -148,12 +148,12 @@ def _match(
     rows: Sequence[int],
     ids: np.ndarray,
     segments: tuple[Ints, Ints, Ints],
-    found: dict[int, tuple[Ints, Ints, Ints]],
+    segments_of: dict[int, tuple[Ints, Ints, Ints]],
 ) -> None:
     """Give ``segments`` to the row of ``data`` that is this sequence, or its beginning, and trains nothing else."""
     for row in rows:
         own, mask = data.sequences.token_ids[row], data.sequences.loss_mask[row]
-        if row in found or len(own) > len(ids) or not np.array_equal(ids[: len(own)], own):
+        if row in segments_of or len(own) > len(ids) or not np.array_equal(ids[: len(own)], own):
             continue
         number, start, length = segments
         inside = start < len(own)
@@ -161,7 +161,7 @@ def _match(
         for begin, size in zip(start[inside].tolist(), length[inside].tolist(), strict=True):
             sampled[begin : begin + size] = True
         if not mask[~sampled].any():
-            found[row] = (number[inside], start[inside], length[inside])
+            segments_of[row] = (number[inside], start[inside], length[inside])
             return
 
 
@@ -187,20 +187,20 @@ class AnnotationWriter:
             if self.rank == 0 and int(file.name.partition("-")[0]) > step:
                 file.unlink()
 
-    def add(self, step: int, at: Ints, values: Mapping[str, np.ndarray]) -> None:
-        """Record the values of the tokens ``at`` in ``step`` (flat token numbers of the training's sequences, those of
-        a sequence together); ``values``: columns of ANNOTATIONS, a number per token each."""
-        if not len(at):
+    def add(self, step: int, tokens: Ints, values: Mapping[str, np.ndarray]) -> None:
+        """Record the values of ``tokens`` in ``step`` (flat token numbers of the training's sequences, those of a
+        sequence together); ``values``: columns of ANNOTATIONS, a number per token each."""
+        if not len(tokens):
             return
-        turn, k = self.places.of(at)
+        turn, k = self.places.of(tokens)
         which, inverse = np.unique(turn, return_inverse=True)
         offsets = offsets_of(self.places.length[which])
         self._rows.append((step, which))
         for name, filler in _NOTHING.items():
             if name in values:
-                whole = np.full(offsets[-1], filler, np.int8 if name == "clipped" else np.float32)
-                whole[offsets[:-1][inverse] + k] = values[name]
-                self._lists[name].append(whole)
+                column = np.full(offsets[-1], filler, np.int8 if name == "clipped" else np.float32)
+                column[offsets[:-1][inverse] + k] = values[name]
+                self._lists[name].append(column)
         self._held += int(offsets[-1])
         if self._held >= self.max_tokens:
             self.flush()
@@ -223,7 +223,7 @@ class AnnotationWriter:
         rollouts = [self.places.rollout_ids[row] for row in self.places.sequence[which].tolist()]
         step = np.concatenate([np.full(len(turns), step, np.int64) for step, turns in self._rows])
         offsets = offsets_of(self.places.length[which])
-        lists = {name: Ragged(np.concatenate(held), offsets).to_arrow() for name, held in self._lists.items()}
+        lists = {name: Ragged(np.concatenate(values), offsets).to_arrow() for name, values in self._lists.items()}
         return pa.table(
             {
                 "rollout_id": pa.array(rollouts, pa.string()),

@@ -78,8 +78,8 @@ def check(
                 hint=f"--pack-length {lengths.max()} holds them all; {cut}",
             ).at("--pack-length", length, f"at least {lengths.max()}")
     if isinstance(config, TrainValueConfig):
-        made = [run.get("config", {}).get("estimator") for run in runs if run.get("stage") == "experiences"]
-        for estimator in sorted(name for name in made if name in ALL and ALL[name].compares):
+        estimators = [run.get("config", {}).get("estimator") for run in runs if run.get("stage") == "experiences"]
+        for estimator in sorted(name for name in estimators if name in ALL and ALL[name].compares):
             progress.message(
                 f"warning: {source}: the returns were made with --estimator {estimator}, which compares the rollouts of a "
                 "task: a critic learns little from them; `gymdata experience --estimator gae` keeps the rewards as they are"

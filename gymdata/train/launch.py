@@ -121,39 +121,39 @@ def machine_rank(config: TrainConfig) -> int:
     writes the output. Raises UsageError for a rank that is no number and for a file that is not accelerate's."""
     if config.machine_rank is not None:
         return config.machine_rank
-    place, given = "PET_NODE_RANK", "0"
+    setting, rank = "PET_NODE_RANK", "0"
     if config.launcher == "torchrun":
-        given = os.environ.get(place) or "0"
+        rank = os.environ.get(setting) or "0"
     elif config.accelerate_config is not None:
         file = config.accelerate_config
         if not (accelerate := read_yaml(file)):
             raise errors.UsageError(
                 f"{file} holds no settings of accelerate", hint="`accelerate config --config_file FILE` writes them"
             )
-        place, given = f"machine_rank in {file}", str(accelerate.get("machine_rank", 0))
-    if not given.isdecimal():
-        raise errors.UsageError.bad_value(place, given, "a number from 0")
-    return int(given)
+        setting, rank = f"machine_rank in {file}", str(accelerate.get("machine_rank", 0))
+    if not rank.isdecimal():
+        raise errors.UsageError.bad_value(setting, rank, "a number from 0")
+    return int(rank)
 
 
 def _reporting(settings: Settings, logs: Path) -> dict[str, str]:
     """Environment variables of the reporting services: their files go beside the model, unless set otherwise.
     TensorBoard's default is beside the checkpoints, with which its events would be removed."""
-    wanted = {
+    defaults = {
         "TENSORBOARD_LOGGING_DIR": str(logs),
         "WANDB_DIR": str(logs),
         "TRACKIO_DIR": str(logs / "trackio"),
         "WANDB_PROJECT": "gymdata",
     }
-    found = {name: value for name, value in wanted.items() if name not in os.environ}
+    environment = {name: value for name, value in defaults.items() if name not in os.environ}
     services = reported_to(settings)
     if not {"wandb", "all"} & services:
-        found["WANDB_DISABLED"] = "true"
+        environment["WANDB_DISABLED"] = "true"
     if "wandb" in services:
         logs.mkdir(exist_ok=True)  # W&B would replace a missing folder by a temporary one
     if "trackio" in services and settings.get("trackio_space_id"):
-        found["HF_HUB_OFFLINE"] = "0"
-    return found
+        environment["HF_HUB_OFFLINE"] = "0"
+    return environment
 
 
 def _handle_event(message: Mapping[str, Any], announced: dict[str, Any], progress: Progress) -> None:

@@ -44,9 +44,9 @@ def scratch(n: int, dtype: str, folder: Path) -> Array:
         return _mapped(mmap.mmap(file.fileno(), 0), dtype)
 
 
-def _mapped(held: mmap.mmap, dtype: str) -> Array:
-    _maps.add(held)
-    return np.frombuffer(held, dtype)
+def _mapped(mapping: mmap.mmap, dtype: str) -> Array:
+    _maps.add(mapping)
+    return np.frombuffer(mapping, dtype)
 
 
 def read_rows(count: int) -> None:
@@ -63,8 +63,8 @@ def release() -> None:
     _read = 0
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
-    for held in list(_maps):
-        held.madvise(mmap.MADV_DONTNEED)
+    for mapping in list(_maps):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def chunks(offsets: Ints, size: int = CHUNK) -> Iterator[slice]:

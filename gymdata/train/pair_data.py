@@ -103,17 +103,17 @@ class NamedSequences(Sequences):
     def refuse_unsound(self, ids: str, row: str, where: str, rendered: np.ndarray) -> None:
         """Raises RefusedError for ids and trained log-probs that must not be trained on (T206, L302, L303). ``ids`` and
         ``row``: what messages call them; ``rendered``: sequences whose ids were rendered from text."""
-        given = self.logprobs.like(np.where(self.is_trained, self.logprobs.values, 0))
-        trained = Lists("trained token", unless_rendered(given, rendered))
+        trained_logprobs = self.logprobs.like(np.where(self.is_trained, self.logprobs.values, 0))
+        trained = Lists("trained token", unless_rendered(trained_logprobs, rendered))
         refuse_unsound((Lists(ids, self.token_ids),), trained, lambda k: f"{row} {self.names[k]}", where)
 
     def logprob_sums(self) -> np.ndarray:
         """float64 (n,): the sampler's log-probability of each sequence's trained tokens."""
-        found = np.empty(len(self))
+        sums = np.empty(len(self))
         for rows in chunks(self.token_ids.offsets):
             logprobs, mask = part_of(self.logprobs, rows), part_of(self.loss_mask, rows)
-            found[rows] = logprobs.sums(np.where(mask.values != 0, logprobs.values, 0), np.float64)
-        return found
+            sums[rows] = logprobs.sums(np.where(mask.values != 0, logprobs.values, 0), np.float64)
+        return sums
 
     def take(self, rows: np.ndarray) -> Self:
         if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
@@ -296,8 +296,8 @@ def training_pairs(
         )
     # Preferences that were imported may have no margin, which few losses read.
     margin = numbers(pairs, "margin")
-    known = pa.table({"margin": np.where(from_text & np.isnan(margin), 0.0, margin), "weight": pairs["weight"]})
-    check_numbers(known, {"margin": -np.inf, "weight": 0.0}, "pair", ids, where, first_row)
+    columns = pa.table({"margin": np.where(from_text & np.isnan(margin), 0.0, margin), "weight": pairs["weight"]})
+    check_numbers(columns, {"margin": -np.inf, "weight": 0.0}, "pair", ids, where, first_row)
     sequences, rows, cost = _cut(full, ids, max_length)
     rollouts = [pairs.column(f"{side}_rollout_id").to_pylist() for side in SIDES]
     return TrainingPairs(
@@ -409,12 +409,12 @@ class RewardPairs(TrainingPairs):
 
 
 def pairs_apart(
-    table: pa.Table, held: Collection[str], max_length: int | None, where: str, *, rendered: bool
+    table: pa.Table, heldout_tasks: Collection[str], max_length: int | None, where: str, *, rendered: bool
 ) -> RewardPairs:
-    """The pairs of a table (``REWARD_COLUMNS``), those of the tasks ``held`` held out. Raises as ``training_pairs``."""
-    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(held), table["task_id"].type))
+    """The pairs of a table (``REWARD_COLUMNS``), ``heldout_tasks`` apart. Raises as ``training_pairs``."""
+    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(heldout_tasks), table["task_id"].type))
     train = training_pairs(table.filter(pc.invert(heldout)), max_length, where, rendered=rendered)
-    if not held:
+    if not heldout_tasks:
         return RewardPairs(**vars(train))
     measured = training_pairs(table.filter(heldout), max_length, where, rendered=rendered)
     task_of = dict(zip(table["pair_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))

@@ -53,8 +53,8 @@ def experience_parts(source: str, columns: Sequence[str], rows: int = ROWS) -> I
     for first, part in parts(source, EXPERIENCES, columns, rows):
         for name in set(WEIGHTS).intersection(part.column_names):
             lacking = part[name].null_count
-            known = has.setdefault(name, not lacking) if part.num_rows else not lacking
-            if lacking not in (0, len(part)) or known == bool(lacking):
+            complete = has.setdefault(name, not lacking) if part.num_rows else not lacking
+            if lacking not in (0, len(part)) or complete == bool(lacking):
                 weights = [batch.column(0) for batch in scan_batches(source, EXPERIENCES, [name], ROWS)]
                 n_lacking, n_rows = sum(c.null_count for c in weights), sum(map(len, weights))
                 raise DataError(
@@ -76,14 +76,16 @@ def rollout_parts(
     """(numbers among ``chosen``, rollout_ids, sequences as ``made_sequences`` makes them) of the rollouts at ``chosen``,
     row numbers that rise. Raises as it does."""
     if agents:
-        turns = (chunk for *_, mine in chosen_parts(source, columns, chosen, rows) for chunk in mine["turns"].chunks)
+        turns = (
+            chunk for *_, rollouts in chosen_parts(source, columns, chosen, rows) for chunk in rollouts["turns"].chunks
+        )
         require_agents(turns, agents, source)
-    found = False
-    for numbers, mine in chosen_parts(source, columns, chosen, rows):
-        made = made_sequences(mine, source, agents, rendered=rendered)
-        found = found or made.num_rows > 0
-        yield numbers, mine["rollout_id"].to_pylist(), made
-    if not found:
+    n_sequences = 0
+    for numbers, rollouts in chosen_parts(source, columns, chosen, rows):
+        sequences = made_sequences(rollouts, source, agents, rendered=rendered)
+        n_sequences += sequences.num_rows
+        yield numbers, rollouts["rollout_id"].to_pylist(), sequences
+    if not n_sequences:
         raise no_token_ids(source)
 
 
@@ -103,7 +105,7 @@ def held_out(source: str, table: Table, split: float, seed: int) -> set[str]:
 
 
 def distinct(source: str, table: Table, column: str) -> set[Any]:
-    found: set[Any] = set()
+    values: set[Any] = set()
     for batch in scan_batches(source, table, [column]):
-        found.update(batch.column(0).unique().to_pylist())
-    return found
+        values.update(batch.column(0).unique().to_pylist())
+    return values

@@ -104,8 +104,8 @@ def distilled_rollouts(
         )
     k = int(pc.max(counts).as_py())
     require_agents(chosen["turns"].chunks, agents, where)
-    made = made_sequences(chosen, where, agents, rendered=rendered, alternatives_per_token=k)
-    return TeacherDistributions.of(made, k, max_length, where)
+    sequences = made_sequences(chosen, where, agents, rendered=rendered, alternatives_per_token=k)
+    return TeacherDistributions.of(sequences, k, max_length, where)
 
 
 def trained_once(
@@ -127,19 +127,19 @@ class TeacherDistributions(TrainingExperiences):
     k: int = 0
 
     @classmethod
-    def of(cls, made: pa.Table, k: int, max_length: int | None, where: str) -> TeacherDistributions:
+    def of(cls, sequences: pa.Table, k: int, max_length: int | None, where: str) -> TeacherDistributions:
         """The data of ``made_sequences``."""
-        data, rows = trained_rows(made, max_length, where)
-        mask = Ragged.of(made["loss_mask"])
+        data, rows = trained_rows(sequences, max_length, where)
+        mask = Ragged.of(sequences["loss_mask"])
         # A sequence's first token is never trained, but has alternatives where it was sampled.
         first = mask.values[mask.offsets[:-1]][rows] != 0
-        kept = k * data.sequences.loss_mask.sums(data.sequences.is_trained)
-        ids, logprobs = (Ragged.of(made[name]) for name in ("top_ids", "top_logprobs"))
-        at, offsets = places(ids.offsets[:-1][rows] + k * first, kept)
+        n_alternatives = k * data.sequences.loss_mask.sums(data.sequences.is_trained)
+        ids, logprobs = (Ragged.of(sequences[name]) for name in ("top_ids", "top_logprobs"))
+        entries, offsets = places(ids.offsets[:-1][rows] + k * first, n_alternatives)
         return cls(
             **vars(data),
-            top_ids=Ragged(ids.values[at], offsets),
-            top_logprobs=Ragged(logprobs.values[at], offsets),
+            top_ids=Ragged(ids.values[entries], offsets),
+            top_logprobs=Ragged(logprobs.values[entries], offsets),
             k=k,
         )
 
@@ -154,9 +154,9 @@ def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
     rows: list[list[int]] = []
     for sequence in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[sequence])
-        at = bisect_left(free, (length, -1))
-        if at < len(free):
-            room, row = free.pop(at)
+        slot = bisect_left(free, (length, -1))
+        if slot < len(free):
+            room, row = free.pop(slot)
         else:
             room, row = capacity, len(rows)
             rows.append([])
@@ -197,11 +197,11 @@ def made_sequences(
         if alternatives_per_token:
             # Of the trained tokens; those that are not there are −1 and −inf.
             k, (ids, logprobs) = alternatives_per_token, alternatives(turns, sequences.sampled)
-            row, place = ids.owner, np.arange(len(ids.values)) - ids.offsets[:-1][ids.owner]
+            row, rank = ids.owner, np.arange(len(ids.values)) - ids.offsets[:-1][ids.owner]
             offsets = k * offsets_of(sequences.loss_mask.sums(sequences.is_trained))
             for name, flat, filler in (("top_ids", ids.values, -1), ("top_logprobs", logprobs.values, -np.inf)):
                 top = np.full((len(ids), k), filler, flat.dtype)
-                top[row, place] = flat
+                top[row, rank] = flat
                 lists[name] = Ragged((top if sequences.source is None else top[sequences.source]).ravel(), offsets)
             temperature = batch.column("temperature").take(of)
         columns = {
@@ -228,11 +228,11 @@ def of_model(rollouts: pa.Table, model: str | None, where: str) -> np.ndarray:
     when there are none."""
     if model is None:
         return np.arange(rollouts.num_rows)
-    mine = np.flatnonzero(pc.fill_null(pc.equal(rollouts["policy"], model), False).to_numpy())
-    if not len(mine):
+    rows = np.flatnonzero(pc.fill_null(pc.equal(rollouts["policy"], model), False).to_numpy())
+    if not len(rows):
         there = ", ".join(sorted(rollouts["policy"].unique().to_pylist()))
         raise RefusedError(f"{where}: no rollout is of model {model}", hint=f"models there: {there}")
-    return mine
+    return rows
 
 
 #: Columns of rollouts that labelled training reads.
@@ -257,8 +257,8 @@ def rollouts_to_label(
     of = of_model(table, model, where)
     table = table.take(pa.array(of))
     rows, desirable = labels(table, threshold)
-    known = int(pc.sum(pc.is_finite(pc.fill_null(table["reward"], np.nan))).as_py() or 0)
-    if not known:
+    n_rewards = int(pc.sum(pc.is_finite(pc.fill_null(table["reward"], np.nan))).as_py() or 0)
+    if not n_rewards:
         raise RefusedError(
             f"{where}: none of {counted(table.num_rows, 'rollout')} has a reward",
             code="R501",
@@ -267,7 +267,7 @@ def rollouts_to_label(
     if not len(rows):
         bar = "their task's mean" if threshold is None else f"the threshold {threshold:g}"
         raise RefusedError(
-            f"{where}: each of {counted(known, 'reward')} equals {bar}: none is desirable or undesirable",
+            f"{where}: each of {counted(n_rewards, 'reward')} equals {bar}: none is desirable or undesirable",
             code="R503",
             hint="--threshold sets the reward above which a rollout is desirable",
         )
@@ -275,7 +275,7 @@ def rollouts_to_label(
         "rollouts": table.num_rows,
         "desirable": int(desirable.sum()),
         "undesirable": int((~desirable).sum()),
-        "left_out_tie": known - len(rows),
-        "left_out_no_reward": table.num_rows - known,
+        "left_out_tie": n_rewards - len(rows),
+        "left_out_no_reward": table.num_rows - n_rewards,
     }
     return np.asarray(of[rows]), desirable, counts

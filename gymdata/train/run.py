@@ -130,8 +130,8 @@ class TrainReport(Report):
             rows.append(("held-out preference accuracy", rate_text(accuracy)))
         elif self.heldout:
             # None where all returns are equal.
-            found = (part["explained_variance"] for part in (self.heldout["before"], self.heldout))
-            before, after = ("–" if value is None else f"{value:.3g}" for value in found)
+            variances = (part["explained_variance"] for part in (self.heldout["before"], self.heldout))
+            before, after = ("–" if value is None else f"{value:.3g}" for value in variances)
             rows.append(("held-out explained variance", f"{before} → {after}"))
         return rows
 
@@ -182,8 +182,8 @@ def _trained(
 def _public(source: str, kind: type[TrainConfig], text: str) -> Callable[..., TrainReport]:
     """The public function of a trainer: ``_trained``, whose first argument is called ``source``."""
 
-    def function(*given: Any, **named: Any) -> TrainReport:
-        return _trained(kind, *([named.pop(source)] if source in named else given), **named)
+    def function(*args: Any, **named: Any) -> TrainReport:
+        return _trained(kind, *([named.pop(source)] if source in named else args), **named)
 
     changes: dict[str, Settings] = {
         "source": {"name": source},
@@ -257,8 +257,8 @@ def train(
     out, stage = local_output(settings.output), f"train-{settings.algorithm}"
     files = resolve(source, settings.table)
     text = text_format(source, files, settings)
-    if text is None and not files and (held := held_instead(source, settings.table)) is not None:
-        raise DataError.other_table(source, held, settings.table.name)
+    if text is None and not files and (other := held_instead(source, settings.table)) is not None:
+        raise DataError.other_table(source, other, settings.table.name)
     if text is None and not any(has_rows(file, settings.table) for file in files):
         raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], settings.table.name)
     refuse_other_kind(out / RUN_JSON, stage)

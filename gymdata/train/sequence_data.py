@@ -129,28 +129,28 @@ def trained_rows(
     NamedSequences(ids, mask, logprobs, names).refuse_odd_mask(where)
     mask = mask.like(mask.values.copy())
     mask.values[ids.offsets[:-1][ids.lengths > 0]] = 0
-    whole = NamedSequences(ids, mask, logprobs, names)
-    whole.refuse_unsound("input_ids", "sequence", where, is_rendered(table))
+    full = NamedSequences(ids, mask, logprobs, names)
+    full.refuse_unsound("input_ids", "sequence", where, is_rendered(table))
     if reference is not None:
-        checked = reference.like(np.where(whole.is_trained, reference.values, 0))
+        checked = reference.like(np.where(full.is_trained, reference.values, 0))
         refuse_unsound(
             (Lists("input_ids", ids),), Lists("ref_logprobs", checked), lambda k: f"sequence {names[k]}", where
         )
-    _refuse_not_finite("advantages", advantages, whole, where)
+    _refuse_not_finite("advantages", advantages, full, where)
     check_numbers(table, {"weight": 0.0, "temperature": 0.0}, "sequence", names, where, first_row)
-    weights = _weights(table, whole, where, first_row)
-    longest = int(whole.lengths.max(initial=0))
-    lengths = np.minimum(whole.lengths, longest if max_length is None else max_length)
-    short = whole if (lengths == whole.lengths).all() else whole.cut(int(lengths.max()))
+    weights = _weights(table, full, where, first_row)
+    longest = int(full.lengths.max(initial=0))
+    lengths = np.minimum(full.lengths, longest if max_length is None else max_length)
+    short = full if (lengths == full.lengths).all() else full.cut(int(lengths.max()))
     trained = short.loss_mask.sums(short.is_trained)
     rows = np.flatnonzero(trained > 0)
     cost = LengthCost(
         "sequence",
         max_length,
-        len(whole),
+        len(full),
         longest,
-        rows_cut=int((lengths < whole.lengths).sum()),
-        trained_tokens_lost=int(whole.is_trained.sum() - trained[rows].sum()),
+        rows_cut=int((lengths < full.lengths).sum()),
+        trained_tokens_lost=int(full.is_trained.sum() - trained[rows].sum()),
         nothing_trained=tuple(names[i] for i in np.flatnonzero(trained == 0)),
     )
     data = TrainingExperiences(
@@ -170,25 +170,25 @@ def trained_rows(
 def _weights(table: pa.Table, sequences: NamedSequences, where: str, first_row: int) -> dict[str, Ragged]:
     """The columns of weights that are there. Raises RefusedError for a weight that is not finite, is below 0, or is at
     a token that is not trained."""
-    found = {}
+    weights_of = {}
     for name in WEIGHTS:
         if name not in table.column_names or table[name].null_count == len(table):
             continue
         ids, names = sequences.token_ids, sequences.names
-        found[name] = weights = _beside(table, name, np.float32, ids, names, where, first_row)
+        weights_of[name] = weights = _beside(table, name, np.float32, ids, names, where, first_row)
         values = weights.values.copy()
         values[weights.offsets[:-1][weights.lengths > 0]] = 0
         for bad, why in (
             (~(np.isfinite(values) & (values >= 0)), "expected a finite weight of at least 0"),
             ((values != 0) & ~sequences.is_trained, "but its loss_mask is 0: set that to 1 to train it"),
         ):
-            if at := np.flatnonzero(bad).tolist():
-                row, token = weights.locate(at[0])
+            if tokens := np.flatnonzero(bad).tolist():
+                row, token = weights.locate(tokens[0])
                 raise RefusedError(
-                    f"{where}: {name} of token {token} of {sequences.names[row]} is {values[at[0]]:g}, {why} "
-                    f"({counted(len(at), 'such token')})"
+                    f"{where}: {name} of token {token} of {sequences.names[row]} is {values[tokens[0]]:g}, {why} "
+                    f"({counted(len(tokens), 'such token')})"
                 )
-    return found
+    return weights_of
 
 
 def with_optimal_advantages(table: pa.Table, loss: str, where: str) -> pa.Table:
@@ -250,16 +250,18 @@ class TrainingReturns(TrainingExperiences):
 
     @property
     def counts(self) -> dict[str, int]:
-        held = 0 if self.heldout is None else len(self.heldout)
-        return {**super().counts, "heldout_sequences": held, "heldout_tasks": len(set(self.heldout_tasks))}
+        n_heldout = 0 if self.heldout is None else len(self.heldout)
+        return {**super().counts, "heldout_sequences": n_heldout, "heldout_tasks": len(set(self.heldout_tasks))}
 
 
-def returns_apart(table: pa.Table, held: Collection[str], max_length: int | None, where: str) -> TrainingReturns:
-    """The rows of a table (``VALUE_COLUMNS``), those of the tasks ``held`` held out. Raises as ``training_experiences``, and
+def returns_apart(
+    table: pa.Table, heldout_tasks: Collection[str], max_length: int | None, where: str
+) -> TrainingReturns:
+    """The rows of a table (``VALUE_COLUMNS``), ``heldout_tasks`` apart. Raises as ``training_experiences``, and
     RefusedError (R502) for a return or value that is not finite."""
-    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(held), table["task_id"].type))
+    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(heldout_tasks), table["task_id"].type))
     train = _with_returns(table.filter(pc.invert(heldout)), max_length, where)
-    if not held:
+    if not heldout_tasks:
         return train
     measured = _with_returns(table.filter(heldout), max_length, where)
     task_of = dict(zip(table["rollout_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))
@@ -268,13 +270,13 @@ def returns_apart(table: pa.Table, held: Collection[str], max_length: int | None
 
 def _with_returns(table: pa.Table, max_length: int | None, where: str) -> TrainingReturns:
     data, rows = trained_rows(table, max_length, where)
-    mine = table.take(pa.array(rows))
-    whole = Ragged.of(mine["input_ids"], np.int32)
+    table = table.take(pa.array(rows))
+    ids = Ragged.of(table["input_ids"], np.int32)
 
     def numbers(name: str) -> Ragged:
-        found = _beside(mine, name, np.float32, whole, data.sequences.names, where).first(data.sequences.lengths)
-        _refuse_not_finite(name, found, data.sequences, where)
-        return found
+        column = _beside(table, name, np.float32, ids, data.sequences.names, where).first(data.sequences.lengths)
+        _refuse_not_finite(name, column, data.sequences, where)
+        return column
 
-    known = "values" in table.column_names and mine["values"].null_count == 0
-    return TrainingReturns(**vars(data), returns=numbers("returns"), values=numbers("values") if known else None)
+    has_values = "values" in table.column_names and table["values"].null_count == 0
+    return TrainingReturns(**vars(data), returns=numbers("returns"), values=numbers("values") if has_values else None)

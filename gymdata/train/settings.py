@@ -135,15 +135,15 @@ class TrainConfig(Config):
 
     def launching(self) -> dict[str, object]:
         """The settings of ``LAUNCHING``, the file as an absolute path. Raises UsageError when it is not there."""
-        found = self.model_dump(mode="json", include=set(LAUNCHING))
+        settings = self.model_dump(mode="json", include=set(LAUNCHING))
         if self.accelerate_config is not None:
             if not self.accelerate_config.is_file():
                 raise UsageError(
                     f"--accelerate-config {self.accelerate_config}: no such file",
                     hint="`accelerate config --config_file FILE` writes one",
                 )
-            found["accelerate_config"] = str(self.accelerate_config.resolve())
-        return found
+            settings["accelerate_config"] = str(self.accelerate_config.resolve())
+        return settings
 
     def called(self, key: str) -> str:
         below = f"trainer.{key}"
@@ -200,8 +200,8 @@ class TrainDpoConfig(RenderedConfig):
 
     def has_loss(self, *beginnings: str) -> bool:
         """Is a loss_type among the settings whose name begins so?"""
-        given = self.trainer.get("loss_type") or ()
-        return any(str(one).startswith(beginnings) for one in ([given] if isinstance(given, str) else given))
+        names = self.trainer.get("loss_type") or ()
+        return any(str(name).startswith(beginnings) for name in ([names] if isinstance(names, str) else names))
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         rendered = bool(self.allow_rendered)
@@ -330,10 +330,10 @@ class RolloutsConfig(RenderedConfig):
         return table.set_column(table.schema.get_field_index("reward"), "reward", self._scores(source)[0])
 
     def _scores(self, source: str) -> tuple[pa.ChunkedArray, list[Path]]:
-        _, values, made = scores_of(
+        _, values, rescorings = scores_of(
             [source], read_table(source, self.table, ("rollout_id", "reward", "rewards")), self.reward
         )
-        return values, made
+        return values, rescorings
 
     def sequences(self, source: str, chosen: np.ndarray, rows: int) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:
         """``rollout_parts`` of the rollouts at ``chosen``."""
@@ -373,16 +373,16 @@ class TrainSftConfig(RolloutsConfig):
         chosen, tied = rollouts_to_train(
             self.scored(table, source), self.select, self.min_reward, source, self.target_model
         )
-        found: Iterable[TrainingExperiences]
+        experiences: Iterable[TrainingExperiences]
         if self.distill:  # how many alternatives a token has is known only from the whole file
-            mine = pa.concat_tables(part for _, part in chosen_parts(source, self.columns, chosen, rows))
+            rollouts = pa.concat_tables(part for _, part in chosen_parts(source, self.columns, chosen, rows))
             agents, rendered = self.target_agents, bool(self.allow_rendered)
-            found = [distilled_rollouts(mine, self.max_length, source, agents, rendered=rendered)]
+            experiences = [distilled_rollouts(rollouts, self.max_length, source, agents, rendered=rendered)]
         else:
             sequences = self.sequences(source, chosen, rows)
-            found = (training_experiences(made, self.max_length, source) for *_, made in sequences)
+            experiences = (training_experiences(part, self.max_length, source) for *_, part in sequences)
         total, seen = table.num_rows, None if self.keep_duplicates else set[bytes]()
-        for data in found:
+        for data in experiences:
             counts = {"rollouts": total, "rollouts_chosen": len(set(data.rollout_ids))}
             yield trained_once(data, counts | ({"groups_of_equal_rewards": tied} if tied else {}), seen)
             total = tied = 0
@@ -415,9 +415,9 @@ class TrainKtoConfig(RolloutsConfig):
             self.scored(table, source), self.threshold, source, self.target_model
         )
         seen = None if self.keep_duplicates else set[bytes]()
-        for numbers, ids, made in self.sequences(source, chosen, rows):
+        for numbers, ids, part in self.sequences(source, chosen, rows):
             label_of = dict(zip(ids, desirable[numbers].tolist(), strict=True))
-            data = training_experiences(made, self.max_length, source)
+            data = training_experiences(part, self.max_length, source)
             label = np.array([label_of[rollout] for rollout in data.rollout_ids], np.bool_)
             yield trained_once(TrainingLabels(**vars(data), label=label), counts, seen, label)
             counts = {}
@@ -439,9 +439,9 @@ class TrainRewardConfig(RenderedConfig):
     margin_scale: MarginScale = 0.0
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
-        held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
+        heldout_tasks = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
         for _, part in parts(source, self.table, self.columns, rows):
-            yield pairs_apart(part, held, self.max_length, source, rendered=bool(self.allow_rendered))
+            yield pairs_apart(part, heldout_tasks, self.max_length, source, rendered=bool(self.allow_rendered))
 
 
 class TrainValueConfig(TrainConfig):
@@ -461,9 +461,9 @@ class TrainValueConfig(TrainConfig):
     annotate: Annotate = None
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
-        held = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
+        heldout_tasks = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
         for _, part in experience_parts(source, self.columns, rows):
-            data = returns_apart(part, held, self.max_length, source)
+            data = returns_apart(part, heldout_tasks, self.max_length, source)
             if self.value_clip is not None and data.values is None:
                 raise UsageError(
                     f"--value-clip needs the values that an earlier critic gave, and {source} has none",

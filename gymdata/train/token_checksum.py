@@ -108,10 +108,10 @@ def trained_tokens_by_sequence(keys: np.ndarray, ids: Ragged, mask: Ragged) -> t
     while first < n:  # whole sequences, about _CHUNK tokens at a time, at least one
         last = max(first + 1, int(np.searchsorted(starts, starts[first] + _CHUNK, side="right")) - 1)
         span = slice(int(starts[first]), int(starts[last]))
-        at = np.flatnonzero(mask.values[span])
-        owner = np.repeat(np.arange(last - first), lengths[first:last])[at]
-        positions = at - (starts[first:last] - starts[first])[owner]
-        hashes = token_hashes(keys[first:last][owner], positions, ids.values[span][at])
+        tokens = np.flatnonzero(mask.values[span])
+        owner = np.repeat(np.arange(last - first), lengths[first:last])[tokens]
+        positions = tokens - (starts[first:last] - starts[first])[owner]
+        hashes = token_hashes(keys[first:last][owner], positions, ids.values[span][tokens])
         counts[first:last] = np.bincount(owner, minlength=last - first)
         np.add.at(sums[first:last], owner, hashes)
         first = last

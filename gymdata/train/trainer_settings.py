@@ -118,7 +118,7 @@ def check_settings(
 def _source_fields(algorithm: str) -> dict[str, Fields]:
     """The fields of the classes that a trainer's keys are of, by their source; empty where that does not show them."""
     classes = {"trainer": (f"gymdata.train.trainers.{algorithm}", "CONFIG"), "model": _MODEL}
-    return {name: source_fields(*place) or {} for name, place in classes.items()}
+    return {name: source_fields(*symbol) or {} for name, symbol in classes.items()}
 
 
 def instead_of_flag(algorithm: str, flag: str, value: str | None) -> str | None:
@@ -133,8 +133,8 @@ def instead_of_flag(algorithm: str, flag: str, value: str | None) -> str | None:
 
 def reported_to(values: Mapping[str, Any]) -> set[str]:
     """The services that ``report_to`` names: ``tensorboard``, ``wandb`` and the others that transformers knows."""
-    given = values.get("report_to")
-    return set([given] if isinstance(given, str) else given or ()) - {"none"}
+    services = values.get("report_to")
+    return set([services] if isinstance(services, str) else services or ()) - {"none"}
 
 
 def sort_settings(
@@ -150,19 +150,19 @@ def sort_settings(
     nothing, all at once.
     """
     sorted_values: dict[str, Settings] = {name: {} for name in classes}
-    known: set[str] = set().union(*classes.values(), own) - RESERVED.keys()
+    keys: set[str] = set().union(*classes.values(), own) - RESERVED.keys()
     faults: list[UsageError] = []
     for key, value in values.items():
         home = next((name for name in classes if key in classes[name]), None)
         if key in RESERVED:
             faults.append(UsageError(f"{called(key)} cannot be set here", hint=RESERVED[key]))
         elif home is None:
-            faults.append(UsageError.unknown_key(key, known, place_of(called(key), key), value))
+            faults.append(UsageError.unknown_key(key, keys, place_of(called(key), key), value))
         else:
             try:
-                found = _coerced(key, value, classes[home][key], called(key))
-                _refuse_senseless(key, found, called(key))
-                sorted_values[home][key] = found
+                setting = _coerced(key, value, classes[home][key], called(key))
+                _refuse_senseless(key, setting, called(key))
+                sorted_values[home][key] = setting
             except UsageError as error:
                 faults.append(error)
     if faults:
@@ -200,7 +200,7 @@ def _refuse_senseless(key: str, value: Any, name: str) -> None:
     if key == "dtype" and value is not None and value not in get_args(Dtype):
         raise UsageError.unknown_choice(name, str(value), get_args(Dtype))
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
-    if any(isinstance(one, float) and not math.isfinite(one) for one in inside):
+    if any(isinstance(number, float) and not math.isfinite(number) for number in inside):
         raise UsageError.bad_value(name, value, "a finite number")
     if key not in LIMITS or not (_is(value, float) or _is(value, int)):
         return

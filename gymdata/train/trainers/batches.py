@@ -89,17 +89,17 @@ class PackedCollator:
         positions, segments = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
         rows = []
         for line, (number, sequences) in enumerate(zip(numbers, members, strict=True)):
-            real, at = number < len(self.bins), 0
+            real, begin = number < len(self.bins), 0
             for sequence in sequences.tolist():
                 own = self.sequences.token_ids[sequence]
-                here = slice(at, at + len(own))
+                here = slice(begin, begin + len(own))
                 ids[line, here] = own
                 mask[line, here] = self.sequences.loss_mask[sequence] if real else 0
-                positions[line, here] = np.arange(here.stop - at)
+                positions[line, here] = np.arange(here.stop - begin)
                 segments[line, here] = sequence
                 rows.append(sequence if real else sequence + len(self.sequences))
-                at = here.stop
-            positions[line, at:] = np.arange(width - at)
+                begin = here.stop
+            positions[line, begin:] = np.arange(width - begin)
         if self.flat:
             ids, mask, positions, segments = (a.reshape(1, -1) for a in (ids, mask, positions, segments))
         return {

@@ -104,10 +104,10 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         real = rows < len(self.data)
         source = rows % len(self.data)
         if self.reference is not None:
-            known = torch.from_numpy(self.reference[source]).to(self.accelerator.device, torch.float32)
-            inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = known.unbind(dim=1)
-        whole = real.all() and ("sft" not in self.loss_types or self.step_rows in (0, len(rows)))
-        plain = self.uniform and (whole or not set(self.loss_types) <= set(WEIGHABLE))
+            logps = torch.from_numpy(self.reference[source]).to(self.accelerator.device, torch.float32)
+            inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = logps.unbind(dim=1)
+        full = real.all() and ("sft" not in self.loss_types or self.step_rows in (0, len(rows)))
+        plain = self.uniform and (full or not set(self.loss_types) <= set(WEIGHABLE))
         loss = (
             self.stock_loss(model, inputs, return_outputs)
             if plain or return_outputs
@@ -189,7 +189,7 @@ def pair_losses(
     offset = beta * (chosen - rejected) - margin
     pairs = len(chosen)
     mean_tokens = lengths[:pairs].sum().clamp(min=1) / pairs if tokens is None else max(tokens, 1.0)
-    apart, given = beta * (chosen - rejected), torch.zeros_like(chosen) if rewards is None else rewards
+    apart, targets = beta * (chosen - rejected), torch.zeros_like(chosen) if rewards is None else rewards
     formulas = {
         "sigmoid": lambda: -(1 - label_smoothing) * F.logsigmoid(offset) - label_smoothing * F.logsigmoid(-offset),
         "hinge": lambda: torch.relu(1 - offset),
@@ -199,10 +199,10 @@ def pair_losses(
             / (1 - 2 * label_smoothing)
         ),
         "sigmoid_norm": lambda: -F.logsigmoid(beta * (chosen_mean - rejected_mean) - margin),
-        "rpo_sq": lambda: reward_distance(reward_scale * given, apart, "sq"),
-        "rpo_fwd_kl": lambda: reward_distance(reward_scale * given, apart, "fwd_kl"),
-        "rpo_bwd_kl": lambda: reward_distance(reward_scale * given, apart, "bwd_kl"),
-        "rebel": lambda: reward_distance(given, apart, "sq"),
+        "rpo_sq": lambda: reward_distance(reward_scale * targets, apart, "sq"),
+        "rpo_fwd_kl": lambda: reward_distance(reward_scale * targets, apart, "fwd_kl"),
+        "rpo_bwd_kl": lambda: reward_distance(reward_scale * targets, apart, "bwd_kl"),
+        "rebel": lambda: reward_distance(targets, apart, "sq"),
         "sft": lambda: -logps[:pairs] / mean_tokens,
     }
     return sum((scale * formulas[kind]() for kind, scale in losses), torch.zeros_like(offset))

@@ -123,17 +123,19 @@ class Exact:
             self.sharing = "off"
             self._note_sharing("prefix sharing is off: accelerate shards the model later (--shard-model can share)")
             return
-        found: list[Sharing] = []
+        installed: list[Sharing] = []
         for model in (getattr(self, "ref_model", None), self.model):
             if model is None:
                 continue
-            made = share_prefixes(model.get_base_model() if hasattr(model, "get_base_model") else model, self.sharing)
-            if isinstance(made, str):
+            sharing = share_prefixes(
+                model.get_base_model() if hasattr(model, "get_base_model") else model, self.sharing
+            )
+            if isinstance(sharing, str):
                 self.sharing = "off"
-                self._note_sharing(f"prefix sharing is off: {made}")
+                self._note_sharing(f"prefix sharing is off: {sharing}")
                 return
-            found.append(made)
-        self.shared = found[-1]
+            installed.append(sharing)
+        self.shared = installed[-1]
         if self.args.train_sampling_strategy == "random":
             self._group_siblings()
 
@@ -270,13 +272,13 @@ class Exact:
         """
         batches = [order[i : i + size] for i in range(0, len(order), size)]
         among, device = self.accelerator.num_processes, self.accelerator.device
-        for place in range(self.accelerator.process_index, -(-len(batches) // among) * among, among):
-            rows = batches[min(place, len(batches) - 1)]
+        for number in range(self.accelerator.process_index, -(-len(batches) // among) * among, among):
+            rows = batches[min(number, len(batches) - 1)]
             batch = collate([{"row": int(row)} for row in rows])
             batch.pop(ROWS)
-            yield rows[: len(rows) if place < len(batches) else 0], {k: v.to(device) for k, v in batch.items()}
+            yield rows[: len(rows) if number < len(batches) else 0], {k: v.to(device) for k, v in batch.items()}
             if not self.state.global_step and self.accelerator.is_main_process:
-                event("scored", scored=min((place + among) * size, len(order)), total=len(order))
+                event("scored", scored=min((number + among) * size, len(order)), total=len(order))
 
     @contextmanager
     def scoring(self, model: Any = None) -> Iterator[Any]:
@@ -304,11 +306,11 @@ class Exact:
                 scores[torch.from_numpy(rows)] = both[: len(rows)]
         return self.on_every_process(scores)
 
-    def on_every_process(self, found: torch.Tensor) -> np.ndarray:
+    def on_every_process(self, array: torch.Tensor) -> np.ndarray:
         """The sum over the processes of arrays that each filled for its share, with zeros elsewhere."""
         if self.accelerator.num_processes > 1:
-            found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum").cpu()
-        return np.asarray(found.numpy())
+            array = self.accelerator.reduce(array.to(self.accelerator.device), reduction="sum").cpu()
+        return np.asarray(array.numpy())
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         return dataset
@@ -324,11 +326,11 @@ class Exact:
         else:
             self.control: Any = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
 
-    def _get_grad_norm(self, *given: Any, **named: Any) -> Any:
+    def _get_grad_norm(self, *args: Any, **named: Any) -> Any:
         """The norm before clipping, of every step. Raises OutsideError where it is not finite: clipped, such a gradient is
         zero, and not clipped it makes the weights NaN."""
         own: Any = super()
-        norm, batches, self.step_batches = own._get_grad_norm(*given, **named), self.step_batches, ()
+        norm, batches, self.step_batches = own._get_grad_norm(*args, **named), self.step_batches, ()
         self.had_gradient |= norm is None or bool(norm > RESOLUTION)
         if norm is None or math.isfinite(norm):
             return norm
@@ -421,13 +423,13 @@ class Exact:
 
 def some_weights(model: Any) -> list[torch.Tensor]:
     """float64 numbers of each trained weight or of this process's part of it, about ``REMEMBERED`` of each."""
-    found = [torch.empty(0, dtype=torch.float64)]
+    samples = [torch.empty(0, dtype=torch.float64)]
     for weight in model.parameters():
         if weight.requires_grad:
-            mine = getattr(weight, "ds_tensor", weight).detach()  # DeepSpeed's part
-            mine = (mine.to_local() if isinstance(mine, DTensor) else mine).contiguous().view(-1)
-            found.append(mine[:: max(1, len(mine) // REMEMBERED)].to("cpu", torch.float64, copy=True))
-    return found
+            part = getattr(weight, "ds_tensor", weight).detach()  # DeepSpeed's part
+            part = (part.to_local() if isinstance(part, DTensor) else part).contiguous().view(-1)
+            samples.append(part[:: max(1, len(part) // REMEMBERED)].to("cpu", torch.float64, copy=True))
+    return samples
 
 
 def without_tied(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
@@ -442,7 +444,7 @@ def save_tied_weights_once(model: Any) -> None:
     if not getattr(model, "is_distributed_loading_by_transformers", False):
         return
     together = model.gather_sharded_state_dict_for_save
-    model.gather_sharded_state_dict_for_save = lambda *given, **named: without_tied(model, together(*given, **named))
+    model.gather_sharded_state_dict_for_save = lambda *args, **named: without_tied(model, together(*args, **named))
 
 
 @contextmanager
@@ -508,5 +510,5 @@ class MeanOverRows(Exact):
 
 def pad_id(tokenizer: Any) -> int:
     """The padding id of a language model; always masked, so it may be the end token."""
-    known = [tokenizer.pad_token_id, tokenizer.eos_token_id]
-    return next((int(i) for i in known if i is not None), 0)
+    candidates = [tokenizer.pad_token_id, tokenizer.eos_token_id]
+    return next((int(i) for i in candidates if i is not None), 0)

@@ -28,12 +28,12 @@ def measure(rollouts: str, model: str, limit: int) -> dict[str, float]:
     if not table.num_rows:
         raise DataError.empty(rollouts, "rollouts")
     sequences = stitch(table["turns"].chunk(0), table["rollout_id"].chunk(0), where=rollouts)
-    given = ToScore.of(sequences, table["temperature"].to_numpy())
-    if not given.n_scored:
+    to_score = ToScore.of(sequences, table["temperature"].to_numpy())
+    if not to_score.n_scored:
         raise no_token_ids(rollouts)
     base, adapter = base_of(model)
     first = ForwardPolicy(Place(base, None if adapter is None else str(adapter), "float32"))
-    scored, _ = first.log_probs(given)
+    scored, _ = first.log_probs(to_score)
     saved = sequences.logprobs.values[sequences.is_trained]
     means = {kind: float(credit.kl(saved, scored, kind).mean()) for kind in ("k1", "k3")}
     return {**means, "tokens": len(saved), "rollouts": table.num_rows}

@@ -52,11 +52,11 @@ def training_order(data: TrainingLabels, sharing: Mode, args: KTOConfig) -> np.n
 def partners(order: np.ndarray, step: int) -> np.ndarray:
     """The row whose completion each row is compared with: the row before it in its step, the first of a step with the
     last. ``order``: of training; ``step``: rows of a step on all processes."""
-    found = np.empty_like(order)
+    row_before = np.empty_like(order)
     for start in range(0, len(order), step):
         rows = order[start : start + step]
-        found[rows] = np.roll(rows, 1)
-    return found
+        row_before[rows] = np.roll(rows, 1)
+    return row_before
 
 
 @dataclass
@@ -167,12 +167,12 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         if all(name in inputs for name in _REFERENCE):
             return inputs
         if self.reference is None:
-            found = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
+            logps = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
         else:
-            found = (
+            logps = (
                 torch.from_numpy(self.reference[batch[ROWS]]).to(self.accelerator.device, torch.float32).unbind(dim=1)
             )
-        return {**inputs, **dict(zip(_REFERENCE, found, strict=True))}
+        return {**inputs, **dict(zip(_REFERENCE, logps, strict=True))}
 
     def _compute_kl_logps(self, *arguments: Any) -> Any:
         stock: Any = super()._compute_kl_logps
@@ -181,8 +181,8 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
     def _compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False) -> Any:
         self.token_checksum.count(inputs)
         rows: np.ndarray = inputs[ROWS]
-        given = self._with_reference(inputs)
-        stocks, outputs = self.recorded_loss(model, given, return_outputs, crossed=inputs.get(_CROSSED))
+        trl_inputs = self._with_reference(inputs)
+        stocks, outputs = self.recorded_loss(model, trl_inputs, return_outputs, crossed=inputs.get(_CROSSED))
         if return_outputs:
             self.require_finite(stocks[0], rows)
             return stocks
@@ -191,7 +191,9 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         if self.step_kl is not None:
             kl[-1] = float(self.step_kl)
         real = torch.from_numpy(rows < self.rows).to(self.accelerator.device)
-        losses = self.row_losses(outputs[-1].log_probs.sum(dim=1) - given["ref_logps"], given["label"], kl[-1])
+        losses = self.row_losses(
+            outputs[-1].log_probs.sum(dim=1) - trl_inputs["ref_logps"], trl_inputs["label"], kl[-1]
+        )
         loss = (losses * real).sum() / max(self.real(rows), 1)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs[-1].aux_loss

@@ -61,8 +61,8 @@ class Recorder(TrainerCallback):
             # A stopped training has logged its totals; the final ones come later.
             rows = (row for row in read_metrics(self.file) if "train_runtime" not in row)
             # Figures of an epoch's end are measured again when due.
-            kept = [row for row in rows if row.get("step", 0) < state.global_step + (not _held_out(row))]
-            write_text(self.file, "".join(json.dumps(row) + "\n" for row in kept if state.global_step))
+            earlier = [row for row in rows if row.get("step", 0) < state.global_step + (not _held_out(row))]
+            write_text(self.file, "".join(json.dumps(row) + "\n" for row in earlier if state.global_step))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
@@ -126,8 +126,8 @@ def summary(rows: Sequence[Figures]) -> Figures:
     n = -(-len(logged) // 10)
 
     def means(part: Sequence[Figures]) -> dict[str, float]:
-        found = [figures_of(row) for row in part]
-        values = {name: [f[name] for f in found if name in f] for name in dict.fromkeys(FIGURES.values())}
+        figures = [figures_of(row) for row in part]
+        values = {name: [f[name] for f in figures if name in f] for name in dict.fromkeys(FIGURES.values())}
         return {name: sum(some) / len(some) for name, some in values.items() if some}
 
     return {"first": means(logged[:n]), "last": means(logged[-n:]), "tokens_per_s": logged[-1].get("tokens_per_s")}

@@ -42,11 +42,11 @@ class PolicyLoss:
         function, _ = load_symbol(config.loss, "--loss")
         named = str(getattr(function, "aggregation", "token"))
         # What this was called when there were two.
-        known: dict[str, Aggregation] = {**AGGREGATIONS, "sequence": "sequence-sum"}
-        known |= {name: name for name in AGGREGATIONS.values()}
-        if named not in known:
-            raise UsageError.unknown_choice(f"--loss {config.loss}: its aggregation", named, known)
-        mean = config.loss_aggregation or known[named]
+        aggregations: dict[str, Aggregation] = {**AGGREGATIONS, "sequence": "sequence-sum"}
+        aggregations |= {name: name for name in AGGREGATIONS.values()}
+        if named not in aggregations:
+            raise UsageError.unknown_choice(f"--loss {config.loss}: its aggregation", named, aggregations)
+        mean = config.loss_aggregation or aggregations[named]
         return cls(users(function, config.loss), {}, mean, config.sequence_mask, constant=constant)
 
     def __call__(
@@ -87,15 +87,14 @@ def users(function: Any, name: str) -> Any:
     """A user's function as a loss: it may leave out which tokens it limits. Raises UsageError when it fails, or returns
     something else than a finite loss for each token."""
 
-    def checked(*given: Any) -> tuple[Tensor, Tensor]:
-        logprobs, mask = given[0], given[3]
+    def checked(*tensors: Any) -> tuple[Tensor, Tensor]:
+        logprobs, mask = tensors[0], tensors[3]
         try:
-            found = function(*given)
+            output = function(*tensors)
         except Exception as error:
-            at = place_in(error, inspect.getsourcefile(function))
-            where = f" ({at})" if at else ""
+            where = f" ({line})" if (line := place_in(error, inspect.getsourcefile(function))) else ""
             raise UsageError(f"--loss {name} raised {raised(error)}{where}") from error
-        loss, limited = found if isinstance(found, tuple) and len(found) == 2 else (found, mask & False)
+        loss, limited = output if isinstance(output, tuple) and len(output) == 2 else (output, mask & False)
         for what, tensor in (("a loss", loss), ("limited tokens", limited)):
             if not isinstance(tensor, torch.Tensor) or tensor.shape != logprobs.shape:
                 got = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__

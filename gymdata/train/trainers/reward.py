@@ -102,13 +102,13 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         self.token_checksum.count(inputs)
         rows: np.ndarray = inputs[ROWS]
         source, real = rows % len(self.data), rows < len(self.data)
-        given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-        device = given["input_ids"].device
+        trl_inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        device = trl_inputs["input_ids"].device
         margin = torch.from_numpy(self.margin[source]).to(device, torch.float32)
         if margin.any():
-            given["margin"] = margin
+            trl_inputs["margin"] = margin
         stock: Any = super().compute_loss
-        loss, outputs = stock(model, given, return_outputs=True)
+        loss, outputs = stock(model, trl_inputs, return_outputs=True)
         if not (self.uniform and real.all()):
             weight = torch.from_numpy(np.where(real, self.weight[source], 0.0)).to(device, torch.float32)
             loss = self._weighted(outputs.logits.squeeze(-1).float(), weight, margin, int(real.sum()))
@@ -131,8 +131,8 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         collate = self._collator(pairs, self.tokenizer.pad_token_id, self.args)
 
         def score(model: Any, batch: Batch) -> Any:
-            given = {name: batch[name] for name in ("input_ids", "attention_mask")}
-            return model(**given, use_cache=False).logits.squeeze(-1).chunk(2)
+            inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+            return model(**inputs, use_cache=False).logits.squeeze(-1).chunk(2)
 
         order = pairs.sequences.scoring_order(sides=2)
         return self.score_rows(order, self.args.per_device_train_batch_size, collate, score)

@@ -69,16 +69,18 @@ def build(
     """The trainer for a job (see ``run``), its model compared with the saved log-probs; ``args`` and the rest as there."""
     model = with_head(loaded(model, trainer["args"]), data, peft_config)
     longest = int(data.sequences.by_sequence[0].max())
-    made = BatchRLTrainer(
+    rl_trainer = BatchRLTrainer(
         data=data, loss=PolicyLoss.of(config, longest), kl_beta=config.kl_beta, model=model, **trainer
     )
-    made.on_policy = data.policy_hashes == {job["policy_hash"]}
-    made.sampled_in = sampler_formats(lineage(job["data"]), stored_dtype(job["model"]))
-    made.of_ratios = config.loss not in LOSSES or LOSSES[config.loss].of_ratios or config.sequence_mask is not None
-    made.when_sharded(
-        lambda: made.compare(refuse=not config.allow_biased_logprobs, trains=not job.get("dry_run", False))
+    rl_trainer.on_policy = data.policy_hashes == {job["policy_hash"]}
+    rl_trainer.sampled_in = sampler_formats(lineage(job["data"]), stored_dtype(job["model"]))
+    rl_trainer.of_ratios = (
+        config.loss not in LOSSES or LOSSES[config.loss].of_ratios or config.sequence_mask is not None
     )
-    return made
+    rl_trainer.when_sharded(
+        lambda: rl_trainer.compare(refuse=not config.allow_biased_logprobs, trains=not job.get("dry_run", False))
+    )
+    return rl_trainer
 
 
 def loaded(model: Any, args: RLConfig) -> Any:
@@ -146,9 +148,8 @@ def model_inputs(batch: Batch) -> Batch:
 def weighed(batch: Batch, component: str) -> torch.Tensor:
     """The weight of each token of a batch in a component, (B, L − 1): 1 where the file has none, 0 where masked."""
     mask = batch["completion_mask"][:, 1:] != 0
-    weights: torch.Tensor = batch.get(f"{component}_weight", mask)
-    found: torch.Tensor = weights * mask
-    return found
+    weights: torch.Tensor = batch.get(f"{component}_weight", mask) * mask
+    return weights
 
 
 class BatchRLTrainer(Exact, Trainer):
@@ -240,17 +241,17 @@ class BatchRLTrainer(Exact, Trainer):
         ids, mask = batch["input_ids"], batch["completion_mask"][:, 1:] != 0
         inputs = model_inputs(batch)
         # Only positions after which some row has a trained token need logits.
-        kept = mask.any(dim=0).nonzero().squeeze(1)
-        if self.fused and len(ids) * len(kept) * self.vocabulary > self.max_logits:
+        positions = mask.any(dim=0).nonzero().squeeze(1)
+        if self.fused and len(ids) * len(positions) * self.vocabulary > self.max_logits:
             labels = ids.masked_fill(batch["completion_mask"] == 0, -100)
             fused: torch.Tensor = model(**inputs, labels=labels, fused_lm_head=True).log_probs
             return fused
-        logits = (model(**inputs, logits_to_keep=kept) if self.keeps else model(**inputs)).logits
-        logits = (logits if self.keeps else logits[:, kept]).float()
+        logits = (model(**inputs, logits_to_keep=positions) if self.keeps else model(**inputs)).logits
+        logits = (logits if self.keeps else logits[:, positions]).float()
         if not self.fused or self.temperature != 1:
             logits = logits / batch["temperature"][:, None, None]
-        found = selective_log_softmax(logits, ids[:, 1:][:, kept])
-        return torch.zeros(mask.shape, device=ids.device).index_copy(1, kept, found).masked_fill(~mask, 0.0)
+        logprobs = selective_log_softmax(logits, ids[:, 1:][:, positions])
+        return torch.zeros(mask.shape, device=ids.device).index_copy(1, positions, logprobs).masked_fill(~mask, 0.0)
 
     def compute_loss(
         self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -280,21 +281,21 @@ class BatchRLTrainer(Exact, Trainer):
     def token_losses(self, logps: torch.Tensor, inputs: Batch) -> dict[str, torch.Tensor]:
         """The loss of each token of a batch, (B, L − 1), for each of ``components``, in that order; without its weights."""
         reference = inputs.get("reference")
-        mine = weighed(inputs, "rl") != 0
-        policy, self.limited = self.policy_loss(logps, inputs["saved"], inputs["advantages"], mine, reference)
-        found = {"rl": policy, "ce": -logps}
+        mask = weighed(inputs, "rl") != 0
+        policy, self.limited = self.policy_loss(logps, inputs["saved"], inputs["advantages"], mask, reference)
+        losses = {"rl": policy, "ce": -logps}
         if "ref_kl" in self.components:
             assert reference is not None  # ``compare`` made it, or the file has it
-            found["ref_kl"] = k3(logps, reference) * (self.kl_beta or 1.0)
-        return {name: found[name] for name in self.components}
+            losses["ref_kl"] = k3(logps, reference) * (self.kl_beta or 1.0)
+        return {name: losses[name] for name in self.components}
 
     def annotated(self, logps: torch.Tensor, inputs: Batch) -> dict[str, torch.Tensor]:
         """The values stored for each token of a batch besides its part of the loss: columns of ANNOTATIONS, (B, L −
         1)."""
         assert self.limited is not None
-        mine = weighed(inputs, "rl") != 0
-        ratios = torch.exp(logps - inputs["saved"]).masked_fill(~mine, torch.nan)
-        return {"logprobs": logps, "ratios": ratios, "clipped": self.limited & mine}
+        mask = weighed(inputs, "rl") != 0
+        ratios = torch.exp(logps - inputs["saved"]).masked_fill(~mask, torch.nan)
+        return {"logprobs": logps, "ratios": ratios, "clipped": self.limited & mask}
 
     def _annotate(
         self,
@@ -308,12 +309,12 @@ class BatchRLTrainer(Exact, Trainer):
         line, position = mask.cpu().numpy().nonzero()
         position += 1
         if segments is None:
-            owner, place = (rows % len(self.data))[line], position
+            owner, offset = (rows % len(self.data))[line], position
         else:
-            owner, place = segments[line, position], inputs["position_ids"].cpu().numpy()[line, position]
-        at = self.data.sequences.token_ids.offsets[owner] + place
-        found = {name: value.detach()[mask].float().cpu().numpy() for name, value in values.items()}
-        self.annotations.add(self.state.global_step + 1, at, found)
+            owner, offset = segments[line, position], inputs["position_ids"].cpu().numpy()[line, position]
+        tokens = self.data.sequences.token_ids.offsets[owner] + offset
+        columns = {name: value.detach()[mask].float().cpu().numpy() for name, value in values.items()}
+        self.annotations.add(self.state.global_step + 1, tokens, columns)
 
     def _note(self, logps: torch.Tensor, inputs: Batch, _mask: torch.Tensor) -> None:
         assert self.limited is not None
@@ -345,21 +346,21 @@ class BatchRLTrainer(Exact, Trainer):
         ``refuse``: log-probs that are not this model's are an error (L305) where it sampled the file; those that no policy
         can have sampled with are named in any case.
         """
-        sequences, known = self.data.sequences, self.data.ref_logprobs
+        sequences, reference = self.data.sequences, self.data.ref_logprobs
         needed = "ref_kl" in self.components or self.policy_loss.needs_reference
         # A reference is of every token; for the ratio alone a part of a large file does.
-        every = known is None and needed and trains
+        every = reference is None and needed and trains
         tokens = RATIO_TOKENS if trains else DRY_RATIO_TOKENS
         rows = np.arange(len(sequences)) if every else sample(sequences.lengths, tokens, self.args.seed)
-        found = self.score_all(self.collator, rows)
+        scores = self.score_all(self.collator, rows)
         ratios, recorded = Ratios(Rounding.of(self.computed_in(), *self.sampled_in)), False
-        for part in chunks(found.offsets):
-            mine = self.data.of_policy(rows[part])
-            saved = sequences.logprobs.take(rows[part]).values[mine]
-            ratios.add(part_of(found, part).values[mine], saved)
+        for part in chunks(scores.offsets):
+            on_policy = self.data.of_policy(rows[part])
+            saved = sequences.logprobs.take(rows[part]).values[on_policy]
+            ratios.add(part_of(scores, part).values[on_policy], saved)
             recorded |= bool(saved.any())
-        if known is not None or every:
-            self.collator.reference = found if known is None else known
+        if reference is not None or every:
+            self.collator.reference = scores if reference is None else reference
         if not ratios.tokens:
             return {}
         facts = ratios.facts()
@@ -404,7 +405,7 @@ class BatchRLTrainer(Exact, Trainer):
         order = sequences.scoring_order(rows)
         size = self.args.per_device_train_batch_size
         offsets = offsets_of(lengths)
-        found = scratch(int(offsets[-1]), "<f8", Path(self.args.output_dir).parent)
+        scores = scratch(int(offsets[-1]), "<f8", Path(self.args.output_dir).parent)
 
         def collate(examples: Examples) -> Batch:
             return collator([{"row": int(rows[example["row"]])} for example in examples])
@@ -412,14 +413,14 @@ class BatchRLTrainer(Exact, Trainer):
         with self.scoring() as model:
             for places, batch in self.batches_to_score(order, size, collate):
                 outputs = self.outputs(model, batch).double().cpu().numpy()
-                for line, place in enumerate(places):
-                    begin, end = int(offsets[place]), int(offsets[place + 1])
-                    found[begin + 1 : end] = outputs[line, : end - begin - 1]
+                for line, number in enumerate(places):
+                    begin, end = int(offsets[number]), int(offsets[number + 1])
+                    scores[begin + 1 : end] = outputs[line, : end - begin - 1]
         if self.accelerator.num_processes > 1:
-            for start in range(0, len(found), CHUNK):
-                found[start : start + CHUNK] = self.on_every_process(torch.from_numpy(found[start : start + CHUNK]))
+            for start in range(0, len(scores), CHUNK):
+                scores[start : start + CHUNK] = self.on_every_process(torch.from_numpy(scores[start : start + CHUNK]))
                 release()
-        return Ragged(found, offsets)
+        return Ragged(scores, offsets)
 
 
 def sample(lengths: np.ndarray, tokens: int, seed: int) -> np.ndarray:

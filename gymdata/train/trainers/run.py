@@ -208,8 +208,8 @@ def _arguments(job: Job, config: Any, out: Path) -> tuple[Any, Any]:
     from trl.trainer.utils import get_peft_config
 
     classes = {"trainer": fields_of(config), "model": fields_of(ModelConfig)}
-    given = sort_settings(job["settings"], classes, own=job["own_keys"])
-    gpu = torch.cuda.is_available() and not given["trainer"].get("use_cpu")
+    arguments = sort_settings(job["settings"], classes, own=job["own_keys"])
+    gpu = torch.cuda.is_available() and not arguments["trainer"].get("use_cpu")
     defaults: dict[str, object] = {
         "use_cpu": not gpu,
         "gradient_checkpointing": gpu,
@@ -221,14 +221,14 @@ def _arguments(job: Job, config: Any, out: Path) -> tuple[Any, Any]:
         "save_strategy": "steps",
         "save_steps": 0.2,
         "save_total_limit": 2,
-        "precompute_ref_log_probs": not given["trainer"].get("sync_ref_model", False),
+        "precompute_ref_log_probs": not arguments["trainer"].get("sync_ref_model", False),
         "dataloader_pin_memory": gpu,
     }
-    if not given["trainer"].get("fp16"):
+    if not arguments["trainer"].get("fp16"):
         defaults["bf16"] = gpu
     if not gpu and job["num_processes"] > 1:
         defaults["ddp_backend"] = "gloo"
-    known = {f.name for f in dataclasses.fields(config)}
+    fields = {f.name for f in dataclasses.fields(config)}
     fixed = {
         "output_dir": str(out / "checkpoints"),
         "max_length": None,
@@ -236,8 +236,8 @@ def _arguments(job: Job, config: Any, out: Path) -> tuple[Any, Any]:
         "remove_unused_columns": True,
     }
     try:
-        args = config(**{k: v for k, v in defaults.items() if k in known} | given["trainer"] | fixed)
-        model = ModelConfig(**given["model"])
+        args = config(**{k: v for k, v in defaults.items() if k in fields} | arguments["trainer"] | fixed)
+        model = ModelConfig(**arguments["model"])
     except (ValueError, TypeError) as error:
         raise UsageError(f"settings: {error}") from error
     args.model_init_kwargs = {
@@ -267,10 +267,10 @@ def _model(job: Job, args: Any) -> Any:
         return str(folder)
     from transformers import AutoModelForCausalLM
 
-    known = {
+    options = {
         name: args.model_init_kwargs[name] for name in ("dtype", "distributed_config") if name in args.model_init_kwargs
     }
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **known)
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **options)
     return with_adapter(model, str(adapter), base, is_trainable=True)
 
 

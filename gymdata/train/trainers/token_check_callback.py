@@ -72,15 +72,15 @@ class TokenChecksumCallback(TrainerCallback):
             seen, due, rows = TrainedTokens(), TrainedTokens(), 0
             loader = trainer.get_train_dataloader()
             for batch in loader:
-                part, wanted, n = self._of(batch)
-                seen, due, rows = seen + part, due + wanted, rows + n
+                part, part_due, n = self._of(batch)
+                seen, due, rows = seen + part, due + part_due, rows + n
                 if seen.count >= limit:
                     loader.end()  # after breaking off, it would be mistaken for the training loader
                     break
         seen, due, rows = _summed(trainer.accelerator, seen, due, rows)
         self.before = seen
-        whole = limit == math.inf or rows == self.rows
-        if seen != due or (whole and (seen != self.expected or rows != self.rows)):
+        complete = limit == math.inf or rows == self.rows
+        if seen != due or (complete and (seen != self.expected or rows != self.rows)):
             raise self._mismatch("the batches", seen, rows)
         return seen
 
@@ -89,15 +89,17 @@ class TokenChecksumCallback(TrainerCallback):
 
     def restore(self, checkpoint: Path) -> None:
         """Continue from the counts in a checkpoint."""
-        held = json.loads((checkpoint / MARKER).read_text())
-        self.epochs = held["epochs"]
-        if held["num_tokens"] is not None:
-            self._trainer._total_train_tokens = held["num_tokens"]
-        if held["rows"] == self.rows:
-            self._close_epoch(TrainedTokens.from_json(held["seen"]), TrainedTokens.from_json(held["due"]), self.rows)
+        marker = json.loads((checkpoint / MARKER).read_text())
+        self.epochs = marker["epochs"]
+        if marker["num_tokens"] is not None:
+            self._trainer._total_train_tokens = marker["num_tokens"]
+        if marker["rows"] == self.rows:
+            self._close_epoch(
+                TrainedTokens.from_json(marker["seen"]), TrainedTokens.from_json(marker["due"]), self.rows
+            )
         elif self._accelerator.is_main_process:
-            self._seen, self._due = TrainedTokens.from_json(held["seen"]), TrainedTokens.from_json(held["due"])
-            self._rows_seen = held["rows"]
+            self._seen, self._due = TrainedTokens.from_json(marker["seen"]), TrainedTokens.from_json(marker["due"])
+            self._rows_seen = marker["rows"]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         seen, due, rows = _summed(self._accelerator, self._seen, self._due, self._rows_seen)
@@ -106,11 +108,11 @@ class TokenChecksumCallback(TrainerCallback):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         (folder / MARKER).unlink(missing_ok=True)
         files = {str(path.relative_to(folder)): hash_file(path) for path in folder.rglob("*") if path.is_file()}
-        held = {"seen": seen.as_json(), "due": due.as_json(), "rows": rows, "epochs": self.epochs, "files": files}
+        marker = {"seen": seen.as_json(), "due": due.as_json(), "rows": rows, "epochs": self.epochs, "files": files}
         # TRL's count of num_tokens in metrics.jsonl, which its own checkpoints forget.
-        held["num_tokens"] = getattr(self._trainer, "_total_train_tokens", None)
+        marker["num_tokens"] = getattr(self._trainer, "_total_train_tokens", None)
         temporary = folder / f".{MARKER}"
-        temporary.write_text(json.dumps({**held, "xxh3": _hash_of(held)}))
+        temporary.write_text(json.dumps({**marker, "xxh3": _hash_of(marker)}))
         temporary.replace(folder / MARKER)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -120,19 +122,19 @@ class TokenChecksumCallback(TrainerCallback):
 
     def _close_epoch(self, seen: TrainedTokens, due: TrainedTokens, rows: int, stopped: bool = False) -> None:
         self._forget()
-        whole = rows == self.rows
-        if seen != due or (whole and seen != self.expected) or not (whole or stopped):
+        complete = rows == self.rows
+        if seen != due or (complete and seen != self.expected) or not (complete or stopped):
             raise self._mismatch(f"epoch {len(self.epochs) + 1}", seen, rows)
-        self.epochs.append({**seen.as_json(), "rows": rows, "whole": whole, "equal": True})
+        self.epochs.append({**seen.as_json(), "rows": rows, "whole": complete, "equal": True})
 
     def as_json(self) -> dict[str, object]:
         """For run.json. ``batches``: what one whole epoch trained; of a run shorter than an epoch, what it trained."""
-        whole = next((e for e in self.epochs if e["whole"]), None)
-        last = whole or (self.epochs[-1] if self.epochs else None)
+        whole_epoch = next((e for e in self.epochs if e["whole"]), None)
+        last = whole_epoch or (self.epochs[-1] if self.epochs else None)
         return {
             "file": self.expected.as_json(),
             "batches": {"count": last["count"], "checksum": last["checksum"]} if last else None,
-            "equal": whole is not None and TrainedTokens.from_json(whole) == self.expected,
+            "equal": whole_epoch is not None and TrainedTokens.from_json(whole_epoch) == self.expected,
             "before_first_step": self.before.as_json() if self.before else None,
             "epochs": self.epochs,
         }
@@ -146,10 +148,10 @@ class TokenChecksumCallback(TrainerCallback):
         position += 1
         which = np.concatenate([self.sides * (rows % self.rows) + side for side in range(self.sides)])
         if SEGMENTS in batch:
-            owner, place = batch[SEGMENTS][line, position], batch["position_ids"].cpu().numpy()[line, position]
+            owner, offset = batch[SEGMENTS][line, position], batch["position_ids"].cpu().numpy()[line, position]
         else:
-            owner, place = which[line], position
-        seen = trained_tokens(self.sequences.keys[owner], place, ids[line, position])
+            owner, offset = which[line], position
+        seen = trained_tokens(self.sequences.keys[owner], offset, ids[line, position])
         real = which[np.tile(rows < self.rows, self.sides)]
         counts, sums = self.sequences.by_sequence
         due = TrainedTokens(int(counts[real].sum()), int(sums[real].sum(dtype=np.uint64)))
@@ -168,10 +170,10 @@ class TokenChecksumCallback(TrainerCallback):
 def damaged_file(checkpoint: Path) -> str | None:
     """The first file of a checkpoint that is not as it was saved; None where all are."""
     try:
-        held = json.loads((checkpoint / MARKER).read_text())
-        if held.pop("xxh3") != _hash_of(held):
+        marker = json.loads((checkpoint / MARKER).read_text())
+        if marker.pop("xxh3") != _hash_of(marker):
             return MARKER
-        files: dict[str, str] = held["files"]
+        files: dict[str, str] = marker["files"]
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return MARKER
     for name, xxh3 in files.items():
@@ -183,8 +185,8 @@ def damaged_file(checkpoint: Path) -> str | None:
     return None
 
 
-def _hash_of(held: dict[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(held, sort_keys=True).encode())
+def _hash_of(marker: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(marker, sort_keys=True).encode())
 
 
 def _summed(

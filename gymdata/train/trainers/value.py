@@ -55,9 +55,9 @@ def build(
 
         peft_config.task_type = "SEQ_CLS"  # the new head is trained whole
         critic = get_peft_model(critic, peft_config)
-    made = ExactValueTrainer(data=data, clip=config.value_clip, model=critic, **trainer)
-    made.when_sharded(made.measure_before)
-    return made
+    critic_trainer = ExactValueTrainer(data=data, clip=config.value_clip, model=critic, **trainer)
+    critic_trainer.when_sharded(critic_trainer.measure_before)
+    return critic_trainer
 
 
 def loaded_critic(folder: str, args: RLConfig) -> Any:
@@ -79,8 +79,8 @@ def loaded_critic(folder: str, args: RLConfig) -> Any:
         torch.nn.init.zeros_(model.score.weight)
 
     def forward(**inputs: Any) -> torch.Tensor:
-        known = {name: inputs[name] for name in ("input_ids", "attention_mask", "position_ids") if name in inputs}
-        hidden = model.base_model(**known, use_cache=False).last_hidden_state
+        arguments = {name: inputs[name] for name in ("input_ids", "attention_mask", "position_ids") if name in inputs}
+        hidden = model.base_model(**arguments, use_cache=False).last_hidden_state
         values: torch.Tensor = model.score(hidden)[..., 0].float()
         return values
 
@@ -158,9 +158,9 @@ class ExactValueTrainer(BatchRLTrainer):
         left, returns, squares = Moments(), Moments(), 0.0
         for rows in chunks(values.offsets):
             trained = part_of(data.sequences.loss_mask, rows).values != 0
-            wanted = part_of(data.returns, rows).values[trained].astype(np.float64)
-            apart = wanted - part_of(values, rows).values[trained]
-            left, returns = left + moments(apart), returns + moments(wanted)
+            targets = part_of(data.returns, rows).values[trained].astype(np.float64)
+            apart = targets - part_of(values, rows).values[trained]
+            left, returns = left + moments(apart), returns + moments(targets)
             squares += float(np.square(apart).sum())
         # NaN where all returns are equal.
         explained = 1 - left.var / returns.var if returns.m2 > 0 else float("nan")
