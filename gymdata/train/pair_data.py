@@ -409,12 +409,12 @@ class RewardPairs(TrainingPairs):
 
 
 def pairs_apart(
-    table: pa.Table, heldout_tasks: Collection[str], max_length: int | None, where: str, *, rendered: bool
+    table: pa.Table, tasks: Collection[str], max_length: int | None, where: str, *, rendered: bool
 ) -> RewardPairs:
-    """The pairs of a table (``REWARD_COLUMNS``), ``heldout_tasks`` apart. Raises as ``training_pairs``."""
-    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(heldout_tasks), table["task_id"].type))
+    """The pairs of a table (``REWARD_COLUMNS``), those of ``tasks`` held out. Raises as ``training_pairs``."""
+    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(tasks), table["task_id"].type))
     train = training_pairs(table.filter(pc.invert(heldout)), max_length, where, rendered=rendered)
-    if not heldout_tasks:
+    if not tasks:
         return RewardPairs(**vars(train))
     measured = training_pairs(table.filter(heldout), max_length, where, rendered=rendered)
     task_of = dict(zip(table["pair_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))

@@ -76,9 +76,7 @@ def rollout_parts(
     """(numbers among ``chosen``, rollout_ids, sequences as ``made_sequences`` makes them) of the rollouts at ``chosen``,
     row numbers that rise. Raises as it does."""
     if agents:
-        turns = (
-            chunk for *_, rollouts in chosen_parts(source, columns, chosen, rows) for chunk in rollouts["turns"].chunks
-        )
+        turns = (chunk for *_, part in chosen_parts(source, columns, chosen, rows) for chunk in part["turns"].chunks)
         require_agents(turns, agents, source)
     n_sequences = 0
     for numbers, rollouts in chosen_parts(source, columns, chosen, rows):

@@ -254,14 +254,12 @@ class TrainingReturns(TrainingExperiences):
         return {**super().counts, "heldout_sequences": n_heldout, "heldout_tasks": len(set(self.heldout_tasks))}
 
 
-def returns_apart(
-    table: pa.Table, heldout_tasks: Collection[str], max_length: int | None, where: str
-) -> TrainingReturns:
-    """The rows of a table (``VALUE_COLUMNS``), ``heldout_tasks`` apart. Raises as ``training_experiences``, and
+def returns_apart(table: pa.Table, tasks: Collection[str], max_length: int | None, where: str) -> TrainingReturns:
+    """The rows of a table (``VALUE_COLUMNS``), those of ``tasks`` held out. Raises as ``training_experiences``, and
     RefusedError (R502) for a return or value that is not finite."""
-    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(heldout_tasks), table["task_id"].type))
+    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(tasks), table["task_id"].type))
     train = _with_returns(table.filter(pc.invert(heldout)), max_length, where)
-    if not heldout_tasks:
+    if not tasks:
         return train
     measured = _with_returns(table.filter(heldout), max_length, where)
     task_of = dict(zip(table["rollout_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))

@@ -21,7 +21,5 @@ def sapo(
     tau_positive: Annotated[float, Field(description="Temperature of sapo's gate where A > 0.", gt=0.0)] = 1.0,
     tau_negative: Annotated[float, Field(description="Temperature of sapo's gate elsewhere.", gt=0.0)] = 1.05,
 ) -> Result:
-    tau = batch.advantages.new_full(batch.advantages.shape, tau_negative).masked_fill(
-        batch.advantages > 0, tau_positive
-    )
+    tau = batch.advantages.new_full(batch.mask.shape, tau_negative).masked_fill(batch.advantages > 0, tau_positive)
     return -(tau * (batch.ratio - 1)).sigmoid() * 4 / tau * batch.advantages, batch.unlimited

@@ -127,14 +127,12 @@ class Exact:
         for model in (getattr(self, "ref_model", None), self.model):
             if model is None:
                 continue
-            sharing = share_prefixes(
-                model.get_base_model() if hasattr(model, "get_base_model") else model, self.sharing
-            )
-            if isinstance(sharing, str):
+            shared = share_prefixes(model.get_base_model() if hasattr(model, "get_base_model") else model, self.sharing)
+            if isinstance(shared, str):
                 self.sharing = "off"
-                self._note_sharing(f"prefix sharing is off: {sharing}")
+                self._note_sharing(f"prefix sharing is off: {shared}")
                 return
-            installed.append(sharing)
+            installed.append(shared)
         self.shared = installed[-1]
         if self.args.train_sampling_strategy == "random":
             self._group_siblings()

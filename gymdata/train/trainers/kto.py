@@ -181,8 +181,8 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
     def _compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False) -> Any:
         self.token_checksum.count(inputs)
         rows: np.ndarray = inputs[ROWS]
-        trl_inputs = self._with_reference(inputs)
-        stocks, outputs = self.recorded_loss(model, trl_inputs, return_outputs, crossed=inputs.get(_CROSSED))
+        tensors = self._with_reference(inputs)
+        stocks, outputs = self.recorded_loss(model, tensors, return_outputs, crossed=inputs.get(_CROSSED))
         if return_outputs:
             self.require_finite(stocks[0], rows)
             return stocks
@@ -191,9 +191,7 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         if self.step_kl is not None:
             kl[-1] = float(self.step_kl)
         real = torch.from_numpy(rows < self.rows).to(self.accelerator.device)
-        losses = self.row_losses(
-            outputs[-1].log_probs.sum(dim=1) - trl_inputs["ref_logps"], trl_inputs["label"], kl[-1]
-        )
+        losses = self.row_losses(outputs[-1].log_probs.sum(dim=1) - tensors["ref_logps"], tensors["label"], kl[-1])
         loss = (losses * real).sum() / max(self.real(rows), 1)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs[-1].aux_loss

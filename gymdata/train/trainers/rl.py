@@ -64,23 +64,21 @@ def build(
     *,
     model: Any,
     peft_config: Any,
-    **trainer: Any,
+    **rest: Any,
 ) -> BatchRLTrainer:
     """The trainer for a job (see ``run``), its model compared with the saved log-probs; ``args`` and the rest as there."""
-    model = with_head(loaded(model, trainer["args"]), data, peft_config)
+    model = with_head(loaded(model, rest["args"]), data, peft_config)
     longest = int(data.sequences.by_sequence[0].max())
-    rl_trainer = BatchRLTrainer(
-        data=data, loss=PolicyLoss.of(config, longest), kl_beta=config.kl_beta, model=model, **trainer
+    trainer = BatchRLTrainer(
+        data=data, loss=PolicyLoss.of(config, longest), kl_beta=config.kl_beta, model=model, **rest
     )
-    rl_trainer.on_policy = data.policy_hashes == {job["policy_hash"]}
-    rl_trainer.sampled_in = sampler_formats(lineage(job["data"]), stored_dtype(job["model"]))
-    rl_trainer.of_ratios = (
-        config.loss not in LOSSES or LOSSES[config.loss].of_ratios or config.sequence_mask is not None
+    trainer.on_policy = data.policy_hashes == {job["policy_hash"]}
+    trainer.sampled_in = sampler_formats(lineage(job["data"]), stored_dtype(job["model"]))
+    trainer.of_ratios = config.loss not in LOSSES or LOSSES[config.loss].of_ratios or config.sequence_mask is not None
+    trainer.when_sharded(
+        lambda: trainer.compare(refuse=not config.allow_biased_logprobs, trains=not job.get("dry_run", False))
     )
-    rl_trainer.when_sharded(
-        lambda: rl_trainer.compare(refuse=not config.allow_biased_logprobs, trains=not job.get("dry_run", False))
-    )
-    return rl_trainer
+    return trainer
 
 
 def loaded(model: Any, args: RLConfig) -> Any:

@@ -90,9 +90,9 @@ class TeacherCollator(ExperienceCollator):
         ids, logprobs = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
         for line, example in enumerate(examples):
             row = int(example["row"]) % len(data)
-            positions = np.flatnonzero(data.sequences.loss_mask[row]) - 1
-            ids[line, positions] = data.top_ids[row].reshape(-1, data.k)
-            logprobs[line, positions] = data.top_logprobs[row].reshape(-1, data.k)
+            columns = np.flatnonzero(data.sequences.loss_mask[row]) - 1
+            ids[line, columns] = data.top_ids[row].reshape(-1, data.k)
+            logprobs[line, columns] = data.top_logprobs[row].reshape(-1, data.k)
         return {**batch, "top_ids": torch.from_numpy(ids), "top_logprobs": torch.from_numpy(logprobs)}
 
 
@@ -107,15 +107,13 @@ class DistillTrainer(ExactSFTTrainer):
     def outputs(self, model: Any, batch: Batch) -> torch.Tensor:
         """The loss of each token of the batch, (B, L − 1); 0 where masked."""
         mask = batch["completion_mask"][:, 1:] != 0
-        positions = mask.any(dim=0).nonzero().squeeze(1)
+        columns = mask.any(dim=0).nonzero().squeeze(1)
         inputs = model_inputs(batch)
-        logits = (
-            model(**inputs, logits_to_keep=positions).logits if self.keeps else model(**inputs).logits[:, positions]
-        )
-        chosen = mask[:, positions]
+        logits = model(**inputs, logits_to_keep=columns).logits if self.keeps else model(**inputs).logits[:, columns]
+        chosen = mask[:, columns]
         rows = chosen.nonzero()[:, 0]
         flat = logits[chosen].float() / batch["temperature"][rows, None]
-        losses = forward_kl(flat, batch["top_ids"][:, positions][chosen], batch["top_logprobs"][:, positions][chosen])
+        losses = forward_kl(flat, batch["top_ids"][:, columns][chosen], batch["top_logprobs"][:, columns][chosen])
         return torch.zeros(mask.shape, device=losses.device).masked_scatter(mask, losses)
 
     def token_losses(self, losses: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:

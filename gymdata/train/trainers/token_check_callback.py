@@ -89,17 +89,15 @@ class TokenChecksumCallback(TrainerCallback):
 
     def restore(self, checkpoint: Path) -> None:
         """Continue from the counts in a checkpoint."""
-        marker = json.loads((checkpoint / MARKER).read_text())
-        self.epochs = marker["epochs"]
-        if marker["num_tokens"] is not None:
-            self._trainer._total_train_tokens = marker["num_tokens"]
-        if marker["rows"] == self.rows:
-            self._close_epoch(
-                TrainedTokens.from_json(marker["seen"]), TrainedTokens.from_json(marker["due"]), self.rows
-            )
+        proof = json.loads((checkpoint / MARKER).read_text())
+        self.epochs = proof["epochs"]
+        if proof["num_tokens"] is not None:
+            self._trainer._total_train_tokens = proof["num_tokens"]
+        if proof["rows"] == self.rows:
+            self._close_epoch(TrainedTokens.from_json(proof["seen"]), TrainedTokens.from_json(proof["due"]), self.rows)
         elif self._accelerator.is_main_process:
-            self._seen, self._due = TrainedTokens.from_json(marker["seen"]), TrainedTokens.from_json(marker["due"])
-            self._rows_seen = marker["rows"]
+            self._seen, self._due = TrainedTokens.from_json(proof["seen"]), TrainedTokens.from_json(proof["due"])
+            self._rows_seen = proof["rows"]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         seen, due, rows = _summed(self._accelerator, self._seen, self._due, self._rows_seen)
@@ -108,11 +106,11 @@ class TokenChecksumCallback(TrainerCallback):
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         (folder / MARKER).unlink(missing_ok=True)
         files = {str(path.relative_to(folder)): hash_file(path) for path in folder.rglob("*") if path.is_file()}
-        marker = {"seen": seen.as_json(), "due": due.as_json(), "rows": rows, "epochs": self.epochs, "files": files}
+        proof = {"seen": seen.as_json(), "due": due.as_json(), "rows": rows, "epochs": self.epochs, "files": files}
         # TRL's count of num_tokens in metrics.jsonl, which its own checkpoints forget.
-        marker["num_tokens"] = getattr(self._trainer, "_total_train_tokens", None)
+        proof["num_tokens"] = getattr(self._trainer, "_total_train_tokens", None)
         temporary = folder / f".{MARKER}"
-        temporary.write_text(json.dumps({**marker, "xxh3": _hash_of(marker)}))
+        temporary.write_text(json.dumps({**proof, "xxh3": _hash_of(proof)}))
         temporary.replace(folder / MARKER)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -170,10 +168,10 @@ class TokenChecksumCallback(TrainerCallback):
 def damaged_file(checkpoint: Path) -> str | None:
     """The first file of a checkpoint that is not as it was saved; None where all are."""
     try:
-        marker = json.loads((checkpoint / MARKER).read_text())
-        if marker.pop("xxh3") != _hash_of(marker):
+        proof = json.loads((checkpoint / MARKER).read_text())
+        if proof.pop("xxh3") != _hash_of(proof):
             return MARKER
-        files: dict[str, str] = marker["files"]
+        files: dict[str, str] = proof["files"]
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return MARKER
     for name, xxh3 in files.items():
@@ -185,8 +183,8 @@ def damaged_file(checkpoint: Path) -> str | None:
     return None
 
 
-def _hash_of(marker: dict[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(marker, sort_keys=True).encode())
+def _hash_of(proof: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(proof, sort_keys=True).encode())
 
 
 def _summed(

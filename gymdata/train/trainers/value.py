@@ -44,20 +44,20 @@ def build(
     *,
     model: Any,
     peft_config: Any,
-    **trainer: Any,
+    **rest: Any,
 ) -> ExactValueTrainer:
     """The trainer for a job (see ``run``); ``args`` and the rest as there."""
     if not isinstance(model, str):
         raise UsageError("a critic is not made from a LoRA folder", hint="merge the adapter into its base model first")
-    critic = loaded_critic(model, trainer["args"])
+    critic = loaded_critic(model, rest["args"])
     if peft_config is not None:
         from peft import get_peft_model
 
         peft_config.task_type = "SEQ_CLS"  # the new head is trained whole
         critic = get_peft_model(critic, peft_config)
-    critic_trainer = ExactValueTrainer(data=data, clip=config.value_clip, model=critic, **trainer)
-    critic_trainer.when_sharded(critic_trainer.measure_before)
-    return critic_trainer
+    trainer = ExactValueTrainer(data=data, clip=config.value_clip, model=critic, **rest)
+    trainer.when_sharded(trainer.measure_before)
+    return trainer
 
 
 def loaded_critic(folder: str, args: RLConfig) -> Any:
