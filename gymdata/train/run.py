@@ -257,8 +257,8 @@ def train(
     out, stage = local_output(settings.output), f"train-{settings.algorithm}"
     files = resolve(source, settings.table)
     text = text_format(source, files, settings)
-    if text is None and not files and (other := held_instead(source, settings.table)) is not None:
-        raise DataError.other_table(source, other, settings.table.name)
+    if text is None and not files and (table := held_instead(source, settings.table)) is not None:
+        raise DataError.other_table(source, table, settings.table.name)
     if text is None and not any(has_rows(file, settings.table) for file in files):
         raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], settings.table.name)
     refuse_other_kind(out / RUN_JSON, stage)
