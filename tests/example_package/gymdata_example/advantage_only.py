@@ -11,6 +11,6 @@ from gymdata.train.losses import Result, Tokens, loss
 
 @loss("−scale·A·ℓ", "this example", "token")
 def advantage_only(
-    at: Tokens, *, scale: Annotated[float, Field(gt=0, description="Factor of the advantages.")] = 1.0
+    batch: Tokens, *, scale: Annotated[float, Field(gt=0, description="Factor of the advantages.")] = 1.0
 ) -> Result:
-    return -scale * at.advantages * at.logprobs, at.unlimited
+    return -scale * batch.advantages * batch.logprobs, batch.unlimited
