@@ -124,7 +124,7 @@ class VllmSampler:
         #: The thread that starts the engine, and the processes that were there before (None: nothing is started yet).
         self._start: tuple[int, frozenset[int] | None] | None = None
         self._log = EngineLog()
-        self._last_made: tuple[tuple[object, ...], Any] | None = None
+        self._last_params: tuple[tuple[object, ...], Any] | None = None
 
     async def start(self) -> Facts:
         """Start the engine (about 15 s on a CPU). Raises UsageError on bad settings, OutsideError when it cannot start."""
@@ -149,16 +149,16 @@ class VllmSampler:
     async def fingerprint(self) -> Fingerprint:
         """The fingerprint of this engine's policy; after ``start``. Hashes the weights."""
         sampling = Sampling(top_logprobs=ALTERNATIVES)
-        made = partial(self._params_of, sampling=sampling, log_probs=True)
+        params_of = partial(self._params_of, sampling=sampling, log_probs=True)
         requests = [SampleRequest(f"fingerprint-{k}", prompt, 1, seed=1) for k, prompt in enumerate(PRINTS)]
-        drawn = [(await self._sample(request, made, sampling, log_probs=True))[0] for request in requests]
+        drawn = [(await self._sample(request, params_of, sampling, log_probs=True))[0] for request in requests]
         return Fingerprint(
             "this process",
             str((await asyncio.to_thread(policy_facts, self.model))["policy_hash"]),
             str(self._facts["logprobs_mode"]),
             None,
             None,
-            tuple(dict((one.top_log_probs or [()])[0]) for one in drawn),
+            tuple(dict((generation.top_log_probs or [()])[0]) for generation in drawn),
         )
 
     async def score(self, ids: Sequence[int]) -> list[float]:
@@ -325,12 +325,12 @@ class VllmSampler:
         streamed = request.on_tokens is not None
         shape = (sampling, request.n, request.max_tokens, log_probs, streamed)
         seed = request.seed if self._facts["request_seeds"] else None
-        if self._last_made is None or self._last_made[0] != shape:
-            given = sampling.request_fields()
-            if isinstance(grammar := given.get("structured_outputs"), Mapping):  # as requests over HTTP have it
-                given["structured_outputs"] = StructuredOutputsParams(**grammar)
-            made = SamplingParams(
-                **given,
+        if self._last_params is None or self._last_params[0] != shape:
+            options = sampling.request_fields()
+            if isinstance(grammar := options.get("structured_outputs"), Mapping):  # as requests over HTTP have it
+                options["structured_outputs"] = StructuredOutputsParams(**grammar)
+            params = SamplingParams(
+                **options,
                 n=request.n,
                 max_tokens=request.max_tokens,
                 seed=seed,
@@ -339,10 +339,10 @@ class VllmSampler:
                 detokenize=sampling.reads_text,
                 output_kind=RequestOutputKind.CUMULATIVE if streamed else RequestOutputKind.FINAL_ONLY,
                 # These are never changed, so vLLM need not copy them deeply; it does change those of a grammar.
-                skip_clone="structured_outputs" not in given,
+                skip_clone="structured_outputs" not in options,
             )
-            self._last_made = shape, made
-        params = copy.copy(self._last_made[1])
+            self._last_params = shape, params
+        params = copy.copy(self._last_params[1])
         params.seed = seed
         return params
 
@@ -402,12 +402,12 @@ class VllmSampler:
     def _engine_args(self) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs
 
-        known = [f.name for f in fields(AsyncEngineArgs)]
+        arguments = [f.name for f in fields(AsyncEngineArgs)]
         for key in self.engine_args:
-            if key not in known:
-                raise UsageError.unknown_key(key, known, "--set engine")
-        wanted, adapter = arguments_for(self.model, self.engine_args)
-        wanted |= {
+            if key not in arguments:
+                raise UsageError.unknown_key(key, arguments, "--set engine")
+        defaults, adapter = arguments_for(self.model, self.engine_args)
+        defaults |= {
             "seed": self.seed or 0,
             "max_logprobs": max(20, self.sampling.top_logprobs),
             "disable_log_stats": True,
@@ -418,7 +418,7 @@ class VllmSampler:
             from vllm.lora.request import LoRARequest
 
             self._lora = LoRARequest(adapter.name, 1, str(adapter))
-        return AsyncEngineArgs(**{**wanted, **self.engine_args})
+        return AsyncEngineArgs(**{**defaults, **self.engine_args})
 
     def _collect_facts(self, config: Any) -> Facts:
         import vllm
@@ -462,23 +462,23 @@ class VllmSampler:
         }
 
 
-def refuse_unknown_arguments(given: Settings) -> None:
+def refuse_unknown_arguments(args: Settings) -> None:
     """Raises UsageError for engine arguments that vLLM has not or cannot take, or that are given in another way."""
     for key, instead in _FIXED.items():
-        if key in given:
+        if key in args:
             raise UsageError(f"engine.{key} cannot be set", hint=instead)
     # Read from vLLM's source: importing it takes many seconds.
-    known = source_fields("vllm.engine.arg_utils", "AsyncEngineArgs")
-    unknown = [key for key in given if known is not None and key not in known]
-    if known is not None and unknown:
-        raise UsageError.several(UsageError.unknown_key(key, known, "--set engine") for key in unknown)
-    dtype = str(given.get("dtype", "auto")).removeprefix("torch.")
+    arguments = source_fields("vllm.engine.arg_utils", "AsyncEngineArgs")
+    unknown = [key for key in args if arguments is not None and key not in arguments]
+    if arguments is not None and unknown:
+        raise UsageError.several(UsageError.unknown_key(key, arguments, "--set engine") for key in unknown)
+    dtype = str(args.get("dtype", "auto")).removeprefix("torch.")
     if dtype not in _DTYPES:
         raise UsageError.unknown_choice("--set engine.dtype", dtype, _DTYPES)
 
 
-def arguments_for(model: str, given: Settings) -> tuple[Settings, Path | None]:
-    """(what vLLM needs to sample ``model`` for collecting on this machine, besides ``given``; adapter folder or None). On a
+def arguments_for(model: str, args: Settings) -> tuple[Settings, Path | None]:
+    """(what vLLM needs to sample ``model`` for collecting on this machine, besides ``args``; adapter folder or None). On a
     CPU an adapter is merged with its base, once, in a cache.
 
     Raises DataError or UsageError for a model that is not here or cannot be loaded.
@@ -487,25 +487,25 @@ def arguments_for(model: str, given: Settings) -> tuple[Settings, Path | None]:
     base = str(local_folder(base))
     from vllm.platforms import current_platform
 
-    wanted: Settings = {
+    needed: Settings = {
         "model": base,
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": 20,
         "max_num_seqs": DEFAULT_MAX_NUM_SEQS,
     }
     if current_platform.is_cpu():
-        wanted |= _cpu_args(base, given)
+        needed |= _cpu_args(base, args)
         if adapter is not None and find_spec("peft") is not None:
             from gymdata.models._saving import merged_in_cache
 
             # vLLM samples a tenth of the tokens with an adapter there.
-            wanted["model"] = str(merged_in_cache(model, str(given.get("dtype", wanted["dtype"]))))
+            needed["model"] = str(merged_in_cache(model, str(args.get("dtype", needed["dtype"]))))
             adapter = None
     if adapter is not None:
         rank = int(json.loads((adapter / "adapter_config.json").read_text()).get("r", 16))
         fits = next((r for r in _LORA_RANKS if r >= rank), rank)
-        wanted |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": fits}
-    return wanted, adapter
+        needed |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": fits}
+    return needed, adapter
 
 
 def set_environment() -> None:
@@ -532,7 +532,7 @@ def _tracker_stays_quiet() -> Iterator[None]:
         sys.warnoptions.remove(option)
 
 
-def _cpu_args(base: str, given: Settings) -> Settings:
+def _cpu_args(base: str, args: Settings) -> Settings:
     """Defaults on a CPU, where per-request seeds need whole prefills and compiling costs more than it gives."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -541,11 +541,11 @@ def _cpu_args(base: str, given: Settings) -> Settings:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     weights = sum(file.stat().st_size for file in Path(base).glob("*.safetensors"))
-    if len(cores) == 2 and weights >= _LARGE and not any("parallel" in key for key in given):
+    if len(cores) == 2 and weights >= _LARGE and not any("parallel" in key for key in args):
         # vLLM leaves one to its scheduler, which has little to do beside a model of this size (RESULTS.md, Real model).
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
     probe = {
-        key: given[key] for key in ("max_model_len", "tokenizer", "trust_remote_code", "hf_overrides") if key in given
+        key: args[key] for key in ("max_model_len", "tokenizer", "trust_remote_code", "hf_overrides") if key in args
     }
     try:
         model = AsyncEngineArgs(model=base, **probe).create_model_config()

@@ -84,37 +84,37 @@ def _rounded_products() -> AbstractContextManager[Any]:
     return RoundedProducts()  # type: ignore[no-untyped-call]  # as above
 
 
-def load(place: Place, head: str, **options: Any) -> Any:
+def load(source: Place, head: str, **options: Any) -> Any:
     """The model of the transformers auto class ``head``, ready to run. Raises DataError when it is not of that class, and
     UsageError for a device or number format that cannot be had."""
     with needs("train"):
         import torch
         import transformers
-    if place.dtype not in DTYPES:
-        raise UsageError.unknown_choice("--dtype", place.dtype, DTYPES)
+    if source.dtype not in DTYPES:
+        raise UsageError.unknown_choice("--dtype", source.dtype, DTYPES)
     try:
-        device = torch.device(place.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = torch.device(source.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
-        raise UsageError.bad_value("--device", place.device, "cpu, cuda or cuda:N") from error
+        raise UsageError.bad_value("--device", source.device, "cpu, cuda or cuda:N") from error
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise UsageError(f"--device {place.device}: CUDA device not available", hint="--device cpu")
-    dtype: Any = getattr(torch, place.dtype, "auto")
-    if place.dtype == "auto" and device.type == "cpu":
+        raise UsageError(f"--device {source.device}: CUDA device not available", hint="--device cpu")
+    dtype: Any = getattr(torch, source.dtype, "auto")
+    if source.dtype == "auto" and device.type == "cpu":
         dtype = torch.float32
     try:
         with quiet_transformers():  # ``lacking`` reports missing weights instead
             model, loading_info = getattr(transformers, head).from_pretrained(
-                local_folder(place.base), dtype=dtype, local_files_only=True, output_loading_info=True, **options
+                local_folder(source.base), dtype=dtype, local_files_only=True, output_loading_info=True, **options
             )
-            if place.adapter is not None:
-                model = with_adapter(model, place.adapter, place.base).get_base_model()
+            if source.adapter is not None:
+                model = with_adapter(model, source.adapter, source.base).get_base_model()
     except (OSError, ValueError) as error:
-        raise DataError.unreadable(place.name, f"not a model folder: {first_line(error)}") from error
+        raise DataError.unreadable(source.name, f"not a model folder: {first_line(error)}") from error
     lacking = (
-        [] if place.adapter else sorted(map(str, [*loading_info["missing_keys"], *loading_info["mismatched_keys"]]))
+        [] if source.adapter else sorted(map(str, [*loading_info["missing_keys"], *loading_info["mismatched_keys"]]))
     )
     if lacking:
-        raise DataError(f"{place.name}: its weights lack {', '.join(lacking[:3])}, so it is no {head}")
+        raise DataError(f"{source.name}: its weights lack {', '.join(lacking[:3])}, so it is no {head}")
     # Router losses are for training, and need what is not kept here.
     model.config.output_router_logits = False
     return model.eval().to(device)
@@ -134,10 +134,10 @@ class ForwardPolicy:
     whether the common beginnings of a pass are run once."""
 
     def __init__(
-        self, place: Place, batch_tokens: int = BATCH_TOKENS, sharing: Literal["auto", "on", "off"] = "auto"
+        self, source: Place, batch_tokens: int = BATCH_TOKENS, sharing: Literal["auto", "on", "off"] = "auto"
     ) -> None:
-        self._place, self._batch_tokens = place, batch_tokens
-        self._model = load(place, "AutoModelForCausalLM")
+        self._source, self._batch_tokens = source, batch_tokens
+        self._model = load(source, "AutoModelForCausalLM")
         if sharing != "off":
             share_prefixes(self._model)
         self._temperature: tuple[float, bool] | None = None
@@ -146,39 +146,39 @@ class ForwardPolicy:
         self.facts: Facts = facts(self._model)
 
     def log_probs(
-        self, given: ToScore, *, entropy: bool = False, shift: int = 0
+        self, to_score: ToScore, *, entropy: bool = False, shift: int = 0
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Log-probs (and entropies in nats) of the scored tokens, float32 (given.n_scored,).
+        """Log-probs (and entropies in nats) of the scored tokens, float32 (to_score.n_scored,).
 
         ``shift``: score with the output this many positions later; NaN beyond the end.
         """
-        _check(self._model, given, self._place.name)
-        found = np.full(given.n_scored, np.nan, np.float32)
-        entropies = found.copy() if entropy else None
-        for batch in _passes(self._model, given, self._batch_tokens):
+        _check(self._model, to_score, self._source.name)
+        log_probs = np.full(to_score.n_scored, np.nan, np.float32)
+        entropies = log_probs.copy() if entropy else None
+        for batch in _passes(self._model, to_score, self._batch_tokens):
             tokens = batch.scored(shift)
-            temperatures = given.temperature[batch.rows][tokens.line]
+            temperatures = to_score.temperature[batch.rows][tokens.line]
             for temperature in np.unique(temperatures):
-                mine = np.flatnonzero(temperatures == temperature)
+                selected = np.flatnonzero(temperatures == temperature)
                 logps, entropies_here = self._head(
-                    tokens.states[mine], tokens.targets[mine], float(temperature), entropy
+                    tokens.states[selected], tokens.targets[selected], float(temperature), entropy
                 )
-                found[tokens.scores[mine]] = logps
+                log_probs[tokens.scores[selected]] = logps
                 if entropies is not None:
-                    entropies[tokens.scores[mine]] = entropies_here
-        return found, entropies
+                    entropies[tokens.scores[selected]] = entropies_here
+        return log_probs, entropies
 
-    def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> np.ndarray:
-        """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), given.n_scored)."""
-        _check(self._model, given, self._place.name)
-        found = np.empty((len(temperatures), given.n_scored), np.float32)
-        if self._scored is None or self._scored[0] is not given:
+    def log_probs_at(self, to_score: ToScore, temperatures: Sequence[float]) -> np.ndarray:
+        """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), to_score.n_scored)."""
+        _check(self._model, to_score, self._source.name)
+        log_probs = np.empty((len(temperatures), to_score.n_scored), np.float32)
+        if self._scored is None or self._scored[0] is not to_score:
             # A search for a temperature asks for the same ones again: the states are all that it takes.
-            self._scored = given, [batch.scored() for batch in _passes(self._model, given, self._batch_tokens)]
+            self._scored = to_score, [batch.scored() for batch in _passes(self._model, to_score, self._batch_tokens)]
         for tokens in self._scored[1]:
             for line, temperature in enumerate(temperatures):
-                found[line, tokens.scores] = self._head(tokens.states, tokens.targets, temperature, False)[0]
-        return found
+                log_probs[line, tokens.scores] = self._head(tokens.states, tokens.targets, temperature, False)[0]
+        return log_probs
 
     def _head(self, hidden: Any, targets: np.ndarray, temperature: float, entropy: bool) -> tuple[np.ndarray, Any]:
         """The model's head applied to hidden states (k, H)."""
@@ -200,28 +200,28 @@ class ForwardPolicy:
 class ForwardCritic:
     """A sequence classification model with one label, whose head gives the value of the state after any token."""
 
-    def __init__(self, place: Place, batch_tokens: int = BATCH_TOKENS) -> None:
-        self._place, self._batch_tokens = place, batch_tokens
-        self._model = load(place, "AutoModelForSequenceClassification", num_labels=1)
+    def __init__(self, source: Place, batch_tokens: int = BATCH_TOKENS) -> None:
+        self._source, self._batch_tokens = source, batch_tokens
+        self._model = load(source, "AutoModelForSequenceClassification", num_labels=1)
         if not hasattr(self._model, "score"):
             raise DataError(
-                f"{place.name}: its class {type(self._model).__name__} has no head that scores every token",
+                f"{source.name}: its class {type(self._model).__name__} has no head that scores every token",
                 hint="give a critic as AutoModelForSequenceClassification saves it, with one label",
             )
         share_prefixes(self._model)
         self.facts: Facts = facts(self._model)
 
-    def values(self, given: ToScore) -> tuple[np.ndarray, np.ndarray]:
-        """float32 (given.n_scored,) each: the value of the state before a scored token, and of the state after it."""
-        _check(self._model, given, self._place.name)
-        found = np.empty((2, given.n_scored), np.float32)
-        for batch in _passes(self._model, given, self._batch_tokens):
+    def values(self, to_score: ToScore) -> tuple[np.ndarray, np.ndarray]:
+        """float32 (to_score.n_scored,) each: the value of the state before a scored token, and of the state after it."""
+        _check(self._model, to_score, self._source.name)
+        values = np.empty((2, to_score.n_scored), np.float32)
+        for batch in _passes(self._model, to_score, self._batch_tokens):
             for line in (0, 1):
                 tokens = batch.scored(shift=line)
                 with inference(self._model):
-                    values = self._model.score(tokens.states)[:, 0]
-                found[line, tokens.scores] = values.float().cpu().numpy()
-        return found[0], found[1]
+                    predicted = self._model.score(tokens.states)[:, 0]
+                values[line, tokens.scores] = predicted.float().cpu().numpy()
+        return values[0], values[1]
 
 
 class _Scored(NamedTuple):
@@ -242,7 +242,7 @@ class _Pass:
     ids: np.ndarray
     attention: np.ndarray
     mask: np.ndarray
-    place: np.ndarray
+    score_index: np.ndarray
 
     def scored(self, shift: int = 0) -> _Scored:
         """The scored tokens, by the states that predict them, or those ``shift`` places later, where there are any."""
@@ -253,39 +253,39 @@ class _Pass:
         there = (source >= 0) & (source < self.attention.sum(axis=1)[line])
         line, column, source = line[there], column[there], source[there]
         states = self.hidden[torch.from_numpy(line), torch.from_numpy(source)]
-        return _Scored(states, self.ids[line, column], line, self.place[line, column])
+        return _Scored(states, self.ids[line, column], line, self.score_index[line, column])
 
 
-def _passes(model: Any, given: ToScore, batch_tokens: int) -> Iterator[_Pass]:
+def _passes(model: Any, to_score: ToScore, batch_tokens: int) -> Iterator[_Pass]:
     """Every sequence with something to score, once, those with one prompt together."""
     import torch
 
     device, backbone = next(model.parameters()).device, model.base_model
-    for rows in given.batches(batch_tokens):
-        ids, attention, mask, place = _padded(given, rows)
+    for rows in to_score.batches(batch_tokens):
+        ids, attention, mask, score_index = _padded(to_score, rows)
         inputs = {
             "input_ids": torch.from_numpy(ids).to(device),
             "attention_mask": torch.from_numpy(attention).to(device),
         }
         with inference(model):
             hidden = backbone(**inputs, use_cache=False).last_hidden_state
-        yield _Pass(rows, hidden, ids, attention, mask, place)
+        yield _Pass(rows, hidden, ids, attention, mask, score_index)
 
 
-def _padded(given: ToScore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """ids, attention mask, mask and place among the scores, each (len(rows), L), filled up on the right."""
-    shape = (len(rows), int(given.lengths[rows].max()))
-    ids, attention, place = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+def _padded(to_score: ToScore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """ids, attention mask, mask and index among the scores, each (len(rows), L), filled up on the right."""
+    shape = (len(rows), int(to_score.lengths[rows].max()))
+    ids, attention, score_index = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     mask = np.zeros(shape, np.bool_)
     for line, row in enumerate(rows.tolist()):
-        own, scored = given.token_ids[row], given.mask[row]
+        own, scored = to_score.token_ids[row], to_score.mask[row]
         size = len(own)
         ids[line, :size], mask[line, :size], attention[line, :size] = own, scored, 1
-        place[line, :size][scored] = given.scores[row]
-    return ids, attention, mask, place
+        score_index[line, :size][scored] = to_score.scores[row]
+    return ids, attention, mask, score_index
 
 
-def _check(model: Any, given: ToScore, name: str) -> None:
+def _check(model: Any, to_score: ToScore, name: str) -> None:
     text = model.config.get_text_config()
     rows = model.get_input_embeddings().weight.shape[0]
-    given.refuse_unscorable(int(rows), getattr(text, "max_position_embeddings", None), name)
+    to_score.refuse_unscorable(int(rows), getattr(text, "max_position_embeddings", None), name)

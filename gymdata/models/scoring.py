@@ -84,16 +84,16 @@ class ToScore:
         most ``max_tokens`` with padding a batch; a longer sequence goes alone."""
         order = sibling_order(prompt_groups(self.token_ids, self.mask), self.lengths)
         order = order[self.scores.lengths[order] > 0]
-        at = 0
-        while at < len(order):
-            size, longest = 1, int(self.lengths[order[at]])
-            while at + size < len(order):
-                longest = max(longest, int(self.lengths[order[at + size]]))
+        start = 0
+        while start < len(order):
+            size, longest = 1, int(self.lengths[order[start]])
+            while start + size < len(order):
+                longest = max(longest, int(self.lengths[order[start + size]]))
                 if (size + 1) * longest > max_tokens:
                     break
                 size += 1
-            yield order[at : at + size]
-            at += size
+            yield order[start : start + size]
+            start += size
 
     def refuse_unscorable(self, vocab_size: int, max_length: int | None, model: str) -> None:
         """Raises RefusedError for what ``model`` cannot read: an id that is not in its vocabulary (T206), a sequence
@@ -114,14 +114,14 @@ class PolicyModel(Protocol):
 
     facts: Facts
 
-    def log_probs(self, given: ToScore, *, entropy: bool = False, shift: int = 0) -> tuple[Any, Any]:
+    def log_probs(self, to_score: ToScore, *, entropy: bool = False, shift: int = 0) -> tuple[Any, Any]:
         """Log-probs of the scored tokens at their rows' temperature over the whole vocabulary, and entropies in nats
-        (None unless requested): float32 (given.n_scored,). ``shift``: scored with the output this many positions later;
+        (None unless requested): float32 (to_score.n_scored,). ``shift``: scored with the output this many positions later;
         NaN beyond the end. Raises RefusedError for ids that it cannot read."""
         ...
 
-    def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> Any:
-        """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), given.n_scored)."""
+    def log_probs_at(self, to_score: ToScore, temperatures: Sequence[float]) -> Any:
+        """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), to_score.n_scored)."""
         ...
 
 
@@ -130,6 +130,6 @@ class Critic(Protocol):
 
     facts: Facts
 
-    def values(self, given: ToScore) -> tuple[Any, Any]:
-        """float32 (given.n_scored,) each: the value of the state before a scored token, and of the state after it."""
+    def values(self, to_score: ToScore) -> tuple[Any, Any]:
+        """float32 (to_score.n_scored,) each: the value of the state before a scored token, and of the state after it."""
         ...

@@ -59,14 +59,14 @@ def served_policy(
     policy = ServedPolicy(servers, wait_s, say)
     try:
         name = str(policy.facts["served_model"] or model)
-        folder = next((one for one in (model, name) if one and Path(one).is_dir()), None)
+        folder = next((path for path in (model, name) if path and Path(path).is_dir()), None)
         # Where the server reads the model, on this machine or not; only its tokenizer is taken from there.
-        beside = next((one for one in (folder, policy.facts["served_from"]) if one and Path(one).is_dir()), None)
-        known = model_identity.policy_facts(folder) if folder is not None else model_identity.served_facts(name)
+        beside = next((path for path in (folder, policy.facts["served_from"]) if path and Path(path).is_dir()), None)
+        identity = model_identity.policy_facts(folder) if folder is not None else model_identity.served_facts(name)
         yield (
             {
                 "path": folder or name,
-                "policy_hash": known["policy_hash"],
+                "policy_hash": identity["policy_hash"],
                 "checkpoint_dtype": UNKNOWN,
                 **(tokenizer_facts(beside) if beside is not None else dict.fromkeys(_TOKENIZER)),
                 **policy.facts,
@@ -104,25 +104,25 @@ class ServedPolicy:
             "served_from": engine.get("served_from"),
         }
 
-    def log_probs(self, given: ToScore, *, entropy: bool = False, shift: int = 0) -> tuple[np.ndarray, None]:
+    def log_probs(self, to_score: ToScore, *, entropy: bool = False, shift: int = 0) -> tuple[np.ndarray, None]:
         """As ``PolicyModel``; NaN for another ``shift`` than 0. Raises RefusedError for rows that were sampled at another
         temperature than 1, and for ids that cannot be scored; UsageError for ``entropy``."""
         if entropy:
             raise UsageError("a server gives no entropies", hint="name the model's folder with -m, without --endpoint")
         if shift:
-            return np.full(given.n_scored, np.nan, np.float32), None
-        self._refuse(given)
-        scores = np.empty(given.n_scored, np.float32)
-        self._do(self._score(given, scores))
+            return np.full(to_score.n_scored, np.nan, np.float32), None
+        self._refuse(to_score)
+        scores = np.empty(to_score.n_scored, np.float32)
+        self._do(self._score(to_score, scores))
         return scores, None
 
-    def log_probs_at(self, given: ToScore, temperatures: Sequence[float]) -> np.ndarray:
+    def log_probs_at(self, to_score: ToScore, temperatures: Sequence[float]) -> np.ndarray:
         """As ``PolicyModel``; NaN for every temperature but 1."""
-        found = np.full((len(temperatures), given.n_scored), np.nan, np.float32)
+        log_probs = np.full((len(temperatures), to_score.n_scored), np.nan, np.float32)
         at_one = [row for row, temperature in enumerate(temperatures) if temperature == 1.0]
         if at_one:
-            found[at_one] = self.log_probs(given)[0]
-        return found
+            log_probs[at_one] = self.log_probs(to_score)[0]
+        return log_probs
 
     def close(self) -> None:
         """Close every connection. Safe to call twice."""
@@ -140,8 +140,8 @@ class ServedPolicy:
             future.cancel()
             raise
 
-    def _refuse(self, given: ToScore) -> None:
-        others = np.unique(given.temperature[(given.temperature != 1.0) & (given.scores.lengths > 0)])
+    def _refuse(self, to_score: ToScore) -> None:
+        others = np.unique(to_score.temperature[(to_score.temperature != 1.0) & (to_score.scores.lengths > 0)])
         if len(others):
             rows = ", ".join(f"{t:g}" for t in others[:4])
             raise RefusedError(
@@ -150,16 +150,16 @@ class ServedPolicy:
             )
         # A request generates a token as well.
         longest = None if self._longest is None else int(self._longest) - 1
-        given.refuse_unscorable(_IDS, longest, str(self.facts["served_model"]))
+        to_score.refuse_unscorable(_IDS, longest, str(self.facts["served_model"]))
 
-    async def _score(self, given: ToScore, scores: np.ndarray) -> None:
-        rows = iter(np.flatnonzero(given.scores.lengths > 0).tolist())
+    async def _score(self, to_score: ToScore, scores: np.ndarray) -> None:
+        rows = iter(np.flatnonzero(to_score.scores.lengths > 0).tolist())
 
         async def worker() -> None:
             for row in rows:
-                ids = given.token_ids[row].tolist()
-                found, _ = await self.servers.ask(lambda member, ids=ids: member.score(ids))  # type: ignore[misc]  # mypy infers no lambda with a default
+                ids = to_score.token_ids[row].tolist()
+                log_probs, _ = await self.servers.ask(lambda member, ids=ids: member.score(ids))  # type: ignore[misc]  # mypy infers no lambda with a default
                 # The first token has nothing before it, and is never scored.
-                scores[given.scores.span(row)] = np.asarray([np.nan, *found], np.float32)[given.mask[row]]
+                scores[to_score.scores.span(row)] = np.asarray([np.nan, *log_probs], np.float32)[to_score.mask[row]]
 
-        await together(worker() for _ in range(min(self.servers.default_concurrency, len(given))))
+        await together(worker() for _ in range(min(self.servers.default_concurrency, len(to_score))))
