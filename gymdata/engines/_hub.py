@@ -15,17 +15,17 @@ def hub_files(text: str) -> list[Path]:
 
     NAME is OWNER/NAME, or OWNER/NAME/CONFIG for a dataset of several. Without SPLIT it is ``train``, or the only one.
     """
-    given = _FORM.fullmatch(text)
-    if given is None:
+    match = _FORM.fullmatch(text)
+    if match is None:
         raise UsageError.bad_value(
             "tasks", text, "hf:OWNER/NAME[/CONFIG][:SPLIT]", "for the first rows of a split: --limit N"
         )
     with needs("hub"):
         import datasets
-    owner, *rest = given["name"].split("/")
+    owner, *rest = match["name"].split("/")
     name, config = "/".join([owner, *rest[:1]]), "/".join(rest[1:]) or None
     try:
-        found = datasets.load_dataset(name, config, split=given["split"])
+        dataset = datasets.load_dataset(name, config, split=match["split"])
     except datasets.exceptions.DatasetNotFoundError as error:
         raise DataError(
             f"{text}: {first_line(error)}", hint="check the name; a private dataset needs a login (`hf auth login`)"
@@ -38,14 +38,14 @@ def hub_files(text: str) -> list[Path]:
         raise OutsideError(
             "hub", f"{text}: {first_line(error)}", hint="offline, a dataset must be in the cache: see HF_HOME"
         ) from error
-    if isinstance(found, datasets.DatasetDict):
-        split = "train" if "train" in found else next(iter(found)) if len(found) == 1 else None
+    if isinstance(dataset, datasets.DatasetDict):
+        split = "train" if "train" in dataset else next(iter(dataset)) if len(dataset) == 1 else None
         if split is None:
             raise UsageError(
-                f"{text}: has the splits {', '.join(found)}, expected one", hint=f"{text}:{next(iter(found))}"
+                f"{text}: has the splits {', '.join(dataset)}, expected one", hint=f"{text}:{next(iter(dataset))}"
             )
-        found = found[split]
-    files = [Path(part["filename"]) for part in found.cache_files]
+        dataset = dataset[split]
+    files = [Path(part["filename"]) for part in dataset.cache_files]
     if not files:
         raise DataError.empty(text, "a dataset with rows")
     return files

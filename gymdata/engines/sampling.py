@@ -51,13 +51,13 @@ class Sampling:
         for key in settings:
             if key not in _NAMES and get_close_matches(key, _NAMES, cutoff=0.8):
                 raise UsageError.unknown_key(key, _NAMES, "sampling")
-        given = {key: value for key, value in settings.items() if value is not None}
-        own = {f.name: given.pop(f.name) for f in fields(cls) if f.name in given}
+        more = {key: value for key, value in settings.items() if value is not None}
+        own = {f.name: more.pop(f.name) for f in fields(cls) if f.name in more}
         if "stop_token_ids" in own:
             own["stop_token_ids"] = tuple(own["stop_token_ids"])
         if own.get("top_k", 0) < 0:  # vLLM also spells "off" as -1
             own["top_k"] = 0
-        return cls(**own, more=given)
+        return cls(**own, more=more)
 
     def changed(self, settings: Mapping[str, Any] | None) -> Sampling:
         """These settings with those of a request."""
@@ -90,10 +90,10 @@ _NEUTRAL = Sampling().request_fields()
 _NAMES = [f.name for f in fields(Sampling) if f.name != "more"]
 
 
-def refuse_unknown_parameters(given: Iterable[str]) -> None:
+def refuse_unknown_parameters(keys: Iterable[str]) -> None:
     """Raises UsageError for sampling parameters that the vLLM of this machine has not."""
-    known = source_fields("vllm.sampling_params", "SamplingParams") or {}
-    if faults := [UsageError.unknown_key(key, known, "--set sampling") for key in given if known and key not in known]:
+    names = source_fields("vllm.sampling_params", "SamplingParams") or {}
+    if faults := [UsageError.unknown_key(key, names, "--set sampling") for key in keys if names and key not in names]:
         raise UsageError.several(faults)
 
 
@@ -138,12 +138,12 @@ def check_generation(
     if sent is None:
         check_ids(prompt, vocab_size, "prompt")
     elif prompt is not sent and list(prompt) != list(sent):
-        at = next(
+        index = next(
             (k for k, (a, b) in enumerate(zip(sent, prompt, strict=False)) if a != b), min(len(sent), len(prompt))
         )
-        mine, theirs = (_short(ids[at]) if at < len(ids) else "nothing" for ids in (sent, prompt))
+        expected, actual = (_short(ids[index]) if index < len(ids) else "nothing" for ids in (sent, prompt))
         sizes = f"{len(sent):,} ids were sent and {len(prompt):,} read"
-        difference = f"at position {at} got {theirs}, expected {mine}"
+        difference = f"at position {index} got {actual}, expected {expected}"
         raise AnswerFaultError("prompt", f"another prompt was read than was sent: {sizes}, and {difference}")
     check_ids(ids, vocab_size, "generation")
     if len(ids) > max_tokens:
@@ -170,13 +170,13 @@ def check_ids(ids: Sequence[int], vocab_size: int | None, where: str) -> None:
     limit = vocab_size if vocab_size is not None else _MOST_IDS
     # Python's own loops over lists: the numbers may be too large for any array.
     if set(map(type, ids)) != {int}:
-        at, value = next((k, i) for k, i in enumerate(ids) if type(i) is not int)
-        raise AnswerFaultError("ids", f"{where}: the id at position {at}: got {_short(value)}, expected an integer")
+        index, value = next((k, i) for k, i in enumerate(ids) if type(i) is not int)
+        raise AnswerFaultError("ids", f"{where}: the id at position {index}: got {_short(value)}, expected an integer")
     if min(ids) < 0 or max(ids) >= limit:
-        at, value = next((k, i) for k, i in enumerate(ids) if not 0 <= i < limit)
+        index, value = next((k, i) for k, i in enumerate(ids) if not 0 <= i < limit)
         raise AnswerFaultError(
             "ids",
-            f"{where}: the id at position {at} is not in the vocabulary: got {_short(value)}, expected 0 to {limit - 1}",
+            f"{where}: the id at position {index} is not in the vocabulary: got {_short(value)}, expected 0 to {limit - 1}",
         )
 
 
@@ -194,11 +194,11 @@ def _check_log_probs(log_probs: Sequence[float], n: int) -> None:
         return
     finite = np.isfinite(values)
     bad = ~finite | (values > POSITIVE_TOLERANCE) | (values <= PLACEHOLDER)
-    at = int(np.flatnonzero(bad)[0])
-    got = f"the log-probability of token {at} is {values[at]:g}"
-    if not finite[at]:
+    token_index = int(np.flatnonzero(bad)[0])
+    got = f"the log-probability of token {token_index} is {values[token_index]:g}"
+    if not finite[token_index]:
         raise AnswerFaultError("logprobs", f"{got}, expected a finite number")
-    if values[at] > 0:
+    if values[token_index] > 0:
         raise AnswerFaultError(
             "positive", f"{got}, expected at most 0 (more than {POSITIVE_TOLERANCE:g} is no rounding)"
         )
@@ -210,8 +210,8 @@ def _check_log_probs(log_probs: Sequence[float], n: int) -> None:
 def _numbers(values: Sequence[float], what: str) -> np.ndarray:
     """float64 of plain numbers only."""
     if not set(map(type, values)) <= {float, int}:
-        at, value = next((k, v) for k, v in enumerate(values) if type(v) not in (float, int))
-        raise AnswerFaultError("shape", f"{what} {at}: got {_short(value)}, expected a number")
+        index, value = next((k, v) for k, v in enumerate(values) if type(v) not in (float, int))
+        raise AnswerFaultError("shape", f"{what} {index}: got {_short(value)}, expected a number")
     try:
         return np.array(values, np.float64)
     except OverflowError as error:

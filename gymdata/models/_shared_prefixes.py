@@ -122,13 +122,13 @@ def _share_head(model: Any, sharing: Sharing, backbone_forward: Callable[..., An
 
     @functools.wraps(fused)
     def forward(*args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
-        given = {"fused_lm_head": fused_lm_head} if fused_lm_head else {}
-        given |= {} if labels is None else {"labels": labels}
+        head_args = {"fused_lm_head": fused_lm_head} if fused_lm_head else {}
+        head_args |= {} if labels is None else {"labels": labels}
         tree = None
         if fused_lm_head and labels is not None and _is_plain(sharing.backbone, args, kwargs):
             tree = sharing.plan(kwargs["input_ids"], kwargs["attention_mask"])
         if tree is None:
-            return fused(*args, **given, **kwargs)
+            return fused(*args, **head_args, **kwargs)
         nodes = _nodes_of(tree, labels)
         scored = labels[:, 1:] != -100
         targets, places = torch.unique(nodes[:, 1:][scored], return_inverse=True)
@@ -172,13 +172,13 @@ def _forward(model: Any, function: Callable[..., Any]) -> Iterator[None]:
 
 def within(model: Any, call: Callable[[], _T]) -> _T:
     """What ``call`` returns, called as the forward pass of ``model``: a sharded model has its weights nowhere else."""
-    found: list[_T] = []
+    returned: list[_T] = []
     try:
-        with _forward(model, lambda: found.append(call())):
+        with _forward(model, lambda: returned.append(call())):
             model()
     finally:
         reshard(model)
-    return found[0]
+    return returned[0]
 
 
 def reshard(model: torch.nn.Module) -> None:
@@ -217,7 +217,7 @@ def _nodes_of(tree: PrefixTree, like: torch.Tensor) -> torch.Tensor:
 def _mask(backbone: Any, ends: torch.Tensor) -> Any:
     """Who may attend to whom, in the form that the model's attention takes."""
     rows, length = ends.shape
-    place = torch.arange(length, device=ends.device)
+    position = torch.arange(length, device=ends.device)
     kind = backbone.config._attn_implementation
     if kind == "flex_attention":
         from torch.nn.attention.flex_attention import create_block_mask
@@ -226,7 +226,7 @@ def _mask(backbone: Any, ends: torch.Tensor) -> Any:
             return (key <= query) & (query < ends[row, key])
 
         return create_block_mask(allowed, rows, None, length, length, device=ends.device)
-    mask = ((place[None, :] <= place[:, None]) & (place[:, None] < ends[:, None, :]))[:, None]
+    mask = ((position[None, :] <= position[:, None]) & (position[:, None] < ends[:, None, :]))[:, None]
     if kind == "sdpa":
         return mask
     dtype = next(backbone.parameters()).dtype

@@ -176,22 +176,22 @@ def load_reader(folder: str | Path) -> Reading:
         raise UsageError.bad_value("--tokenizer", str(folder), f"a folder with a tokenizer ({error})") from error
     size = backend.get_vocab_size(with_added_tokens=True)
 
-    def known(i: int) -> bool:
+    def is_token(i: int) -> bool:
         # Ids can have gaps; looking each up is slow, so only those beyond the size are looked up.
         return 0 <= i < size or (0 <= i < 2**32 and backend.id_to_token(i) is not None)
 
     special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
-    return Reading(_careful(functools.partial(backend.decode, skip_special_tokens=False), known), special)
+    return Reading(_careful(functools.partial(backend.decode, skip_special_tokens=False), is_token), special)
 
 
-def _careful(decode: Callable[[list[int]], str], known: Callable[[int], bool]) -> Callable[[Sequence[int]], str]:
+def _careful(decode: Callable[[list[int]], str], is_token: Callable[[int], bool]) -> Callable[[Sequence[int]], str]:
     def text(ids: Sequence[int]) -> str:
-        if all(map(known, ids)):
+        if all(map(is_token, ids)):
             return decode(list(ids))
         parts: list[str] = []
         run: list[int] = []
         for i in ids:
-            if known(i):
+            if is_token(i):
                 run.append(i)
                 continue
             parts += [decode(run), f"<id {i}>"]

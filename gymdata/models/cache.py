@@ -19,9 +19,9 @@ def made_in_cache(folder: Path, write: Callable[[Path], None]) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
-        write(made := Path(temporary) / folder.name)
+        write(unfinished := Path(temporary) / folder.name)
         try:
-            os.replace(made, folder)  # noqa: PTH105 - it appears when it is complete
+            os.replace(unfinished, folder)  # noqa: PTH105 - it appears when it is complete
         except OSError:
             if not folder.is_dir():  # else another process was faster
                 raise

@@ -32,14 +32,14 @@ def _loaded(kind: str, model: str, dtype: str, device: str | None, batch_tokens:
     from gymdata.models import _torch, model_identity
 
     policy = model_identity.policy_facts(model)
-    place = _torch.Place(policy["base"] or model, policy["adapter"], dtype, device)
-    loaded = getattr(_torch, kind)(place, batch_tokens or _torch.BATCH_TOKENS)
-    known = {
+    source = _torch.Place(policy["base"] or model, policy["adapter"], dtype, device)
+    loaded = getattr(_torch, kind)(source, batch_tokens or _torch.BATCH_TOKENS)
+    identity = {
         "path": model,
         "policy_hash": policy["policy_hash"],
         "checkpoint_dtype": model_identity.stored_dtype(model),
     }
-    return {**known, **tokenizer_facts(model), **loaded.facts}, loaded
+    return {**identity, **tokenizer_facts(model), **loaded.facts}, loaded
 
 
 def tokenizer_facts(model: str) -> Facts:

@@ -115,12 +115,12 @@ def policy_hash(folder: Path, full_below: int = FULL_HASH_BYTES) -> str:
                 config.pop("base_model_name_or_path", None)  # the base's own hash is part of the policy's
             digest.update(json.dumps(config, sort_keys=True).encode())
             break
-    whole = total < full_below
+    in_full = total < full_below
     for file in files:
         size = file.stat().st_size
         digest.update(f"\0{file.name}\0{size}\0".encode())
-        _update(digest, file, None if whole else max(1, round(_PLACES * size / total)))
-    return digest.hexdigest() if whole else f"sampled:{digest.hexdigest()}"
+        _update(digest, file, None if in_full else max(1, round(_PLACES * size / total)))
+    return digest.hexdigest() if in_full else f"sampled:{digest.hexdigest()}"
 
 
 def tokenizer_facts(tokenizer: Any, template: str | None, served_template: str | None = None) -> Facts:
@@ -169,8 +169,8 @@ def template_hash(text: str | None) -> str:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    found = (sorted(f for f in folder.glob(pattern) if f.name not in _NOT_WEIGHTS) for pattern in _WEIGHTS)
-    return next(filter(None, found), [])
+    by_pattern = (sorted(f for f in folder.glob(pattern) if f.name not in _NOT_WEIGHTS) for pattern in _WEIGHTS)
+    return next(filter(None, by_pattern), [])
 
 
 def _update(digest: Any, file: Path, places: int | None) -> None:
@@ -224,8 +224,8 @@ def stored_dtype(model: str) -> str | None:
 
 def check_tokenizer(runs: Sequence[RunFacts], model: ModelFacts, source: str, progress: Progress) -> None:
     """Raises RefusedError when a run in the lineage had another tokenizer; says so when none is known."""
-    known = [identity for run in runs if (identity := identity_of(run))]
-    hashes = {identity.get("tokenizer_hash") for identity in known} - {None}
+    identities = [identity for run in runs if (identity := identity_of(run))]
+    hashes = {identity.get("tokenizer_hash") for identity in identities} - {None}
     if not hashes:
         progress.message(f"warning: {source} does not lead back to a run: its tokenizer is not known and not checked")
     other = hashes - {model.tokenizer_hash}
@@ -235,7 +235,7 @@ def check_tokenizer(runs: Sequence[RunFacts], model: ModelFacts, source: str, pr
             "ids would mean other text",
             hint="train a model that has the tokenizer of the rollouts",
         )
-    templates = {identity.get("chat_template_hash") for identity in known} - {None, model.chat_template_hash}
+    templates = {identity.get("chat_template_hash") for identity in identities} - {None, model.chat_template_hash}
     for template in sorted(templates):
         progress.message(
             f"warning: {source} was sampled with chat template {template}, {model.path} has {model.chat_template_hash}: "

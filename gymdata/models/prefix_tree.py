@@ -126,12 +126,12 @@ class _Tree:
         self.members.append((number, path))
         self.size += len(ids) - shared
 
-    def write(self, ids: Ints, positions: Ints, ends: Ints, at: int) -> None:
-        """Into one row of the layout, from place ``at``."""
-        here = slice(at, at + self.size)
+    def write(self, ids: Ints, positions: Ints, ends: Ints, start: int) -> None:
+        """Into one row of the layout, from place ``start``."""
+        here = slice(start, start + self.size)
         ids[here], positions[here] = np.concatenate(self.ids), np.concatenate(self.positions)
         for nodes, end in [*self.ends, (self.members[-1][1], self.size)]:
-            ends[nodes + at] = end + at
+            ends[nodes + start] = end + start
 
 
 def _filled(trees: Sequence[_Tree], capacity: int) -> tuple[list[list[_Tree]], int]:

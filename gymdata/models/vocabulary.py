@@ -85,9 +85,9 @@ def _kinds(parts: Iterable[Any]) -> Iterable[str]:
 @cache
 def _byte_of() -> dict[str, int]:
     """The printable character that byte-level BPE writes for each byte."""
-    kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [b for b in range(256) if b not in kept]
-    return {chr(b): b for b in kept} | {chr(256 + n): b for n, b in enumerate(others)}
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
 def _bytes_of(piece: str, *, byte_level: bool) -> bytes:

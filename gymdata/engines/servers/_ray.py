@@ -195,9 +195,9 @@ class Replicas(Places):
         """Names before they have a node."""
         return {f"replica-{index}": str(index) for index in range(self.count)}
 
-    def member(self, given: str) -> ReplicaSampler:
+    def member(self, number: str) -> ReplicaSampler:
         """The sampler of one of ``read``."""
-        return ReplicaSampler(self, int(given))
+        return ReplicaSampler(self, int(number))
 
     async def open(self) -> None:
         """Join or start Ray and request every replica. Raises UsageError when they can never be placed."""
@@ -415,12 +415,12 @@ def engine_maker(
     model: str, engine_args: Settings, needs: Needs, kind: Callable[..., Member] | None = None, **settings: Any
 ) -> Callable[[], Member]:
     """Makes vLLM in an actor. A local folder is named by its whole path: the actor may be in another folder."""
-    place = str(Path(model).absolute()) if Path(model).exists() else model
+    path = str(Path(model).absolute()) if Path(model).exists() else model
     args = dict(engine_args)
     if needs.parts > 1:
         # In a placement group vLLM would put its parts into actors, for which there is no room.
         args.setdefault("distributed_executor_backend", "mp")
-    return partial(_vllm, kind, place, engine_args=args, **settings)
+    return partial(_vllm, kind, path, engine_args=args, **settings)
 
 
 def _vllm(kind: Callable[..., Member] | None, model: str, **settings: Any) -> Member:

@@ -101,7 +101,7 @@ class ChatServerSampler(ServerSampler):
         """Whether the server reads the prompt that this way gives it, in place of its own rendering."""
         if way == "messages":
             return True
-        held = [*drawn.prompt_token_ids, *drawn.token_ids]
+        prefix = [*drawn.prompt_token_ids, *drawn.token_ids]
         if way == "ids":
             body = self._chat_body(Conversation(_BEGIN, None), 1, 1, 1)
             body["kv_transfer_params"] = {"prompt_token_ids": list(PROBE)}
@@ -109,11 +109,11 @@ class ChatServerSampler(ServerSampler):
             # Other words than were sampled, so that a rendering of them cannot look like the prefix.
             messages: list[Message] = [{"role": "assistant", "content": "an earlier completion"}, *_BEGIN]
             body = self._chat_body(Conversation([*_BEGIN, *messages], None), 1, 1, 1)
-            body["required_prefix_token_ids"] = held
+            body["required_prefix_token_ids"] = prefix
         read = await self._prompt_read(body)
         if read is None:
             return False
-        return read == list(PROBE) if way == "ids" else read[: len(held)] == held and len(read) > len(held)
+        return read == list(PROBE) if way == "ids" else read[: len(prefix)] == prefix and len(read) > len(prefix)
 
     async def _shows_tools(self, drawn: Generation) -> str | None:
         """The tool_choice under which tools reach the prompt, "none" before "auto": completions are parsed here."""
@@ -163,18 +163,18 @@ class OnPolicyPrompts:
         self._chat = chat
 
     def __call__(
-        self, held: Sequence[int], messages: Sequence[Message], new: Sequence[Message], tools: Tools
+        self, prefix: Sequence[int], messages: Sequence[Message], new: Sequence[Message], tools: Tools
     ) -> list[int]:
-        """``held`` and what is new; without a proof of the cut, the whole rendered again, which the row will show as a
+        """``prefix`` and what is new; without a proof of the cut, the whole rendered again, which the row will show as a
         break. ``messages`` end with the model's last message. Raises DataError when the template refuses ``new``."""
         chat = self._chat
         try:
-            return next_prompt(held, chat.bridge(messages, new, tools), chat.end_of_turn_ids)
+            return next_prompt(prefix, chat.bridge(messages, new, tools), chat.end_of_turn_ids)
         except RefusedError:
             rendered = chat.render([*messages, *new], tools)
         try:
             before = chat.encode(chat.text(messages, tools, generate=False))
-            return splice(held, before, rendered, chat.end_of_turn_ids)
+            return splice(prefix, before, rendered, chat.end_of_turn_ids)
         except (SpliceRefusedError, DataError):
             return rendered
 

@@ -96,28 +96,28 @@ def generations(
     out: list[Generation | None] = [None] * n
     for choice in choices:
         try:
-            found = read(answer, choice, body)
+            evidence = read(answer, choice, body)
         except (AttributeError, TypeError) as error:
             raise garbage("one with log-probabilities in a known shape", choice) from error
-        if found.ids is None or found.prompt is None:
+        if evidence.ids is None or evidence.prompt is None:
             raise AnswerFaultError("no_ids", "the server does not return token ids", hint=_NO_IDS)
-        if found.log_probs is None:
+        if evidence.log_probs is None:
             raise AnswerFaultError("no_logprobs", "the server does not return log-probabilities", hint=_NO_LOGPROBS)
         index = choice.get("index")
-        lists = all(isinstance(part, list) for part in (found.ids, found.prompt, found.log_probs))
+        lists = all(isinstance(part, list) for part in (evidence.ids, evidence.prompt, evidence.log_probs))
         if not lists or type(index) is not int or not 0 <= index < n or out[index] is not None:
             raise garbage("ids with one log-probability each", choice)
-        made = Generation(
-            prompt_token_ids=found.prompt,
-            token_ids=found.ids,
-            log_probs=found.log_probs,
-            finish_reason=found.finish_reason if found.finish_reason in ("stop", "length") else "abort",
+        generation = Generation(
+            prompt_token_ids=evidence.prompt,
+            token_ids=evidence.ids,
+            log_probs=evidence.log_probs,
+            finish_reason=evidence.finish_reason if evidence.finish_reason in ("stop", "length") else "abort",
             stop_reason=choice.get("stop_reason"),
-            top_log_probs=_alternatives(found.alternatives, k) if k else None,
-            weight_versions=_weights(found.weights, len(found.ids)),
+            top_log_probs=_alternatives(evidence.alternatives, k) if k else None,
+            weight_versions=_weights(evidence.weights, len(evidence.ids)),
         )
-        check_generation(made, max_tokens=body["max_tokens"], vocab_size=vocab_size, sent=sent)
-        out[index] = made
+        check_generation(generation, max_tokens=body["max_tokens"], vocab_size=vocab_size, sent=sent)
+        out[index] = generation
     return [g for g in out if g is not None]
 
 
@@ -136,12 +136,12 @@ def _weights(spans: Any, n: int) -> list[tuple[str, int, int]] | None:
     if not spans:
         return None
     try:
-        found = [(str(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
+        versions = [(str(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
     except (TypeError, KeyError, ValueError) as error:
         raise garbage("spans of weight versions", spans) from error
-    if [span[1] for span in found] != [0, *(span[2] for span in found[:-1])] or found[-1][2] != n:
+    if [span[1] for span in versions] != [0, *(span[2] for span in versions[:-1])] or versions[-1][2] != n:
         raise garbage(f"spans of weight versions that cover {n} tokens", spans)
-    return None if {version for version, *_ in found} == {_UNNAMED} else found
+    return None if {version for version, *_ in versions} == {_UNNAMED} else versions
 
 
 def garbage(expected: str, got: object) -> OutsideError:

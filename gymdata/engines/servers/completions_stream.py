@@ -75,18 +75,18 @@ class CompletionStream:
 
     def _merge(self, choice: JsonObject) -> None:
         index, ids = choice["index"], choice.get("token_ids")
-        whole = self._choices.setdefault(index, {})
+        merged = self._choices.setdefault(index, {})
         for name, value in choice.items():
             if name == "token_ids":
-                whole.setdefault(name, []).extend(value or ())
+                merged.setdefault(name, []).extend(value or ())
             elif name == "logprobs":
                 if value is not None:
-                    lists = whole.setdefault(name, {})
+                    lists = merged.setdefault(name, {})
                     for part in _LISTS:
                         if value.get(part) is not None:
                             lists.setdefault(part, []).extend(value[part])
             elif value is not None:
-                whole[name] = value
+                merged[name] = value
         if ids:
             if type(index) is not int or not 0 <= index < self._n:
                 raise garbage(f"a stream of {self._n} choices", choice)

@@ -28,10 +28,10 @@ class Fingerprint:
         """Mean absolute difference of log-probabilities, over the tokens that both give; None where they name so different
         tokens that their weights cannot be the same."""
         deltas: list[float] = []
-        for mine, theirs in zip(self.next_tokens, other.next_tokens, strict=True):
-            both = mine.keys() & theirs.keys()
+        for tokens, other_tokens in zip(self.next_tokens, other.next_tokens, strict=True):
+            both = tokens.keys() & other_tokens.keys()
             # The last places of a list may be taken by others that are almost as likely.
-            if 2 * len(both) <= min(len(mine), len(theirs)):
+            if 2 * len(both) <= min(len(tokens), len(other_tokens)):
                 return None
-            deltas += [abs(mine[token] - theirs[token]) for token in both]
+            deltas += [abs(tokens[token] - other_tokens[token]) for token in both]
         return sum(deltas) / len(deltas) if deltas else None

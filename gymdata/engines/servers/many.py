@@ -133,12 +133,12 @@ def _listed(file: Path) -> list[str]:
 
 @dataclass(eq=False)
 class Server(Generic[M]):
-    """One of the servers. ``url``: its name, fit to be shown; ``given``: as it was given; ``generations``, ``faults``: so
+    """One of the servers. ``url``: its name, fit to be shown; ``target``: as it was given; ``generations``, ``faults``: so
     far; ``sampled_as``: generations by the name that they have of it; ``lasting``: it is of another policy, and is not
     tried again."""
 
     url: str
-    given: str
+    target: str
     sampler: M
     up: bool = False
     refused: str | None = None
@@ -174,7 +174,7 @@ class Pool(Generic[M]):
     def __init__(self, places: Places, make: Callable[[str], M], *, retries: int = 5, pause_s: float = 0.5) -> None:
         self.places, self._make, self._retries, self._pause_s = places, make, retries, pause_s
         self._noun = places.noun
-        self.servers = [Server(url, given, make(given)) for url, given in places.read().items()]
+        self.servers = [Server(url, target, make(target)) for url, target in places.read().items()]
         self.default_concurrency = sum(server.sampler.default_concurrency for server in self.servers)
         self._wait_s = 0.0
         self._say: Callable[[str], None] = lambda _: None
@@ -298,7 +298,7 @@ class Pool(Generic[M]):
             sampler = server.sampler
             server.in_flight += n
             try:
-                made = await work(sampler)
+                answers = await work(sampler)
             except OutsideError as error:
                 if not self._fault(server, sampler, error, avoid) or tries <= 0:
                     raise
@@ -309,7 +309,7 @@ class Pool(Generic[M]):
                 avoid |= {server.url}
             else:
                 server.generations += n
-                return made, server
+                return answers, server
             finally:
                 server.in_flight -= n
 
@@ -337,7 +337,7 @@ class Pool(Generic[M]):
         fit = [server for server in up if server.url not in avoid] or up
         named = [key for key in keys if key]
         before = next((self._sticky[key] for key in named if key in self._sticky), None)
-        server = before if before in fit else min(fit, key=lambda one: (one.in_flight, one.generations))
+        server = before if before in fit else min(fit, key=lambda s: (s.in_flight, s.generations))
         assert server is not None
         for key in named:
             self._sticky[key] = server
@@ -384,7 +384,7 @@ class Pool(Generic[M]):
     def _down(self, server: Server[M], error: OutsideError) -> None:
         server.up, server.last_fault, server.down_since = False, error, time.monotonic()
         server.outages += 1
-        others = sum(one.up for one in self.servers)
+        others = sum(other.up for other in self.servers)
         self._say(
             f"{server.url} is not used until it answers again ({others} of {len(self.servers)} left): {error.message}"
         )
@@ -409,7 +409,7 @@ class Pool(Generic[M]):
     async def _revive(self, server: Server[M]) -> None:
         """Compare a server with the first until it can be used: again, or for the first time."""
         while server.listed and not server.up and not server.lasting:
-            fresh = replace(server, sampler=self._make(server.given))
+            fresh = replace(server, sampler=self._make(server.target))
             try:
                 proof = await self._prove(fresh)
                 if (why := self._unlike(fresh, proof)) is not None:
@@ -458,7 +458,7 @@ class Pool(Generic[M]):
 
     def _take_list(self, urls: Mapping[str, str]) -> None:
         present = {server.url: server for server in self.servers}
-        self.servers += [Server(url, given, self._make(given)) for url, given in urls.items() if url not in present]
+        self.servers += [Server(url, target, self._make(target)) for url, target in urls.items() if url not in present]
         for server in self.servers:
             if not server.listed and server.url in urls:
                 server.listed, server.lasting, server.refused = True, False, None
@@ -538,6 +538,6 @@ class Servers(Pool[Member]):
         keys = (request.request_id.rpartition("-")[0], request.group)
         generations, server = await self.ask(lambda sampler: sampler.sample(request), keys, request.n)
         # A replica that was moved to another node says so itself.
-        generations = [one if one.server is not None else replace(one, server=server.url) for one in generations]
-        server.sampled_as.update(str(one.server) for one in generations)
+        generations = [g if g.server is not None else replace(g, server=server.url) for g in generations]
+        server.sampled_as.update(str(g.server) for g in generations)
         return generations

@@ -64,10 +64,10 @@ class Needs:
     parts: int
 
     @classmethod
-    def of(cls, given: Settings, engine: Settings) -> Needs:
+    def of(cls, replica: Settings, engine: Settings) -> Needs:
         """From ``--set replica.KEY=VALUE`` and the arguments of the engine. Raises UsageError for what does not fit."""
-        names = {key: f"{_FLAG}.{key}" for key in given}
-        own = _Resources.of({key: value for key, value in given.items() if value is not None}, _FLAG, names)
+        names = {key: f"{_FLAG}.{key}" for key in replica}
+        own = _Resources.of({key: value for key, value in replica.items() if value is not None}, _FLAG, names)
         if engine.get("distributed_executor_backend") == "ray":
             raise UsageError(
                 "--set engine.distributed_executor_backend=ray: a replica's engine starts its own processes on one node",
@@ -92,8 +92,8 @@ class Needs:
         own, gpus = self.own, self.own.num_gpus
         if gpus is None:
             gpus = float(self.parts) if any(node.resources.get("GPU") for node in nodes) else 0.0
-        wanted = {"CPU": own.num_cpus, "GPU": gpus, **own.resources}
-        taken = {name: amount for name, amount in wanted.items() if amount}
+        amounts = {"CPU": own.num_cpus, "GPU": gpus, **own.resources}
+        taken = {name: amount for name, amount in amounts.items() if amount}
         if not taken:
             raise UsageError(
                 f"{_FLAG}: a replica that takes nothing has no place",

@@ -35,11 +35,11 @@ def at_endpoints(endpoints: Sequence[str], model: str | None = None, *, request_
     """Servers of one model that are running: base URLs, or ``@FILE`` of them. ``model``: its served name or folder, where
     they serve several."""
 
-    def made(url: str) -> ServerSampler:
+    def make(url: str) -> ServerSampler:
         # Prompts have no sampling settings, so both kinds of log-probabilities are alike.
         return ServerSampler(url, model, max_retries=0, request_timeout_s=request_timeout_s, allow_raw_logprobs=True)
 
-    return Servers(Endpoints(endpoints), made)
+    return Servers(Endpoints(endpoints), make)
 
 
 @contextmanager

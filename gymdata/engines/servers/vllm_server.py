@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gymdata.engines.port import Generation, SampleRequest
@@ -58,11 +58,10 @@ async def probe(endpoint: str, model: str | None) -> tuple[list[Finding], Facts]
             facts = dict(await sampler.start())
         except UsageError as error:
             # In the sampler's order: a name in the error means that the model was found before ids were requested.
-            found = sampler.model_found
-            first = Finding("models listed", found, True, sampler.model or "" if found else error.message)
-            first = first if found else replace(first, cure=error.hint)
-            rest = [Finding("token ids and log-probabilities", False, True, error.message, error.hint)] if found else []
-            return [first, *rest], {}
+            if not sampler.model_found:
+                return [Finding("models listed", False, True, error.message, error.hint)], {}
+            first = Finding("models listed", True, True, sampler.model or "")
+            return [first, Finding("token ids and log-probabilities", False, True, error.message, error.hint)], {}
         mode = str(facts["logprobs_mode"])
         processed = mode == "processed_logprobs"
         findings = [
@@ -173,17 +172,17 @@ async def likeliest_tokens(http: HttpClient, model: str) -> tuple[Mapping[int, f
             return {int(name.removeprefix("token_id:")): float(value) for name, value in alternatives.items()}
         return {}
 
-    found = []
+    distributions = []
     for prompt in PRINTS:
         body = {"model": model, "prompt": list(prompt), "max_tokens": 1, "temperature": 1.0, "seed": 1}
         body |= {"logprobs": ALTERNATIVES, "return_tokens_as_token_ids": True}
         try:
-            found.append(await http.ask("POST", "/v1/completions", body, read))
+            distributions.append(await http.ask("POST", "/v1/completions", body, read))
         except OutsideError as error:
             if error.retryable:
                 raise
             return ()
-    return tuple(found) if all(found) else ()
+    return tuple(distributions) if all(distributions) else ()
 
 
 class ServerSampler:
@@ -295,12 +294,12 @@ class ServerSampler:
                 (choice,) = answer["choices"]
                 # The text of a token comes along, and the likeliest one's where that is another.
                 rows = zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)
-                found = [float(row[str(token)]["logprob"]) for token, row in rows]
+                log_probs = [float(row[str(token)]["logprob"]) for token, row in rows]
             except (KeyError, TypeError, ValueError) as error:
                 raise self._http.garbage(f"log-probabilities of the {len(ids):,} ids that were sent", answer) from error
-            if not all(value <= POSITIVE_TOLERANCE for value in found):
-                raise self._http.garbage("log-probabilities, which are 0 at most", max(found))
-            return found
+            if not all(value <= POSITIVE_TOLERANCE for value in log_probs):
+                raise self._http.garbage("log-probabilities, which are 0 at most", max(log_probs))
+            return log_probs
 
         most = _ANSWER_BYTES + _TOKEN_BYTES * len(ids)
         return await self._http.ask("POST", "/v1/completions", body, read, most_bytes=most)
@@ -323,7 +322,7 @@ class ServerSampler:
             str(self._facts.get("logprobs_mode")),
             await self._tokens_of({"prompt": PRINT_TEXT}),
             await self._tokens_of({"messages": conversation, "add_generation_prompt": True}),
-            tuple(dict((one.top_log_probs or [()])[0]) for one in drawn),
+            tuple(dict((generation.top_log_probs or [()])[0]) for generation in drawn),
         )
 
     async def _tokens_of(self, what: JsonObject) -> str | None:
@@ -483,13 +482,13 @@ class ServerSampler:
 
     def _take(self, answer: JsonObject, body: JsonObject, sent: Sequence[int] | None) -> list[Generation]:
         try:
-            made = generations(answer, body, self._read, sent=sent, vocab_size=self.vocab_size)
+            sampled = generations(answer, body, self._read, sent=sent, vocab_size=self.vocab_size)
         except AnswerFaultError as error:
             if self._probing and (refusal := self._refusal(error)) is not None:
                 raise refusal from error
             raise
         self._check_model(answer.get("model"))
-        return made
+        return sampled
 
     def _check_model(self, named: object) -> None:
         """Raises OutsideError for an answer that names another model than the probe's answer did."""
@@ -526,12 +525,12 @@ def _generate_body(body: JsonObject) -> dict[str, object]:
     }
 
 
-def _pick(cards: list[JsonObject], wanted: str | None) -> JsonObject | None:
-    if wanted is None:
+def _pick(cards: list[JsonObject], model: str | None) -> JsonObject | None:
+    if model is None:
         own = [c for c in cards if not c.get("parent")] or cards
         return own[0] if len(own) == 1 else None
     for card in cards:
-        if card["id"] == wanted:
+        if card["id"] == model:
             return card
-    real = os.path.realpath(wanted)
+    real = os.path.realpath(model)
     return next((c for c in cards if os.path.realpath(str(c.get("root") or c["id"])) == real), None)
