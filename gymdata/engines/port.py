@@ -18,12 +18,12 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The prompt as chat messages, for servers without token-ID input. ``held``: the ids that were read and sampled so
+    """The prompt as chat messages, for servers without token-ID input. ``prefix``: the ids that were read and sampled so
     far, which the prompt should begin with; empty before the first model call."""
 
     messages: Sequence[Message]
     tools: Tools
-    held: Sequence[int] = ()
+    prefix: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

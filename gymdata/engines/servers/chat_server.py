@@ -77,8 +77,8 @@ class ChatServerSampler(ServerSampler):
         if self.way == "ids":
             sent = [int(i) for i in request.prompt_token_ids]
             body["kv_transfer_params"] = {"prompt_token_ids": sent}
-        elif self.way == "prefix" and conversation.held:
-            body["required_prefix_token_ids"] = [int(i) for i in conversation.held]
+        elif self.way == "prefix" and conversation.prefix:
+            body["required_prefix_token_ids"] = [int(i) for i in conversation.prefix]
         return await self._complete({**body, "request_id": request.request_id}, sent)
 
     # --- the checks before any sampling -----------------------------------------------------------------------------
