@@ -402,12 +402,12 @@ class VllmSampler:
     def _engine_args(self) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs
 
-        arguments = [f.name for f in fields(AsyncEngineArgs)]
+        names = [f.name for f in fields(AsyncEngineArgs)]
         for key in self.engine_args:
-            if key not in arguments:
-                raise UsageError.unknown_key(key, arguments, "--set engine")
-        defaults, adapter = arguments_for(self.model, self.engine_args)
-        defaults |= {
+            if key not in names:
+                raise UsageError.unknown_key(key, names, "--set engine")
+        needed, adapter = arguments_for(self.model, self.engine_args)
+        needed |= {
             "seed": self.seed or 0,
             "max_logprobs": max(20, self.sampling.top_logprobs),
             "disable_log_stats": True,
@@ -418,7 +418,7 @@ class VllmSampler:
             from vllm.lora.request import LoRARequest
 
             self._lora = LoRARequest(adapter.name, 1, str(adapter))
-        return AsyncEngineArgs(**{**defaults, **self.engine_args})
+        return AsyncEngineArgs(**{**needed, **self.engine_args})
 
     def _collect_facts(self, config: Any) -> Facts:
         import vllm
@@ -468,10 +468,10 @@ def refuse_unknown_arguments(args: Settings) -> None:
         if key in args:
             raise UsageError(f"engine.{key} cannot be set", hint=instead)
     # Read from vLLM's source: importing it takes many seconds.
-    arguments = source_fields("vllm.engine.arg_utils", "AsyncEngineArgs")
-    unknown = [key for key in args if arguments is not None and key not in arguments]
-    if arguments is not None and unknown:
-        raise UsageError.several(UsageError.unknown_key(key, arguments, "--set engine") for key in unknown)
+    names = source_fields("vllm.engine.arg_utils", "AsyncEngineArgs")
+    unknown = [key for key in args if names is not None and key not in names]
+    if names is not None and unknown:
+        raise UsageError.several(UsageError.unknown_key(key, names, "--set engine") for key in unknown)
     dtype = str(args.get("dtype", "auto")).removeprefix("torch.")
     if dtype not in _DTYPES:
         raise UsageError.unknown_choice("--set engine.dtype", dtype, _DTYPES)
