@@ -27,7 +27,7 @@ BUDGETS: dict[str, int] = {
     "credit": 1_296,
     "demo": 625,
     "doctor": 617,
-    "engines": 3_578,
+    "engines": 3_577,
     "environments": 1_987,
     "eval": 321,
     "experience": 1_933,
@@ -58,19 +58,19 @@ BUDGETS: dict[str, int] = {
     "sweep": 491,
     "tokenize": 408,
     "tour": 199,
-    "train": 7_079,
+    "train": 7_077,
     "validate": 1_293,
-    "view": 4_058,
+    "view": 4_064,
     "workers": 578,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 87_010, 600
+TOTAL, FILE_LINES = 87_013, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 287, 14
 #: Pronouns and participles: what has such a name does not say what it is. How many are left.
 PRONOUN = frozenset(
     ["found", "place", "one", "at", "known", "made", "given", "kept", "whole", "held", "mine", "wanted", "said"]
 )
-PRONOUNS = 410
+PRONOUNS = 151
 
 
 def sources() -> list[Path]:
