@@ -1,4 +1,4 @@
-"""Tasks and the reward of `gymdata demo --real`: a sentence about a person, to be written as JSON.
+"""Tasks and rewards of `gymdata demo --real`: a sentence about a person, to be written as JSON.
 
 A task is a row with a prompt; its other fields reach the reward by name. Run this file to write the tasks again.
 Always holds: no name, city or trade of a held-out task occurs in a training task. The files depend on the seed alone.
@@ -53,6 +53,11 @@ def right_values(completion: str, answer: dict[str, Any]) -> float:
         return 0.0
     right = sum(str(value[key]).casefold() == str(answer[key]).casefold() for key in answer)
     return 0.1 + 0.9 * right / len(answer)
+
+
+def all_right(completion: str, answer: dict[str, Any]) -> float:
+    """1 for an answer in which everything is right, else 0."""
+    return float(right_values(completion, answer) == 1.0)
 
 
 def tasks(name: str, values: dict[str, list[str]], random_: random.Random) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,7 @@ BUDGETS: dict[str, int] = {
     "cli": 4_014,
     "collect": 3_823,
     "credit": 1_296,
-    "demo": 625,
+    "demo": 629,
     "doctor": 617,
     "engines": 3_577,
     "environments": 1_987,
@@ -64,7 +64,7 @@ BUDGETS: dict[str, int] = {
     "workers": 578,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 87_013, 600
+TOTAL, FILE_LINES = 87_017, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 287, 14
 #: Pronouns and participles: what has such a name does not say what it is. How many are left.
 PRONOUN = frozenset(

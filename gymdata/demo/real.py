@@ -84,19 +84,23 @@ class RealSteps(Steps):
     def __init__(self, folder: Path, model: Path, seed: int, limit: int | None, run: Run) -> None:
         super().__init__(folder, seed, limit, run)
         self.model = model
-        self.scored = ["--reward", f"{self.data / 'sentences.py'}:right_values"]
+        self.rewards = str(self.data / "sentences.py")
+        self.scored = ["--reward", f"{self.rewards}:right_values"]
 
     def all(self, num_rollouts: int) -> list[Path]:
         """Every step, in order; the folders of all rollouts."""
         self.held_out("heldout-before", self.model)
         rollouts = self.folder / "rollouts"
-        sampled = ["-r", str(num_rollouts), "--temperature", str(TEMPERATURE), "--seed", str(self.seed)]
+        # Kept beside the reward, for batch RL.
+        sampled = ["--reward", f"{self.rewards}:all_right=0"]
+        sampled += ["-r", str(num_rollouts), "--temperature", str(TEMPERATURE), "--seed", str(self.seed)]
         self.collect("train", self.model, rollouts, sampled)
         self.run("validate", str(rollouts), "--quiet")
         self.run("audit", str(rollouts), "-m", str(self.model), "-n", str(AUDITED))
         certain = ["--min-margin", str(MIN_MARGIN), "--seed", str(self.seed)]
         self.run("pairs", str(rollouts), "-o", str(self.folder / "pairs"), *certain)
-        self.run("experience", str(rollouts), "-o", str(self.folder / "experiences"))
+        # Where no answer of a task is right, the reward would teach the best of the wrong ones.
+        self.run("experience", str(rollouts), "-o", str(self.folder / "experiences"), "--reward", "all_right")
         for name, source in SOURCES.items():
             recipe = ["--config", str(self.data / "recipes" / f"{name}-135m.yaml"), "--set", f"seed={self.seed}"]
             trained = self.folder / name

@@ -1,4 +1,4 @@
-"""The tasks and the reward of the real demo."""
+"""The tasks and the rewards of the real demo."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.sample_data.sentences import main, right_values
+from gymdata.sample_data.sentences import all_right, main, right_values
 
 TASKS = Path(__file__).parents[2] / "sample_data" / "tasks"
 NAMES = ("sentences-train", "sentences-heldout")
@@ -36,7 +36,7 @@ def _rows(name: str) -> list[dict]:
 def test_the_reward_is_the_share_of_right_values(completion: str, reward: float) -> None:
     """1 is an answer in which everything is right; 0 is one that is not the object that was asked for."""
     assert right_values(completion, {"name": "Vera", "age": 40}) == pytest.approx(reward)
-    assert (right_values(completion, {"name": "Vera", "age": 40}) == 1.0) == (reward == 1.0)
+    assert all_right(completion, {"name": "Vera", "age": 40}) == (reward == 1.0)
 
 
 def test_tasks_ask_for_what_their_sentence_says() -> None:
