@@ -87,11 +87,11 @@ def aggregate(
     error = np.full(n, np.nan)
     bonus = np.zeros(n)
     if method == "simple_tiebreaker":
-        one, two = matches.broken()
+        score_1, score_2 = matches.broken()
         first, second = matches.first, matches.second
         if not counted.all():
-            first, second, one, two = first[counted], second[counted], one[counted], two[counted]
-        total = np.bincount(first, np.rint(one * _FIXED), n) + np.bincount(second, np.rint(two * _FIXED), n)
+            first, second, score_1, score_2 = first[counted], second[counted], score_1[counted], score_2[counted]
+        total = np.bincount(first, np.rint(score_1 * _FIXED), n) + np.bincount(second, np.rint(score_2 * _FIXED), n)
         with np.errstate(invalid="ignore"):
             base: Floats = total / (judged * _FIXED)
         if default_score is not None:
@@ -123,12 +123,12 @@ def metrics(matches: Matches) -> dict[str, float]:
     scored = matches.scored
     if not scored.any():
         return {}
-    one, two = matches.score_1[scored], matches.score_2[scored]
-    scores = np.concatenate([one, two])
+    score_1, score_2 = matches.score_1[scored], matches.score_2[scored]
+    scores = np.concatenate([score_1, score_2])
     return {
         "mean_individual_score": float(np.mean(scores)),
         "std_individual_score": float(np.std(scores)),
-        "tiebreak_usage_rate": float(np.mean(one == two)),
+        "tiebreak_usage_rate": float(np.mean(score_1 == score_2)),
     }
 
 
@@ -182,8 +182,8 @@ class _Adjusting:
     def _threshold(self, top_percentile: float) -> Floats:
         """The lowest score of each group's top."""
         ranked = self.base[np.lexsort((-self.base, self.owner))]
-        place = np.maximum(0, (self.size * top_percentile).astype(np.int64) - 1)
-        threshold: Floats = ranked[self.start + np.minimum(place, self.size - 1)]
+        last_of_top = np.maximum(0, (self.size * top_percentile).astype(np.int64) - 1)
+        threshold: Floats = ranked[self.start + np.minimum(last_of_top, self.size - 1)]
         return threshold
 
     def _reward_shortest(self, score: Floats, lengths: Ints, bonus: float, threshold: Floats) -> None:

@@ -48,9 +48,9 @@ def against_rewards(matches: Matches, rewards: Floats) -> dict[str, dict[str, An
     """
     won = winners(matches)
     better = np.sign(rewards[matches.first] - rewards[matches.second])
-    known = np.isfinite(won) & np.isfinite(better)
-    positions = {"first_position": known & (better > 0), "second_position": known & (better < 0)}
-    cases = {**positions, "both_positions": known & (better != 0), "called_equal": known & (better == 0)}
+    comparable = np.isfinite(won) & np.isfinite(better)
+    positions = {"first_position": comparable & (better > 0), "second_position": comparable & (better < 0)}
+    cases = {**positions, "both_positions": comparable & (better != 0), "called_equal": comparable & (better == 0)}
     return {name: _rate((won[case] == better[case]).sum(), case.sum()) for name, case in cases.items()}
 
 
@@ -63,8 +63,8 @@ def _rate(count: Any, n: Any) -> dict[str, object]:
 
 def _agreement(matches: Matches, won: np.ndarray) -> tuple[int, int]:
     """Agreeing and all pairs of judgements of one ordered comparison, over what was judged."""
-    known = np.flatnonzero(np.isfinite(won))
-    first, second = matches.first[known], matches.second[known]
+    judged = np.flatnonzero(np.isfinite(won))
+    first, second = matches.first[judged], matches.second[judged]
     order = np.lexsort((second, first))
     new = np.ones(len(order), dtype=bool)
     new[1:] = (first[order][1:] != first[order][:-1]) | (second[order][1:] != second[order][:-1])
@@ -73,6 +73,6 @@ def _agreement(matches: Matches, won: np.ndarray) -> tuple[int, int]:
     together = int((sizes * (sizes - 1) // 2).sum())
     agree = 0
     for outcome in (-1.0, 0.0, 1.0):
-        same = np.bincount(case, won[known][order] == outcome).astype(np.int64) if len(case) else sizes
+        same = np.bincount(case, won[judged][order] == outcome).astype(np.int64) if len(case) else sizes
         agree += int((same * (same - 1) // 2).sum())
     return agree, together

@@ -76,8 +76,8 @@ def winners(matches: Matches) -> Floats:
 
     By the tie-broken scores; by the ranking where there are no scores.
     """
-    one, two = matches.broken()
-    by_score = np.sign(one - two)
+    score_1, score_2 = matches.broken()
+    by_score = np.sign(score_1 - score_2)
     by_ranking = np.sign(MIDPOINT - matches.ranking)
     return np.where(matches.scored, by_score, by_ranking)
 

@@ -35,27 +35,27 @@ class Preferences:
         """
         room = int(max(self.high.max(initial=0), chosen.max(initial=0), rejected.max(initial=0))) + 1
         keys = self.low * room + self.high
-        wanted = np.minimum(chosen, rejected) * room + np.maximum(chosen, rejected)
-        at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-        known = (keys[at] == wanted) if len(keys) else np.zeros(len(wanted), dtype=bool)
+        pair_keys = np.minimum(chosen, rejected) * room + np.maximum(chosen, rejected)
+        row = np.minimum(np.searchsorted(keys, pair_keys), max(len(keys) - 1, 0))
+        compared = (keys[row] == pair_keys) if len(keys) else np.zeros(len(pair_keys), dtype=bool)
 
         def of(values: np.ndarray) -> np.ndarray:
             """``values`` of each pair; 0 where the two were never compared."""
-            return np.where(known, values[at], 0) if len(keys) else np.zeros(len(wanted), values.dtype)
+            return np.where(compared, values[row], 0) if len(keys) else np.zeros(len(pair_keys), values.dtype)
 
         prefers = np.where(chosen < rejected, of(self.winner), -of(self.winner))
-        found = [("not_in_both_positions", ~of(self.both_positions).astype(bool))] if both_positions else []
-        found.append(("order_flipped", of(self.flipped).astype(bool)))
-        found.append(("against_comparisons", prefers < 0))
+        reasons = [("not_in_both_positions", ~of(self.both_positions).astype(bool))] if both_positions else []
+        reasons.append(("order_flipped", of(self.flipped).astype(bool)))
+        reasons.append(("against_comparisons", prefers < 0))
         if both_positions:
-            found.append(("undecided", prefers == 0))
-        return found
+            reasons.append(("undecided", prefers == 0))
+        return reasons
 
     def cycles(self, groups: Ints) -> tuple[int, int]:
         """Triples a > b > c > a among direct winners, and the groups that have one."""
         better = np.where(self.winner > 0, self.low, self.high)[self.winner != 0]
         worse = np.where(self.winner > 0, self.high, self.low)[self.winner != 0]
-        found, having = 0, 0
+        n_cycles, n_groups = 0, 0
         order = np.argsort(groups[better], kind="stable")
         for part in np.split(order, np.flatnonzero(np.diff(groups[better[order]])) + 1):
             if len(part) < 3:
@@ -65,9 +65,9 @@ class Preferences:
             edges = edges.reshape(2, -1)
             beats[edges[0], edges[1]] = 1
             triples = int(np.trace(beats @ beats @ beats)) // 3
-            found += triples
-            having += triples > 0
-        return found, having
+            n_cycles += triples
+            n_groups += triples > 0
+        return n_cycles, n_groups
 
 
 def preferences(matches: Matches) -> Preferences:
@@ -75,16 +75,16 @@ def preferences(matches: Matches) -> Preferences:
     won = winners(matches)
     low, high = np.minimum(matches.first, matches.second), np.maximum(matches.first, matches.second)
     up = matches.first < matches.second
-    known = np.isfinite(won)
+    judged = np.isfinite(won)
     for_low = np.where(up, won, -won)
     a, _, flip = position_inconsistency(matches)
     room = int(max(low.max(initial=0), high.max(initial=0))) + 1
     key = low * room + high
-    keys, case = np.unique(key[known], return_inverse=True)
+    keys, case = np.unique(key[judged], return_inverse=True)
     n = len(keys)
-    wins_low = np.bincount(case, for_low[known] > 0, n) > 0
-    wins_high = np.bincount(case, for_low[known] < 0, n) > 0
-    positions = (np.bincount(case, up[known], n) > 0) & (np.bincount(case, ~up[known], n) > 0)
+    wins_low = np.bincount(case, for_low[judged] > 0, n) > 0
+    wins_high = np.bincount(case, for_low[judged] < 0, n) > 0
+    positions = (np.bincount(case, up[judged], n) > 0) & (np.bincount(case, ~up[judged], n) > 0)
     flipped = np.isin(keys, key[a[flip]])
     mixed = wins_low & wins_high
     winner = np.where(mixed, 0, wins_low.astype(np.int64) - wins_high.astype(np.int64))

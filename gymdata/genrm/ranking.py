@@ -27,8 +27,8 @@ def points(matches: Matches) -> Floats:
 def win_rate(matches: Matches, n: int) -> Floats:
     """Mean points of each of ``n`` responses over its judged comparisons."""
     got = points(matches)
-    known = np.isfinite(got)
-    first, second, got = matches.first[known], matches.second[known], got[known]
+    judged = np.isfinite(got)
+    first, second, got = matches.first[judged], matches.second[judged], got[judged]
     total = np.bincount(first, got, n) + np.bincount(second, 1.0 - got, n)
     count = np.bincount(first, minlength=n) + np.bincount(second, minlength=n)
     with np.errstate(invalid="ignore"):
@@ -42,8 +42,8 @@ def bradley_terry(matches: Matches, groups: Ints, penalty: float = PENALTY) -> t
     Two wins to none give ±0.5213 at λ = 1. Standard errors come from the curvature at the maximum.
     """
     got = points(matches)
-    known = np.isfinite(got)
-    first, second, got = matches.first[known], matches.second[known], got[known]
+    judged = np.isfinite(got)
+    first, second, got = matches.first[judged], matches.second[judged], got[judged]
     n = len(groups)
     theta, error = np.full(n, np.nan), np.full(n, np.nan)
     compared = np.bincount(np.concatenate([first, second]), minlength=n) > 0
@@ -58,16 +58,16 @@ def bradley_terry(matches: Matches, groups: Ints, penalty: float = PENALTY) -> t
     for size in np.unique(sizes):
         rows = np.flatnonzero(sizes == size)
         block = max(1, _CELLS // int(size * size))
-        for at in range(0, len(rows), block):
-            some = rows[at : at + block]
-            place = np.full(len(starts), -1)
-            place[some] = np.arange(len(some))
-            mine = place[group_at[first]] >= 0
-            wins = np.zeros((len(some), size, size))
-            cell = (place[group_at[first[mine]]], position[first[mine]], position[second[mine]])
-            np.add.at(wins, cell, got[mine])
-            np.add.at(wins, (cell[0], cell[2], cell[1]), 1.0 - got[mine])
-            which = members[starts[some][:, None] + np.arange(size)]
+        for begin in range(0, len(rows), block):
+            block_rows = rows[begin : begin + block]
+            slot = np.full(len(starts), -1)
+            slot[block_rows] = np.arange(len(block_rows))
+            in_block = slot[group_at[first]] >= 0
+            wins = np.zeros((len(block_rows), size, size))
+            cell = (slot[group_at[first[in_block]]], position[first[in_block]], position[second[in_block]])
+            np.add.at(wins, cell, got[in_block])
+            np.add.at(wins, (cell[0], cell[2], cell[1]), 1.0 - got[in_block])
+            which = members[starts[block_rows][:, None] + np.arange(size)]
             theta[which], error[which] = _fit(wins, penalty)
     return theta, error
 

@@ -56,8 +56,8 @@ def parse_published(
     text: str, default_score: float = DEFAULT_SCORE, default_ranking: float = DEFAULT_RANKING
 ) -> Verdict | None:
     """The verdict as published: missing keys take the defaults, any number is taken. None when there is no object."""
-    for found in _candidates(text):
-        numbers = {key: _number(found[key]) for key in _KEYS if key in found}
+    for values in _candidates(text):
+        numbers = {key: _number(values[key]) for key in _KEYS if key in values}
         if numbers and None not in numbers.values():
             return Verdict(
                 numbers.get("score_1", default_score),
@@ -75,8 +75,8 @@ def parse_strict(text: str) -> Verdict | None:
     is not the answer.
     """
     answer = text.rpartition("</think>")[2]
-    for found in _candidates(answer):
-        values = {key: found[key] for key in _KEYS if key in found}
+    for candidate in _candidates(answer):
+        values = {key: candidate[key] for key in _KEYS if key in candidate}
         if not values or any(_number(value) is None for value in values.values()):
             continue  # such as the wanted format, quoted
         numbers: dict[str, float] = {}
@@ -105,23 +105,23 @@ def _candidates(text: str) -> Iterator[dict[str, Any]]:
     """Objects in the order in which they are tried: those in json fences from the first, then all from the last."""
     for inside in _fenced(text):
         for start, end in _objects(inside):
-            if (found := _load(inside[start:end])) is not None:
-                yield found
+            if (candidate := _load(inside[start:end])) is not None:
+                yield candidate
     for start, end in reversed(_objects(text)):
-        if (found := _load(text[start:end])) is not None:
-            yield found
+        if (candidate := _load(text[start:end])) is not None:
+            yield candidate
 
 
 def _load(text: str) -> dict[str, Any] | None:
     if not any(key in text for key in _KEYS):
         return None
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if isinstance(found, dict) and isinstance(found.get("overall"), dict):
-        found = found["overall"]
-    return found if isinstance(found, dict) else None
+    if isinstance(value, dict) and isinstance(value.get("overall"), dict):
+        value = value["overall"]
+    return value if isinstance(value, dict) else None
 
 
 def _fenced(text: str) -> Iterator[str]:
@@ -136,24 +136,24 @@ def _fenced(text: str) -> Iterator[str]:
 
 def _objects(text: str) -> list[_Span]:
     """Outermost balanced ``{…}`` spans, by where they end. Braces in strings do not count."""
-    found: list[_Span] = []
+    objects: list[_Span] = []
     start = text.find("{")
     for _ in range(_PASSES):
         if start < 0:
             break
         spans, start = _scan(text, start)
-        found += spans
-    return sorted(set(found), key=lambda span: (span[1], -span[0]))
+        objects += spans
+    return sorted(set(objects), key=lambda span: (span[1], -span[0]))
 
 
-def _scan(text: str, at: int) -> tuple[list[_Span], int]:
-    """Balanced spans from ``at`` on, and the first brace that a string of an object never closed had hidden (or −1)."""
+def _scan(text: str, start: int) -> tuple[list[_Span], int]:
+    """Balanced spans from ``start`` on, and the first brace that a string of an object never closed had hidden (or −1)."""
     closed: list[_Span] = []
-    while at >= 0:
+    while start >= 0:
         stack: list[int] = []
         first_hidden = -1
         since = len(closed)
-        for token in _TOKEN.finditer(text, at):
+        for token in _TOKEN.finditer(text, start):
             mark = token[0]
             if mark == "{":
                 stack.append(token.start())
@@ -168,5 +168,5 @@ def _scan(text: str, at: int) -> tuple[list[_Span], int]:
                 first_hidden = text.find("{", token.start())
         if stack or not closed:
             return closed, first_hidden
-        at = text.find("{", closed[-1][1])
+        start = text.find("{", closed[-1][1])
     return closed, -1
