@@ -128,8 +128,8 @@ class EngineJudge:
 
     def _check_roles(self) -> None:
         """The template must show both responses, each in its place."""
-        one, two, question = f"{_PROBE}1", f"{_PROBE}2", f"{_PROBE}0"
-        messages = self.form.messages([{"role": "user", "content": question}], one, two, None)
+        response_1, response_2, question = f"{_PROBE}1", f"{_PROBE}2", f"{_PROBE}0"
+        messages = self.form.messages([{"role": "user", "content": question}], response_1, response_2, None)
         hint = "give a judge that was trained for these roles, or --judge-prompt default for an ordinary model"
         try:
             text = self.chat.text(messages, None, generate=True)
@@ -137,7 +137,7 @@ class EngineJudge:
             raise UsageError(
                 f"{self.model}: its chat template refuses a comparison: {error.message}", hint=hint
             ) from error
-        if not text.find(question) < text.find(one) < text.find(two) or question not in text:
+        if not text.find(question) < text.find(response_1) < text.find(response_2) or question not in text:
             raise UsageError(f"{self.model}: its chat template does not show question and both responses", hint=hint)
 
 

@@ -117,12 +117,12 @@ def response_transcript(response: JsonObject) -> str:
     return transcript(messages)
 
 
-def _arguments(given: Any) -> Any:
+def _arguments(value: Any) -> Any:
     """The Responses API sends arguments as JSON text."""
     try:
-        return json.loads(given)
+        return json.loads(value)
     except (TypeError, ValueError, RecursionError):
-        return given
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +155,17 @@ def rewards_of(comparisons: pa.Table, field: JudgeGroups, how: Aggregation) -> t
 
 def matches_in(comparisons: pa.Table, number: Mapping[str, int]) -> Matches:
     """The comparisons (``MATCH_COLUMNS``) between rollouts that have a number, in the order of their ids."""
-    known = pa.array(list(number), pa.string())
-    places = [pc.index_in(comparisons[name], value_set=known) for name in ("rollout_i", "rollout_j")]
-    held = comparisons.filter(pc.and_(*map(pc.is_valid, places)))
-    held = held.take(pc.sort_indices(held["comparison_id"]))
+    rollout_ids = pa.array(list(number), pa.string())
+    columns = [pc.index_in(comparisons[name], value_set=rollout_ids) for name in ("rollout_i", "rollout_j")]
+    matches = comparisons.filter(pc.and_(*map(pc.is_valid, columns)))
+    matches = matches.take(pc.sort_indices(matches["comparison_id"]))
     numbers = np.fromiter(number.values(), np.int64, len(number))
     first, second = (
-        numbers[pc.index_in(held[name], value_set=known).to_numpy()] for name in ("rollout_i", "rollout_j")
+        numbers[pc.index_in(matches[name], value_set=rollout_ids).to_numpy()] for name in ("rollout_i", "rollout_j")
     )
-    judged = pc.equal(held["status"], "judged").to_numpy()
-    values = [np.where(judged, held[name].to_numpy(), np.nan) for name in ("score_1", "score_2", "ranking")]
-    return Matches(first, second, held["judge_idx"].to_numpy().astype(np.int64), *values)
+    judged = pc.equal(matches["status"], "judged").to_numpy()
+    values = [np.where(judged, matches[name].to_numpy(), np.nan) for name in ("score_1", "score_2", "ranking")]
+    return Matches(first, second, matches["judge_idx"].to_numpy().astype(np.int64), *values)
 
 
 def refuse_odd_matches(comparisons: pa.Table, rollout_ids: pa.Array, groups: np.ndarray, where: str | Path) -> None:
@@ -180,16 +180,18 @@ def refuse_odd_matches(comparisons: pa.Table, rollout_ids: pa.Array, groups: np.
     if (row := _first(pc.equal(table["rollout_i"], table["rollout_j"]))) is not None:
         got = f"{table['rollout_i'][row].as_py()!r}, which is rollout_i as well"
         raise DataError.bad_row(where, row + 1, "rollout_j", got, "another rollout of its group")
-    one, two = (pa.array(groups).take(pc.index_in(table[n], value_set=rollout_ids)) for n in ("rollout_i", "rollout_j"))
+    first, second = (
+        pa.array(groups).take(pc.index_in(table[n], value_set=rollout_ids)) for n in ("rollout_i", "rollout_j")
+    )
     # An unknown rollout has no group: its comparisons are left out.
-    if (row := _first(pc.not_equal(one, two))) is not None:
+    if (row := _first(pc.not_equal(first, second))) is not None:
         got = f"{table['rollout_j'][row].as_py()!r}, which is of another group than {table['rollout_i'][row].as_py()!r}"
         raise DataError.bad_row(where, row + 1, "rollout_j", got, "a rollout of the same group")
 
 
 def _first(flags: pa.ChunkedArray | pa.Array) -> int | None:
-    place = int(pc.index(flags, True).as_py())
-    return place if place >= 0 else None
+    row = int(pc.index(flags, True).as_py())
+    return row if row >= 0 else None
 
 
 def score_table(rewards: Rewards, field: JudgeGroups, name: str, source: str) -> pa.Table:

@@ -87,9 +87,9 @@ class PairwiseJudge:
     """
 
     def __init__(
-        self, config: GenrmConfig, judge: Judge, kept: VerdictCache, *, retry_unparsed: bool, stop_when_gone: bool
+        self, config: GenrmConfig, judge: Judge, verdicts: VerdictCache, *, retry_unparsed: bool, stop_when_gone: bool
     ) -> None:
-        self.config, self.judge, self.kept = config, judge, kept
+        self.config, self.judge, self.verdicts = config, judge, verdicts
         self.retry_unparsed, self.stop_when_gone = retry_unparsed, stop_when_gone
         self.tally = Tally()
         self.concurrency = config.concurrency or judge.default_concurrency
@@ -143,15 +143,15 @@ class PairwiseJudge:
         seen: Counter[str] = Counter()
         work = []
         for match in self.plan(comparison):
-            one, two = shown[match.response_i], shown[match.response_j]
-            content = digest(context, one, two)
+            answer_1, answer_2 = shown[match.response_i], shown[match.response_j]
+            content = digest(context, answer_1, answer_2)
             key = f"{content}-{seen[content]}"
             seen[content] += 1
-            work.append(self._judged(match, key, (conversation, one, two, principle)))
+            work.append(self._judged(match, key, (conversation, answer_1, answer_2, principle)))
         return await together(work)
 
     async def _judged(self, match: Match, key: str, question: tuple[Any, ...]) -> Judged:
-        record = self.kept.get(key)
+        record = self.verdicts.get(key)
         cached = record is not None and not (self.retry_unparsed and self._verdict(record) is None)
         if not cached:
             try:
@@ -204,7 +204,7 @@ class PairwiseJudge:
             done.exception()  # looked at, so that nothing is logged of it later
 
     async def _ask(self, key: str, question: tuple[Any, ...], tries: int) -> JsonObject:
-        conversation, one, two, principle = question
+        conversation, answer_1, answer_2, principle = question
         record: JsonObject = {}
         await self.start()
         # With the seeds of earlier tries a judge would give their answers again.
@@ -217,7 +217,7 @@ class PairwiseJudge:
                 try:
                     drawn = blake2b(f"{self.config.seed}:{key}:{attempt}".encode(), digest_size=8).digest()
                     seed = int.from_bytes(drawn) >> 33
-                    answer = await self.judge.compare(conversation, one, two, principle, seed)
+                    answer = await self.judge.compare(conversation, answer_1, answer_2, principle, seed)
                 finally:
                     self.tally.in_flight -= 1
             record = {"raw": tidy(answer.text), "usage": answer.usage, "tries": attempt + 1}
@@ -226,7 +226,7 @@ class PairwiseJudge:
                 break
             if self._verdict(record) is not None:
                 break
-        self.kept.put({key: record})
+        self.verdicts.put({key: record})
         return record
 
     async def close(self) -> None:
@@ -244,17 +244,17 @@ class PairwiseJudge:
         rows = []
         for result in judged:
             i, j, judge_idx = result.match
-            one, two = comparison.candidates[i], comparison.candidates[j]
+            first, second = comparison.candidates[i], comparison.candidates[j]
             verdict = result.verdict or Verdict(None, None, None)
             rows.append(
                 {
                     "comparison_id": comparison_id(comparison, result.match),
                     "group_id": comparison.group_id,
                     "task_id": comparison.task_id,
-                    "rollout_i": one.rollout_id,
-                    "rollout_j": two.rollout_id,
-                    "response_i": one.index,
-                    "response_j": two.index,
+                    "rollout_i": first.rollout_id,
+                    "rollout_j": second.rollout_id,
+                    "response_i": first.index,
+                    "response_j": second.index,
                     "judge_idx": judge_idx,
                     "score_1": verdict.score_1,
                     "score_2": verdict.score_2,
@@ -296,8 +296,8 @@ def _canonical(value: Any) -> str:
 
 def digest(*parts: str) -> str:
     """A hash of the parts with their lengths, so that moving text from one to another changes it."""
-    whole = blake2b(digest_size=16)
+    hasher = blake2b(digest_size=16)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
-        whole.update(b"%d:%b" % (len(data), data))
-    return whole.hexdigest()
+        hasher.update(b"%d:%b" % (len(data), data))
+    return hasher.hexdigest()

@@ -88,9 +88,9 @@ class Prompt:
             refuse_endless(template, [{**tried, "principle": principle} for principle in (None, "be brief")])
         except TemplateError as error:
             raise DataError(f"{self._name}: {error}", hint="give another file") from error
-        one, two = (f"\x00{n}\x00" for n in (1, 2))
-        rendered = self.messages([{"role": "user", "content": "question"}], one, two, "principle")[0]["content"]
-        for name, mark in (("response_1", one), ("response_2", two)):
+        mark_1, mark_2 = (f"\x00{n}\x00" for n in (1, 2))
+        rendered = self.messages([{"role": "user", "content": "question"}], mark_1, mark_2, "principle")[0]["content"]
+        for name, mark in (("response_1", mark_1), ("response_2", mark_2)):
             if mark not in rendered:
                 raise UsageError(f"{self._name}: the template never shows {name}", hint=f"put {{{{ {name} }}}} in it")
 

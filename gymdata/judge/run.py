@@ -142,10 +142,10 @@ def judge(
         }
         out.refuse_other("identity", identity, "comparisons that were made", parents=parents_of([config.path]))
         stack.enter_context(rare_collections())
-        kept = VerdictCache(folder / "verdicts.journal")
-        stack.callback(kept.close)
+        verdicts = VerdictCache(folder / "verdicts.journal")
+        stack.callback(verdicts.close)
         progress = progress or NullProgress()
-        for repair in kept.repairs:
+        for repair in verdicts.repairs:
             progress.message(f"repaired after a crash: {repair}")
         facts: RunFacts = {
             "command": list(command),
@@ -157,7 +157,7 @@ def judge(
         served = the_judge if isinstance(the_judge, Served) else None
         if served is not None:
             served.wait_for_server(config.wait_for_server, progress.message)
-        pairwise = PairwiseJudge(config, the_judge, kept, retry_unparsed=config.retry_unparsed, stop_when_gone=True)
+        pairwise = PairwiseJudge(config, the_judge, verdicts, retry_unparsed=config.retry_unparsed, stop_when_gone=True)
         comparisons = asyncio.run(_judge_groups(pairwise, field, progress))
         engine = pairwise.facts
         if engine and served is not None:
@@ -249,11 +249,11 @@ def _folder(config: JudgeConfig, source: Path | None, judge: Judge | None) -> Pa
     if judge is not None and named is None:
         named = str(judge.identity.get("model")).removeprefix("served:")
     if named is None:
-        made = sorted(run.glob("judge-*/comparisons.parquet"))
-        if len(made) != 1:
-            have = ", ".join(p.parent.name.removeprefix("judge-") for p in made) or "none"
+        files = sorted(run.glob("judge-*/comparisons.parquet"))
+        if len(files) != 1:
+            have = ", ".join(p.parent.name.removeprefix("judge-") for p in files) or "none"
             raise UsageError(f"{run}: which judge's comparisons? (there are: {have})", hint="name one with --name")
-        return made[0].parent
+        return files[0].parent
     return run / f"judge-{re.sub(r'[^A-Za-z0-9_.+-]', '_', named.rstrip('/').rpartition('/')[2])}"
 
 

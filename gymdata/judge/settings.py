@@ -128,11 +128,11 @@ class GenrmConfig(Config):
 
         return Adjustments(**{field.name: getattr(self, field.name) for field in fields(Adjustments)})
 
-    def principle_for(self, given: str | None) -> str | None:
-        """The principle that the judge is shown for a request that brought ``given``. As published: none unless the
+    def principle_for(self, requested: str | None) -> str | None:
+        """The principle that the judge is shown for a request that brought ``requested``. As published: none unless the
         settings enable principles; then the request's own has precedence."""
         shown = self.principle is not None if self.use_principle is None else self.use_principle
-        return (given or self.principle or DEFAULT_PRINCIPLE) if shown else None
+        return (requested or self.principle or DEFAULT_PRINCIPLE) if shown else None
 
 
 class JudgeConfig(GenrmConfig):

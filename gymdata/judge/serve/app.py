@@ -145,12 +145,12 @@ class Service:
 
     def _comparison(self, body: bytes) -> tuple[Comparison | None, int]:
         """What is to be judged, None for fewer than two responses; and how many there are."""
-        given = self.bodies.parse(body)
-        listed = given.get("response_objs") if isinstance(given, dict) else None
+        data = self.bodies.parse(body)
+        listed = data.get("response_objs") if isinstance(data, dict) else None
         if isinstance(listed, list) and len(listed) > self.config.max_responses:
             most = self.config.max_responses
             raise Refused.over(422, "responses", "responses", len(listed), most, "max_responses")
-        request = _read(CompareRequest, given)
+        request = _read(CompareRequest, data)
         texts = [self._texts(response) for response in request.response_objs]
         if len(texts) < 2:
             return None, len(texts)
@@ -198,8 +198,8 @@ class Service:
 
     def _member(self, body: bytes) -> tuple[Member, bool]:
         """The member, and whether the request has a key that the answer adds."""
-        given = self.bodies.parse(body)
-        request = _read(VerifyRequest, given)
+        data = self.bodies.parse(body)
+        request = _read(VerifyRequest, data)
         conversation = as_messages(request.responses_create_params.input)
         group, prompt, attempt, rollout, task = (
             None if value is None else str(value)
@@ -226,12 +226,12 @@ class Service:
         identity = (str(group), attempt, str(rollout)) if named else None
         index = request.rollout_index if task is not None else None
         return Member(key, identity, comparison, index), not {"reward", "judge_failed", "judge_failure"}.isdisjoint(
-            given
+            data
         )
 
-    def _principle(self, given: str | None) -> str | None:
-        shown = self.config.principle_for(given)
-        if given and shown is None and not self._hid_a_principle:
+    def _principle(self, requested: str | None) -> str | None:
+        shown = self.config.principle_for(requested)
+        if requested and shown is None and not self._hid_a_principle:
             self._hid_a_principle = True
             self._say("a request brought a principle, which the judge is not shown: --use-principle shows it")
         return shown
@@ -274,13 +274,13 @@ class Service:
         return "\n".join(lines) + "\n"
 
 
-def as_messages(given: list[JsonObject] | str) -> list[Message]:
+def as_messages(items: list[JsonObject] | str) -> list[Message]:
     """Messages of role and text. Items without a role become messages too: tool calls of the assistant, results of a
     tool."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
     messages = []
-    for item in given:
+    for item in items:
         if "role" in item:
             role, text = str(item["role"]), item.get("content")
         elif item.get("type") == "function_call":
@@ -292,9 +292,9 @@ def as_messages(given: list[JsonObject] | str) -> list[Message]:
     return messages
 
 
-def _read(model: type[M], given: Any) -> M:
+def _read(model: type[M], data: Any) -> M:
     try:
-        return model.model_validate(given)
+        return model.model_validate(data)
     except pydantic.ValidationError as error:
         raise refused_fields(error) from error
 
@@ -316,13 +316,13 @@ def _described(model: type[pydantic.BaseModel]) -> JsonObject:
     schema = model.model_json_schema()
     parts = schema.pop("$defs", {})
 
-    def whole(value: Any) -> Any:
+    def inlined(value: Any) -> Any:
         if isinstance(value, dict):
             name = str(value.get("$ref", "")).rpartition("/")[2]
-            return whole(parts[name]) if name in parts else {k: whole(v) for k, v in value.items()}
-        return [whole(v) for v in value] if isinstance(value, list) else value
+            return inlined(parts[name]) if name in parts else {k: inlined(v) for k, v in value.items()}
+        return [inlined(v) for v in value] if isinstance(value, list) else value
 
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": whole(schema)}}}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined(schema)}}}}
 
 
 def create_app(service: Service, start: Callable[[], Any], stop: Callable[[], Any]) -> FastAPI:

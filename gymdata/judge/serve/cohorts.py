@@ -46,10 +46,10 @@ class Outcome:
 
     def why_none(self, response: int) -> str:
         """Why a response has no reward."""
-        mine = [j for j in self.judged if response in j.match[:2] and j.verdict is None]
-        counts = Counter(j.status for j in mine)
+        matches = [j for j in self.judged if response in j.match[:2] and j.verdict is None]
+        counts = Counter(j.status for j in matches)
         reasons = ", ".join(f"{n} {status}" for status, n in sorted(counts.items())) or "a ranking without scores"
-        first = next((j.reason for j in mine if j.reason), None)
+        first = next((j.reason for j in matches if j.reason), None)
         return f"none of its comparisons gave a score ({reasons}){f': {first}' if first else ''}"
 
 
@@ -172,10 +172,10 @@ class Cohorts:
         if self._stopping is not None:
             raise self._stopping
         if (identity := member.identity) is not None:
-            known = self._answers.get(digest(*identity))
-            if known is not None:
-                _same(member, known["content"])
-                return float(known["reward"])
+            saved = self._answers.get(digest(*identity))
+            if saved is not None:
+                _same(member, saved["content"])
+                return float(saved["reward"])
         if member.waiter_key is not None and (waiter := self._waiters.get(member.waiter_key)) is not None:
             _same(member, waiter.member.content)
             return await asyncio.shield(waiter.answer)
@@ -270,7 +270,7 @@ class Cohorts:
         try:
             comparison = self._comparison(cohort)
             outcome = await self._decide(comparison)
-            members = {place: waiter.member for place, waiter in enumerate(cohort.waiters)}
+            members = {index: waiter.member for index, waiter in enumerate(cohort.waiters)}
             count = self._numbers.get(cohort.key)
             self._keep(comparison, outcome, members, {_count_of(cohort.key): count} if count else {})
         except BaseException as error:
@@ -280,13 +280,13 @@ class Cohorts:
                 return
             raise
         self.completed += 1
-        for place, waiter in enumerate(cohort.waiters):
+        for index, waiter in enumerate(cohort.waiters):
             self._forget(waiter)
-            reward = outcome.rewards[place]
+            reward = outcome.rewards[index]
             if waiter.answer.done():
                 continue
             if reward is None:
-                waiter.answer.set_exception(NotAnswered("judge_failed", outcome.why_none(place)))
+                waiter.answer.set_exception(NotAnswered("judge_failed", outcome.why_none(index)))
             else:
                 waiter.answer.set_result(reward)
 
@@ -295,26 +295,26 @@ class Cohorts:
     ) -> None:
         """Save the rewards of members by index, and ``counts``, before any of them is answered. All at once: after a kill, a
         member without a saved reward would wait for others that have theirs and do not return."""
-        kept = dict(counts)
-        for place, member in members.items():
+        rewards = dict(counts)
+        for index, member in members.items():
             if member.identity is None:
                 continue
-            if (reward := outcome.rewards[place]) is not None:
-                kept[digest(*member.identity)] = {"reward": reward, "content": member.content}
+            if (reward := outcome.rewards[index]) is not None:
+                rewards[digest(*member.identity)] = {"reward": reward, "content": member.content}
                 self._unanswered.pop(member.identity, None)
             else:
                 self._unanswered[member.identity] = comparison
-        self._answers.put(kept)
+        self._answers.put(rewards)
 
     async def _again(self, member: Member, comparison: Comparison) -> float:
         """Judge a comparison once more for a member that it left without a reward; judged matches are kept."""
-        place = next(n for n, e in enumerate(comparison.candidates) if e.rollout_id == member.candidate.rollout_id)
-        before = replace(member, comparison=replace(comparison, candidates=[comparison.candidates[place]]))
+        index = next(n for n, e in enumerate(comparison.candidates) if e.rollout_id == member.candidate.rollout_id)
+        before = replace(member, comparison=replace(comparison, candidates=[comparison.candidates[index]]))
         _same(member, before.content)
         outcome = await self._decide(comparison)
-        self._keep(comparison, outcome, {place: member}, {})
-        if (reward := outcome.rewards[place]) is None:
-            raise NotAnswered("judge_failed", outcome.why_none(place))
+        self._keep(comparison, outcome, {index: member}, {})
+        if (reward := outcome.rewards[index]) is None:
+            raise NotAnswered("judge_failed", outcome.why_none(index))
         return reward
 
     def _comparison(self, cohort: _Cohort) -> Comparison:

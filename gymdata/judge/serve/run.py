@@ -62,17 +62,17 @@ def serve_genrm(
             refuse_other_kind(folder / RUN_JSON, "serve-genrm")
             with made_folder(folder):
                 stack.callback(Lock(folder).release)
-            known = read_run_json(folder) if (folder / RUN_JSON).is_file() else {}
-            run_id = str(known.get("run_id") or run_id)
+            run_json = read_run_json(folder) if (folder / RUN_JSON).is_file() else {}
+            run_id = str(run_json.get("run_id") or run_id)
             facts = {"stage": "serve-genrm", "run_id": run_id, "command": list(command), "judge": dict(judge.identity)}
             write_run_json(folder, {**facts, "config": config.model_dump(mode="json"), "parents": []})
-        kept, answers = (VerdictCache(folder and folder / f"{name}.journal") for name in ("verdicts", "answers"))
+        verdicts, answers = (VerdictCache(folder and folder / f"{name}.journal") for name in ("verdicts", "answers"))
         comparisons = VerdictLog(folder and folder / "comparisons.jsonl", "comparison_id")
-        for file in (kept, answers, comparisons):
+        for file in (verdicts, answers, comparisons):
             stack.callback(file.close)
             for repair in file.repairs:
                 say(f"repaired after a crash: {repair}")
-        pairwise_judge = PairwiseJudge(config, judge, kept, retry_unparsed=True, stop_when_gone=False)
+        pairwise_judge = PairwiseJudge(config, judge, verdicts, retry_unparsed=True, stop_when_gone=False)
         service = Service(config, RequestQueue(config, pairwise_judge, comparisons), answers, run_id, say)
 
         async def stop() -> None:
