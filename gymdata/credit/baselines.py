@@ -69,23 +69,23 @@ class TokenBaseline:
 
     def add(self, returns: Array, energy: Array, offsets: Array, groups: Array) -> None:
         """Rollouts as ragged rows: ``returns`` and ``energy`` flat, ``groups`` one code a row."""
-        at = self._places(offsets, groups)
+        positions = self._places(offsets, groups)
         so_far = np.cumsum(energy, dtype=np.float64)
         before = np.concatenate(([0.0], so_far))[offsets[:-1]]
         w = so_far - np.repeat(before, np.diff(offsets))
-        np.add.at(self.weighted, at, w * returns)
-        np.add.at(self.weight, at, w)
-        np.add.at(self.total, at, returns)
-        np.add.at(self.count, at, 1.0)
+        np.add.at(self.weighted, positions, w * returns)
+        np.add.at(self.weight, positions, w)
+        np.add.at(self.total, positions, returns)
+        np.add.at(self.count, positions, 1.0)
 
     def subtracted(self, returns: Array, offsets: Array, groups: Array) -> Array:
         """G_t − B_t, flat, of rows whose groups were all added."""
-        at = self._places(offsets, groups)
-        alone = self.count[at] < 2
+        positions = self._places(offsets, groups)
+        alone = self.count[positions] < 2
         with np.errstate(divide="ignore", invalid="ignore"):
-            best = self.weighted[at] / self.weight[at]
-        mean = self.total[at] / np.maximum(self.count[at], 1)
-        result = returns - np.where(self.weight[at] > 1e-8, best, mean)
+            best = self.weighted[positions] / self.weight[positions]
+        mean = self.total[positions] / np.maximum(self.count[positions], 1)
+        result = returns - np.where(self.weight[positions] > 1e-8, best, mean)
         return np.asarray(np.where(alone, 0.0, result))
 
     def _places(self, offsets: Array, groups: Array) -> Array:

@@ -23,18 +23,18 @@ KL_KINDS: tuple[KlKind, ...] = ("k1", "k2", "k3")
 
 def as_mask(mask: npt.ArrayLike, shape: tuple[int, ...]) -> Mask:
     """``mask`` as booleans of ``shape``; raises DataError for another shape."""
-    given = np.asarray(mask)
-    if given.shape != shape:
-        raise DataError(f"mask: got shape {given.shape}, expected {shape}")
-    return given if given.dtype == np.bool_ else given != 0
+    array = np.asarray(mask)
+    if array.shape != shape:
+        raise DataError(f"mask: got shape {array.shape}, expected {shape}")
+    return array if array.dtype == np.bool_ else array != 0
 
 
 def as_floats(*arrays: npt.ArrayLike) -> tuple[list[Array], np.dtype[Any]]:
     """The arrays as floats, and the precision that results have: float32 when every one is float32, else float64."""
-    floats = [np.asarray(a) for a in arrays]
-    kept = [a if a.dtype in (np.float32, np.float64) else a.astype(np.float64) for a in floats]
-    single = all(a.dtype == np.float32 for a in kept)
-    return kept, np.dtype(np.float32 if single else np.float64)
+    inputs = [np.asarray(a) for a in arrays]
+    floats = [a if a.dtype in (np.float32, np.float64) else a.astype(np.float64) for a in inputs]
+    single = all(a.dtype == np.float32 for a in floats)
+    return floats, np.dtype(np.float32 if single else np.float64)
 
 
 def kl(logp: npt.ArrayLike, ref: npt.ArrayLike, kind: KlKind = "k1", mask: npt.ArrayLike | None = None) -> Array:
@@ -64,8 +64,8 @@ def last_valid(mask: npt.ArrayLike) -> npt.NDArray[np.int64]:
     width = valid.shape[-1]
     if width == 0:
         return np.full(valid.shape[:-1], -1, np.int64)
-    at = width - 1 - valid[..., ::-1].argmax(axis=-1)
-    return np.where(valid.any(axis=-1), at, -1).astype(np.int64)
+    last = width - 1 - valid[..., ::-1].argmax(axis=-1)
+    return np.where(valid.any(axis=-1), last, -1).astype(np.int64)
 
 
 def token_rewards(
@@ -81,8 +81,8 @@ def token_rewards(
     A row without a valid token has no place for its reward: it is all 0.
     """
     valid = np.asarray(mask) != 0
-    given = [reward] if kl is None else [reward, kl]
-    floats, dtype = as_floats(*given)
+    inputs = [reward] if kl is None else [reward, kl]
+    floats, dtype = as_floats(*inputs)
     if floats[0].shape != valid.shape[:-1]:
         raise DataError(f"token rewards: got reward shape {floats[0].shape}, expected {valid.shape[:-1]}")
     result = np.zeros(valid.shape, np.float64)
@@ -92,9 +92,9 @@ def token_rewards(
             raise DataError(f"token rewards: got kl shape {floats[1].shape}, expected {valid.shape}")
         np.multiply(floats[1], -coefficient, out=result, where=valid)
     scalar = clipped(floats[0].astype(np.float64), clip)
-    rows, at = result.reshape(-1, valid.shape[-1]), last_valid(valid).reshape(-1)
-    there = np.flatnonzero(at >= 0)
-    rows[there, at[there]] += scalar.reshape(-1)[there]
+    rows, last = result.reshape(-1, valid.shape[-1]), last_valid(valid).reshape(-1)
+    there = np.flatnonzero(last >= 0)
+    rows[there, last[there]] += scalar.reshape(-1)[there]
     return result.astype(dtype, copy=False)
 
 
@@ -127,8 +127,8 @@ def whiten(advantages: npt.ArrayLike, mask: npt.ArrayLike, moments: Moments | No
     """
     (values,), dtype = as_floats(advantages)
     valid = as_mask(mask, values.shape)
-    known = moments or masked_moments(values, valid)
-    return _scaled(values, valid, known.mean, 1.0 / (known.std + 1e-9)).astype(dtype, copy=False)
+    moments = moments or masked_moments(values, valid)
+    return _scaled(values, valid, moments.mean, 1.0 / (moments.std + 1e-9)).astype(dtype, copy=False)
 
 
 def normalize_cross_batch(
@@ -140,9 +140,9 @@ def normalize_cross_batch(
     """
     (values,), dtype = as_floats(advantages)
     valid = as_mask(mask, values.shape)
-    known = moments or masked_moments(values, valid)
-    factor = 1.0 if mean_only else 1.0 / float(np.sqrt(max(known.var, 1e-8)))
-    return _scaled(values, valid, known.mean, factor).astype(dtype, copy=False)
+    moments = moments or masked_moments(values, valid)
+    factor = 1.0 if mean_only else 1.0 / float(np.sqrt(max(moments.var, 1e-8)))
+    return _scaled(values, valid, moments.mean, factor).astype(dtype, copy=False)
 
 
 def _scaled(values: Array, valid: Mask, mean: float, factor: float) -> Array:
@@ -176,10 +176,10 @@ def high_entropy_mask_ragged(entropy: npt.ArrayLike, offsets: npt.ArrayLike, rat
         raise UsageError.bad_value("entropy ratio", ratio, "a share above 0, at most 1")
     values, bounds = np.asarray(entropy, dtype=np.float64), np.asarray(offsets, dtype=np.int64)
     lengths = np.diff(bounds)
-    wanted = np.maximum(1, np.floor(lengths * ratio + _ROUNDING).astype(np.int64))
+    quota = np.maximum(1, np.floor(lengths * ratio + _ROUNDING).astype(np.int64))
     owner = np.repeat(np.arange(len(lengths)), lengths)
     order = np.lexsort((-values, owner))
     rank = np.arange(len(values)) - bounds[owner]
     result = np.zeros(len(values), np.bool_)
-    result[order] = rank < wanted[owner]
+    result[order] = rank < quota[owner]
     return result

@@ -139,9 +139,9 @@ def _sums_of_rows(flat: Array, offsets: Ints, steps: Array) -> Array:
     result, carried = np.array(flat, np.float64), np.zeros(len(order))
     for back in range(int(lengths.max(initial=0))):
         n = len(order) - int(np.searchsorted(rising, back, side="right"))  # rows that are longer
-        at = ends[:n] - back
-        carried[:n] = result[at] + (steps[at] if steps.ndim else steps) * carried[:n]
-        result[at] = carried[:n]
+        positions = ends[:n] - back
+        carried[:n] = result[positions] + (steps[positions] if steps.ndim else steps) * carried[:n]
+        result[positions] = carried[:n]
     return result
 
 

@@ -31,7 +31,7 @@ class _Grouped:
 
     values: Array
     code: Array
-    known: Array
+    finite: Array
     count: Array
     total: Array
     mean: Array
@@ -47,39 +47,39 @@ class _Grouped:
     def per_reward(self, result: Array) -> Array:
         """A result for every reward: 0 in degenerate groups, NaN for unknown rewards, in the caller's shape."""
         result = np.where(self.degenerate[self.code], 0.0, result)
-        return np.where(self.known, result, np.nan).reshape(self.shape)
+        return np.where(self.finite, result, np.nan).reshape(self.shape)
 
 
 def _grouped(rewards: npt.ArrayLike, groups: Groups) -> _Grouped:
-    given = np.asarray(rewards, dtype=np.float64)
-    values = given.reshape(-1)
+    array = np.asarray(rewards, dtype=np.float64)
+    values = array.reshape(-1)
     if groups is not None:
         labels = np.asarray(groups).reshape(-1)
         if len(labels) != len(values):
             raise DataError(f"group shaping: got {len(labels)} group labels for {len(values)} rewards")
         _, code = np.unique(labels, return_inverse=True)
-    elif given.ndim == 2:
-        code = np.repeat(np.arange(given.shape[0]), given.shape[1])
+    elif array.ndim == 2:
+        code = np.repeat(np.arange(array.shape[0]), array.shape[1])
     else:
         code = np.zeros(len(values), np.int64)
     n = int(code.max()) + 1 if len(code) else 0
-    if given.ndim == 2 and groups is None:
-        n = given.shape[0]
-    known = np.isfinite(values)
+    if array.ndim == 2 and groups is None:
+        n = array.shape[0]
+    finite = np.isfinite(values)
     # Sums of floats depend on the order of their terms, so it is fixed first.
     order = np.lexsort((values, code))
-    order = order[known[order]]
-    kept, its = values[order], code[order]
+    order = order[finite[order]]
+    ordered, its = values[order], code[order]
     count = np.bincount(its, minlength=n)
-    total = np.bincount(its, weights=kept, minlength=n)
+    total = np.bincount(its, weights=ordered, minlength=n)
     mean = total / np.maximum(count, 1)
     with np.errstate(over="ignore", invalid="ignore"):
-        m2 = np.bincount(its, weights=np.square(kept - mean[its]), minlength=n)
+        m2 = np.bincount(its, weights=np.square(ordered - mean[its]), minlength=n)
     if not bool(np.isfinite(m2).all()):
-        raise DataError.too_large("rewards", float(np.abs(kept).max()))
+        raise DataError.too_large("rewards", float(np.abs(ordered).max()))
     largest = np.zeros(n)
-    np.maximum.at(largest, its, np.abs(kept))
-    return _Grouped(values, code, known, count, total, mean, m2, largest, given.shape)
+    np.maximum.at(largest, its, np.abs(ordered))
+    return _Grouped(values, code, finite, count, total, mean, m2, largest, array.shape)
 
 
 def rloo(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
@@ -104,7 +104,7 @@ def opo(rewards: npt.ArrayLike, groups: Groups = None, lengths: npt.ArrayLike | 
     tokens = np.ones(len(g.values)) if lengths is None else np.asarray(lengths, dtype=np.float64).reshape(-1)
     if len(tokens) != len(g.values):
         raise DataError(f"opo: got {len(tokens)} lengths for {len(g.values)} rewards")
-    weight, value = np.where(g.known, tokens, 0.0), np.where(g.known, g.values, 0.0)
+    weight, value = np.where(g.finite, tokens, 0.0), np.where(g.finite, g.values, 0.0)
     order = np.lexsort((weight, value, g.code))
     total, weighted = (
         np.bincount(g.code[order], weights=terms[order], minlength=len(g.count)) for terms in (weight, weight * value)
@@ -133,8 +133,8 @@ def cpgd(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
 
 def reinforce(rewards: npt.ArrayLike, groups: Groups = None) -> Array:  # noqa: ARG001  all shapings are called alike
     """The rewards as they are; missing and infinite ones are NaN."""
-    given = np.asarray(rewards, dtype=np.float64)
-    return np.where(np.isfinite(given), given, np.nan)
+    values = np.asarray(rewards, dtype=np.float64)
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def maxrl(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
@@ -143,7 +143,7 @@ def maxrl(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
     rewards of 0 and 1, and 1e-6 added to the mean. Raises DataError for a negative reward, which has no such mean.
     """
     g = _grouped(rewards, groups)
-    low = g.values[g.known & (g.values < 0)]
+    low = g.values[g.finite & (g.values < 0)]
     if len(low):
         raise DataError(f"maxrl: got a reward of {low.min():g}, expected 0 or more", hint="--estimator grpo takes any")
     with np.errstate(invalid="ignore"):
@@ -161,7 +161,7 @@ def pass_at_k(rewards: npt.ArrayLike, groups: Groups = None, k: int = 4) -> Arra
     if k < 1:
         raise UsageError.bad_value("k of pass@k", k, "1 or more")
     g = _grouped(rewards, groups)
-    other = g.values[g.known & (g.values != 0) & (g.values != 1)]
+    other = g.values[g.finite & (g.values != 0) & (g.values != 1)]
     if len(other):
         raise DataError(
             f"pass@k: got a reward of {other[0]:g}, expected 0 or 1",
@@ -187,10 +187,10 @@ def gdpo(parts: Mapping[str, npt.ArrayLike], groups: Groups = None) -> Array:
     Source: Liu et al. 2026, "GDPO" (arXiv 2601.05242), which then normalizes the sums over the batch (``whiten``).
     """
     table = np.stack([np.asarray(part, dtype=np.float64) for part in parts.values()])
-    whole = np.isfinite(table).all(axis=0)
-    total = np.where(whole, 0.0, np.nan)
+    complete = np.isfinite(table).all(axis=0)
+    total = np.where(complete, 0.0, np.nan)
     for part in table:
-        total = total + _standard(np.where(whole, part, np.nan), groups)
+        total = total + _standard(np.where(complete, part, np.nan), groups)
     return np.asarray(total)
 
 
@@ -218,8 +218,8 @@ def gigpo(
     """
     rows, task = np.asarray(owner), np.unique(np.asarray(groups), return_inverse=True)[1]
     _, state = np.unique(np.asarray(states), return_inverse=True)
-    place = task[rows].astype(np.int64) * (int(state.max(initial=0)) + 1) + state
-    return np.asarray(_standard(episodes, groups)[rows] + step_weight * _standard(returns, place))
+    task_state = task[rows].astype(np.int64) * (int(state.max(initial=0)) + 1) + state
+    return np.asarray(_standard(episodes, groups)[rows] + step_weight * _standard(returns, task_state))
 
 
 def degenerate(rewards: npt.ArrayLike, groups: Groups = None) -> Array:
@@ -256,15 +256,15 @@ def optimal_value(rewards: npt.ArrayLike, beta: float, groups: Groups = None) ->
     """
     if not beta > 0:
         raise UsageError.bad_value("beta", beta, "more than 0")
-    given = _grouped(rewards, groups)
-    code, known, n = given.code, given.known, len(given.count)
+    g = _grouped(rewards, groups)
+    code, finite, n = g.code, g.finite, len(g.count)
     largest = np.full(n, -np.inf)
-    np.maximum.at(largest, code[known], given.values[known])
-    terms = np.exp((given.values[known] - largest[code[known]]) / beta)
-    sums = np.bincount(code[known], weights=terms, minlength=n)
+    np.maximum.at(largest, code[finite], g.values[finite])
+    terms = np.exp((g.values[finite] - largest[code[finite]]) / beta)
+    sums = np.bincount(code[finite], weights=terms, minlength=n)
     with np.errstate(divide="ignore", invalid="ignore"):
-        values = np.where(given.count > 0, largest + beta * np.log(sums / given.count), np.nan)
-    return np.asarray(values[code].reshape(given.shape))
+        values = np.where(g.count > 0, largest + beta * np.log(sums / g.count), np.nan)
+    return np.asarray(values[code].reshape(g.shape))
 
 
 def overlong_penalty(length: npt.ArrayLike, max_new: npt.ArrayLike, buffer: int = 1024, factor: float = 1.0) -> Array:

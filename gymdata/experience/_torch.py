@@ -134,7 +134,7 @@ def pin_memory(tensor: _Nested) -> _Nested:
 
 def _nested(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, list):
-        return [_nested(one, change) for one in value]
+        return [_nested(element, change) for element in value]
     return change(value) if isinstance(value, torch.Tensor) else value
 
 
@@ -171,9 +171,9 @@ class ExperienceBatches(Iterator[Experience]):
             raise StopIteration
         together = self._order[self.step * self._size : (self.step + 1) * self._size]
         self.step += 1
-        mine = together[self._rank :: self._world]
-        filler = not len(mine)
-        rows = [self._rows.fetch(int(row)) for row in (together[:1] if filler else mine)]
+        rank_rows = together[self._rank :: self._world]
+        filler = not len(rank_rows)
+        rows = [self._rows.fetch(int(row)) for row in (together[:1] if filler else rank_rows)]
         batch = _batch(rows, self._packed)
         for name, texts in self._texts.of(batch.info["rollout_id"]).items():
             setattr(batch, name, texts)
@@ -229,11 +229,11 @@ class _Rows:
             # Two row groups, because a batch may cross their border.
             while not self._keep and len(self._opened) > 2:
                 del self._opened[next(iter(self._opened))]
-        group, at = self._opened[index], row - int(self._starts[index])
-        lists = {name: values[at] for name, values in group.lists.items()}
+        group, offset = self._opened[index], row - int(self._starts[index])
+        lists = {name: values[offset] for name, values in group.lists.items()}
         trained = lists["loss_mask"] != 0
         first = int(trained.argmax()) if trained.any() else len(trained)
-        return _Row(lists, {name: column[at] for name, column in group.scalars.items()}, len(trained) - first)
+        return _Row(lists, {name: column[offset] for name, column in group.scalars.items()}, len(trained) - first)
 
 
 def _batch(rows: Sequence[_Row], packed: bool) -> Experience:
@@ -241,15 +241,15 @@ def _batch(rows: Sequence[_Row], packed: bool) -> Experience:
     responses = [row.response for row in rows]
     width, actions = int(lengths.max()), max(1, *responses)
     # The last places of each line of a padded batch are its row's.
-    place = np.arange(max(width, actions)) >= max(width, actions) - lengths[:, None]
+    valid = np.arange(max(width, actions)) >= max(width, actions) - lengths[:, None]
 
     def tensor(column: str, kind: type[np.generic], last: int) -> torch.Tensor:
         """A token column of all rows, its ``last`` places where it is padded."""
         flat = np.concatenate([row.lists[column] for row in rows]).astype(kind, copy=False)
         if packed:
             return torch.from_numpy(flat[None])
-        padded = np.zeros(place.shape, kind)
-        padded[place] = flat
+        padded = np.zeros(valid.shape, kind)
+        padded[valid] = flat
         return torch.from_numpy(np.ascontiguousarray(padded[:, padded.shape[1] - last :]))
 
     mask = tensor("loss_mask", np.bool_, actions)
@@ -267,7 +267,7 @@ def _batch(rows: Sequence[_Row], packed: bool) -> Experience:
     info |= {"total_length": torch.from_numpy(lengths), "num_actions": torch.tensor(responses)}
     info |= {name: [row.scalars[name] for row in rows] for name in _NAMES if name in rows[0].scalars}
     info |= {name: floats.pop(name) for name in BESIDE if name in floats}
-    attention = np.repeat(np.arange(1, len(rows) + 1), lengths)[None] if packed else place[:, place.shape[1] - width :]
+    attention = np.repeat(np.arange(1, len(rows) + 1), lengths)[None] if packed else valid[:, valid.shape[1] - width :]
     return Experience(
         tensor("input_ids", np.int64, width),
         attention_mask=torch.from_numpy(attention.astype(np.int64)),

@@ -174,8 +174,8 @@ class Crediting:
             parts=self.parts,
             lengths=generated,
         )
-        why[(why == 0) & ~shaped.kept] = 5
-        shaped.kept &= why == 0
+        why[(why == 0) & ~shaped.keep] = 5
+        shaped.keep &= why == 0
         report.left_out = {reason: n for code, reason in enumerate(_REASONS, 1) if (n := int((why == code).sum()))}
         report.dropped_groups = {
             reason: self.group_ids.take(pa.array(codes)).to_pylist() for reason, codes in shaped.dropped.items()
@@ -184,9 +184,9 @@ class Crediting:
             "rollouts": len(rollouts),
             "groups": len(self.group_ids),
             "groups_dropped": sum(map(len, shaped.dropped.values())),
-            "rollouts_used": int(shaped.kept.sum()),
+            "rollouts_used": int(shaped.keep.sum()),
         }
-        if not shaped.kept.any():
+        if not shaped.keep.any():
             only = np.unique(outcome[np.isfinite(outcome)]) if outcome is not None else np.empty(0)
             dropped = (f"{len(ids):,} {reason.replace('_', ' ')}" for reason, ids in report.dropped_groups.items())
             raise RefusedError(
@@ -199,7 +199,7 @@ class Crediting:
                 )
                 + other_scores(self.sources, self.score),
             )
-        cut = int((shaped.kept & truncated).sum())
+        cut = int((shaped.keep & truncated).sum())
         if cut and (config.critic is None if config.estimator == "gae" else config.gamma < 1):
             report.notes.append(f"{cut:,} truncated rollouts count as ended: no value is known after their last token")
         if config.critic is not None and config.estimator != "gae":
@@ -207,8 +207,8 @@ class Crediting:
         if config.estimator == "gae" and config.critic is None and "values" not in self.evidence:
             report.notes.append("no values were given: every V is 0, so advantages are λ-discounted returns")
         if (least := ALL[config.estimator].least) is not None:
-            known = np.bincount(self.groups[np.isfinite(self.scores)], minlength=len(self.group_ids))
-            if small := int(((known > 0) & (known < config.own_settings[least])).sum()):
+            n_scored = np.bincount(self.groups[np.isfinite(self.scores)], minlength=len(self.group_ids))
+            if small := int(((n_scored > 0) & (n_scored < config.own_settings[least])).sum()):
                 report.notes.append(
                     f"{counted(small, 'group has', 'groups have')} fewer than {config.own_settings[least]} scored rollouts "
                     f"({least}): their advantages are 0"
@@ -263,13 +263,13 @@ class Crediting:
                     raise DataError(f"{source}: changed while it was read", hint="run the command again")
                 if batch.num_rows:
                     turns = batch.column("turns")
-                    found = stitch(turns, ids, self.config.abandoned, where=str(source), vocab_size=sizes[source])
-                    yield row, found, batch
+                    stitched = stitch(turns, ids, self.config.abandoned, where=str(source), vocab_size=sizes[source])
+                    yield row, stitched, batch
                     row += batch.num_rows
 
     def fill(self, shaped: Shaped, models: Scorers, progress: Progress) -> None:
         """Fill reference log-probs, entropy, values and the teacher's log-probs of the kept rollouts from models."""
-        columns, after = score_tokens(self.batches(), shaped.kept, self.rollouts.temperature, models, progress)
+        columns, after = score_tokens(self.batches(), shaped.keep, self.rollouts.temperature, models, progress)
         twice = sorted(set(columns) & set(self.evidence))
         if twice:
             raise UsageError(f"--token-columns and a model both give {', '.join(twice)}", hint="leave one of them out")
@@ -282,36 +282,36 @@ class Crediting:
         """Every batch with its credit, before whitening; the last item is its rows (see ``batches``)."""
         if self.config.estimator == "otb" and self._baseline is None:
             self._baseline = self._baseline_of(shaped)
-        for row, sequences, batch, given in self._with_returns(shaped, carried):
+        for row, sequences, batch, credited in self._with_returns(shaped, carried):
             if self._baseline is not None:
-                mine, offsets, groups = self._kept_tokens(shaped, row, sequences)
-                beside = given.advantages - given.returns
-                beside[mine] += self._baseline.subtracted(given.returns[mine], offsets, groups)
-                given.advantages = beside
+                token_mask, offsets, groups = self._kept_tokens(shaped, row, sequences)
+                beside = credited.advantages - credited.returns
+                beside[token_mask] += self._baseline.subtracted(credited.returns[token_mask], offsets, groups)
+                credited.advantages = beside
             if self.config.target_agents:
-                given.restrict(sequences.sampled.of_agents(self.config.target_agents))
-            yield row, sequences, given, batch
+                credited.restrict(sequences.sampled.of_agents(self.config.target_agents))
+            yield row, sequences, credited, batch
 
     def _baseline_of(self, shaped: Shaped) -> credit.TokenBaseline:
         """The baseline of each position of each group's rollouts."""
-        made = credit.TokenBaseline.of(self.groups, self.rollouts.generated * shaped.kept)
-        for row, sequences, batch, given in self._with_returns(shaped):
-            sampled, kept = sequences.sampled, shaped.kept[row : row + batch.num_rows]
-            mine, offsets, groups = self._kept_tokens(shaped, row, sequences)
-            squares = given.evidence.get("sum_pi_squared")
+        baseline = credit.TokenBaseline.of(self.groups, self.rollouts.generated * shaped.keep)
+        for row, sequences, batch, credited in self._with_returns(shaped):
+            sampled, keep = sequences.sampled, shaped.keep[row : row + batch.num_rows]
+            token_mask, offsets, groups = self._kept_tokens(shaped, row, sequences)
+            squares = credited.evidence.get("sum_pi_squared")
             if squares is None:
-                squares = sum_pi_squared(batch.column("turns"), sampled, kept)
+                squares = sum_pi_squared(batch.column("turns"), sampled, keep)
             energy = credit.gradient_energy(sampled.logprobs.values, squares)
-            made.add(given.returns[mine], energy[mine], offsets, groups)
-        return made
+            baseline.add(credited.returns[token_mask], energy[token_mask], offsets, groups)
+        return baseline
 
     def _kept_tokens(
         self, shaped: Shaped, row: int, sequences: RolloutSequences
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Which sampled tokens of a batch are of kept rollouts; the offsets of these rollouts, and their groups."""
         by_rollout = sequences.sampled.logprobs
-        kept = shaped.kept[row : row + len(by_rollout)]
-        return by_rollout.spread(kept), offsets_of(by_rollout.lengths[kept]), self.groups[row : row + len(kept)][kept]
+        keep = shaped.keep[row : row + len(by_rollout)]
+        return by_rollout.spread(keep), offsets_of(by_rollout.lengths[keep]), self.groups[row : row + len(keep)][keep]
 
     def _with_returns(
         self, shaped: Shaped, carried: Sequence[str] = ()
@@ -328,12 +328,12 @@ class Crediting:
             here = slice(turn, turn + len(sampled.turn_reward))
             turn = here.stop
             steps = None if shaped.steps is None else shaped.steps[here]
-            known = experiences.evidence_of(sampled, columns, batch.column("rollout_id"))
+            evidence = experiences.evidence_of(sampled, columns, batch.column("rollout_id"))
             if self._turns is not None:
                 outcome = steps = None
             turns = None if self._turns is None else self._turns[here]
-            given = experiences.give_credit(sampled, outcome, steps, self.config, known, after, turns)
-            yield row, sequences, batch, given
+            credited = experiences.give_credit(sampled, outcome, steps, self.config, evidence, after, turns)
+            yield row, sequences, batch, credited
 
     @property
     def repeats_numbers(self) -> bool:
@@ -360,12 +360,12 @@ class Crediting:
                 lengths = self.rollouts.generated[here]
                 outcome = np.nan_to_num(shaped.outcome[here])
                 returns = experiences.discounted(outcome, offsets_of(lengths), config.gamma)
-                total = credit.running_moments(total, returns[np.repeat(shaped.kept[here], lengths)])
+                total = credit.running_moments(total, returns[np.repeat(shaped.keep[here], lengths)])
             return total
-        for row, sequences, given, batch in self.credited(shaped):
-            kept = shaped.kept[row : row + batch.num_rows]
-            mine = tokens_of(given.advantages, sequences, kept, config.target_agents)
-            total = credit.running_moments(total, mine)
+        for row, sequences, credited, batch in self.credited(shaped):
+            keep = shaped.keep[row : row + batch.num_rows]
+            advantages = tokens_of(credited.advantages, sequences, keep, config.target_agents)
+            total = credit.running_moments(total, advantages)
         return total
 
 
@@ -383,21 +383,21 @@ def kl_account(seen: credit.Moments, rollouts: int, config: ExperienceConfig) ->
     by LightRFT's trainer, whose KL is a mean over tokens and whose n counts samples."""
     if not seen.count:
         return {}
-    found = {"mean": seen.mean, "coef": config.kl_coef}
+    account = {"mean": seen.mean, "coef": config.kl_coef}
     if config.kl_target is not None:
-        found["next_coef"] = credit.adaptive_kl(
+        account["next_coef"] = credit.adaptive_kl(
             config.kl_coef, seen.mean, config.kl_target, rollouts, config.kl_horizon
         )
-    return found
+    return account
 
 
 def tokens_of(
-    values: np.ndarray, sequences: RolloutSequences, kept: np.ndarray, agents: Collection[str] = ()
+    values: np.ndarray, sequences: RolloutSequences, keep: np.ndarray, agents: Collection[str] = ()
 ) -> np.ndarray:
     """The numbers of the sampled tokens of kept rollouts, and of ``agents`` only where they are named."""
-    if kept.all() and not agents:
+    if keep.all() and not agents:
         return values
-    chosen = sequences.sampled.logprobs.spread(kept)
+    chosen = sequences.sampled.logprobs.spread(keep)
     return values[chosen & sequences.sampled.of_agents(agents) if agents else chosen]
 
 
@@ -416,11 +416,11 @@ def read_evidence(path: Path, ids: pa.Array) -> Mapping[str, pa.ListArray]:
         raise DataError.unreadable(path, first_line(error)) from error
     names = [name for name in experiences.EVIDENCE if name in table.column_names]
     if "rollout_id" not in table.column_names or not names:
-        wanted = ["rollout_id", "one of " + " ".join(experiences.EVIDENCE)]
-        raise DataError.missing_columns(path, "token columns", wanted, table.column_names)
-    place = pc.index_in(ids, value_set=table["rollout_id"].combine_chunks())
-    if place.null_count:
-        missing = ids.filter(pc.is_null(place))[0].as_py()
-        raise DataError(f"{path}: has no row for {place.null_count:,} of the rollouts (first: {missing})")
+        columns = ["rollout_id", "one of " + " ".join(experiences.EVIDENCE)]
+        raise DataError.missing_columns(path, "token columns", columns, table.column_names)
+    rows = pc.index_in(ids, value_set=table["rollout_id"].combine_chunks())
+    if rows.null_count:
+        missing = ids.filter(pc.is_null(rows))[0].as_py()
+        raise DataError(f"{path}: has no row for {rows.null_count:,} of the rollouts (first: {missing})")
     lists = {name: table[name].cast(pa.list_(pa.float32())).combine_chunks() for name in names}
-    return {name: column.take(place) for name, column in lists.items()}
+    return {name: column.take(rows) for name, column in lists.items()}

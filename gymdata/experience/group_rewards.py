@@ -19,12 +19,12 @@ ZERO_VARIANCE, ONE_SCORED, NONE_SCORED = "zero_variance", "one_scored_rollout", 
 @dataclass(slots=True)
 class Shaped:
     """One entry per rollout: its shaped ``outcome`` and its turns' ``steps`` (None where not used), its ``weight``, and
-    whether it is ``kept``. ``dropped``: reason → codes of the groups that were dropped for it."""
+    whether to ``keep`` it. ``dropped``: reason → codes of the groups that were dropped for it."""
 
     outcome: Array | None
     steps: Array | None
     weight: Array
-    kept: Array
+    keep: Array
     dropped: dict[str, Array] = field(default_factory=dict)
 
 
@@ -61,26 +61,26 @@ def shape(
         dropped = dropped | flat
     weight = np.ones(n)
     if config.clip_filter_weights:
-        known = np.isfinite(raw)
+        finite = np.isfinite(raw)
         weights = np.ones(n_groups)
-        weights[groups[known]] = credit.clip_filter_weights(
-            raw[known], config.clip_filter_eps, config.clip_filter_lamda, groups[known]
+        weights[groups[finite]] = credit.clip_filter_weights(
+            raw[finite], config.clip_filter_eps, config.clip_filter_lamda, groups[finite]
         )
         weight = weights[groups]
-    kept = np.isfinite(raw) & ~dropped[groups]
+    keep = np.isfinite(raw) & ~dropped[groups]
     shaped_outcome = shaped_steps = None
     if parts is not None:
-        mine = {name: np.where(kept, part, np.nan) for name, part in parts.items()}
-        shaped_outcome = _limited(credit.gdpo(mine, groups), config)
+        parts = {name: np.where(keep, part, np.nan) for name, part in parts.items()}
+        shaped_outcome = _limited(credit.gdpo(parts, groups), config)
     elif outcome is not None:
-        total = np.where(kept, outcome if penalty is None else outcome + penalty, np.nan)
+        total = np.where(keep, outcome if penalty is None else outcome + penalty, np.nan)
         shaped_outcome = _limited(
             credit.shape_rewards(total, config.estimator, groups, lengths=lengths, **config.own_settings), config
         )
     if steps is not None and step_owner is not None:
-        own = np.where(kept[step_owner], steps, np.nan)
+        own = np.where(keep[step_owner], steps, np.nan)
         shaped_steps = _limited(_shape_steps(own, groups, step_owner, config.estimator), config)
-    return Shaped(shaped_outcome, shaped_steps, weight, kept, {k: v for k, v in reasons.items() if len(v)})
+    return Shaped(shaped_outcome, shaped_steps, weight, keep, {k: v for k, v in reasons.items() if len(v)})
 
 
 def _raw(groups: Array, outcome: Array | None, steps: Array | None, owner: Array | None) -> tuple[Array, Array]:
@@ -128,10 +128,10 @@ def _limited(values: Array, config: ExperienceConfig) -> Array:
     """Normalised, then clipped. Values without variance become 0, for then there is no signal; LightRFT divides by its
     running deviation (``lightrft/trainer/fast_exp_maker.py``), which is over the batches so far."""
     if config.reward_norm != "none":
-        known = np.isfinite(values)
+        finite = np.isfinite(values)
         moments = credit.running_moments(None, values)
-        if moments.count < 2 or moments.std <= credit.DEGENERATE * float(np.abs(values[known]).max()):
-            values = np.where(known, 0.0, values)
+        if moments.count < 2 or moments.std <= credit.DEGENERATE * float(np.abs(values[finite]).max()):
+            values = np.where(finite, 0.0, values)
         else:
             values = (values - (moments.mean if config.reward_norm == "mean-std" else 0.0)) / moments.std
     return credit.masked.clipped(values, config.reward_clip)

@@ -52,12 +52,12 @@ def load_experiences(
         raise UsageError.bad_value("(rank, world_size)", (rank, world_size), "0 ≤ rank < world_size")
     if start_step < 0:
         raise UsageError.bad_value("start_step", start_step, "0 or more")
-    wanted = _TOKENS if columns is None else columns
-    for name in wanted:
+    requested = _TOKENS if columns is None else columns
+    for name in requested:
         if name not in (*_TOKENS, *FIELDS, *_ALWAYS):
             raise UsageError.unknown_choice("column of experiences", name, (*_TOKENS, *FIELDS))
     texts = [name for name in FIELDS if columns is None or name in columns]
-    names = [name for name in dict.fromkeys([*_ALWAYS, *wanted]) if name not in FIELDS]
+    names = [name for name in dict.fromkeys([*_ALWAYS, *requested]) if name not in FIELDS]
     order = None
     if shuffle_seed is None:
         groups = row_groups(path, EXPERIENCES, names)

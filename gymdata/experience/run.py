@@ -65,8 +65,7 @@ def experience(
     target = output_file(folder, "experiences.parquet")
     described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))
     with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
-        made = "experiences that were made"
-        out.refuse_other("config", config, made, parents=parents_of(sources))
+        out.refuse_other("config", config, "experiences that were made", parents=parents_of(sources))
         by_name = (
             ALL[config.estimator].reads == "parts" or config.reward is not None or config.rewards == "steps+outcome"
         )
@@ -139,9 +138,9 @@ def _baselines(sources: Sequence[str | Path], baseline: str | None) -> np.ndarra
             f"--baseline {baseline}: its rollouts were sampled, and remax compares with greedy ones",
             hint="`gymdata collect … --temperature 0 -n 1` collects them",
         )
-    known = table.filter(pc.is_finite(table["reward"])).group_by("task_id").aggregate([("reward", "mean")])
+    task_means = table.filter(pc.is_finite(table["reward"])).group_by("task_id").aggregate([("reward", "mean")])
     tasks = pa.chunked_array([b.column(0) for s in sources for b in scan_batches(s, ROLLOUTS, ("task_id",))])
-    means = known["reward_mean"].take(pc.index_in(tasks, value_set=known["task_id"].combine_chunks()))
+    means = task_means["reward_mean"].take(pc.index_in(tasks, value_set=task_means["task_id"].combine_chunks()))
     return np.array(pc.fill_null(means, np.nan).to_numpy())
 
 
@@ -160,29 +159,29 @@ def _write(
     counts = dict.fromkeys(("sequences", "trained_tokens", "tokens", "abandoned_turns", "rollouts_cut"), 0)
     seen = seen_kl = credit.Moments()
 
-    def made() -> Iterator[pa.Table]:
+    def credited_tables() -> Iterator[pa.Table]:
         nonlocal seen, seen_kl
-        for row, sequences, given, batch in work.credited(shaped, experiences.CARRIED):
+        for row, sequences, credited, batch in work.credited(shaped, experiences.CARRIED):
             n = batch.num_rows
-            kept, agents = shaped.kept[row : row + n], work.config.target_agents
-            seen = credit.running_moments(seen, tokens_of(given.advantages, sequences, kept, agents))
-            if given.kl is not None:
-                seen_kl = credit.running_moments(seen_kl, tokens_of(given.kl, sequences, kept, agents))
-            finished = experiences.finish(given, work.config, moments)
+            keep, agents = shaped.keep[row : row + n], work.config.target_agents
+            seen = credit.running_moments(seen, tokens_of(credited.advantages, sequences, keep, agents))
+            if credited.kl is not None:
+                seen_kl = credit.running_moments(seen_kl, tokens_of(credited.kl, sequences, keep, agents))
+            finished = experiences.finish(credited, work.config, moments)
             numbers = {name: pa.array(of[row : row + n], from_pandas=name == "reward") for name, of in ours.items()}
             table = experiences.rows(sequences, finished, batch, numbers)
-            if not kept.all():
-                table = table.filter(pa.array(kept[sequences.rollout]))
+            if not keep.all():
+                table = table.filter(pa.array(keep[sequences.rollout]))
             counts["abandoned_turns"] += sequences.abandoned
             counts["sequences"] += table.num_rows
-            counts["rollouts_cut"] += int((np.bincount(sequences.rollout, minlength=n)[kept] > 1).sum())
+            counts["rollouts_cut"] += int((np.bincount(sequences.rollout, minlength=n)[keep] > 1).sum())
             counts["tokens"] += len(table["input_ids"].combine_chunks().flatten())
             counts["trained_tokens"] += int(np.count_nonzero(table["loss_mask"].combine_chunks().flatten().to_numpy()))
             progress.update(done=row + n, total=len(work.rollouts), tokens=counts["tokens"])
             yield table
 
     # Compression releases the GIL, so the next batches are prepared meanwhile.
-    tables = ahead(made())
+    tables = ahead(credited_tables())
     first = next(tables)
     schema = pa.schema([EXPERIENCES.schema.field(name) for name in first.column_names])
     table = EXPERIENCES
@@ -199,17 +198,17 @@ def _write(
 
 def _allowed(sources: Sequence[str | Path]) -> int:
     """How many tokens a rollout could generate in all, from the runs' settings."""
-    found = set()
+    limits = set()
     for run in runs_of(sources):
         identity = read_run_json(run).get("identity", {})
         if identity.get("max_tokens"):
-            found.add(int(identity["max_tokens"]) * int(identity.get("max_turns") or 1))
-    if len(found) != 1:
+            limits.add(int(identity["max_tokens"]) * int(identity.get("max_turns") or 1))
+    if len(limits) != 1:
         raise UsageError(
             "--overlong-buffer: run.json has no maximum generation length of a rollout",
             hint="give --max-new-tokens N",
         )
-    return found.pop()
+    return limits.pop()
 
 
 def _score(
@@ -231,10 +230,10 @@ def _score(
     if config.teacher is not None:
         # Of a teacher that sampled the rollouts itself: its log-probabilities equal the saved ones.
         batches = [batch.column(0) for source in sources for batch in scan_batches(source, ROLLOUTS, ("policy_hash",))]
-        mine = sum(pc.sum(pc.equal(policies, models["teacher"]["policy_hash"])).as_py() or 0 for policies in batches)
-        if mine:
+        by_teacher = sum(pc.sum(pc.equal(hashes, models["teacher"]["policy_hash"])).as_py() or 0 for hashes in batches)
+        if by_teacher:
             progress.message(
-                f"warning: --teacher {config.teacher} is the policy that sampled {mine:,} of "
+                f"warning: --teacher {config.teacher} is the policy that sampled {by_teacher:,} of "
                 f"{counted(sum(map(len, batches)), 'rollout')}: their advantages of the teacher are 0 up to rounding, with "
                 "which nothing is learned"
             )

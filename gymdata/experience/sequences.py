@@ -57,19 +57,20 @@ def give_credit(
     rollout after its last token; ``turns``: the advantage of each kept turn, of all its tokens. Raises UsageError when
     a KL is requested without ``ref_logprobs``, an entropy mask without ``entropy``, or a teacher without its log-probs.
     """
-    known, by_rollout = dict(evidence or {}), sampled.logprobs
-    result = Credited(np.empty(0), np.empty(0), evidence=known)
+    columns, by_rollout = dict(evidence or {}), sampled.logprobs
+    result = Credited(np.empty(0), np.empty(0), evidence=columns)
     if config.entropy_ratio is not None:
-        entropy = _needed(known, "entropy")
+        entropy = _needed(columns, "entropy")
         result.chosen = credit.high_entropy_mask_ragged(entropy, by_rollout.offsets, config.entropy_ratio)
-    if "ref_logprobs" in known or config.kl_coef > 0:
-        result.kl = credit.kl(by_rollout.values, _needed(known, "ref_logprobs"), config.kl_estimator).astype(np.float64)
+    if "ref_logprobs" in columns or config.kl_coef > 0:
+        reference = _needed(columns, "ref_logprobs")
+        result.kl = credit.kl(by_rollout.values, reference, config.kl_estimator).astype(np.float64)
     _give_returns(result, sampled, outcome, steps, config, bootstrap)
     if turns is not None:
         result.returns = result.advantages = result.advantages + np.repeat(turns, sampled.turn_sizes)
     if config.teacher_coef:
         # −(log π − log π_teacher) of the sampled token: an estimate of −KL(π ‖ π_teacher), without discount.
-        apart = by_rollout.values - _needed(known, "teacher_logprobs").astype(np.float64)
+        apart = by_rollout.values - _needed(columns, "teacher_logprobs").astype(np.float64)
         result.advantages = result.advantages - config.teacher_coef * apart
     return result
 
@@ -105,16 +106,14 @@ def _give_returns(
         step = np.ones(len(rewards), np.float64)
         step[sampled.turn_ends[sampled.turn_sizes > 0] - 1] = config.gamma
     if config.estimator == "gae":
-        held = np.zeros(len(rewards)) if values is None else values.astype(np.float64)
-        result.advantages, result.returns = credit.gae_ragged(
-            rewards, held, by_rollout.offsets, step, config.lam, bootstrap
-        )
+        values = np.zeros(len(rewards)) if values is None else values.astype(np.float64)
+        result.advantages, result.returns = credit.gae_ragged(rewards, values, offsets, step, config.lam, bootstrap)
     else:
         result.returns = result.advantages = credit.cumulative_returns_ragged(rewards, by_rollout.offsets, step)
 
 
-def _needed(known: Mapping[str, Array], name: str) -> Array:
-    if name not in known:
+def _needed(columns: Mapping[str, Array], name: str) -> Array:
+    if name not in columns:
         what, flag = {
             "entropy": ("an entropy mask needs", "--reference"),
             "ref_logprobs": ("a KL to a reference needs", "--reference"),
@@ -124,7 +123,7 @@ def _needed(known: Mapping[str, Array], name: str) -> Array:
             f"{what} the column {name!r} for the sampled tokens, and there is none",
             hint=f"{flag} MODEL computes it, --token-columns FILE brings it; or leave the setting out",
         )
-    return known[name]
+    return columns[name]
 
 
 def discounted(outcome: Array, offsets: Array, gamma: float) -> Array:
@@ -139,20 +138,20 @@ def _at_the_end(outcome: Array, offsets: Array) -> Array:
     return rewards
 
 
-def finish(given: Credited, config: ExperienceConfig, moments: credit.Moments | None) -> Credited:
+def finish(credited: Credited, config: ExperienceConfig, moments: credit.Moments | None) -> Credited:
     """Whiten (or normalise) with the moments of all advantages, then clip."""
-    values = given.advantages
+    values = credited.advantages
     everywhere = np.ones(len(values), np.bool_)
     if config.whiten:
         values = credit.whiten(values, everywhere, moments)
     if config.normalize_cross_batch:
         values = credit.normalize_cross_batch(values, everywhere, config.mean_only, moments)
-    given.advantages = credit.clip(values, config.advantage_clip)
-    return given
+    credited.advantages = credit.clip(values, config.advantage_clip)
+    return credited
 
 
 def rows(
-    sequences: RolloutSequences, given: Credited, rollouts: pa.RecordBatch, numbers: Mapping[str, pa.Array]
+    sequences: RolloutSequences, credited: Credited, rollouts: pa.RecordBatch, numbers: Mapping[str, pa.Array]
 ) -> pa.Table:
     """The experiences rows of ``sequences``. ``rollouts`` has ids and the columns ``CARRIED``, one row a rollout of the
     batch, and ``numbers`` further columns like that."""
@@ -160,23 +159,23 @@ def rows(
     if not np.array_equal(sequences.rollout, np.arange(rollouts.num_rows)):
         of = pa.array(sequences.rollout)
         carried = {name: column.take(of) for name, column in carried.items()}
-    _refuse_beyond_float32("advantages", given.advantages)
-    if given.returns is not given.advantages:
-        _refuse_beyond_float32("returns", given.returns)
-    trained = sequences if given.chosen is None else sequences.restricted(given.chosen)
-    advantages = trained.to_sequences(given.advantages)
-    same = given.returns is given.advantages and given.chosen is None
+    _refuse_beyond_float32("advantages", credited.advantages)
+    if credited.returns is not credited.advantages:
+        _refuse_beyond_float32("returns", credited.returns)
+    trained = sequences if credited.chosen is None else sequences.restricted(credited.chosen)
+    advantages = trained.to_sequences(credited.advantages)
+    same = credited.returns is credited.advantages and credited.chosen is None
     tokens: dict[str, Ragged] = {
         "input_ids": sequences.token_ids,
         "loss_mask": trained.loss_mask,
         "logprobs": sequences.logprobs,
         "advantages": advantages,
-        "returns": advantages if same else sequences.to_sequences(given.returns),
+        "returns": advantages if same else sequences.to_sequences(credited.returns),
         "turn_starts": sequences.turn_starts,
     }
-    tokens |= {name: sequences.to_sequences(values) for name, values in given.evidence.items()}
-    if given.kl is not None:
-        tokens["kl"] = sequences.to_sequences(given.kl)
+    tokens |= {name: sequences.to_sequences(values) for name, values in credited.evidence.items()}
+    if credited.kl is not None:
+        tokens["kl"] = sequences.to_sequences(credited.kl)
     columns = {**carried, "sequence_index": pa.array(sequences.index)}
     columns |= {name: lists.to_arrow() for name, lists in tokens.items()}
     fields = [f for f in EXPERIENCES.schema if f.name in columns]
@@ -200,11 +199,11 @@ def evidence_of(sampled: SampledTokens, columns: Mapping[str, pa.ListArray], rol
     """Token columns of a batch (one list per rollout, one number per sampled token in turn order), flat."""
     result = {}
     for name, column in columns.items():
-        lists, wanted = Ragged.of(column), sampled.logprobs.lengths
-        for row in np.flatnonzero(lists.lengths != wanted)[:1]:
+        lists, lengths = Ragged.of(column), sampled.logprobs.lengths
+        for row in np.flatnonzero(lists.lengths != lengths)[:1]:
             raise DataError(
                 f"rollout {rollout_ids[int(row)].as_py()}: {name} has {lists.lengths[row]} numbers, the rollout has "
-                f"{wanted[row]} sampled tokens"
+                f"{lengths[row]} sampled tokens"
             )
         result[name] = lists.values
     return result

@@ -36,7 +36,7 @@ def turn_advantages(batches: Batches, shaped: Shaped, groups: Array, config: Exp
         agent=np.unique(agents, return_inverse=True)[1],
         reward=np.zeros(len(owner)) if shaped.steps is None else np.nan_to_num(shaped.steps),
         outcome=np.zeros(len(groups)) if shaped.outcome is None else np.nan_to_num(shaped.outcome),
-        kept=shaped.kept,
+        kept=shaped.keep,
         groups=groups,
         gamma=config.gamma,
     )
@@ -45,11 +45,11 @@ def turn_advantages(batches: Batches, shaped: Shaped, groups: Array, config: Exp
     return np.nan_to_num(credit_of(rewards, **config.own_settings))
 
 
-def sum_pi_squared(turns: pa.ListArray, sampled: SampledTokens, kept: Array) -> Array:
+def sum_pi_squared(turns: pa.ListArray, sampled: SampledTokens, keep: Array) -> Array:
     """Σπ² over the saved most likely tokens of each sampled token, float64: what is left out adds at most the rest of the
-    probability times the smallest saved one. Raises RefusedError where a ``kept`` rollout (bool, one each) has none."""
+    probability times the smallest saved one. Raises RefusedError where a ``keep`` rollout (bool, one each) has none."""
     _, logprobs = alternatives(turns, sampled)
-    needed = sampled.logprobs.spread(kept)
+    needed = sampled.logprobs.spread(keep)
     if bool((logprobs.lengths[needed] == 0).any()):
         raise RefusedError(
             "--estimator otb needs Σπ² of every sampled token, and these rollouts have no top_log_probs",

@@ -205,9 +205,9 @@ def _changed(rows: Iterable[pa.RecordBatch], there: Path) -> Iterator[pa.RecordB
     keys, contents = keys[last], contents[order[last]]
     for batch in rows:
         key, content = _hashes(batch)
-        at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+        positions = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
         # The whole row is compared: a key collision only writes a row again.
-        yield batch.filter(pa.array((keys[at] != key) | (contents[at] != content)))
+        yield batch.filter(pa.array((keys[positions] != key) | (contents[positions] != content)))
 
 
 def _hashes(rows: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
@@ -244,8 +244,8 @@ async def _score_all(
                 sources.count(view["task"])
             for part in result.parts:
                 parts[part.name].add(part.value, result.faults.get(part.name))
-            made, value = score_rows(row, result, source_of, name)
-            rows += made
+            new_rows, value = score_rows(row, result, source_of, name)
+            rows += new_rows
             values.append(math.nan if value is None else value)
             flips.add(row, old_score(row, compare, weight=weight, or_total=same_scale), value)
         tasks.append(rollouts.column("task_id"))

@@ -101,12 +101,12 @@ class _Loader:
         self._progress = progress
 
     def source(self, source: RewardSource) -> RewardFunction:
-        kind, place = source.what()
+        kind, origin = source.what()
         if kind == "model":
-            return self.model(place, source.label)
+            return self.model(origin, source.label)
         if kind == "url":
-            return self.remote(place, source.label)
-        spec = place if source.argument is None else f"{place}:{source.argument}"
+            return self.remote(origin, source.label)
+        spec = origin if source.argument is None else f"{origin}:{source.argument}"
         # A spec may end in a weight, which is separate here.
         ((function, _),) = load_rewards([f"{spec}=1"])
         if source.label is not None:

@@ -142,15 +142,15 @@ def check_reward(
     if not tried:
         raise DataError.empty(path, "rollouts to score")
     kinds = dict.fromkeys(
-        answer for answer in ANSWERS for one in tried if tasks is not None and one.rollout_id == answer
+        answer for answer in ANSWERS for rollout in tried if tasks is not None and rollout.rollout_id == answer
     )
-    values = [one.reward for one in tried if one.reward is not None]
-    times = [one.seconds for one in tried]
+    values = [rollout.reward for rollout in tried if rollout.reward is not None]
+    times = [rollout.seconds for rollout in tried]
     return RewardCheck(
         path=path,
         tried=len(tried),
         scored=len(values),
-        failed=sum(bool(one.faults) for one in tried),
+        failed=sum(bool(rollout.faults) for rollout in tried),
         mean=mean_of(values),
         lowest=min(values, default=None),
         highest=max(values, default=None),
@@ -158,7 +158,7 @@ def check_reward(
         seconds_max=max(times),
         parts=parts,
         rollouts=tried,
-        answers={kind: mean_of(one.reward for one in tried if one.rollout_id == kind) for kind in kinds},
+        answers={kind: mean_of(rollout.reward for rollout in tried if rollout.rollout_id == kind) for kind in kinds},
     )
 
 

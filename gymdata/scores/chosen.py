@@ -96,10 +96,10 @@ def scores_of(
         import polars as pl
 
         ids = pl.LazyFrame({"rollout_id": pl.from_arrow(rollouts["rollout_id"])})
-        given = pl.DataFrame(pl.from_arrow(rows.select(["rollout_id", "value"]))).lazy()
-        last = given.unique("rollout_id", keep="last")
-        mine = ids.join(last, on="rollout_id", how="left", maintain_order="left").collect()["value"]
-        return name, _known(pa.chunked_array([mine.to_arrow()])), [folder for folder, _ in rescored]
+        scores = pl.DataFrame(pl.from_arrow(rows.select(["rollout_id", "value"]))).lazy()
+        last = scores.unique("rollout_id", keep="last")
+        joined = ids.join(last, on="rollout_id", how="left", maintain_order="left").collect()["value"]
+        return name, _known(pa.chunked_array([joined.to_arrow()])), [folder for folder, _ in rescored]
     parts = rollouts["rewards"].combine_chunks()
     flat = parts.flatten()
     names = flat.field("name")
@@ -147,8 +147,8 @@ def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> 
         return f"choose a score that was made since: --reward {' or '.join(good)}{why}"
     parts = pa.concat_tables([read_table(source, ROLLOUTS, ("rewards",)) for source in sources])["rewards"]
     stored = parts.combine_chunks().flatten()
-    known = stored.filter(pc.is_finite(pc.fill_null(stored.field("value"), np.nan)))
-    if named := [name for name in sorted(pc.unique(known.field("name")).to_pylist()) if name != refused]:
+    finite = stored.filter(pc.is_finite(pc.fill_null(stored.field("value"), np.nan)))
+    if named := [name for name in sorted(pc.unique(finite.field("name")).to_pylist()) if name != refused]:
         return f"choose one of the scores that they have: --reward {' or '.join(named)}{why}"
     run = sources[0] if len(sources) == 1 else "RUN"
     return f"score them with `gymdata score {run} --reward …`, then choose that score: --reward NAME{why}"
@@ -181,8 +181,8 @@ def _rescorings(source: str | Path) -> list[str]:
 def rescorings(sources: Sequence[str | Path], name: str) -> list[Path]:
     """The folders of the re-scoring ``name``: one of each run that has it."""
     runs = runs_of(sources)
-    made = ([run / f"{kind}-{name}" for kind in _KINDS if (run / f"{kind}-{name}").is_dir()] for run in runs)
-    return [folders[0] for folders in made if folders]
+    by_run = ([run / f"{kind}-{name}" for kind in _KINDS if (run / f"{kind}-{name}").is_dir()] for run in runs)
+    return [folders[0] for folders in by_run if folders]
 
 
 def _rescored(run: Path, name: str) -> tuple[Path, pa.Table] | None:
@@ -192,8 +192,8 @@ def _rescored(run: Path, name: str) -> tuple[Path, pa.Table] | None:
     folder = folders[0]
     table = read_table(folder, SCORES)
     inside = pc.unique(table["name"]).to_pylist()
-    wanted = name if name in inside or len(inside) != 1 else inside[0]
-    rows = table.filter(pc.equal(table["name"], wanted))
+    stored_name = name if name in inside or len(inside) != 1 else inside[0]
+    rows = table.filter(pc.equal(table["name"], stored_name))
     if not rows.num_rows:
         raise UsageError.unknown_choice(f"{folder}: score", name, inside)
     return folder, rows
@@ -209,8 +209,8 @@ def judge_folders(sources: Sequence[str | Path], name: str | None) -> list[Path]
     """RUN/judge-NAME of each source; without a name, that of the only judge. Raises UsageError when there are several,
     or none."""
     runs = runs_of(sources)
-    made = [p.parent for run in runs for p in sorted(run.glob("judge-*/comparisons.parquet"))]
-    names = sorted({p.name.removeprefix("judge-") for p in made})
+    folders = [p.parent for run in runs for p in sorted(run.glob("judge-*/comparisons.parquet"))]
+    names = sorted({p.name.removeprefix("judge-") for p in folders})
     if not names:
         raise UsageError("these rollouts have no comparisons", hint="`gymdata judge RUN --genrm MODEL` makes them")
     if name is None and len(names) > 1:
@@ -219,7 +219,7 @@ def judge_folders(sources: Sequence[str | Path], name: str | None) -> list[Path]
         )
     if name is not None and name not in names:
         raise UsageError.unknown_choice("--judge", name, names)
-    return [p for p in made if p.name == f"judge-{name or names[0]}"]
+    return [p for p in folders if p.name == f"judge-{name or names[0]}"]
 
 
 def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
@@ -229,7 +229,7 @@ def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.nda
     below. A rollout whose reward equals that bound has no label.
     """
     reward = pc.fill_null(table["reward"], np.nan).to_numpy().astype(np.float64)
-    known = np.isfinite(reward)
+    finite = np.isfinite(reward)
     if threshold is not None:
         bar = np.full(len(reward), threshold)
     else:
@@ -237,13 +237,13 @@ def labels(table: pa.Table, threshold: float | None) -> tuple[np.ndarray, np.nda
         tasks = int(codes.max(initial=-1)) + 1
         # Sorted, so that the sums do not depend on the order of the rows.
         order = np.lexsort((reward, codes))
-        order = order[known[order]]
-        unit = float(unit_of(np.abs(reward[known]).max(initial=0.0)))
+        order = order[finite[order]]
+        unit = float(unit_of(np.abs(reward[finite]).max(initial=0.0)))
         total = np.bincount(codes[order], weights=reward[order] / unit, minlength=tasks)
         count = np.bincount(codes[order], minlength=tasks)
         bar = (total / np.maximum(count, 1))[codes] * unit
     with np.errstate(over="ignore"):  # a difference beyond float64 is still above or below
-        apart = np.where(known, reward - bar, 0.0)
-    scale = np.maximum(np.abs(np.where(known, reward, 0.0)), np.abs(bar))
-    rows = np.flatnonzero(known & (np.abs(apart) > _TIE * scale))
+        apart = np.where(finite, reward - bar, 0.0)
+    scale = np.maximum(np.abs(np.where(finite, reward, 0.0)), np.abs(bar))
+    rows = np.flatnonzero(finite & (np.abs(apart) > _TIE * scale))
     return rows, apart[rows] > 0

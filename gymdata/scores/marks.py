@@ -190,7 +190,7 @@ def _logs(paths: Iterable[str | Path]) -> list[Path]:
 
 def _in_time(paths: Iterable[str | Path]) -> list[Mark]:
     """Every mark under path arguments, oldest first."""
-    return sorted((mark for file in _logs(paths) for mark in _lines(file)), key=lambda one: one.marked_at)
+    return sorted((mark for file in _logs(paths) for mark in _lines(file)), key=lambda mark: mark.marked_at)
 
 
 def _lines(file: Path) -> Iterable[Mark]:

@@ -43,5 +43,5 @@ def shape_rewards(
         raise UsageError.unknown_choice("estimator", estimator, ALL)
     shape = ALL[name].shape
     takes = inspect.signature(shape).parameters
-    given = {"pass_k": pass_k, "lengths": lengths, **settings}
-    return np.asarray(shape(rewards, groups, **{key: value for key, value in given.items() if key in takes}))
+    options = {"pass_k": pass_k, "lengths": lengths, **settings}
+    return np.asarray(shape(rewards, groups, **{key: value for key, value in options.items() if key in takes}))
