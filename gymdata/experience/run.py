@@ -198,14 +198,12 @@ def _write(
 
 def _allowed(sources: Sequence[str | Path]) -> int:
     """How many tokens a rollout could generate in all, from the runs' settings."""
-    limits = set()
-    for run in runs_of(sources):
-        identity = read_run_json(run).get("identity", {})
-        if identity.get("max_tokens"):
-            limits.add(int(identity["max_tokens"]) * int(identity.get("max_turns") or 1))
-    if len(limits) != 1:
+    identities = [read_run_json(run).get("identity", {}) for run in runs_of(sources)]
+    limits = {int(each.get("max_tokens") or 0) * int(each.get("max_turns") or 1) for each in identities}
+    if len(limits) != 1 or 0 in limits:
+        lengths = ", ".join(f"{limit:,}" if limit else "none" for limit in sorted(limits)) or "none"
         raise UsageError(
-            "--overlong-buffer: run.json has no maximum generation length of a rollout",
+            f"--overlong-buffer: these runs give {lengths} as the maximum tokens of a rollout, expected one number",
             hint="give --max-new-tokens N",
         )
     return limits.pop()

@@ -195,6 +195,28 @@ def test_shaping_of_scalars_in_their_order(tmp_path: Path) -> None:
     assert [row["advantages"][-1] for row in load(normed).values()] == pytest.approx([0.6, -0.6])
 
 
+@pytest.mark.parametrize(
+    ("identities", "got"),
+    [([{"max_tokens": 10}, {"max_tokens": 5, "max_turns": 2}], None), ([{"max_tokens": 10}, {"max_tokens": 48}], "10, 48"),
+     ([{"max_tokens": 10}, {}], "none, 10")],
+)  # fmt: skip
+def test_runs_of_other_lengths_have_no_common_limit(tmp_path: Path, identities: list[dict], got: str | None) -> None:
+    """``overlong_buffer`` counts back from one limit, so runs that were sampled with several need one to be named."""
+    for n, identity in enumerate(identities):
+        run = write_run(tmp_path / f"run-{n}", [rollout(f"t{n}", i, float(i), [([1, 2], [5] * 10)]) for i in range(2)])
+        facts = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(facts | {"run_id": f"run-{n}", "identity": identity}))
+    settings = {"estimator": "reinforce-baseline", "overlong_buffer": 4}
+    if got is None:
+        assert (
+            gymdata.experience(str(tmp_path / "run-*"), tmp_path / "e.parquet", **settings).counts["rollouts_used"] == 4
+        )
+    else:
+        with pytest.raises(UsageError, match=f"give {got} as"):
+            gymdata.experience(str(tmp_path / "run-*"), tmp_path / "e.parquet", **settings)
+        gymdata.experience(str(tmp_path / "run-*"), tmp_path / "e.parquet", max_new_tokens=48, **settings)
+
+
 def test_token_columns_bring_reference_values_and_entropy(run: Path) -> None:
     """KL is taken from the reward token by token; gae uses the values; the entropy mask trains the tokens it chose."""
     made = [r for r in rows() if r["task_id"] in "abcd"]
