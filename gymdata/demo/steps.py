@@ -20,6 +20,7 @@ from gymdata.errors import EXIT_INTERRUPTED, EXIT_OK, GymdataError, RefusedError
 from gymdata.public import Figures, Row, rate_text
 from gymdata.stats import paired_difference_ci, wilson
 from gymdata.store import scan_lazy
+from gymdata.workers.signals import sigterm_interrupts
 
 #: Extras, and what they install.
 NEEDED = ("train,engine", "vllm", "transformers", "torch", "trl", "peft", "datasets", "accelerate")
@@ -70,7 +71,8 @@ def running(say: Callable[[str], None], seconds: list[tuple[str, float]] | None 
     def run(command: Sequence[str], fine: Collection[int]) -> None:
         say(f"$ gymdata {shlex.join(command)}")
         began = time.monotonic()
-        done = subprocess.run([sys.executable, "-m", "gymdata.cli", *command], stdout=sys.stderr, check=False)
+        with sigterm_interrupts():  # else the command would go on alone
+            done = subprocess.run([sys.executable, "-m", "gymdata.cli", *command], stdout=sys.stderr, check=False)
         if done.returncode not in fine:
             error = GymdataError(
                 f"`gymdata {command[0]}` ended with exit code {done.returncode}; see its output above",
