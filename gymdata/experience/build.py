@@ -416,7 +416,8 @@ def read_evidence(path: Path, ids: pa.Array) -> Mapping[str, pa.ListArray]:
         raise DataError.unreadable(path, first_line(error)) from error
     names = [name for name in experiences.EVIDENCE if name in table.column_names]
     if "rollout_id" not in table.column_names or not names:
-        columns = ["rollout_id", "one of " + " ".join(experiences.EVIDENCE)]
+        columns = [] if "rollout_id" in table.column_names else ["rollout_id"]
+        columns += [] if names else ["one of " + " ".join(experiences.EVIDENCE)]
         raise DataError.missing_columns(path, "token columns", columns, table.column_names)
     rows = pc.index_in(ids, value_set=table["rollout_id"].combine_chunks())
     if rows.null_count:

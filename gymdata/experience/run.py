@@ -121,7 +121,7 @@ def _scores(
         )
     parts, files = {}, []
     for name in named:
-        _, values, scored_by = scores_of(sources, rollouts.named, name)
+        _, values, scored_by = scores_of(sources, rollouts.named, name, "reward_parts")
         parts[name] = pc.fill_null(values, np.nan).to_numpy()
         files += scored_by
     return " + ".join(named), np.sum(list(parts.values()), axis=0), files, parts

@@ -117,12 +117,12 @@ def response_transcript(response: JsonObject) -> str:
     return transcript(messages)
 
 
-def _arguments(value: Any) -> Any:
+def _arguments(arguments: Any) -> Any:
     """The Responses API sends arguments as JSON text."""
     try:
-        return json.loads(value)
+        return json.loads(arguments)
     except (TypeError, ValueError, RecursionError):
-        return value
+        return arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +156,8 @@ def rewards_of(comparisons: pa.Table, field: JudgeGroups, how: Aggregation) -> t
 def matches_in(comparisons: pa.Table, number: Mapping[str, int]) -> Matches:
     """The comparisons (``MATCH_COLUMNS``) between rollouts that have a number, in the order of their ids."""
     rollout_ids = pa.array(list(number), pa.string())
-    columns = [pc.index_in(comparisons[name], value_set=rollout_ids) for name in ("rollout_i", "rollout_j")]
-    matches = comparisons.filter(pc.and_(*map(pc.is_valid, columns)))
+    indices = [pc.index_in(comparisons[name], value_set=rollout_ids) for name in ("rollout_i", "rollout_j")]
+    matches = comparisons.filter(pc.and_(*map(pc.is_valid, indices)))
     matches = matches.take(pc.sort_indices(matches["comparison_id"]))
     numbers = np.fromiter(number.values(), np.int64, len(number))
     first, second = (

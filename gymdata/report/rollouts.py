@@ -122,7 +122,11 @@ def histogram(values: npt.NDArray[Any], bins: int = _BINS) -> list[Figures]:
         by_index = dict(zip(np.round(indices).astype(int).tolist(), zip(distinct, counts, strict=True), strict=True))
         entries = [(k, by_index.get(k, (distinct[0] + k * step, 0))) for k in range(round(indices[-1]) + 1)]
         return [{"low": float(value), "high": float(value), "count": int(n)} for _, (value, n) in entries]
-    counts, edges = np.histogram(values, bins)
+    edges: npt.NDArray[Any] | int = bins
+    if (values == np.round(values)).all():  # else some bins would have a whole number more than others
+        step = np.ceil(np.ptp(values) / bins)
+        edges = values.min() + step * np.arange(np.ceil(np.ptp(values) / step) + 1)
+    counts, edges = np.histogram(values, edges)
     return _bins(edges, counts)
 
 

@@ -36,11 +36,16 @@ def sample(kind: Sample, limit: int, rewards: npt.NDArray[Any], groups: npt.NDAr
         order = np.argsort(-rewards if kind == "best" else rewards, kind="stable")
         return order[: min(limit, int(scored.sum()))]
     if kind == "mixed":
-        rows = rows[mixed(rewards, groups)[groups]]
+        rows = rows[scored & mixed(rewards, groups)[groups]]
         if not len(rows):
             raise RefusedError(f"{option('sample')} {kind}: no group of {all_rollouts} has different rewards")
-        # Groups stay together.
-        rows = rows[np.argsort(groups[rows], kind="stable")]
+        # The worst and the best of each group before what is between them; groups stay together.
+        order = rows[np.lexsort((rewards[rows], groups[rows]))]
+        _, starts, sizes = np.unique(groups[order], return_index=True, return_counts=True)
+        from_start = np.arange(len(order)) - np.repeat(starts, sizes)
+        from_end = np.minimum(from_start, np.repeat(sizes, sizes) - 1 - from_start)
+        rows = order[np.lexsort((groups[order], from_end))[:limit]]
+        rows = rows[np.lexsort((rows, groups[rows]))]
     return rows[:limit]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import GymdataError, UsageError, counted
+from gymdata.errors import GymdataError, UsageError, counted, option
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.scores.marks import read_marks
 from gymdata.stats import known_rewards, unit_of
@@ -74,13 +74,13 @@ def other_scores(sources: Sequence[str | Path], used: str) -> str:
 
 
 def scores_of(
-    sources: Sequence[str | Path], rollouts: pa.Table, name: str | None
+    sources: Sequence[str | Path], rollouts: pa.Table, name: str | None, setting: str = "reward"
 ) -> tuple[str, pa.ChunkedArray, list[Path]]:
     """The score's name, one score per rollout (null for none, see ``known_rewards``), and the folders of the
     re-scorings that it came from.
 
     Without a name, or with ``TOTAL``, the total reward that ``collect`` stored. A re-scoring has precedence over the reward
-    of the same name that was stored by ``collect``.
+    of the same name that was stored by ``collect``. ``setting``: what brought the name.
     """
     runs = runs_of(sources)
     rescored = [table for run in runs if name and (table := _rescored(run, name)) is not None]
@@ -106,7 +106,7 @@ def scores_of(
     if name not in pc.unique(names).to_pylist():
         have = named_scores(sources, rollouts)
         there = f"available: {', '.join(have)}" if have else "no named rewards here: `gymdata score` writes them"
-        raise UsageError(f"--reward: got {name!r}, not a score of these rollouts", hint=there)
+        raise UsageError(f"{option(setting)}: got {name!r}, not a score of these rollouts", hint=there)
     owner = np.repeat(np.arange(len(parts)), np.diff(parts.offsets.to_numpy()))
     is_it = pc.equal(names, name).to_numpy(zero_copy_only=False)
     values_of = np.full(len(parts), np.nan)

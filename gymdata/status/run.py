@@ -236,12 +236,14 @@ def _of_rollouts(shown: RunStatus, run: Path, facts: RunFacts) -> RunStatus:
     done, per_minute, tokens_per_s = table.num_rows, None, None
     outages, away_s = _outages(attempts[-1] if attempts else {}, is_running=shown.is_running)
     if done:
-        ended = table["started_at"].cast(pa.int64()).to_numpy() / 1e6 + table["duration_s"].to_numpy()
+        started = table["started_at"].cast(pa.int64()).to_numpy() / 1e6
+        ended = started + table["duration_s"].to_numpy()
         began = [moment(attempt.get("started_at")) for attempt in attempts[-1:]]
         latest = float(ended.max())
         # The time between two attempts is no work, nor is that without a server.
         since = max([latest - WINDOW_S, *(t.timestamp() for t in began if t is not None)])
         recent = ended >= since
+        since = max(since, float(started[recent].min(initial=latest)))  # nor is the start of the engine
         work = latest - since - sum(max(0.0, min(end, latest) - max(start, since)) for start, end in outages)
         if work > 0 and recent.any():
             per_minute = 60.0 * int(recent.sum()) / work

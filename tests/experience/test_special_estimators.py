@@ -165,7 +165,7 @@ def test_gdpo_compares_named_parts_and_whitens(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.concatenate([found[f"a-{i}"] for i in range(4)]), white, atol=1e-5)
     one = advantages(run, "one", estimator="gdpo", reward_parts=("style",))
     assert one["a-0"][0] < 0 < one["a-1"][0]
-    with pytest.raises(UsageError, match="'nope'"):
+    with pytest.raises(UsageError, match="reward_parts=: got 'nope'"):
         advantages(run, "none", estimator="gdpo", reward_parts=("nope",))
 
 

@@ -98,15 +98,18 @@ def share(count: str, n: str, source: str) -> str:
 
 def bars(values: str, bins: int = 20) -> str:
     """A histogram of the finite values of the SELECT ``values`` (one column, x): of few at equal distances each, else of
-    equal bins."""
+    equal bins, whole ones of whole numbers."""
     return f"""WITH v AS (SELECT x::DOUBLE AS x FROM ({values}) WHERE isfinite(x)),
       d AS (SELECT x, count(*) AS n, x - lag(x) OVER (ORDER BY x) AS gap FROM v GROUP BY x),
       f AS (SELECT min(x) AS low, max(x) AS high, coalesce(min(gap), 1) AS step FROM d),
       k AS (SELECT max(x - low) / any_value(step) < {bins}
-                   AND max(abs((x - low) / step - round((x - low) / step))) < 1e-6 AS each FROM d, f),
-      w AS (SELECT low, CASE WHEN each THEN step ELSE (high - low) / {bins} END AS wide, each,
-                   CASE WHEN each THEN round((high - low) / step) + 1 ELSE {bins} END AS n FROM f, k),
-      c AS (SELECT CASE WHEN each THEN round((x - low) / wide) ELSE least(floor((x - low) / wide), {bins} - 1) END AS i,
+                   AND max(abs((x - low) / step - round((x - low) / step))) < 1e-6 AS each,
+                   CASE WHEN bool_and(x = round(x)) THEN ceil(any_value(high - low) / {bins})
+                        ELSE any_value(high - low) / {bins} END AS part FROM d, f),
+      w AS (SELECT low, CASE WHEN each THEN step ELSE part END AS wide, each,
+                   CASE WHEN each THEN round((high - low) / step) + 1 ELSE ceil((high - low) / part - 1e-6) END AS n
+            FROM f, k),
+      c AS (SELECT CASE WHEN each THEN round((x - low) / wide) ELSE least(floor((x - low) / wide), n - 1) END AS i,
                    count(*) AS n FROM v, w GROUP BY 1)
       SELECT coalesce(list({{'low': low + i * wide, 'high': low + (i + CASE WHEN each THEN 0 ELSE 1 END) * wide,
                              'count': coalesce(c.n, 0)}} ORDER BY i), [])

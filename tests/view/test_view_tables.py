@@ -427,12 +427,12 @@ def test_an_exported_file_needs_nothing_else(run: Path, tmp_path: Path):
         ("first", [0, 1, 2], "the first"),
         ("best", [0, 2, 4], "those with the highest reward"),
         ("worst", [1, 3, 4], "those with the lowest reward"),
-        ("mixed", [0, 1, 2], "of groups whose rewards differ"),
+        ("mixed", [1, 2, 3], "of groups whose rewards differ"),
         ("random", None, "drawn at random"),
     ],
 )
 def test_a_sample_is_chosen_and_named(kind: Any, rows: list[int] | None, which: str) -> None:
-    """The best first, groups whose rewards differ, or at random and the same each time."""
+    """The best first, the ends of groups whose rewards differ, or at random and the same each time."""
     rewards, groups = np.array([1.0, 0.0, 1.0, 0.0, 0.5, 0.5]), np.array([0, 0, 0, 0, 1, 1])
     first, again = (sample(kind, 3, rewards, groups).tolist() for _ in range(2))
     assert first == again == (rows or first)

@@ -145,12 +145,12 @@ class Service:
 
     def _comparison(self, body: bytes) -> tuple[Comparison | None, int]:
         """What is to be judged, None for fewer than two responses; and how many there are."""
-        data = self.bodies.parse(body)
-        listed = data.get("response_objs") if isinstance(data, dict) else None
+        request_json = self.bodies.parse(body)
+        listed = request_json.get("response_objs") if isinstance(request_json, dict) else None
         if isinstance(listed, list) and len(listed) > self.config.max_responses:
             most = self.config.max_responses
             raise Refused.over(422, "responses", "responses", len(listed), most, "max_responses")
-        request = _read(CompareRequest, data)
+        request = _read(CompareRequest, request_json)
         texts = [self._texts(response) for response in request.response_objs]
         if len(texts) < 2:
             return None, len(texts)
@@ -198,8 +198,8 @@ class Service:
 
     def _member(self, body: bytes) -> tuple[Member, bool]:
         """The member, and whether the request has a key that the answer adds."""
-        data = self.bodies.parse(body)
-        request = _read(VerifyRequest, data)
+        request_json = self.bodies.parse(body)
+        request = _read(VerifyRequest, request_json)
         conversation = as_messages(request.responses_create_params.input)
         group, prompt, attempt, rollout, task = (
             None if value is None else str(value)
@@ -226,7 +226,7 @@ class Service:
         identity = (str(group), attempt, str(rollout)) if named else None
         index = request.rollout_index if task is not None else None
         return Member(key, identity, comparison, index), not {"reward", "judge_failed", "judge_failure"}.isdisjoint(
-            data
+            request_json
         )
 
     def _principle(self, requested: str | None) -> str | None:
@@ -292,9 +292,9 @@ def as_messages(items: list[JsonObject] | str) -> list[Message]:
     return messages
 
 
-def _read(model: type[M], data: Any) -> M:
+def _read(model: type[M], request_json: Any) -> M:
     try:
-        return model.model_validate(data)
+        return model.model_validate(request_json)
     except pydantic.ValidationError as error:
         raise refused_fields(error) from error
 

@@ -295,16 +295,16 @@ class Cohorts:
     ) -> None:
         """Save the rewards of members by index, and ``counts``, before any of them is answered. All at once: after a kill, a
         member without a saved reward would wait for others that have theirs and do not return."""
-        rewards = dict(counts)
+        answers = dict(counts)
         for index, member in members.items():
             if member.identity is None:
                 continue
             if (reward := outcome.rewards[index]) is not None:
-                rewards[digest(*member.identity)] = {"reward": reward, "content": member.content}
+                answers[digest(*member.identity)] = {"reward": reward, "content": member.content}
                 self._unanswered.pop(member.identity, None)
             else:
                 self._unanswered[member.identity] = comparison
-        self._answers.put(rewards)
+        self._answers.put(answers)
 
     async def _again(self, member: Member, comparison: Comparison) -> float:
         """Judge a comparison once more for a member that it left without a reward; judged matches are kept."""
