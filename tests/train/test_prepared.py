@@ -163,7 +163,7 @@ def test_rollouts_that_were_scored_later_are_trained_by_those_scores(tmp_path: P
     found = prepare(tmp_path / "data", config.parts(str(run), 2))
     assert plain(found) == plain(one_part(config, str(run)))
     assert list(found.rollout_ids) == (["t-1"] if algorithm == "sft" else ["t-0", "t-1", "t-2"])
-    with pytest.raises(UsageError, match=r"--reward: got 'third', not a score of these rollouts[^$]*second"):
+    with pytest.raises(UsageError, match=r"reward=: got 'third', not a score of these rollouts[^$]*second"):
         list(config_of(algorithm, reward="third").parts(str(run)))
 
 
