@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from gymdata.installed import NAME, install_command, update_advice
 from gymdata.texts import *  # noqa: F403 - who words an error imports all from here
@@ -479,6 +479,8 @@ class OutsideError(GymdataError):
 
     kind = "outside"
     exit_code = EXIT_OUTSIDE
+    #: What decides whether a request is repeated, and when.
+    _repeating = ("retryable", "retry_after_s", "fatal", "final", "status")
 
     def __init__(
         self,
@@ -523,7 +525,7 @@ class OutsideError(GymdataError):
         return cls("environment", f"{name} gave {brief(value)}, expected a finite number or None")
 
     def to_dict(self) -> dict[str, object]:
-        return super().to_dict() | {"system": self.system, "reason": self.reason}
+        return super().to_dict() | {name: getattr(self, name) for name in ("system", "reason", *self._repeating)}
 
 
 class RewardError(OutsideError):
@@ -547,9 +549,12 @@ def reported(document: Mapping[str, Any]) -> GymdataError:
     }
     hint = document["hint"]
     if "system" in document:
-        error: GymdataError = OutsideError(document["system"], document["reason"], hint=hint)
+        repeating = {name: document[name] for name in OutsideError._repeating}
+        error: GymdataError = OutsideError(document["system"], document["reason"], hint=hint, **repeating)
     else:
         error = kinds.get(document["type"], GymdataError)(document["message"], hint=hint)
+    if isinstance(error, UsageError):
+        error.faults = tuple(cast(UsageError, reported(fault)) for fault in document.get("faults", ()))
     error.exit_code, error.code = int(document["exit_code"]), document["code"]
     error.where, error.got, error.expected = document["where"], document["got"], document["expected"]
     return error

@@ -124,9 +124,10 @@ def test_without_json_nothing_is_on_stdout(capsys: Capture) -> None:
     [
         UsageError.bad_value("-o", "x.txt", "a new file"),
         DataError.bad_row("f.jsonl", 3, "reward", "text", "a number"),
-        OutsideError("engine", "gone", hint="start it"),
+        OutsideError("engine", "gone", hint="start it", retryable=True, retry_after_s=2.0, fatal=True, status=503),
+        UsageError.several([UsageError("one", hint="first"), UsageError("two")]),
     ],
 )
 def test_an_error_comes_back_from_its_json(error: Any) -> None:
-    """``reported`` makes an equal one, with its parts."""
+    """``reported`` makes an equal one, with its parts, its faults and whether its request is repeated."""
     assert reported(json.loads(json.dumps(error.to_dict()))).to_dict() == error.to_dict()

@@ -83,16 +83,12 @@ class Replica:
                 # A dead engine leaves nothing for the next one to use. After exit_actor Ray would not restart the
                 # actor.
                 asyncio.get_running_loop().call_later(_LEAVE_S, os._exit, 1)
-            flags = {name: getattr(error, name) for name in _FLAGS if hasattr(error, name)}
-            return "fault", {"error": error.to_dict(), "flags": flags}
+            return "fault", error.to_dict()
 
     async def close(self) -> None:
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             await sampler.close()
-
-
-_FLAGS = ("retryable", "retry_after_s", "fatal", "final", "status")
 
 
 class ReplicaSampler:
@@ -154,9 +150,7 @@ class ReplicaSampler:
             return value
         if kind == "fresh":
             raise _gone(self.name)
-        error = reported(value["error"])
-        for flag, on in value["flags"].items():
-            setattr(error, flag, on)
+        error = reported(value)
         # A dead engine affects one replica only, and that one comes back.
         if isinstance(error, OutsideError) and error.fatal:
             error.retryable = True
@@ -260,7 +254,8 @@ class Replicas(Places):
 
     async def call(self, index: int, name: str, method: str, *arguments: Any) -> Any:
         """The result of the replica's method. Raises OutsideError where its process or node is gone."""
-        ref = getattr(self._actors[index], method).remote(*arguments)
+        actor = self._actors[index]
+        ref = getattr(actor, method).remote(*arguments)
         try:
             return await ref
         except asyncio.CancelledError:
@@ -268,7 +263,7 @@ class Replicas(Places):
                 ray.cancel(ref)
             raise
         except ActorDiedError as error:
-            if index in self._actors:
+            if self._actors.get(index) is actor:  # every call in flight learns of the same death
                 self._actors[index] = self._actor(index)
             raise _gone(name, error) from error
         except (RayActorError, TaskCancelledError) as error:
