@@ -11,6 +11,9 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.engines.servers.many import Endpoints, Servers
+from gymdata.engines.servers.served_policy import served_policy
+from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import RefusedError, UsageError
 from gymdata.store import read_run_json, read_table
 from tests.collect.conftest import up  # noqa: F401 - a fixture
@@ -54,6 +57,21 @@ def test_two_servers_give_the_figures_of_a_forward_pass_here(run: Path, sample_m
     assert report.summary["mean_abs_difference"] == pytest.approx(here.summary["mean_abs_difference"], abs=1e-5)
     assert read_run_json(run / "served")["model"]["policy_hash"] == read_run_json(run / "here")["model"]["policy_hash"]
     assert sum(server["generations"] for server in servers_of(report).values()) >= report.summary["rollouts"]
+
+
+def test_an_interruption_within_the_servers_work_is_raised() -> None:
+    """Ray raises one in the thread that waits for it: the caller gets it, and does not wait for a loop that has ended."""
+
+    class Interrupted(Endpoints):
+        async def open(self) -> None:
+            raise KeyboardInterrupt
+
+        async def close(self) -> None:
+            raise KeyboardInterrupt
+
+    servers = Servers(Interrupted(["http://127.0.0.1:9"]), ServerSampler)
+    with pytest.raises(KeyboardInterrupt), served_policy(servers):
+        raise AssertionError("never reached")
 
 
 def test_servers_of_other_weights_are_refused_by_name(run: Path, up: Callable[..., ServerProcess]) -> None:

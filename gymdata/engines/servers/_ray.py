@@ -346,6 +346,10 @@ def _join(address: str) -> bool:
             ) from error
         except (RuntimeError, ValueError) as error:  # another version of Ray or Python, or an invalid address
             raise UsageError(f"Ray cannot be used at {address}: {_first(error)}") from error
+        except Exception as error:
+            if type(error) is not Exception:  # which Ray raises where a busy machine starts it too slowly
+                raise
+            raise OutsideError("engine", f"Ray did not start: {_first(error)}", hint="try again", fatal=True) from error
     # Private, and without another form: deaths of nodes are written to stdout, where data goes. We report them ourselves.
     ray._private.worker._worker_logs_enabled = False
     return True

@@ -8,8 +8,8 @@ another place) is NaN or refused.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -85,9 +85,8 @@ class ServedPolicy:
 
     def __init__(self, servers: Servers, wait_s: float, say: Callable[[str], None]) -> None:
         self.servers = servers
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="gymdata-servers", daemon=True)
-        self._thread.start()
+        # In a thread of its own, for the caller's may run a loop, as a notebook's does.
+        self._thread, self._runner = ThreadPoolExecutor(1, "gymdata-servers"), asyncio.Runner()
         try:
             engine = self._do(servers.start())
         except BaseException:
@@ -125,19 +124,22 @@ class ServedPolicy:
         return log_probs
 
     def close(self) -> None:
-        """Close every connection. Safe to call twice."""
-        if self._thread.is_alive():
+        """Close every connection, once."""
+        try:
             self._do(self.servers.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        finally:
+            self._thread.submit(self._runner.close)
+            self._thread.shutdown()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """The result of ``work``, also where that ends its thread's loop, as a KeyboardInterrupt of Ray's does."""
+        done = self._thread.submit(self._runner.run, work)
         try:
-            return future.result()
+            return done.result()
         except BaseException:
-            future.cancel()
+            if not done.done():  # a Ctrl-C of the caller's
+                loop = self._runner.get_loop()
+                loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
             raise
 
     def _refuse(self, to_score: ToScore) -> None:
