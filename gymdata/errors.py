@@ -279,15 +279,6 @@ class DataError(GymdataError):
         )
 
     @classmethod
-    def unwritable_row(cls, where: str, format: str, why: str) -> DataError:
-        """A row that another project's format cannot represent; a fault of the data."""
-        return cls(
-            f"{where}: cannot be written as {format}: {why}",
-            hint="`gymdata validate` names what is odd in a row; `gymdata filter` leaves rollouts out",
-            exit_code=EXIT_FAULTS,
-        )
-
-    @classmethod
     def unreadable(cls, path: Path | str, why: str, hint: str | None = None) -> DataError:
         error = cls(f"{path}: cannot be read: {why}", hint=hint)
         error.reason = f"cannot be read: {why}"

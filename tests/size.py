@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 #: Lines that a folder of gymdata/, cli/ or a group of them may have. A change beyond its budget deletes elsewhere; the
 #: folders of strategies, rewards, losses, formats, codes, charts and sampling parameters have room for one more of these.
 BUDGETS: dict[str, int] = {
-    ".": 3_592,
+    ".": 3_583,
     "audit": 1_298,
     "chat": 1_162,
     "check": 2_481,
@@ -34,7 +34,7 @@ BUDGETS: dict[str, int] = {
     "filter": 1_011,
     "finetune": 3_178,
     "genrm": 938,
-    "interop": 8_636,
+    "interop": 8_640,
     "judge": 2_519,
     "ls": 442,
     "merge": 411,
@@ -64,7 +64,7 @@ BUDGETS: dict[str, int] = {
     "workers": 578,
 }
 #: What the whole may have, with room for one of them.
-TOTAL, FILE_LINES = 87_035, 600
+TOTAL, FILE_LINES = 87_030, 600
 SINGLE_CALLER_HELPERS, OPEN_DICTS, FORMAT_SKIPS = 398, 287, 14
 #: Pronouns and participles: what has such a name does not say what it is. How many are left.
 PRONOUN = frozenset(

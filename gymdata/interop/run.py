@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.errors import DataError, StoreError, UsageError, counted
+from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError, counted
 from gymdata.interop.batches import Imported, Reader, imported
 from gymdata.interop.exporting import Export
 from gymdata.interop.formats import Format, detect, format_named
@@ -439,4 +439,8 @@ class _Converter:
 def _unwritable(export: Export, error: Exception) -> DataError:
     """The error for a row whose JSON (messages, tools, extra) a writer cannot handle."""
     kind = "pair" if export.table.name == PAIRS.name else "rollout"
-    return DataError.unwritable_row(f"{export.path}: {kind} {export.current}", export.format, reason_of(error))
+    return DataError(
+        f"{export.path}: {kind} {export.current}: cannot be written as {export.format}: {reason_of(error)}",
+        hint="`gymdata validate` names what is odd in a row; `gymdata filter` leaves rollouts out",
+        exit_code=EXIT_FAULTS,
+    )
