@@ -30,6 +30,11 @@ OnlyWith = Mapping[str, tuple[str, Callable[[Any], bool]]]
 #: Prefix of the names of ``--set`` settings in errors.
 _SET = "--set "
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+#: Of which YAML reads two as booleans.
+Switch = Annotated[
+    Literal["auto", "on", "off"],
+    pydantic.BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
+]
 
 
 class Config(pydantic.BaseModel):

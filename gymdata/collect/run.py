@@ -427,7 +427,7 @@ def sampled_by(model: str | None, parts: Parts) -> RunFacts:
     parents = []
     if source is not None:
         run_id = read_run_json(source).get("run_id")
-        parents.append({"path": model, "run_id": run_id, "run_json_xxh3": hash_file(source)})
+        parents.append({"path": str(Path(model).resolve()), "run_id": run_id, "run_json_xxh3": hash_file(source)})
     return {
         "model": dict(parts.model),
         "policy": parts.model["policy"],

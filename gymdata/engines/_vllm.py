@@ -12,7 +12,6 @@ import contextlib
 import copy
 import ctypes
 import gc
-import json
 import logging
 import os
 import signal
@@ -35,7 +34,7 @@ from gymdata.engines.sampling import Sampling, best_alternatives, check_generati
 from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.models._transformers import local_folder
-from gymdata.models.model_identity import base_of, policy_facts, stored_dtype
+from gymdata.models.model_identity import base_of, model_config, policy_facts, stored_dtype
 from gymdata.settings import Settings, source_fields
 from gymdata.store.paths import Facts
 
@@ -502,7 +501,7 @@ def arguments_for(model: str, args: Settings) -> tuple[Settings, Path | None]:
             needed["model"] = str(merged_in_cache(model, str(args.get("dtype", needed["dtype"]))))
             adapter = None
     if adapter is not None:
-        rank = int(json.loads((adapter / "adapter_config.json").read_text()).get("r", 16))
+        rank = int(model_config(adapter / "adapter_config.json").get("r", 16))
         fits = next((r for r in _LORA_RANKS if r >= rank), rank)
         needed |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": fits}
     return needed, adapter

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import pydantic
 
 from gymdata.errors import UsageError
-from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, without_userinfo
+from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, Switch, without_userinfo
 from gymdata.urls import JUDGE_KEYS
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class GenrmConfig(Config):
     show: Literal["final", "transcript"] = pydantic.Field(
         "final", description="What the judge sees: final answer or transcript with tool calls."
     )
-    constrain: Literal["auto", "on", "off"] = pydantic.Field(
+    constrain: Switch = pydantic.Field(
         "auto", description="Constrain decoding to the verdict's JSON schema; auto does so on an endpoint."
     )
 

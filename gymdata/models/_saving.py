@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from gymdata.errors import DataError
 from gymdata.models._transformers import local_folder, quiet_transformers, with_adapter
 from gymdata.models.cache import cached, made_in_cache
-from gymdata.models.model_identity import base_of, policy_facts, stored_dtype
+from gymdata.models.model_identity import base_of, model_config, policy_facts, stored_dtype
 
 #: Files that say what ids mean and how to sample; copied as they are, since saving them again may rewrite them.
 _COMPANIONS = (
@@ -54,7 +54,7 @@ def write_merged(adapter: str, out: Path, dtype: str = "auto") -> None:
     from transformers import AutoModelForCausalLM
 
     base, _ = base_of(adapter)
-    task = json.loads((Path(adapter) / "adapter_config.json").read_text()).get("task_type")
+    task = model_config(Path(adapter) / "adapter_config.json").get("task_type")
     if task not in (None, "CAUSAL_LM"):
         raise DataError(f"{adapter}: its adapter is for the task {task}, expected CAUSAL_LM")
     with quiet_transformers():

@@ -41,8 +41,8 @@ def base_of(model: str) -> tuple[str, Path | None]:
     config = folder / "adapter_config.json"
     if not config.is_file():
         return model, None
-    base = json.loads(config.read_text()).get("base_model_name_or_path")
-    if not base:
+    base = model_config(config).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
         raise DataError(f"{config}: names no base_model_name_or_path, so the base model is not known")
     beside = folder / base
     if not Path(base).is_dir() and beside.is_dir():
@@ -55,6 +55,17 @@ def base_of(model: str) -> tuple[str, Path | None]:
     if not Path(base).is_dir() and (Path(base).is_absolute() or base.startswith(".")):
         raise DataError.missing_path(base, f"the base model that {config} names")
     return base, folder
+
+
+def model_config(file: Path) -> Facts:
+    """The content of a ``config.json`` or ``adapter_config.json``. Raises DataError for what is no JSON object."""
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError.unreadable(file, str(error)) from error
+    if not isinstance(config, dict):
+        raise DataError.unreadable(file, f"got {type(config).__name__}, expected a JSON object")
+    return config
 
 
 def tokenizer_folder(model: str) -> str:
@@ -110,7 +121,7 @@ def policy_hash(folder: Path, full_below: int = FULL_HASH_BYTES) -> str:
     digest = xxhash.xxh3_128()
     for name in ("config.json", "adapter_config.json"):
         if (file := folder / name).is_file():
-            config = {k: v for k, v in json.loads(file.read_text()).items() if k not in _VOLATILE}
+            config = {k: v for k, v in model_config(file).items() if k not in _VOLATILE}
             if name == "adapter_config.json":
                 config.pop("base_model_name_or_path", None)  # the base's own hash is part of the policy's
             digest.update(json.dumps(config, sort_keys=True).encode())

@@ -7,7 +7,6 @@ its place, never a score. The caller makes sure that the ids mean the same in it
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from gymdata.errors import DataError, OutsideError, RewardError, first_line, needs
 from gymdata.models._transformers import local_folder, quiet_transformers
+from gymdata.models.model_identity import model_config
 from gymdata.rewards.port import View
 from gymdata.rewards.user import conversation_ids
 
@@ -127,7 +127,7 @@ def _weights(folder: str, options: dict[str, Any]) -> tuple[Any, list[str]]:
     if Path(folder, "adapter_config.json").is_file():
         from peft import PeftModelForSequenceClassification
 
-        named = json.loads(Path(folder, "adapter_config.json").read_text()).get("base_model_name_or_path") or ""
+        named = model_config(Path(folder, "adapter_config.json")).get("base_model_name_or_path") or ""
         base: Any = AutoModelForSequenceClassification.from_pretrained(
             local_folder(named), local_files_only=True, **options
         )

@@ -22,7 +22,7 @@ from gymdata.errors import UsageError
 from gymdata.registry import shared_fields
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.scores.chosen import scores_of
-from gymdata.settings import Config, Names, OnlyWith, Settings
+from gymdata.settings import Config, Names, OnlyWith, Settings, Switch
 from gymdata.store import read_table
 from gymdata.train.losses import AGGREGATIONS, LOSSES, Aggregation, with_setting
 from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, pairs_apart, training_pairs
@@ -106,7 +106,7 @@ class TrainConfig(Config):
     shard_model: bool = pydantic.Field(
         False, description="Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2)."
     )
-    prefix_sharing: Literal["auto", "on", "off"] = pydantic.Field(
+    prefix_sharing: Switch = pydantic.Field(
         "auto",
         description="Compute shared prefixes once per batch, and group rollouts of a task (auto: on CPUs, in random order).",
     )
@@ -163,8 +163,8 @@ class TrainConfig(Config):
             return values
         own = {key: value for key, value in values.items() if key in cls.model_fields}
         rest = {key: value for key, value in values.items() if key not in cls.model_fields}
-        own["trainer"] = {**(own.get("trainer") or {}), **rest}
-        return own
+        trainer = own.get("trainer") or {}
+        return own | {"trainer": {**trainer, **rest}} if isinstance(trainer, Mapping) else own
 
 
 class RenderedConfig(TrainConfig):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,21 @@ def test_an_interruption_within_the_servers_work_is_raised() -> None:
     servers = Servers(Interrupted(["http://127.0.0.1:9"]), ServerSampler)
     with pytest.raises(KeyboardInterrupt), served_policy(servers):
         raise AssertionError("never reached")
+
+
+def test_servers_that_can_never_be_used_are_named_in_a_notebook_too() -> None:
+    """Where a loop runs already, the error is that of the servers."""
+
+    class Unusable(Endpoints):
+        def check(self) -> str:
+            raise UsageError("no such cluster")
+
+    async def cell() -> None:
+        with served_policy(Servers(Unusable(["http://127.0.0.1:9"]), ServerSampler)):
+            raise AssertionError("never reached")
+
+    with pytest.raises(UsageError, match="no such cluster"):
+        asyncio.run(cell())
 
 
 def test_servers_of_other_weights_are_refused_by_name(run: Path, up: Callable[..., ServerProcess]) -> None:

@@ -33,6 +33,14 @@ def test_every_rollout_once_with_its_group(play: Play, tmp_path: Path) -> None:
     assert (facts["engine"]["engine"], facts["counts"]["rollouts"]) == ("fake", 15)
 
 
+def test_the_path_of_the_model_is_kept_whole(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that was named from another folder is found from any, as every other parent is."""
+    play(1, run="policy")  # as a training, a run has a run.json
+    monkeypatch.chdir(tmp_path)
+    play(1, model="policy")
+    assert [parent["path"] for parent in read_run_json(tmp_path / "run")["parents"]] == [str(tmp_path / "policy")]
+
+
 def test_prompts_continue_what_was_sampled(play: Play, adder: str) -> None:
     """Each later prompt is the ids before, the ids sampled and the bridge; expanding gives the engine's very prompts. Each
     call has a seed of its own."""

@@ -72,6 +72,17 @@ def test_an_adapter_is_its_base_and_itself(copy, tmp_path):
     assert len({facts["policy_hash"], other_base, model_identity.policy_facts(str(lora))["policy_hash"]}) == 3
 
 
+@pytest.mark.parametrize("name", ["config.json", "adapter_config.json"])
+@pytest.mark.parametrize("text", ["", "{nope", "[]"])
+def test_a_damaged_config_is_named(copy: Path, tmp_path: Path, name: str, text: str) -> None:
+    """The file that holds no JSON object, of the base or of the adapter."""
+    lora = adapter(tmp_path / "lora", str(copy))
+    damaged = (copy if name == "config.json" else lora) / name
+    damaged.write_text(text)
+    with pytest.raises(DataError, match=f"{damaged}: cannot be read: "):
+        model_identity.policy_facts(str(lora))
+
+
 def test_a_base_may_lie_beside_its_adapter(copy, tmp_path):
     """A relative base is found from the adapter's folder."""
     lora = adapter(tmp_path / "lora", "../copy")

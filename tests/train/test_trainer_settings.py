@@ -222,3 +222,18 @@ def test_a_section_is_not_a_misspelt_key() -> None:
     with pytest.raises(UsageError) as caught:
         check_settings("rl", {"training": {"learning_rate": 2e-4}})
     assert caught.value.hint == "settings have no sections: move learning_rate to the top level"
+
+
+@pytest.mark.parametrize("value", [5, "abc", ["a"]])
+def test_a_section_of_the_trainer_that_is_none_is_named(value: Any) -> None:
+    """``trainer`` holds keys and values."""
+    with pytest.raises(UsageError, match=r"trainer: got .*, expected "):
+        TRAINERS["rl"].of({"trainer": value, "learning_rate": 1e-5}, "settings")
+
+
+@pytest.mark.parametrize(("text", "value"), [("off", "off"), ("on", "on"), ("auto", "auto"), ('"off"', "off")])
+def test_on_and_off_are_what_they_say(text: str, value: str, tmp_path: Path) -> None:
+    """YAML reads ``on`` and ``off`` as booleans."""
+    (tmp_path / "rl.yaml").write_text(f"prefix_sharing: {text}\n")
+    needed = {"model": "m", "output": tmp_path / "out"}
+    assert TRAINERS["rl"].load(tmp_path / "rl.yaml", needed).prefix_sharing == value

@@ -51,11 +51,6 @@ def served_policy(
     ``servers`` are started here; ``model``: the served name or folder; ``wait_s``: how long to wait when none answers.
     Raises UsageError for a server of another model, OutsideError("engine").
     """
-    try:
-        servers.places.check()
-    except BaseException:
-        asyncio.run(servers.close())
-        raise
     policy = ServedPolicy(servers, wait_s, say)
     try:
         name = str(policy.facts["served_model"] or model)
@@ -88,6 +83,7 @@ class ServedPolicy:
         # In a thread of its own, for the caller's may run a loop, as a notebook's does.
         self._thread, self._runner = ThreadPoolExecutor(1, "gymdata-servers"), asyncio.Runner()
         try:
+            servers.places.check()
             engine = self._do(servers.start())
         except BaseException:
             self.close()
