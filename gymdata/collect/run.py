@@ -423,9 +423,8 @@ def _identity(config: CollectConfig, parts: Parts, seed: int | None, folder: Pat
 
 def sampled_by(model: str | None, parts: Parts) -> RunFacts:
     """What run.json has of the policy that samples: the model, its chat template, and the run that made it."""
-    source = find_run_json(model) if model and Path(model).exists() else None
     parents = []
-    if source is not None:
+    if model and Path(model).exists() and (source := find_run_json(model)) is not None:
         run_id = read_run_json(source).get("run_id")
         parents.append({"path": str(Path(model).resolve()), "run_id": run_id, "run_json_xxh3": hash_file(source)})
     return {

@@ -68,6 +68,9 @@ def merge_adapter(
     from gymdata.models._saving import write_merged
 
     out = placed_output(output)
+    for merged_from in (adapter, facts["base"]):
+        if Path(out).resolve() == Path(merged_from).resolve():
+            raise UsageError(f"{out}: is itself merged here, and would be lost", hint="give another output folder")
     parents = [parent_of(adapter), parent_of(facts["base"])]
     identity = {"policy_hash": facts["policy_hash"]}
     with StageOutput(out / RUN_JSON, "merge-adapter", ["config.json"], overwrite=overwrite) as stage:

@@ -212,7 +212,7 @@ class StageOutput:
             # Another process may have written here until now.
             refuse_other_kind(self.run_json, self._kind, self.names)
             self.facts = read_facts(self.run_json) if self.run_json.is_file() else {}
-            self._refuse_unknown()
+            self._refuse_unknown(self.names)
             stack.callback(leave_log, self.folder)
             self._stack = stack.pop_all()
         return self
@@ -261,8 +261,8 @@ class StageOutput:
 
     def part(self, name: str, **more: Any) -> Part:
         """A file to write, with ``more`` for its entry in run.json. It gets its name in ``finish``. A second call for a name
-        starts that file again."""
-        refuse_link(self.folder / name)
+        starts that file again. Raises StoreError as opening does."""
+        self._refuse_unknown([name])
         self._parts[name] = part = Part(name, self._new / name, more=more)
         try:
             self._new.mkdir(exist_ok=True)
@@ -365,9 +365,9 @@ class StageOutput:
         if being_replaced(self.run_json) is None:
             shutil.rmtree(self._new, ignore_errors=True)
 
-    def _refuse_unknown(self) -> None:
+    def _refuse_unknown(self, names: Sequence[str]) -> None:
         ours = set(_named(self.facts)) or (set(self.names) if self.facts else set())
-        for name in self.names:
+        for name in names:
             file = self.folder / name
             refuse_link(file)
             if beside(file).is_file() and self.run_json != beside(file):

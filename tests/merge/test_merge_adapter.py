@@ -52,6 +52,21 @@ def test_a_model_without_an_adapter_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
+    """Files that no run.json describes, the adapter itself and its base, which no command could make again."""
+    pytest.importorskip("peft")
+    base, out = Path(shutil.copytree(POLICY, tmp_path / "base")), tmp_path / "out"
+    adapter = write_adapter(tmp_path / "adapter", base=base)
+    out.mkdir()
+    (out / "model.safetensors").write_text("precious")
+    with pytest.raises(StoreError, match=r"model.safetensors: exists, and no run.json says what it is"):
+        gymdata.merge_adapter(adapter, out)
+    assert [(path.name, path.read_text()) for path in out.iterdir()] == [("model.safetensors", "precious")]
+    for merged in (adapter, base):
+        with pytest.raises(UsageError, match="is itself merged here"):
+            gymdata.merge_adapter(adapter, merged, overwrite=True)
+
+
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     """By its sizes and, where its run.json has the hash of the weights that it was trained on, by that."""
     pytest.importorskip("peft")
