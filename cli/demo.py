@@ -41,5 +41,8 @@ def demo(
                 note(f"the steps need more than is installed here: {plan.install}")
 
         return finish(plan, steps, json=json)
-    report = run(output, **dict(settings), overwrite=overwrite, say=note)
-    return finish(report, "demo", json=json)
+    report = run(output, **(dict(settings) | {"threshold": False}), overwrite=overwrite, say=note)
+    code = finish(report, "demo", json=json)
+    if settings.threshold:  # after the figures, which say by how much it was missed
+        report.require_rise()
+    return code

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from gymdata.cli.main import main
 from gymdata.demo.model import MODEL
-from gymdata.demo.run import DemoConfig, demo, planned, summarise, summarise_judged
+from gymdata.demo.real import RealDemoReport
+from gymdata.demo.run import DemoConfig, DemoReport, demo, planned, summarise, summarise_judged
 from gymdata.demo.steps import clear, rise, sample_data
-from gymdata.errors import StoreError, UsageError
+from gymdata.errors import RefusedError, StoreError, UsageError
 from gymdata.store import read_run_json
 from gymdata.store.lineage import lineage
 from tests.model_files import smollm2_missing
@@ -206,3 +208,20 @@ def test_the_real_demo_names_what_installs_its_model(
         *("train-sft", "collect", "train-dpo", "collect", "train-rl", "collect"),
     ]
     assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("printed", ["held-out after", '"difference"'])
+def test_a_demo_that_rises_too_little_fails_after_its_figures(
+    printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a table and as JSON: without the figures nobody sees by how much it was missed."""
+    rates = {"n": 100, "successes": 31, "rate": 0.31, "ci95": [0.23, 0.41]}
+    difference = {"n": 100, "rate": 0.02, "ci95": [-0.03, 0.07]}
+    report = DemoReport(tmp_path, rates, rates, difference, 1, 1, 1, 0, None, 1.0)
+    monkeypatch.setattr("gymdata.cli.demo.run", lambda *_, **__: report)
+    assert main(["demo", *(["--json"] if '"' in printed else [])]) == 1
+    out, err = capsys.readouterr()
+    assert printed in out
+    assert "rose by 2.0 points" in err
+    with pytest.raises(RefusedError, match="expected at least 10 with the interval above 20 points"):
+        RealDemoReport(tmp_path, MODEL, {"sft": {"difference": difference}}, 1, 0, [1], [], 1.0).require_rise()

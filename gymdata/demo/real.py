@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gymdata.demo.model import MODEL
-from gymdata.demo.steps import Run, Steps, rise, shown_rise, tokens_and_breaks
+from gymdata.demo.steps import Run, Steps, require_rise, rise, shown_rise, tokens_and_breaks
 from gymdata.public import Figures, Report, Row, rate_text
 from gymdata.store import read_run_json
 
@@ -18,6 +18,8 @@ TEMPERATURE = 0.8
 MIN_MARGIN = 0.9
 #: Rollouts that are scored again before training.
 AUDITED = 48
+#: What the interval of each improvement must be above.
+MIN_LOW = 0.20
 #: Policy → what it is trained on, below the output folder.
 SOURCES = {"sft": "rollouts", "dpo": "pairs", "rl": "experiences"}
 
@@ -52,6 +54,11 @@ class RealDemoReport(Report):
 
     def to_dict(self) -> Figures:
         return {name: value for name, value in asdict(self).items() if name != "output"}
+
+    def require_rise(self) -> None:
+        """Raises RefusedError unless the interval of each policy's rise is above 20 points."""
+        for name, figures in self.policies.items():
+            require_rise(figures["difference"], f"with train-{name}", self.output, MIN_LOW)
 
     def rows(self) -> list[Row]:
         before = next(iter(self.policies.values()))["before"]

@@ -40,10 +40,6 @@ from gymdata.store import read_run_json, read_table
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import write_text
 
-#: The improvement that the demo must show: held-out rate, after minus before.
-MIN_RISE = 0.10
-#: What the interval of each improvement of the real model must be above.
-REAL_RISE = 0.20
 _OUTPUTS = {False: "runs/demo", True: "runs/demo-real"}
 #: The unseeded default of the demo is a seed too, so that two people see the same figures.
 DEFAULT_SEED = 0
@@ -95,6 +91,12 @@ class DemoReport(Report):
     def to_dict(self) -> Figures:
         figures = asdict(self)
         return {k: v for k, v in figures.items() if k != "output" and (k != "judged" or v is not None)}
+
+    def require_rise(self) -> None:
+        """Raises RefusedError unless the rate rose by at least 10 points, both ways, with each interval above zero."""
+        require_rise(self.difference, "with pairs from rewards", self.output)
+        if self.judged is not None:
+            require_rise(self.judged["difference"], "with pairs from comparisons", self.output)
 
     def rows(self) -> list[Row]:
         return [
@@ -180,8 +182,8 @@ def demo(
         _write(folder, real_report)
         for name in real_report.policies:
             write_page(folder / "heldout-before", folder / f"heldout-{name}", output=folder / f"report-{name}.html")
-        for name, figures in real_report.policies.items() if threshold else ():
-            require_rise(figures, f"with train-{name}", folder, MIN_RISE, REAL_RISE)
+        if threshold:
+            real_report.require_rise()
         return real_report
     clear(folder, overwrite)
     runs, jobs = _Commands(folder, seed, limit, run).all(rounds, num_rollouts or OWN_ROLLOUTS, judged_groups)
@@ -194,9 +196,7 @@ def demo(
     _write(folder, report)
     write_page(folder / "heldout-before", folder / "heldout-after", output=folder / "report.html")
     if threshold:
-        require_rise(summary, "with pairs from rewards", folder, MIN_RISE, 0)
-    if threshold and judged is not None:
-        require_rise(judged, "with pairs from comparisons", folder, MIN_RISE, 0)
+        report.require_rise()
     return report
 
 

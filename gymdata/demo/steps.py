@@ -22,6 +22,8 @@ from gymdata.stats import paired_difference_ci, wilson
 from gymdata.store import scan_lazy
 from gymdata.workers.signals import sigterm_interrupts
 
+#: The improvement that a demo must show: held-out rate, after minus before.
+MIN_RISE = 0.10
 #: Extras, and what they install.
 NEEDED = ("train,engine", "vllm", "transformers", "torch", "trl", "peft", "datasets", "accelerate")
 #: The output of a demo's first step, which marks a folder as the demo's.
@@ -109,14 +111,14 @@ def shown_rise(after: Figures, difference: Figures, which: str) -> list[Row]:
     ]
 
 
-def require_rise(figures: Figures, how: str, folder: Path, least: float, least_low: float) -> None:
-    """Raises RefusedError unless the rate rose by ``least``, and its interval is above ``least_low``."""
-    difference, (low, _) = figures["difference"]["rate"], figures["difference"]["ci95"]
-    if difference < least or low <= least_low:
+def require_rise(difference: Figures, how: str, folder: Path, least_low: float = 0) -> None:
+    """Raises RefusedError unless the rate rose by MIN_RISE, and its interval is above ``least_low``."""
+    rose, (low, _) = difference["rate"], difference["ci95"]
+    if rose < MIN_RISE or low <= least_low:
         above = f"{100 * least_low:.0f} points" if least_low else "zero"
         raise RefusedError(
-            f"{how}, the held-out rate rose by {100 * difference:.1f} points (95 % interval from {100 * low:.1f}), "
-            f"expected at least {100 * least:.0f} with the interval above {above}",
+            f"{how}, the held-out rate rose by {100 * rose:.1f} points (95 % interval from {100 * low:.1f}), "
+            f"expected at least {100 * MIN_RISE:.0f} with the interval above {above}",
             hint=f"{folder / 'summary.json'} has the figures; the runs beside it can be queried",
         )
 
