@@ -240,14 +240,13 @@ class TaskRows(TaskFile):
 Tasks = str | Path | Iterable[TaskRow]
 
 
-def parse_task(row: TaskRow, *, prompt_elsewhere: bool = False, shape: TaskShape | None = None) -> Task:
-    """One source row as a Task. Raises ValueError naming the field that is wrong. ``prompt_elsewhere``: a missing or empty
-    ``responses_create_params.input`` is a task without messages."""
-    shape = shape or TaskShape()
-    return _task(row, shape.shape(row), shape, prompt_elsewhere)
+def parse_task(row: TaskRow, shape: TaskShape) -> Task:
+    """One source row as a Task. Raises ValueError naming the field that is wrong."""
+    return _task(row, shape.shape(row), shape, prompt_elsewhere=False)
 
 
 def _task(source: TaskRow, shaped: Shaped, shape: TaskShape, prompt_elsewhere: bool) -> Task:
+    """``prompt_elsewhere``: a missing or empty ``responses_create_params.input`` is a task without messages."""
     row, tools = shaped.row, None
     if shaped.column == SOURCES[2]:
         # A NeMo Gym row with the system message, which its server gets, too.

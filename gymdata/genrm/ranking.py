@@ -36,7 +36,7 @@ def win_rate(matches: Matches, n: int) -> Floats:
     return rate
 
 
-def bradley_terry(matches: Matches, groups: Ints, penalty: float = PENALTY) -> tuple[Floats, Floats]:
+def bradley_terry(matches: Matches, groups: Ints) -> tuple[Floats, Floats]:
     """Strengths θ and their standard errors: the maximum of Σ log σ(θ_w − θ_l) − (λ/2) Σ θ² in each group.
 
     Two wins to none give ±0.5213 at λ = 1. Standard errors come from the curvature at the maximum.
@@ -68,20 +68,20 @@ def bradley_terry(matches: Matches, groups: Ints, penalty: float = PENALTY) -> t
             np.add.at(wins, cell, got[in_block])
             np.add.at(wins, (cell[0], cell[2], cell[1]), 1.0 - got[in_block])
             which = members[starts[block_rows][:, None] + np.arange(size)]
-            theta[which], error[which] = _fit(wins, penalty)
+            theta[which], error[which] = _fit(wins)
     return theta, error
 
 
-def _fit(wins: Floats, penalty: float) -> tuple[Floats, Floats]:
+def _fit(wins: Floats) -> tuple[Floats, Floats]:
     """Newton's method on many groups of one size; ``wins[g, i, j]``: how often i beat j."""
     groups, size, _ = wins.shape
     games = wins + wins.transpose(0, 2, 1)
     theta = np.zeros((groups, size))
-    eye = np.eye(size) * penalty
+    eye = np.eye(size) * PENALTY
     curvature = np.broadcast_to(eye, games.shape)
     for _ in range(_STEPS):
         chance = 1.0 / (1.0 + np.exp(theta[:, None, :] - theta[:, :, None]))
-        slope = (wins - games * chance).sum(axis=2) - penalty * theta
+        slope = (wins - games * chance).sum(axis=2) - PENALTY * theta
         weight = games * chance * (1.0 - chance)
         curvature = -weight + eye
         curvature[:, np.arange(size), np.arange(size)] += weight.sum(axis=2)

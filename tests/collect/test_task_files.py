@@ -14,6 +14,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import TaskFile, parse_task
 from gymdata.environments.responses import task_body, verify_body
 from gymdata.errors import DataError, UsageError
@@ -151,7 +152,7 @@ def test_reasoning_items_belong_to_the_message_after_them() -> None:
         {"type": "reasoning", "summary": [], "encrypted_content": "x"},
         {"role": "user", "content": "more"},
     ]
-    messages = parse_task({"responses_create_params": {"input": items}}).messages
+    messages = parse_task({"responses_create_params": {"input": items}}, TaskShape()).messages
     assert [(m["role"], m.get("reasoning")) for m in messages] == [
         ("user", None), ("assistant", "Hm."), ("tool", None), ("assistant", "So."), ("user", None),
     ]  # fmt: skip
@@ -191,7 +192,7 @@ def test_servers_get_a_tool_as_the_task_has_it(strict: bool | None, shape: str) 
         "params without input": {"messages": messages, "responses_create_params": {"tools": [flat]}},
         "text": {"messages": messages, "tools": json.dumps([flat])},
     }[shape]
-    task = parse_task(row)
+    task = parse_task(row, TaskShape())
     body = verify_body(task, [*messages, {"role": "assistant", "content": "a"}], None, "m")
     assert body["responses_create_params"]["tools"] == [flat]
     assert body["response"]["tools"] == [flat]
@@ -280,7 +281,7 @@ def test_no_row_makes_the_reader_fall_over(value: Any) -> None:
     """Whatever JSON stands in a field, the row is a task or a ValueError that names the field."""
     for key in ("prompt", "messages", "responses_create_params", "task_id", "tools"):
         try:
-            task = parse_task({"prompt": "x", key: value})
+            task = parse_task({"prompt": "x", key: value}, TaskShape())
         except ValueError as error:
             assert str(error)
         else:
@@ -291,10 +292,11 @@ def test_no_row_makes_the_reader_fall_over(value: Any) -> None:
 def test_the_content_hash_knows_no_key_order(fields: dict[str, Any]) -> None:
     """Reordering a row's keys or renaming the task changes no content hash; another value does."""
     row = {**fields, "prompt": "x"}
-    hash_ = parse_task({k: v for k, v in row.items() if k not in ("task_id", "tools", "messages")}).content_hash
+    shape = TaskShape()
+    hash_ = parse_task({k: v for k, v in row.items() if k not in ("task_id", "tools", "messages")}, shape).content_hash
     again = {k: row[k] for k in reversed(list(row)) if k not in ("task_id", "tools", "messages")}
-    assert parse_task({**again, "task_id": "other"}).content_hash == hash_
-    assert parse_task({**again, "prompt": "y"}).content_hash != hash_
+    assert parse_task({**again, "task_id": "other"}, shape).content_hash == hash_
+    assert parse_task({**again, "prompt": "y"}, shape).content_hash != hash_
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress])

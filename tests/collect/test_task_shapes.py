@@ -42,7 +42,7 @@ SFT = {"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "
 
 def one(row: dict[str, Any], *columns: str, system: str | None = None, template: str | None = None) -> Any:
     shape = TaskShape(dict(text.split("=") for text in columns), system, template)
-    return parse_task(row, shape=shape)
+    return parse_task(row, shape)
 
 
 def text_table(separator: str) -> bytes:
@@ -194,13 +194,13 @@ def test_plain_tasks_are_not_announced() -> None:
 )
 def test_tasks_keep_their_identity(row: dict[str, Any], content: str) -> None:
     """The content hash of a row that has a prompt is that of the row, whatever is recognised in it."""
-    assert parse_task(row).content_hash == content
+    assert parse_task(row, TaskShape()).content_hash == content
 
 
 def test_a_server_gets_its_row_as_it_is() -> None:
     """Nothing is added to a NeMo Gym row, but the system message that was asked for."""
     row = {"responses_create_params": {"input": "q"}, "expected_answer": "4"}
-    assert parse_task(row).row == row
+    assert parse_task(row, TaskShape()).row == row
     task = one(row, system="s")
     assert task.row["responses_create_params"] == {"input": "q", "instructions": "s"}
     assert [m["content"] for m in task.messages] == ["s", "q"]
@@ -239,7 +239,7 @@ def test_the_system_message_is_for_tasks_without_one(tmp_path: Path) -> None:
     """--system is a text or a file of it; a conversation that has its own keeps it; a ShareGPT row may have it beside."""
     (tmp_path / "s.txt").write_text("From a file.\n")
     shape = TaskShape.of([], str(tmp_path / "s.txt"), None)
-    assert parse_task({"prompt": "q"}, shape=shape).messages[0] == {"role": "system", "content": "From a file."}
+    assert parse_task({"prompt": "q"}, shape).messages[0] == {"role": "system", "content": "From a file."}
     assert one({"prompt": "q"}, system="s").row["prompt"] == "q"
     assert [m["content"] for m in one(SHAREGPT, system="s").messages] == ["Be brief.", "2+3?"]
     beside = {"system": "b", "conversations": SHAREGPT["conversations"][1:]}

@@ -49,7 +49,7 @@ def words_of(arguments: Settings) -> list[str]:
     return words
 
 
-def shell_line(words: Sequence[str], environment: Mapping[str, str], width: int = 100) -> str:
+def shell_line(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """The line to type, with the variables that it needs; broken before flags with a backslash."""
     python = "python" if shutil.which("python") == sys.executable else sys.executable
     assignments = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
@@ -60,7 +60,7 @@ def shell_line(words: Sequence[str], environment: Mapping[str, str], width: int 
             flags.append([])
         flags[-1].append(shlex.quote(word))
     for flag in map(" ".join, flags):
-        if len(lines[-1]) + len(flag) < width:
+        if len(lines[-1]) + len(flag) < 100:
             lines[-1] += f" {flag}"
         else:
             lines.append(f"    {flag}")

@@ -93,10 +93,10 @@ def not_served(server: str, model: str, names: Sequence[str]) -> UsageError:
     return UsageError(f"{server} serves {served}, not {model}", hint=hint).at("-m/--model", model, served)
 
 
-def served_models(endpoint: str, timeout_s: float = 30.0) -> list[ServedModel]:
+def served_models(endpoint: str) -> list[ServedModel]:
     """The models that a server lists. Raises OutsideError("engine") when it cannot be reached."""
     address, advice = server_address(endpoint), Advice("start it (`gymdata serve MODEL`), or correct its base URL")
-    http = HttpClient(address, "engine", timeout_s=timeout_s, max_retries=1, key_names=ENGINE_KEYS, advice=advice)
+    http = HttpClient(address, "engine", timeout_s=30.0, max_retries=1, key_names=ENGINE_KEYS, advice=advice)
 
     def models(answer: JsonObject) -> list[ServedModel]:
         cards = answer.get("data")
