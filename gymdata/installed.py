@@ -20,8 +20,8 @@ def install_command(extra: str, *, package: Path = _PACKAGE, dist: Distribution 
 
     ``package``, ``dist``: the folder and the distribution, in place of the running ones.
     """
-    if (checkout := _checkout(package)) is not None:
-        return f"pip install -e {shlex.quote(f'{_short(checkout)}[{extra}]')}"
+    if (folder := checkout(package)) is not None:
+        return f"pip install -e {shlex.quote(f'{_short(folder)}[{extra}]')}"
     dist = dist or _distribution()
     source = _source(dist)
     if source is not None:
@@ -32,21 +32,16 @@ def install_command(extra: str, *, package: Path = _PACKAGE, dist: Distribution 
 
 def update_advice(*, package: Path = _PACKAGE, dist: Distribution | None = None) -> str:
     """The command that updates this copy."""
-    if (checkout := _checkout(package)) is not None:
-        return f"git -C {shlex.quote(_short(checkout))} pull"
+    if (folder := checkout(package)) is not None:
+        return f"git -C {shlex.quote(_short(folder))} pull"
     source = _source(dist or _distribution(), pinned=False)
     if source is not None and source.startswith("git+"):
         return f"pip install --force-reinstall --no-deps {shlex.quote(f'{NAME} @ {source}')}"
     return "install a newer gymdata from where this one came from" + (f": {source}" if source else "")
 
 
-def checkout() -> Path | None:
+def checkout(package: Path = _PACKAGE) -> Path | None:
     """The checkout that this copy runs from; None for an installed copy."""
-    return _checkout(_PACKAGE)
-
-
-def _checkout(package: Path) -> Path | None:
-    """The checkout that contains the running package; None for an installed copy."""
     project = package.parent / "pyproject.toml"
     try:
         return package.parent if f'\nname = "{NAME}"\n' in project.read_text(encoding="utf-8") else None
