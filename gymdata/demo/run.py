@@ -173,35 +173,27 @@ def demo(
     folder = local_output(output or _OUTPUTS[real])
     began, seconds = time.monotonic(), list[tuple[str, float]]()
     run = running(say, seconds)
+    report: DemoReport | RealDemoReport
     if real:
         model = cached_model(say)  # before anything is removed
         seconds.append(("model", round(time.monotonic() - began, 1)))
         clear(folder, overwrite)
         runs = RealSteps(folder, model, seed, limit, run).all(num_rollouts or NUM_ROLLOUTS)
-        real_report = RealDemoReport.of(folder, runs, seed, seconds, round(time.monotonic() - began, 1))
-        _write(folder, real_report)
-        for name in real_report.policies:
-            write_page(folder / "heldout-before", folder / f"heldout-{name}", output=folder / f"report-{name}.html")
-        if threshold:
-            real_report.require_rise()
-        return real_report
-    clear(folder, overwrite)
-    runs, jobs = _Commands(folder, seed, limit, run).all(rounds, num_rollouts or OWN_ROLLOUTS, judged_groups)
-
-    summary = summarise(folder / "heldout-before", folder / "heldout-after", runs, jobs)
-    judged = None
-    if judged_groups:
-        judged = summarise_judged(folder / "heldout-before", folder / "heldout-judged", runs[0])
-    report = DemoReport(folder, **summary, judged=judged, seconds=round(time.monotonic() - began, 1))
-    _write(folder, report)
-    write_page(folder / "heldout-before", folder / "heldout-after", output=folder / "report.html")
+        report = RealDemoReport.of(folder, runs, seed, seconds, round(time.monotonic() - began, 1))
+        pages = {f"heldout-{name}": f"report-{name}.html" for name in report.policies}
+    else:
+        clear(folder, overwrite)
+        runs, jobs = _Commands(folder, seed, limit, run).all(rounds, num_rollouts or OWN_ROLLOUTS, judged_groups)
+        before, pages = folder / "heldout-before", {"heldout-after": "report.html"}
+        summary = summarise(before, folder / "heldout-after", runs, jobs)
+        judged = summarise_judged(before, folder / "heldout-judged", runs[0]) if judged_groups else None
+        report = DemoReport(folder, **summary, judged=judged, seconds=round(time.monotonic() - began, 1))
+    write_text(folder / "summary.json", json.dumps(report.to_dict(), indent=2) + "\n")
+    for after, page in pages.items():
+        write_page(folder / "heldout-before", folder / after, output=folder / page)
     if threshold:
         report.require_rise()
     return report
-
-
-def _write(folder: Path, report: Report) -> None:
-    write_text(folder / "summary.json", json.dumps(report.to_dict(), indent=2) + "\n")
 
 
 def planned(output: str | Path | None, settings: DemoConfig, *, overwrite: bool = False) -> DemoPlan:
