@@ -179,6 +179,8 @@ def _coerced(key: str, value: Any, kinds: Set[type], name: str) -> Any:
     """``value`` as the declared type, or UsageError. Only lossless readings: 1 as 1.0, "1e-6" as a number, x as [x]."""
     if value is False and key.endswith("_strategy"):
         return "no"  # which YAML reads as false
+    if key == "bf16" and value == "auto":
+        return value  # where the processor multiplies in it
     if value is None or not kinds or any(_is(value, kind) for kind in kinds):
         return value
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
 from gymdata.models._saving import copy_companions, round_weights
+from gymdata.models._torch import multiplies
 from gymdata.models._transformers import load_tokenizer, local_folder, with_adapter
 from gymdata.models.model_identity import base_of, stored_dtype, tokenizer_folder
 from gymdata.store.lines import read_metrics
@@ -226,6 +227,8 @@ def _arguments(job: Job, config: Any, out: Path) -> tuple[Any, Any]:
     }
     if not arguments["trainer"].get("fp16"):
         defaults["bf16"] = gpu
+    if arguments["trainer"].get("bf16") == "auto":
+        arguments["trainer"]["bf16"] = gpu or multiplies("bfloat16")
     if not gpu and job["num_processes"] > 1:
         defaults["ddp_backend"] = "gloo"
     fields = {f.name for f in dataclasses.fields(config)}

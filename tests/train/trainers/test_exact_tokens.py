@@ -191,6 +191,7 @@ def test_settings_are_sorted_and_checked() -> None:
     from gymdata.train.trainer_settings import fields_of, sort_settings
 
     classes = {"trainer": fields_of(DPOConfig), "model": fields_of(ModelConfig)}
+    assert sort_settings({"bf16": "auto"}, classes)["trainer"] == {"bf16": "auto"}
     given = {"learning_rate": "1e-6", "beta": 1, "loss_type": "sigmoid", "lora_r": 8, "use_peft": True}
     assert sort_settings(given, classes) == {
         "trainer": {"learning_rate": 1e-6, "beta": 1.0, "loss_type": ["sigmoid"]},

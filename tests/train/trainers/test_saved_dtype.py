@@ -36,3 +36,15 @@ def test_a_bfloat16_checkpoint_stays_one(
     assert stored_dtype(str(out)) == saved
     assert rounded == (pytest.approx(2**-12, rel=0.01) if saved == "bfloat16" else 0.0)
     assert (out / "tokenizer.json").read_bytes() == (small / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_bf16_auto_is_bfloat16_where_the_processor_multiplies_in_it(
+    assemble: Callable[..., tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    """The weights are float32 in both cases."""
+    monkeypatch.setattr(run, "multiplies", lambda dtype: native and dtype == "bfloat16")
+    trainer, _ = assemble(settings={"bf16": "auto"})
+    assert trainer.args.bf16 is native
+    assert trainer.accelerator.mixed_precision == ("bf16" if native else "no")
+    assert {str(weight.dtype) for weight in trainer.model.parameters()} == {"torch.float32"}
