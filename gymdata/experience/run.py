@@ -30,7 +30,7 @@ from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.scores.chosen import default_score, scores_of
 from gymdata.store import StageOutput, read_run_json, scan_batches
 from gymdata.store.lineage import Paths, changed_rollouts, lineage, parents_of, refuse_replaced, runs_of, stage_folder
-from gymdata.store.paths import output_file
+from gymdata.store.paths import output_file, refuse_inputs
 from gymdata.store.stage_output import described_by
 from gymdata.workers.tuning import ahead
 
@@ -63,6 +63,7 @@ def experience(
         notes += [note] if note else []
     folder = output or stage_folder(sources, "experiences", config.estimator)
     target = output_file(folder, "experiences.parquet")
+    refuse_inputs([target], sources, ROLLOUTS, "read")
     described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))
     with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
         out.refuse_other("config", config, "experiences that were made", parents=parents_of(sources))

@@ -120,13 +120,14 @@ def _refuse_unfit(row: TableRow, table: Table) -> None:
 
 def imported(reader: Reader, sources: Sequence[Source], workers: int) -> Iterator[Imported]:
     """What ``reader`` makes of the files, with the ids, groups and indices of all rows."""
-    numbering = Numbering()
+    format = format_named(reader.format)
+    numbering = Numbering(text=format.holds_text)
 
     def named(job: Sequence[Source]) -> str:
         return ", ".join(str(source.path) for source in job)
 
     jobs: list[Sequence[Source]] = [sources]
-    if not format_named(reader.format).joined:
+    if not format.joined:
         job: list[Source] = []
         jobs, size = [], _JOB_BYTES
         for source in sources:

@@ -1,8 +1,9 @@
 """Shared by all formats that are imported: the documents of a file, rows that cannot be used, and the identity of each row's
 rollout.
 
-Invariants: a value that is no JSON is reported with its line and hides no other; a row that repeats an earlier one, byte for
-byte, is the same rollout and gets the same index, so that the imported run shows the duplicate (D701) as its file does.
+Invariants: a value that is no JSON is reported with its line and hides no other; a row of tokens that repeats an earlier
+one, byte for byte, is the same rollout and gets the same index, so that the imported run shows the duplicate (D701) as its
+file does.
 """
 
 from __future__ import annotations
@@ -207,9 +208,11 @@ def rollout_id_of(run: str, group: str, index: int) -> str:
 
 
 class Numbering:
-    """Indices of the rows of one import, assigned in the order of the rows."""
+    """Indices of the rows of one import, assigned in the order of the rows. ``text``: rows without tokens, of which one that
+    repeats another is an example of its own, as in a data set that was put together."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, text: bool = False) -> None:
+        self._text = text
         self._next, self._contents = Keys(), Keys()
         self._rows = 0
 
@@ -219,7 +222,7 @@ class Numbering:
 
     def of_key(self, key: bytes, group: str | None) -> tuple[str, int]:
         """``of_content`` of the content that has this xxh3 (128 bits)."""
-        packed = self._contents.get(key)
+        packed = None if self._text else self._contents.get(key)
         if packed is None:
             name = _digest(group or f"row-{self._rows}")
             index = self._next.get(name) or 0

@@ -28,7 +28,7 @@ from gymdata.scores.chosen import default_score, rescorings
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
 from gymdata.store.lineage import parents_of, vocabulary
 from gymdata.store.lines import encode_any
-from gymdata.store.paths import RUN_JSON, RunFacts, beside, placed_output
+from gymdata.store.paths import RUN_JSON, RunFacts, beside, placed_output, refuse_inputs
 from gymdata.store.reading import warn
 from gymdata.store.run_json import differences, replacing, writing_into
 from gymdata.workers.processes import in_order
@@ -356,14 +356,12 @@ def export(
             warn(note)
     elif reward is not None:
         raise UsageError(f"--reward {reward}: {format} holds no rewards", hint="leave it out")
-    sources = resolve(path, to.table)
-    if any(target.exists() and target.samefile(s.path) for s in sources):
-        raise UsageError(f"-o {target}: is one of the files that are exported", hint="give another name")
+    refuse_inputs([target], [path], TABLES[to.table], "exported")
     settings = {"format": format, "path": str(Path(path).resolve()), **({"reward": reward} if reward else {})}
     with StageOutput(beside(target), "export", [target.name], overwrite=overwrite) as out:
         out.refuse_other("config", settings, "an export that was made")
         account = Export(str(path), format, TABLES[to.table], vocabulary(path), reward)
-        summary = _export(path, sources, target, account, workers, out)
+        summary = _export(path, resolve(path, to.table), target, account, workers, out)
         parents = parents_of((path, *(rescorings([path], reward) if reward else ())))
         described = {"command": list(command), "config": settings, "parents": parents, "counts": summary.to_dict()}
         out.finish(described)

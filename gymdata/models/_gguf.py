@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gymdata.errors import needs
+from gymdata.models._saving import share_weights
 from gymdata.models._transformers import quiet_transformers
 
 
@@ -25,3 +26,4 @@ def write_from_gguf(file: Path, out: Path) -> None:
         plain.generation_config = model.generation_config
         plain.bfloat16().save_pretrained(out)
         tokenizer.save_pretrained(out)
+    share_weights(out)

@@ -61,6 +61,16 @@ def write_merged(adapter: str, out: Path, dtype: str = "auto") -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(local_folder(base), dtype=dtype, local_files_only=True)
         with_adapter(model, adapter, base).merge_and_unload().save_pretrained(out)
     copy_companions(adapter, out)
+    share_weights(out)
+
+
+def share_weights(out: Path) -> None:
+    """Let others read the weights as the other files: safetensors writes for its owner only, and a server of another user
+    reads them, too."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for weights in out.glob("*.safetensors"):
+        weights.chmod(0o666 & ~mask)
 
 
 def merged_in_cache(adapter: str, sampled_in: str = "auto") -> Path:

@@ -28,7 +28,7 @@ from gymdata.pairs.people import choices, heights
 from gymdata.pairs.settings import PairsConfig
 from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
-from gymdata.rollouts.schema import COMPARISONS, PAIRS
+from gymdata.rollouts.schema import COMPARISONS, PAIRS, ROLLOUTS
 from gymdata.scores.chosen import MARKS, default_score, judge_folders, other_scores, scores_of, unscored_hint
 from gymdata.scores.marks import read_marks
 from gymdata.store import StageOutput, read_table, resolve
@@ -39,7 +39,7 @@ from gymdata.store.lineage import (
     refuse_duplicates,
     stage_folder,
 )
-from gymdata.store.paths import output_file
+from gymdata.store.paths import output_file, refuse_inputs
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import held_instead
 from gymdata.workers.tuning import give_back
@@ -132,7 +132,7 @@ class PairsReport(Report):
             titles = {"train": "train pairs", "heldout": "held-out pairs"}
             written = [(titles[side], f"{self.sides[side]:,} in {path}") for side, path in self.files.items()]
         return [
-            ("rollouts", counts.rollouts),
+            ("rollouts", counts.rollouts + sum(self.left_out.values())),
             *((f"  left out: {why}", n) for why, n in self.left_out.items() if n),
             *([("  not scored", counts.rollouts_unscored)] if counts.rollouts_unscored else []),
             *((name.replace("_", " "), n) for name, n in self.comparisons.items() if n),
@@ -183,6 +183,7 @@ def pairs(
             if target.name != "pairs.parquet":
                 heldout = target.with_name(f"{target.stem}.heldout{target.suffix}")
             names = [target.name] if config.split is None else [target.name, heldout.name]
+            refuse_inputs((target, heldout), sources, ROLLOUTS, "paired")
             out = StageOutput(described_by(target, "pairs.parquet"), "pairs", names, overwrite=overwrite)
             stack.enter_context(out)
             noun = "pairs that were made"

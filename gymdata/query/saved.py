@@ -9,7 +9,7 @@ SAVED = {
     "hardest-tasks": "SELECT task_id, run_id, count(*) AS rollouts, avg(reward) AS reward, "
     "avg(n_generated_tokens)::INT AS tokens\nFROM rollouts GROUP BY ALL ORDER BY reward, tokens DESC LIMIT 20",
     "mixed-tasks": "SELECT task_id, run_id, count(*) AS rollouts, avg(reward) AS reward, stddev(reward) AS std\n"
-    "FROM rollouts GROUP BY ALL HAVING min(reward) < max(reward) ORDER BY std DESC, task_id, run_id LIMIT 50",
+    "FROM rollouts GROUP BY ALL HAVING min(reward) < max(reward) ORDER BY round(std, 6) DESC, task_id, run_id LIMIT 50",
     "longest-rollouts": "SELECT rollout_id, task_id, reward, n_turns, n_context_tokens + n_generated_tokens AS tokens\n"
     "FROM rollouts ORDER BY tokens DESC LIMIT 20",
     "why-rollouts-stopped": "SELECT status, stop_reason, finish_reason, count(*) AS rollouts, avg(reward) AS reward\n"

@@ -79,7 +79,7 @@ def run_statement(
             raise MemoryError(first_line(error)) from error
         except duckdb.Error as error:
             clock(False)
-            raise _explain(error, views) from error
+            raise _explain(error, views, sql) from error
         except OSError as error:
             # What DuckDB raises while batches are fetched arrives as Arrow's OSError, which has no errno; a real one
             # (a closed pipe, a full disk) is not about the SQL.
@@ -105,7 +105,7 @@ def _unique_names(reader: pa.RecordBatchReader, columns: Sequence[str]) -> pa.Re
     return pa.RecordBatchReader.from_batches(schema, renamed)
 
 
-def _explain(error: duckdb.Error, views: Views) -> GymdataError:
+def _explain(error: duckdb.Error, views: Views, sql: str) -> GymdataError:
     if views.fault is not None:
         return views.fault
     message = first_line(error)
@@ -125,9 +125,13 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
         return UsageError(f"SQL: {message}")
     missing = re.search(r"(?:named?|column|with name) \"?([\w.]+)\"? ?(?:does not exist|not found|!)", message)
     name = missing[1].rpartition(".")[2] if missing else ""
-    words = [*by_view, *(column for columns in by_view.values() for column in columns)]
+    # A column is missing in the views that the statement reads, a view among all.
+    read = {view: columns for view, columns in by_view.items() if re.search(rf"\b{view}\b", sql, re.IGNORECASE)}
+    elsewhere = isinstance(error, duckdb.CatalogException) or any(name in names for names in by_view.values())
+    searched = by_view if elsewhere else read or by_view
+    words = [*searched, *(column for columns in searched.values() for column in columns)]
     near = difflib.get_close_matches(name, words, n=1, cutoff=0.6) if name else []
-    candidates = {view: columns for view, columns in by_view.items() if {view, *columns}.intersection(near)} or by_view
+    candidates = {view: names for view, names in searched.items() if {view, *names}.intersection(near)} or searched
     listing = "\n".join(f"  {view}: {', '.join(columns)}" for view, columns in candidates.items())
     other_views = [view for view in by_view if view not in candidates]
     listing += f"\n  other views: {', '.join(other_views)}" if other_views else ""

@@ -20,9 +20,9 @@ from gymdata.public import Report, Row, path_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.scan.files import all_rows, rewritten
 from gymdata.scan.patterns import Find, Found, finder, without
-from gymdata.store import StageOutput, files_of, find_run_json, read_run_json
+from gymdata.store import StageOutput, find_run_json, read_run_json
 from gymdata.store.lineage import parents_of
-from gymdata.store.paths import output_file
+from gymdata.store.paths import output_file, refuse_inputs
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import holds_pairs
 
@@ -123,8 +123,7 @@ def scan(
     table = PAIRS if holds_pairs(source) else ROLLOUTS
     report.table, name = table.name, f"{table.name}.parquet"
     target, run_json = output_file(output, name), find_run_json(source)
-    if any(target.resolve() == read.path.resolve() for read in files_of(source, table)):
-        raise UsageError(f"-o {target}: is the file that is scanned", hint="give another name")
+    refuse_inputs([target], [source], table, "scanned")
     facts = read_run_json(run_json) if run_json is not None else {}
     reader = reader_of(tokenizer, facts)
     redaction = Redaction(find, reader() if reader is not None else None)

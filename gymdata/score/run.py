@@ -42,7 +42,7 @@ from gymdata.score.sources import RewardSources, load_sources
 from gymdata.stats import mean_ci
 from gymdata.store import StageOutput, find_run_json, read_table, scan_batches
 from gymdata.store.lineage import parents_of, refuse_duplicates
-from gymdata.store.paths import RunFacts, output_file, placed_output
+from gymdata.store.paths import RunFacts, output_file, placed_output, refuse_inputs
 from gymdata.store.stage_output import described_by
 from gymdata.user_code import in_thread
 from gymdata.workers.signals import run_async
@@ -153,6 +153,7 @@ def score(
         raise UsageError(
             f"{config.path} is not a run folder, so its scores have no place", hint=f"give one with {option('output')}"
         )
+    refuse_inputs([target], [config.path], ROLLOUTS, "scored")
     described = described_by(target, "scores.parquet").absolute()  # user code may change the current folder
     with StageOutput(described, "score", [target.name], overwrite=config.overwrite) as out:
         parts, parents = tallies(sources.rewards), parents_of((config.path, *sources.models))

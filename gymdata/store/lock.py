@@ -17,6 +17,7 @@ import orjson
 from filelock import FileLock, Timeout
 
 from gymdata.errors import StoreError
+from gymdata.store.paths import refuse_unwritable
 
 LOCK = "lock"
 
@@ -105,7 +106,9 @@ def is_held(folder: Path, name: str = LOCK) -> bool:
 
 @contextlib.contextmanager
 def made_folder(folder: Path) -> Iterator[Path]:
-    """``folder``, made if missing, and removed again if it stays empty. Raises StoreError.from_os."""
+    """``folder``, made if missing, and removed again if it stays empty. Raises StoreError.from_os, and as
+    ``refuse_unwritable``."""
+    refuse_unwritable(folder)
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

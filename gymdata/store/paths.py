@@ -311,10 +311,15 @@ def files_apart(
         without = f"; {option('dry_run', True)} only counts" if dry_run else ""
         raise UsageError("-o is missing", hint=f"-o FOLDER, FILE.parquet or FILE.jsonl{without}")
     targets = output_files(output, name, split=split)
-    read = {file.path.resolve() for source in sources for file in resolve(source, table)}
-    if same := next((target for target in targets.values() if target.resolve() in read), None):
-        raise UsageError(f"-o {same}: is one of the files that are {done}", hint="give another name")
+    refuse_inputs(targets.values(), sources, table, done)
     return targets
+
+
+def refuse_inputs(targets: Iterable[Path], sources: Iterable[str | Path], table: Table, done: str) -> None:
+    """Raises UsageError for a target that is one of the files of ``sources``, which are ``done``, such as "merged"."""
+    read = {file.path.resolve() for source in sources for file in resolve(source, table)}
+    if same := next((target for target in targets if target.resolve() in read), None):
+        raise UsageError(f"-o {same}: is one of the files that are {done}", hint="give another name")
 
 
 def segments(folder: Path) -> list[Source]:

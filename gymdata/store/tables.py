@@ -91,6 +91,8 @@ def has_rows(source: Source, table: Table) -> bool:
     return line is not None
 
 
+#: What to do about a line that is no row.
+_DAMAGED = "`gymdata validate` lists every fault; with `--fix drop -o NEW` it writes the rows that have none"
 #: Tables that are given beside rollouts, as more columns of them.
 _BESIDE = ("scores", "annotations", "audit", "comparisons", "violations")
 
@@ -389,9 +391,11 @@ def _rows(source: Source, table: Table) -> Iterator[tuple[int, Any, int]]:
         try:
             row = decode_row(line)
         except RepeatedKeyError as error:
-            raise DataError.bad_row(source.path, number, error.args[0], "two values", "one") from error
+            raise DataError.bad_row(source.path, number, error.args[0], "two values", "one", _DAMAGED) from error
         except ValueError as error:
-            raise DataError.bad_row(source.path, number, None, f"a line that is not JSON ({error})", "a row") from error
+            raise DataError.bad_row(
+                source.path, number, None, f"a line that is not JSON ({error})", "a row", _DAMAGED
+            ) from error
         yield number, row, len(line)
 
 

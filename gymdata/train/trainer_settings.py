@@ -106,7 +106,12 @@ def check_settings(
         loss_types = [*losses, *(OWN_PAIR_LOSSES if algorithm == "dpo" else ())]
         if losses and loss not in loss_types:
             raise UsageError.unknown_choice(called("loss_type"), str(loss), loss_types)
-    if model is not None and values.get("use_peft") and (Path(model) / "adapter_config.json").is_file():
+    of_adapter = model is not None and (Path(model) / "adapter_config.json").is_file()
+    lora = next((key for key in values if key.startswith("lora_")), None)
+    if lora is not None and "use_peft" not in values and not of_adapter:
+        hint = "use_peft (on the command line --lora) trains one; with use_peft false it is accepted and without effect"
+        raise UsageError(f"{called(lora)}: no adapter is trained", hint=hint)
+    if of_adapter and values.get("use_peft"):
         # The second adapter would be saved without a base that can be loaded.
         raise UsageError(
             f"{called('use_peft')}: {model} is a LoRA folder, and a new adapter needs a complete model as its base",

@@ -41,6 +41,8 @@ def test_the_model_is_base_and_adapter_together(tmp_path: Path) -> None:
     assert [Path(parent["path"]) for parent in facts["parents"]] == [adapter, POLICY]
     assert "model.safetensors" in {file["path"] for file in facts["files"]}
     assert not report.existing
+    # A server of another user reads the weights, too.
+    assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
     with pytest.raises(StoreError, match="policy_hash"):
         gymdata.merge_adapter(write_adapter(tmp_path / "other", 0.25), out)
 

@@ -174,7 +174,8 @@ def test_all_that_reads_is_allowed(small: Path, sql: str) -> None:
     [
         ("SELECT avg(rewrd) FROM rollouts", ["did you mean 'reward'", "reward_exact", "turns"], "tool_call_id"),
         ("SELECT * FROM rollout", ["did you mean 'rollouts'", "reward_exact", "turns"], "tool_call_id"),
-        ("SELECT x.rol FROM turns x", ["turns: rollout_id", "tool_call_id"], "did you mean"),
+        ("SELECT prompt_text FROM rollouts", ["did you mean 'prompt_hash'", "reward_exact", "turns"], "tool_call_id"),
+        ("SELECT x.rol FROM turns x", ["turns: rollout_id", "other views: rollouts"], "did you mean"),
         (
             "SELECT prompt_token_ids FROM rollouts",
             ["is a column of turns; available views:\n  turns: "],
@@ -189,8 +190,9 @@ def test_all_that_reads_is_allowed(small: Path, sql: str) -> None:
     ],
 )
 def test_mistakes_are_answered_with_what_there_is(small: Path, sql: str, shown: list[str], absent: str) -> None:
-    """The error names the nearest word, or the view that has the column, with the columns of its views; without one all
-    views with their columns; how a field of JSON text is read; and nothing of this for broken SQL."""
+    """The error names the nearest word, or the view that has the column, with the columns of its views; without one
+    those that the statement reads, with their columns; how a field of JSON text is read; and nothing of this for broken SQL.
+    """
     with pytest.raises(UsageError) as mistake:
         gymdata.query(sql, small)
     for text in shown:

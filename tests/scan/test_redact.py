@@ -223,7 +223,7 @@ def test_redact_and_an_output_belong_together(tmp_path: Path, capsys: pytest.Cap
     run = written(tmp_path / "run", [conversation("t", "prompt", KINDS["jwt"][0])])
     assert [main(["scan", str(run), "--redact"]), main(["scan", str(run), "-o", str(tmp_path / "out")])] == [2, 2]
     assert "--redact" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="is the file that is scanned"):
+    with pytest.raises(UsageError, match="is one of the files that are scanned"):
         gymdata.scan(run / "rollouts/part-00000.parquet", run / "rollouts/part-00000.parquet", redact=True)
     assert main(["scan", str(run), "--redact", "-o", str(tmp_path / "out")]) == 0
     assert main(["scan", str(tmp_path / "out")]) == 0

@@ -291,6 +291,35 @@ def test_two_writers_never_share_an_output(tmp_path: Path) -> None:
     assert sorted(p.name for p in place.parent.iterdir()) == ["run.json", "scores.parquet"]
 
 
+@pytest.mark.parametrize("command", ["pairs {file}", "experience {file}", "score {file} --reward regex:q"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_what_a_command_reads_is_not_its_output(
+    command: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by another name either, and not with --overwrite: sampled tokens cannot be made again."""
+    run = write_run(tmp_path / "run", ROWS, "parquet" if suffix == ".parquet" else "jsonl")
+    (sealed,) = (run / "rollouts").glob(f"*{suffix}")
+    file, link = tmp_path / f"mine{suffix}", tmp_path / f"link{suffix}"
+    shutil.copy(sealed, file)
+    link.symlink_to(file)
+    before = file.read_bytes()
+    for given in (file, link):
+        assert main([*command.format(file=given).split(), "-o", str(file), "--overwrite"]) == 2
+        assert "is one of the files that are" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+def test_a_file_is_no_folder_of_an_output(tmp_path: Path) -> None:
+    """It is named as one, and stays."""
+    (tmp_path / "file").write_text("mine")
+    with (
+        pytest.raises(StoreError, match="is a file, expected a folder"),
+        StageOutput(tmp_path / "file" / "run.json", "score", ["scores.parquet"]),
+    ):
+        pass
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_an_error_leaves_the_old_output(tmp_path: Path) -> None:
     """Nothing of an output that was not finished is seen, and a folder that was made for it is gone."""
     out = tmp_path / "out"

@@ -183,6 +183,21 @@ def test_a_floor_of_rewards_is_not_applied_to_answers_without_any(tmp_path: Path
     assert command_of(*command, "--set", "min_reward=null").returncode == 0
 
 
+def test_a_row_that_is_there_twice_is_an_example_of_its_own(tmp_path: Path) -> None:
+    """As in data sets that were put together. SFT trains what is equal once, and counts it; preferences twice."""
+    answer = {"prompt": "How much is 2+3?", "completion": "5"}
+    preference = {"prompt": "2+3?", "chosen": "5", "rejected": "6"}
+    answers = write(tmp_path / "answers.jsonl", answer, answer, answer | {"completion": "6"})
+    assert checked(TrainSftConfig, answers) | {"left_out_duplicate": 1, "sequences": 2} == checked(
+        TrainSftConfig, answers
+    )
+    pairs = write(tmp_path / "pairs.jsonl", preference, preference)
+    assert checked(TrainDpoConfig, pairs)["pairs"] == 2
+    imported = gymdata.import_rollouts(answers, tmp_path / "imported")
+    assert imported.duplicates == 0
+    assert len(set(read_table(tmp_path / "imported")["rollout_id"].to_pylist())) == 3
+
+
 def test_an_error_of_a_dry_run_names_the_file(tmp_path: Path) -> None:
     """What was made of it is gone then."""
     file = write(tmp_path / "rows.jsonl", {"prompt": "How much is 2+3?", "completion": "5"})

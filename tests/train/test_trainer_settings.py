@@ -97,6 +97,10 @@ def test_a_new_adapter_over_a_lora_folder_is_refused(
     assert f"to train this adapter further, or merge it first: gymdata merge-adapter {adapter} -o MODEL" in message
     assert not out.exists()
     check_settings("sft", {"learning_rate": 1e-5}, model=str(adapter))
+    for model in (None, str(POLICY)):
+        with pytest.raises(UsageError, match=r"lora_r.*: no adapter is trained"):
+            check_settings("sft", {"lora_r": 8}, model=model)
+    check_settings("sft", {"lora_r": 8, "use_peft": False}, model=str(POLICY))
     check_settings("sft", {"use_peft": True}, model=str(POLICY))
 
 
@@ -196,7 +200,7 @@ def test_every_default_is_within_the_limits(algorithm: str) -> None:
     known = {field.name: field.default for cls in (config, ModelConfig) for field in dataclasses.fields(cls)}
     given = {key: known[key] for key in LIMITS if isinstance(known.get(key), (int, float))}
     assert {"learning_rate", "seed", "lora_r"} <= given.keys()
-    check_settings(algorithm, given)
+    check_settings(algorithm, given | {"use_peft": False})
 
 
 def test_faults_of_the_trainers_keys_name_where_they_were_given(tmp_path: Path) -> None:

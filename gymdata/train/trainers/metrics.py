@@ -65,7 +65,8 @@ class Recorder(TrainerCallback):
             write_text(self.file, "".join(json.dumps(row) + "\n" for row in earlier if state.global_step))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero:
+        # Of a step that is logged the figures follow; a line before them would have those of an earlier step.
+        if state.is_world_process_zero and not control.should_log:
             self._report(args, state)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Figures | None = None, **_: Any) -> None:

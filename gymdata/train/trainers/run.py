@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gymdata.errors import EXIT_INTERRUPTED, GymdataError, OutsideError, UsageError
-from gymdata.models._saving import copy_companions, round_weights
+from gymdata.models._saving import copy_companions, round_weights, share_weights
 from gymdata.models._torch import multiplies
 from gymdata.models._transformers import load_tokenizer, local_folder, with_adapter
 from gymdata.models.model_identity import base_of, stored_dtype, tokenizer_folder
@@ -291,11 +291,7 @@ def save_model(trainer: Any, job: Job, out: Path) -> float:
     (out / "training_args.bin").unlink(missing_ok=True)  # a pickle; run.json holds the settings
     named = job.get("settings", {}).get("dtype")
     rounded = round_weights(out, stored_dtype(job["model"]) if named in (None, "auto") else str(named))
-    # safetensors writes for its owner only; a server of another user reads them too.
-    mask = os.umask(0)
-    os.umask(mask)
-    for weights in out.glob("*.safetensors"):
-        weights.chmod(0o666 & ~mask)
+    share_weights(out)
     return rounded
 
 
