@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 
 import torch
@@ -15,7 +17,8 @@ from gymdata.models._transformers import quiet_transformers
 def write_from_gguf(file: Path, out: Path) -> None:
     """Write the model of ``file`` to the folder ``out`` in bfloat16, with its tokenizer, chat template and generation
     config. Raises UsageError where the package gguf is missing."""
-    with needs("real"), quiet_transformers():
+    # It draws a bar for each of hundreds of tensors.
+    with needs("real"), quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
         folder, name = file.parent, file.name
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32, local_files_only=True)

@@ -122,9 +122,9 @@ def _table_of(source: Source) -> str:
 
 
 def _first_keys(source: Source) -> list[str]:
-    from gymdata.store.lines import decode, iter_lines
+    from gymdata.store.lines import decode, row_lines
 
-    for number, line in iter_lines(source):
+    for number, line in row_lines(source):
         try:
             row = decode(line)
         except ValueError as error:

@@ -107,6 +107,16 @@ def test_files_globs_and_several_runs(tmp_path: Path) -> None:
         assert gymdata.query(sql, *paths).to_pylist() == [{"s": 1.0, "n": 2}]
 
 
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+def test_rows_in_one_list_are_read(name: str, tmp_path: Path) -> None:
+    """As by the commands that read rollouts."""
+    run = write_run(tmp_path / "run", [rollout("t", n, float(n), [([1], [40 + n, 2])]) for n in range(2)], "jsonl")
+    (lines,) = (run / "rollouts").glob("*.jsonl")
+    (tmp_path / name).write_text(f"[{','.join(lines.read_text().splitlines())}]")
+    table = gymdata.query("SELECT rollout_index, reward FROM rollouts ORDER BY 1", tmp_path / name)
+    assert table.to_pylist() == [{"rollout_index": 0, "reward": 0.0}, {"rollout_index": 1, "reward": 1.0}]
+
+
 def test_rows_that_are_still_journaled_are_there(tmp_path: Path) -> None:
     """While a run is being collected, its sealed and its journaled rows are in one view, each once."""
     rows = [rollout("a", i, float(i), two_turns(1, 50 + i), run_id="run-1") for i in range(3)]
