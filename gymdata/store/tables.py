@@ -92,7 +92,7 @@ def has_rows(source: Source, table: Table) -> bool:
 
 
 #: What to do about a line that is no row.
-_DAMAGED = "`gymdata validate` lists every fault; with `--fix drop -o NEW` it writes the rows that have none"
+_DAMAGED = "`gymdata validate` lists every fault, and its fix writes the rows that have none"
 #: Tables that are given beside rollouts, as more columns of them.
 _BESIDE = ("scores", "annotations", "audit", "comparisons", "violations")
 

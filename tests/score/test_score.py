@@ -105,11 +105,11 @@ def test_one_scores_at_a_time(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_told_at_once(run: Path) -> None:
-    """Before anything is scored, as the disk's fault."""
+    """Before anything is scored: a file of that name is the caller's to move."""
     (run / "scores-numeric").write_text("in the way")
-    with pytest.raises(StoreError, match="could not be written") as caught:
+    with pytest.raises(StoreError, match="scores-numeric: is a file, expected a folder") as caught:
         score(path=str(run), reward=["numeric"])
-    assert caught.value.exit_code == 3
+    assert caught.value.exit_code == 2
 
 
 def test_several_rewards_have_a_total(run: Path) -> None:
