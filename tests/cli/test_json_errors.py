@@ -97,11 +97,11 @@ def test_settings_that_do_not_go_together_expect_nothing_in_particular(capsys: C
 
 
 def test_faults_of_the_system_are_json(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place that cannot be written, a defect and an interruption keep their exit codes."""
+    """A file in place of a folder, a defect and an interruption keep their exit codes."""
     run = write_run(tmp_path / "run", [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)])
     (tmp_path / "file").write_text("in the way")
     error = error_of(["pairs", str(run), "-o", str(tmp_path / "file" / "pairs.parquet")], capsys)
-    assert (error["exit_code"], str(tmp_path / "file") in error["message"]) == (3, True)
+    assert (error["exit_code"], str(tmp_path / "file") in error["message"]) == (2, True)
     for raised, code in ((RuntimeError("odd"), 3), (KeyboardInterrupt(), 130), (MemoryError(), 3)):
 
         def fail(*_: object, raised: BaseException = raised, **__: object) -> None:

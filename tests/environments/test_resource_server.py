@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import parse_task
 from gymdata.environments import load_environment, server_url
 from gymdata.environments.resource_server import ResourceServer
@@ -41,7 +42,7 @@ def play(server: Server, *said: dict[str, Any], stop: str | None = None, row: di
         settings.setdefault("tool_timeout_s", 5)
         environment = ResourceServer(server.url, task_body=task_body, verify_body=verify_body, **settings)
         try:
-            task = parse_task(row)
+            task = parse_task(row, TaskShape())
             episode = await environment.start(task, 0)
             messages = list(episode.messages)
             for message in said:
@@ -241,7 +242,7 @@ def test_rollouts_do_not_share_sessions(server: Server) -> None:
 
     async def run() -> list[Any]:
         environment = ResourceServer(server.url, task_body=task_body, verify_body=verify_body)
-        task = parse_task(ROW)
+        task = parse_task(ROW, TaskShape())
         try:
             episodes = await asyncio.gather(*(environment.start(task, i) for i in range(20)))
             return await asyncio.gather(*(episode.verdict([*episode.messages, END], None) for episode in episodes))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import parse_task
 from gymdata.environments.port import RemoteRequest, RemoteRollout
 from gymdata.environments.responses import conversation_of, task_body
@@ -37,7 +38,7 @@ def run(server: Server, **settings: Any) -> RemoteRollout:
         )
         await workflow.start()
         try:
-            return await workflow.run(RemoteRequest("r0", parse_task(ROW), 4, 7, SAMPLING))
+            return await workflow.run(RemoteRequest("r0", parse_task(ROW, TaskShape()), 4, 7, SAMPLING))
         finally:
             await workflow.close()
 
