@@ -154,7 +154,7 @@ def test_a_small_real_demo_leaves_three_policies(tmp_path: Path, monkeypatch: py
     sealed runs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "demo"
-    report = demo(out, real=True, num_rollouts=4, limit=16, seed=3, threshold=False, say=lambda _: None)
+    report = demo(out, real=True, num_rollouts=4, limit=32, seed=3, threshold=False, say=lambda _: None)
     summary = json.loads((out / "summary.json").read_text())
     assert summary == report.to_dict()
     assert (summary["model"], summary["seeds"], summary["breaks"]) == (MODEL, [3], 0)
@@ -162,7 +162,7 @@ def test_a_small_real_demo_leaves_three_policies(tmp_path: Path, monkeypatch: py
     for name, policy in summary["policies"].items():
         figures = rise(out / "heldout-before", out / f"heldout-{name}")
         assert {key: policy[key] for key in figures} == figures
-        assert policy["before"]["n"] == policy["after"]["n"] == 16
+        assert policy["before"]["n"] == policy["after"]["n"] == 32
         assert read_run_json(out / name)["trained_tokens"]["equal"]
         assert {f"train-{name}", "collect"} <= {step["stage"] for step in lineage(out / name)}
         assert (out / f"report-{name}.html").is_file()
