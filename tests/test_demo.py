@@ -214,7 +214,7 @@ def test_the_real_demo_names_what_installs_its_model(
 def test_a_demo_that_rises_too_little_fails_after_its_figures(
     printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a table and as JSON: without the figures nobody sees by how much it was missed."""
+    """As a table and as JSON: they say by how much the bound was missed."""
     rates = {"n": 100, "successes": 31, "rate": 0.31, "ci95": [0.23, 0.41]}
     difference = {"n": 100, "rate": 0.02, "ci95": [-0.03, 0.07]}
     report = DemoReport(tmp_path, rates, rates, difference, 1, 1, 1, 0, None, 1.0)
