@@ -190,7 +190,7 @@ def test_literals_that_are_no_numbers_are_found_at_their_place(tmp_path: Path, r
 
 
 def test_what_validate_faults_no_command_reads(tmp_path: Path, rows: list[Any]) -> None:
-    """A key given twice and a row without a column are refused by line; an array of rows is not called empty."""
+    """A key given twice and a row without a column are refused by line; rows in one list are read as lines are."""
     whole = [json.dumps(row) for row in rows]
     twice = [*whole[:2], whole[2].replace('"reward": ', '"reward": 7, "reward": ', 1)]
     lacking = [*whole[:1], json.dumps({key: value for key, value in rows[1].items() if key != "task_id"})]
@@ -203,8 +203,9 @@ def test_what_validate_faults_no_command_reads(tmp_path: Path, rows: list[Any]) 
         for read in (read_table, lambda path: read_table(path, columns=["reward"])):
             with pytest.raises(DataError, match=said):
                 read(path)
-    with pytest.raises(DataError, match="line 1: got list, expected an object"):
-        query("SELECT 1", write_lines(tmp_path / "b.jsonl", [f"[{whole[0]}]"]))
+    in_one_list = write_lines(tmp_path / "b.jsonl", [f"[{whole[0]},{whole[1]}]"])
+    assert query("SELECT count(*) AS n FROM rollouts", in_one_list).to_pylist() == [{"n": 2}]
+    assert read_table(in_one_list).num_rows == 2
 
 
 def test_an_id_that_is_none_is_named_by_who_reads_hashes_only(tmp_path: Path, rows: list[Any]) -> None:
