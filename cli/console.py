@@ -299,7 +299,7 @@ def warn_once(lines: Iterable[str]) -> None:
 
 
 class Watch:
-    """Progress of a long stage (implements ports.Progress): a bar on a terminal, else a line every few seconds.
+    """Progress of a long stage (implements ``Progress``): a bar on a terminal, else a line every few seconds.
 
     ``update`` takes running totals: done, total, and any of tokens, failures, attempts (that failed), given_up, reward (a
     mean), away_s (seconds without a server, which rates leave out), and the latest figures of a training. ``scored``: what

@@ -303,27 +303,35 @@ def _messages(value: Any, where: str, *, allow_text: bool) -> list[Message]:
         raise FieldError(where, short(value), expected)
     if not value:
         raise FieldError(where, "an empty list", "at least one message")
-    return list(_with_reasoning(value, where))
+    return _conversation(value, where)
 
 
-def _with_reasoning(items: list[Any], where: str) -> Iterator[Message]:
-    """The messages of items. What a ``reasoning`` item says belongs to the assistant message after it."""
+def _conversation(items: list[Any], where: str) -> list[Message]:
+    """The messages of items. As one answer of the model in the Responses interface are reasoning, text and the calls after
+    it, here a reasoning item belongs to the assistant's message after it, and a call to the one before it."""
+    messages: list[Message] = []
     thoughts: list[str] = []
     for i, item in enumerate(items):
-        if isinstance(item, dict) and item.get("type") == "reasoning":
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind == "reasoning":
             parts = item.get("summary") or item.get("content") or ""
             thoughts.append(_text(parts, f"{where}[{i}].{'summary' if item.get('summary') else 'content'}"))
             continue
         message = _message(item, f"{where}[{i}]")
+        if kind == "function_call" and messages and messages[-1]["role"] == "assistant":
+            answer = messages.pop()
+            thoughts = [answer.pop("reasoning", ""), *thoughts]
+            message = {**answer, "tool_calls": [*answer.get("tool_calls", ()), *message["tool_calls"]]}
         reasoning = "\n".join(filter(None, thoughts))
         thoughts = []
         if reasoning and message["role"] == "assistant":
             message.setdefault("reasoning", reasoning)
         elif reasoning:
-            yield {"role": "assistant", "content": "", "reasoning": reasoning}
-        yield message
+            messages.append({"role": "assistant", "content": "", "reasoning": reasoning})
+        messages.append(message)
     if thoughts:
-        yield {"role": "assistant", "content": "", "reasoning": "\n".join(filter(None, thoughts))}
+        messages.append({"role": "assistant", "content": "", "reasoning": "\n".join(filter(None, thoughts))})
+    return messages
 
 
 def _message(value: Any, where: str) -> Message:

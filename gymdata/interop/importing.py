@@ -120,16 +120,17 @@ def _is_object(line: bytes) -> bool:
 
 def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
+    from gymdata.remote.reading import parquet_file
     from gymdata.store.lines import encode_any
 
     try:
-        batches = pq.ParquetFile(source.path).iter_batches(256)
-        for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
-            # Parquet has every column in every row, JSON lines have not.
-            value = {name: cell for name, cell in row.items() if cell is not None}
-            yield number, value, encode_any({name: str(cell)[:200] for name, cell in value.items()})
+        with parquet_file(source.path) as file:
+            rows = (row for batch in file.iter_batches(256) for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                # Parquet has every column in every row, JSON lines have not.
+                value = {name: cell for name, cell in row.items() if cell is not None}
+                yield number, value, encode_any({name: str(cell)[:200] for name, cell in value.items()})
     except (pa.ArrowException, OSError) as error:
         raise DataError.unreadable(source.path, str(error)) from error
 

@@ -211,7 +211,11 @@ def _at(values: torch.Tensor, places: torch.Tensor) -> Any:
 
 
 def _nodes_of(tree: PrefixTree, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(tree.padded_nodes((like.shape[0], like.shape[1]))).to(like.device)
+    """The node of each place of a padded batch (B, L); padding is at node 0."""
+    nodes = torch.zeros(like.shape, dtype=torch.int64)
+    for line, own in enumerate(tree.nodes):
+        nodes[line, : len(own)] = torch.from_numpy(own)
+    return nodes.to(like.device)
 
 
 def _mask(backbone: Any, ends: torch.Tensor) -> Any:

@@ -35,13 +35,6 @@ class PrefixTree:
     ends: Ints
     nodes: list[Ints]
 
-    def padded_nodes(self, shape: tuple[int, int]) -> Ints:
-        """The node of each place of the padded batch (B, L); padding is at node 0."""
-        nodes = np.zeros(shape, np.int64)
-        for line, own in enumerate(self.nodes):
-            nodes[line, : len(own)] = own
-        return nodes
-
     @property
     def tokens(self) -> int:
         """Nodes that are a token."""

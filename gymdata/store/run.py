@@ -46,7 +46,6 @@ from gymdata.store.lines import encode, encode_any
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import (
     DERIVED,
-    JOURNAL,
     ROLLOUTS_FOLDER,
     RUN_JSON,
     FileEntry,
@@ -61,17 +60,6 @@ from gymdata.store.tables import read_table, row_batches, tokens_of, write_batch
 
 #: Tokens of a file that is written at once: about 256 MB.
 PART_TOKENS = 64_000_000
-
-
-def seal_segment(journal: Path, suffix: str) -> FileEntry:
-    """Write ``part-k`` from ``k.journal``; the journal stays. Returns the file's entry for run.json."""
-    match = JOURNAL.fullmatch(journal.name)
-    if match is None:
-        raise ValueError(f"{journal} is not a journal")
-    part = journal.with_name(f"part-{match[1]}.{suffix}")
-    batches = row_batches(read_rows(journal, report=False), ROLLOUTS, ROLLOUTS.schema.names, str(journal))
-    rows = write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow)
-    return describe_file(part, rows, path=f"{ROLLOUTS_FOLDER}/{part.name}")
 
 
 def write_batch_parts(
@@ -150,13 +138,17 @@ class Sealer:
 
     def _work(self) -> None:
         while (item := self._waiting.get()) is not None:
-            journal, rows = item
+            journal, pending = item
             try:
                 if self.trouble is None:
-                    self._name_part(seal_segment(journal, self.suffix))
+                    part = journal.with_name(f"part-{journal.stem}.{self.suffix}")
+                    rows = read_rows(journal, report=False)
+                    batches = row_batches(rows, ROLLOUTS, ROLLOUTS.schema.names, str(journal))
+                    n_rows = write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow)
+                    self._name_part(describe_file(part, n_rows, path=f"{ROLLOUTS_FOLDER}/{part.name}"))
                     drop_journal(journal)
                     with self._lock:
-                        self.pending_rows -= rows
+                        self.pending_rows -= pending
             except Exception as error:  # noqa: BLE001 - a thread's fault must surface in the caller's next step
                 self.trouble = error
             finally:
@@ -289,6 +281,7 @@ class Run:
     ) -> None:
         """Raise what ``open`` would raise, and write nothing."""
         path = Path(folder)
+        refuse_other_kind(path / RUN_JSON, "collect")
         refuse_foreign(path)
         refuse_held(path)
         if not take_over:

@@ -33,7 +33,7 @@ from gymdata.store.tables import write_table
 from gymdata.train.mapped import release
 from gymdata.train.sequence_data import TrainingExperiences
 
-#: File in a training's folder with the rows written so far.
+#: Folder in a training's folder with the rows written so far, and the file that they become.
 FOLDER = "annotations"
 FILE = "annotations.parquet"
 _PART = re.compile(r"(\d{10})-\d{4}-\d{6}\.parquet")

@@ -18,6 +18,7 @@ from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import TaskFile, parse_task
 from gymdata.environments.responses import task_body, verify_body
 from gymdata.errors import DataError, UsageError
+from gymdata.rollouts.messages import messages_of
 from gymdata.store.lines import row_lines
 from gymdata.store.paths import Source
 
@@ -156,6 +157,34 @@ def test_reasoning_items_belong_to_the_message_after_them() -> None:
     assert [(m["role"], m.get("reasoning")) for m in messages] == [
         ("user", None), ("assistant", "Hm."), ("tool", None), ("assistant", "So."), ("user", None),
     ]  # fmt: skip
+
+
+def test_text_and_calls_of_one_answer_are_one_message() -> None:
+    """As the model wrote them, and as a rollout's messages hold the same items; a call after a tool's answer is another's."""
+
+    def call(name: str) -> dict[str, Any]:
+        return {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"}
+
+    def result(name: str) -> dict[str, Any]:
+        return {"type": "function_call_output", "call_id": name, "output": "r"}
+
+    items = [
+        {"role": "user", "content": "q"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"role": "assistant", "content": "I look.", "type": "message"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Both."}]},
+        *(call("f"), call("g"), result("f"), result("g"), call("h"), result("h")),
+        {"role": "user", "content": "more"},
+    ]
+    messages = parse_task({"responses_create_params": {"input": items}}, TaskShape()).messages
+    assert [
+        (m["role"], m["content"], m.get("reasoning"), [c["id"] for c in m.get("tool_calls", ())]) for m in messages
+    ] == [
+        ("user", "q", None, []), ("assistant", "I look.", "Hm.\nBoth.", ["f", "g"]), ("tool", "r", None, []),
+        ("tool", "r", None, []), ("assistant", None, None, ["h"]), ("tool", "r", None, []), ("user", "more", None, []),
+    ]  # fmt: skip
+    saved = list(messages_of(items, (), {}))
+    assert [(m["role"], m["content"]) for m in saved] == [(m["role"], m["content"]) for m in messages]
 
 
 @pytest.mark.parametrize("params", [{"input": []}, {"input": ""}, {}])

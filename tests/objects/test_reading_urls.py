@@ -9,6 +9,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import gymdata
@@ -55,6 +57,23 @@ def test_a_command_reads_what_lies_on_an_object_store(
         assert remote.out == local
     assert store.count("PUT") + store.count("DELETE") + store.count("POST") == 0
     assert parquet_held(tmp_path / "spool") == 0
+
+
+def test_parquet_of_other_formats_is_imported_from_an_object_store(
+    store: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As from the local file, whose name may have a colon: the same rows."""
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    local = tmp_path / "a:b.parquet"
+    pq.write_table(pa.Table.from_pylist([{"messages": chat}] * 3), local)
+    store.put("bucket/chat/a.parquet", local.read_bytes())
+    rows = []
+    for source in (local, "s3://bucket/chat/a.parquet"):
+        target = tmp_path / f"out{len(rows)}"
+        assert main(["import", str(source), "-o", str(target)]) == 0, capsys.readouterr().err
+        rows.append(gymdata.query("SELECT messages, status FROM rollouts", target).to_pylist())
+    assert len(rows[0]) == 3
+    assert rows[0] == rows[1]
 
 
 def test_no_annotations_are_written_beside_a_url(stored: str, tmp_path: Path) -> None:

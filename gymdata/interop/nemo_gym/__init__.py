@@ -1,1 +1,1 @@
-"""NeMo Gym rollouts: one row reader for `import` and `validate`, a faster scanner for well-formed rows, and the writer."""
+"""NeMo Gym rollouts: one row reader for `import` and `validate`, and the writer."""

@@ -53,7 +53,7 @@ def from_own(facts: Any) -> RolloutRow | None:
 
 
 def whole_row(columns: RolloutRow, messages: list[Message], encoder: TurnEncoder) -> RolloutRow:
-    """A row as ``Run.write`` takes it. Raises BadItem when the columns are not of their types."""
+    """A row as ``Run.append`` takes it. Raises BadItem when the columns are not of their types."""
     from gymdata.store.columns import check_rollout
 
     row = columns | {"messages": messages, **encoder.columns()}
