@@ -11,6 +11,7 @@ import pytest
 
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.finetune.state import State
+from gymdata.pairs.run import pairs
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json
 from gymdata.store.paths import beside
@@ -391,3 +392,14 @@ def test_a_run_that_holds_nothing_pins_no_settings(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"temperature: run has 0\.5, now 1\.0"):
         Run.check(folder, identity={"temperature": 1.0})
     Run.check(folder, identity={"temperature": 1.0}, overwrite=True)
+
+
+def test_a_folder_of_another_stage_is_refused_before_and_at_the_start(tmp_path: Path) -> None:
+    """A folder of pairs takes no run, whether it is only asked or opened, and not with overwrite."""
+    pairs(str(Path(__file__).parents[2] / "sample_data/rollouts/clean.jsonl"), output=tmp_path)
+    for overwrite in (False, True):
+        with pytest.raises(StoreError, match="pairs") as asked:
+            Run.check(tmp_path, identity={}, overwrite=overwrite)
+        with pytest.raises(StoreError, match="pairs") as opened:
+            Run.open(tmp_path, identity={}, extent={}, operation={}, overwrite=overwrite)
+        assert str(asked.value) == str(opened.value)
