@@ -120,17 +120,16 @@ class NamedSequences(Sequences):
             return self
         return replace(super().take(rows), names=[self.names[i] for i in rows])
 
-    def first_of_equal(self, *more: np.ndarray, seen: set[bytes] | None = None) -> np.ndarray:
+    def first_of_equal(self, *more: np.ndarray, seen: set[bytes]) -> np.ndarray:
         """Rows (rising) without those whose ids, mask and entries of ``more`` (n numbers each) an earlier row has, or one in
         ``seen``, the keys of earlier parts, to which those of these rows are added."""
         columns = [self.token_ids.keys(), self.loss_mask.keys()]
         columns += [[value.tobytes() for value in column] for column in more]
         keys = joined_keys(columns)
         first = ~repeats(content_codes(keys))
-        if seen is not None:
-            keys = [xxhash.xxh3_128_digest(key) for key in keys]
-            first &= np.array([key not in seen for key in keys], np.bool_)
-            seen.update(keys)
+        keys = [xxhash.xxh3_128_digest(key) for key in keys]
+        first &= np.array([key not in seen for key in keys], np.bool_)
+        seen.update(keys)
         return np.flatnonzero(first)
 
 

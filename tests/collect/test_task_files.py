@@ -160,7 +160,7 @@ def test_reasoning_items_belong_to_the_message_after_them() -> None:
 
 
 def test_text_and_calls_of_one_answer_are_one_message() -> None:
-    """As the model wrote them, and as a rollout's messages hold the same items; a call after a tool's answer is another's."""
+    """As the model wrote them, and as a rollout's messages hold the same items; a call after a result is a new one."""
 
     def call(name: str) -> dict[str, Any]:
         return {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"}

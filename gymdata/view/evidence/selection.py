@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from gymdata.errors import GymdataError, UsageError
 from gymdata.filter import conditions
 from gymdata.filter.columns import Loaded, load_columns
-from gymdata.report.rollouts import codes_of
+from gymdata.report.rollouts import Rewards, codes_of
 from gymdata.report.sampling import mixed
 from gymdata.stats import paired_difference_ci
 from gymdata.texts import command_line
@@ -249,21 +249,18 @@ def compare_runs(table: pa.Table, rows: Rows) -> list[RunFigures]:
     stats = []
     for run in dict.fromkeys(runs.to_pylist()):
         of_run = table.filter(pc.equal(runs, run))
-        rewards = pc.fill_null(of_run["reward"], math.nan).to_numpy()
-        finite = np.isfinite(rewards)
-        encoded = of_run["task_id"].combine_chunks().dictionary_encode()
-        of = encoded.indices.to_numpy(zero_copy_only=False)
-        counts = np.bincount(of[finite], minlength=len(encoded.dictionary))
-        sums = np.bincount(of[finite], weights=rewards[finite], minlength=len(encoded.dictionary))
-        tasks = {t: s / n for t, s, n in zip(encoded.dictionary.to_pylist(), sums, counts, strict=True) if n}
-        mean = float(rewards[finite].mean()) if finite.any() else None
+        scored = Rewards.of(of_run)
+        tasks = scored.by_task()
+        mean = float(scored.value.mean()) if len(scored.value) else None
         against = next((other for other, of_other in earlier.items() if tasks.keys() & of_other.keys()), None)
         first = earlier[against] if against is not None else {}
         common = [task for task in tasks if task in first]
         difference = paired_difference_ci([first[t] for t in common], [tasks[t] for t in common]) if common else None
         present = np.unique(codes[rows[pc.equal(runs, run).to_numpy(zero_copy_only=False)]])
         breaks, mixed = int((of_run["n_breaks"].to_numpy() > 0).sum()), int(is_mixed[present].sum())
-        stats.append(RunFigures(run, len(rewards), mean, len(present), mixed, breaks, len(common), difference, against))
+        stats.append(
+            RunFigures(run, scored.rollouts, mean, len(present), mixed, breaks, len(common), difference, against)
+        )
         earlier[run] = tasks
     return stats
 
