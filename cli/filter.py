@@ -7,6 +7,9 @@ from gymdata.filter.settings import FilterConfig
 from .console import Watch, command_words, facts, finish, grid
 from .flags import DryRun, Json, Output, Overwrite, RunFiles, with_flags
 
+#: Notes of a step that its row lists.
+_NOTES = 8
+
 
 @with_flags(FilterConfig)
 def filter_(
@@ -39,7 +42,9 @@ def filter_(
     def show() -> None:
         rows = []
         for step in report.steps:
-            why = [f"{reason}: {n:,}" for reason, n in step.dropped.items()] + step.notes
+            more = len(step.notes) - _NOTES
+            notes = [*step.notes[:_NOTES], *([f"{more:,} more (--json lists all)"] if more > 0 else [])]
+            why = [f"{reason}: {n:,}" for reason, n in step.dropped.items()] + notes
             rows.append([step.name, step.detail, step.rows_in, step.rows_out, step.groups_out, "; ".join(why)])
         if rows:
             grid(("step", "by", "rollouts in", "out", "groups out", "dropped (reason)"), rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -85,8 +86,12 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
                     ) from error
                 fault = f"text that is not JSON ({error})"
                 with contextlib.suppress(ValueError):
-                    decode(line)  # Python's json reads it
+                    row = decode(line)  # Python's json reads it
                     fault = "a number that is not finite or too long"
+                    try:
+                        json.dumps(row, ensure_ascii=False).encode()
+                    except UnicodeEncodeError:
+                        fault = "text with a lone surrogate, which is not Unicode"
                 bad_line(file, number, fault, expected)
                 continue
             if isinstance(row, dict):

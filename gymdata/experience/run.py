@@ -165,7 +165,6 @@ def _write(
         for row, sequences, credited, batch in work.credited(shaped, experiences.CARRIED):
             n = batch.num_rows
             keep, agents = shaped.keep[row : row + n], work.config.target_agents
-            seen = credit.running_moments(seen, tokens_of(credited.advantages, sequences, keep, agents))
             if credited.kl is not None:
                 seen_kl = credit.running_moments(seen_kl, tokens_of(credited.kl, sequences, keep, agents))
             finished = experiences.finish(credited, work.config, moments)
@@ -177,7 +176,10 @@ def _write(
             counts["sequences"] += table.num_rows
             counts["rollouts_cut"] += int((np.bincount(sequences.rollout, minlength=n)[keep] > 1).sum())
             counts["tokens"] += len(table["input_ids"].combine_chunks().flatten())
-            counts["trained_tokens"] += int(np.count_nonzero(table["loss_mask"].combine_chunks().flatten().to_numpy()))
+            is_trained = table["loss_mask"].combine_chunks().flatten().to_numpy() != 0
+            counts["trained_tokens"] += int(is_trained.sum())
+            advantages = table["advantages"].combine_chunks().flatten().to_numpy()
+            seen = credit.running_moments(seen, advantages[is_trained])
             progress.update(done=row + n, total=len(work.rollouts), tokens=counts["tokens"])
             yield table
 

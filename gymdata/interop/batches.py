@@ -159,7 +159,9 @@ def _numbered(part: Imported, positions: Sequence[tuple[str, int]], run_id: str)
             group, index = positions[key]
             if ids[row] == rollout_id_of(run_id, part.hashes[key][1] or "", -1):
                 ids[row] = rollout_id_of(run_id, group, index)
-            tasks[row], groups[row], indices[row] = group, group, index
+            if tasks[row] == groups[row]:
+                tasks[row] = group
+            groups[row], indices[row] = group, index
     numbered = dict(zip(names, (ids, tasks, groups, indices), strict=True))
     columns = [
         pa.array(numbered[field.name], field.type) if field.name in numbered else column

@@ -159,6 +159,16 @@ def test_reasoning_items_belong_to_the_message_after_them() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"), [('"\\ud800"', "a lone surrogate"), ("1e400", "not finite or too long"), ("NaN", "not finite")]
+)
+def test_what_only_python_reads_is_named(tmp_path: Path, text: str, fault: str) -> None:
+    """Text that is not Unicode is not called a number."""
+    (tmp_path / "t.jsonl").write_text(f'{{"prompt": "a", "x": {text}}}\n')
+    with pytest.raises(DataError, match=f"line 1.*{fault}"):
+        list(TaskFile(tmp_path / "t.jsonl"))
+
+
 def test_text_and_calls_of_one_answer_are_one_message() -> None:
     """As the model wrote them, and as a rollout's messages hold the same items; a call after a result is a new one."""
 

@@ -109,6 +109,21 @@ def test_whitening_counts_the_tokens_that_are_trained(tmp_path: Path, gamma: flo
     np.testing.assert_allclose([np.mean(whitened), np.std(whitened, ddof=1)], [0, 1], atol=1e-6)
 
 
+@pytest.mark.parametrize("settings", [{"whiten": True}, {"advantage_clip": 0.25}, {"target_agents": ("solver",)}, {}])
+def test_the_summary_is_of_the_advantages_that_are_written(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Mean and deviation are those of the trained tokens in the file: after whitening and clipping, of the agents meant."""
+    rows = [rollout("a", 0, 1.0, SHORT), rollout("a", 1, 0.0, LONG), rollout("a", 2, 0.5, SHORT)]
+    for row in rows:
+        row["turns"] = [{**turn, "agent": ("solver", "critic")[n % 2]} for n, turn in enumerate(row["turns"])]
+    write_run(tmp_path / "run", rows)
+    report = gymdata.experience(tmp_path / "run", output=tmp_path / "out", estimator="reinforce", **settings)
+    table = read_table(tmp_path / "out", EXPERIENCES, ["advantages", "loss_mask"])
+    values, masks = (table[name].combine_chunks().flatten().to_numpy() for name in ("advantages", "loss_mask"))
+    written = values[masks != 0].astype(np.float64)
+    assert report.advantage["mean"] == pytest.approx(written.mean(), abs=1e-9)
+    assert report.advantage["std"] in (pytest.approx(written.std()), pytest.approx(written.std(ddof=1)))
+
+
 def with_top(row: dict[str, Any], seed: int) -> dict[str, Any]:
     """Three saved alternatives a token, the sampled one at 0.5."""
     rng = np.random.default_rng(seed)

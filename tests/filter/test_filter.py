@@ -240,6 +240,18 @@ def test_the_command_prints_the_account(run: Path, tmp_path: Path, capsys: pytes
     assert main(["filter", str(run), "--where", "reward > 5", "--dry-run"]) == 1
 
 
+def test_many_categories_are_not_all_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table names eight and counts the rest; --json has every one."""
+    run = write_run(tmp_path / "run", [rollout(f"t{n}", 0, 1.0, two_turns(n, n)) for n in range(20)])
+    words = ["filter", str(run), "--balance", "task_id", "--dry-run"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "12 more" in printed
+    assert "t9: 1 before" not in printed
+    assert main([*words, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["steps"][0]["notes"]) == 20
+
+
 @pytest.mark.parametrize("out", ["o", "o.parquet"])
 def test_an_output_holds_one_choice(run: Path, tmp_path: Path, out: str) -> None:
     """What an earlier filter wrote with a split is gone when it is replaced without one, and the other way about."""

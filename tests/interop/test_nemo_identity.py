@@ -9,7 +9,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import gymdata
 from gymdata.rollouts.messages import meant_role
+from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from tests.interop.trajectories import lines, same, some, text, through_a_run, through_json, value, write_lines
@@ -113,3 +115,14 @@ def _shorn(row: dict[str, Any]) -> dict[str, Any]:
         ]
 
     return row | {"response": row["response"] | {"output": items(row["response"]["output"])}}
+
+
+def test_a_row_with_a_task_and_a_group_keeps_both(tmp_path: Path) -> None:
+    """So exported and imported runs of the same tasks can be compared; a row without a task has its group's name."""
+    answer = {"role": "assistant", "content": "a", "type": "message"}
+    row = {"responses_create_params": {"input": "q"}, "response": {"output": [answer]}, "reward": 1.0}
+    named = [{"task_id": "t", "group_id": "g"}, {"task_id": 7}, {"group_id": "g"}]
+    file = write_lines(tmp_path / "rows.jsonl", [row | names for names in named])
+    run = gymdata.import_rollouts(file, tmp_path / "run").run
+    rows = read_table(run, ROLLOUTS, ["task_id", "group_id"]).to_pylist()
+    assert [(row["task_id"], row["group_id"]) for row in rows] == [("t", "g"), ("7", "7"), ("g", "g")]

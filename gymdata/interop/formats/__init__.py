@@ -194,7 +194,9 @@ def _hint(source: Source) -> str:
     """What to do with a file that is in none of the formats."""
     values = [value for _, value, _ in islice(documents(source) if source.kind != "journal" else (), 20)]
     row: Any = next((value for value in values if not isinstance(value, BadItem)), None)
-    if row is None and values:
+    if not values:
+        return "it has no rows"
+    if row is None:
         return f"line 1 is {values[0].reason}; is it a whole file of JSON lines, or one JSON value?"
     row = row[0] if isinstance(row, list) and row else row
     if not isinstance(row, Mapping):

@@ -271,11 +271,12 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
         # 1 and 1.0 are equal, but have different texts.
         fields["reward"] = value["reward"]
     seconds = response.get("created_at")
+    task = value.get("task_id")
     has_time = type(seconds) in (int, float) and 0 <= seconds < 2**34
     return {
         "rollout_id": row.rollout_id or rollout_id_of(run, group, index),
         "run_id": run,
-        "task_id": group,
+        "task_id": str(task) if isinstance(task, (str, int)) else group,
         "group_id": group,
         "rollout_index": index,
         "policy": model,
