@@ -39,7 +39,16 @@ def test_both_engines_give_the_same_rows(vllm_sampler, vllm_server):
         finally:
             await sampler.close()
 
-    assert vllm_sampler.run(all_of(vllm_sampler.sampler, wanted)) == asyncio.run(over_http())
+    here, there = vllm_sampler.run(all_of(vllm_sampler.sampler, wanted)), asyncio.run(over_http())
+    assert [len(generations) for generations in here] == [len(generations) for generations in there] == [2] * 60
+    unequal = [
+        (request.request_id, n, name, getattr(ours, name), getattr(theirs, name))
+        for request, *of_request in zip(wanted, here, there, strict=True)
+        for n, (ours, theirs) in enumerate(zip(*of_request, strict=True))
+        for name in ("prompt_token_ids", "token_ids", "log_probs", "top_log_probs", "finish_reason", "stop_reason")
+        if getattr(ours, name) != getattr(theirs, name)
+    ]
+    assert unequal == []
 
 
 def test_a_seed_decides_whatever_runs_beside(vllm_sampler):
