@@ -395,11 +395,11 @@ def test_a_run_that_holds_nothing_pins_no_settings(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_stage_is_refused_before_and_at_the_start(tmp_path: Path) -> None:
-    """A folder of pairs takes no run, whether it is only asked or opened, and not with overwrite."""
+    """The check and the start of a run give one error for a folder of pairs, with overwrite, too."""
     pairs(str(Path(__file__).parents[2] / "sample_data/rollouts/clean.jsonl"), output=tmp_path)
     for overwrite in (False, True):
-        with pytest.raises(StoreError, match="pairs") as asked:
+        with pytest.raises(StoreError, match="pairs") as check_error:
             Run.check(tmp_path, identity={}, overwrite=overwrite)
-        with pytest.raises(StoreError, match="pairs") as opened:
+        with pytest.raises(StoreError, match="pairs") as open_error:
             Run.open(tmp_path, identity={}, extent={}, operation={}, overwrite=overwrite)
-        assert str(asked.value) == str(opened.value)
+        assert str(check_error.value) == str(open_error.value)
