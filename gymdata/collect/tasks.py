@@ -307,8 +307,8 @@ def _messages(value: Any, where: str, *, allow_text: bool) -> list[Message]:
 
 
 def _conversation(items: list[Any], where: str) -> list[Message]:
-    """The messages of items. One answer in the Responses interface may be several items: what a reasoning item says belongs to
-    the assistant's message after it, a call to the one before it."""
+    """The messages of items. One answer in the Responses interface may be several items: what a reasoning item says belongs
+    to the assistant's message after it, a call to the one before it."""
     messages: list[Message] = []
     thoughts: list[str] = []
     for i, item in enumerate(items):
