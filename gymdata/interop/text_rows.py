@@ -15,7 +15,14 @@ from typing import Any
 from gymdata.errors import json_kind
 from gymdata.interop.blocks import BLOCKS, function_of, of_anthropic
 from gymdata.interop.importing import BadItem, Importing, TableRow
-from gymdata.interop.rows import foreign_row, message_of, number_or_none, refuse_other_name, refuse_surrogates
+from gymdata.interop.rows import (
+    foreign_row,
+    message_of,
+    number_or_none,
+    prompt_group,
+    refuse_other_name,
+    refuse_surrogates,
+)
 from gymdata.rollouts.messages import STRICT, JsonObject, Message, PairRow
 from gymdata.store.formats import OWN
 
@@ -293,9 +300,7 @@ def pair_row(
         raise BadItem("S102", f"a side ends with a message of role {last!r}, expected 'assistant'")
     if chosen == rejected:
         raise BadItem("P601", "chosen and rejected are the same")
-    text = json.dumps([[m["role"], m["content"]] for m in prompt]).encode()
-    task = f"prompt-{hashlib.blake2b(text, digest_size=8).hexdigest()}"
-    pair = text_pair(importing.run_id, task, list(prompt), chosen, rejected)
+    pair = text_pair(importing.run_id, prompt_group(prompt), list(prompt), chosen, rejected)
     return pair | {"pair_id": pair_id_of(importing, pair), "tools": tools_of(row), "margin": margin}
 
 

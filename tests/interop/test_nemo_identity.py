@@ -126,3 +126,13 @@ def test_a_row_with_a_task_and_a_group_keeps_both(tmp_path: Path) -> None:
     run = gymdata.import_rollouts(file, tmp_path / "run").run
     rows = read_table(run, ROLLOUTS, ["task_id", "group_id"]).to_pylist()
     assert [(row["task_id"], row["group_id"]) for row in rows] == [("t", "g"), ("7", "7"), ("g", "g")]
+
+
+def test_what_nemo_gym_has_no_place_for_comes_back_from_its_rows(tmp_path: Path) -> None:
+    """The policy's hash tells whether rollouts are on-policy, and named rewards are what a score is of."""
+    gymdata.export("sample_data/rollouts/clean.jsonl", tmp_path / "out.jsonl", "nemo-gym")
+    run = gymdata.import_rollouts(tmp_path / "out.jsonl", tmp_path / "run").run
+    names = ["rollout_id", "policy_hash", "policy_version", "rewards", "duration_s"]
+    before = read_table("sample_data/rollouts/clean.jsonl", ROLLOUTS, names).to_pylist()
+    assert any(row["rewards"] and row["duration_s"] for row in before)
+    assert read_table(run, ROLLOUTS, names).to_pylist() == before

@@ -16,7 +16,7 @@ import pytest
 
 import gymdata
 from gymdata.errors import DataError
-from gymdata.rollouts.schema import PAIRS
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from gymdata.store.reading import DataWarning
@@ -398,3 +398,16 @@ def test_pairs_of_files_of_one_name_have_ids_of_their_own(tmp_path: Path) -> Non
         files.append(write(tmp_path / str(number) / "train.jsonl", row))
     gymdata.import_rollouts(files, tmp_path / "run")
     assert len(set(read_table(tmp_path / "run", PAIRS, ["pair_id"])["pair_id"].to_pylist())) == 2
+
+
+def test_a_prompt_is_one_task_in_pairs_and_in_rollouts(tmp_path: Path) -> None:
+    """Whatever letters it has."""
+    prompt = [QUESTION | {"content": "Wie groß?"}]
+    pairs = write(tmp_path / "pairs.jsonl", {"prompt": prompt, "chosen": [ANSWER], "rejected": [WRONG]})
+    rollouts = write(tmp_path / "rollouts.jsonl", {"messages": [*prompt, ANSWER]})
+    gymdata.import_rollouts(pairs, tmp_path / "pairs")
+    gymdata.import_rollouts(rollouts, tmp_path / "rollouts")
+    tasks = [
+        read_table(tmp_path / name, table, ["task_id"]) for name, table in (("pairs", PAIRS), ("rollouts", ROLLOUTS))
+    ]
+    assert tasks[0].to_pylist() == tasks[1].to_pylist()

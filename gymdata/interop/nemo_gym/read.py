@@ -261,10 +261,11 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
     params = object_of(value.get("responses_create_params"))
     model = str(response.get("model") or params.get("model") or "unknown")
     status, why = _status(response)
-    if status == "truncated":
-        # Rows that gymdata wrote say which limit it was.
-        named = object_of(value.get("gymdata")).get("stop_reason")
-        why = named if isinstance(named, str) else why
+    # Rows that gymdata wrote have what NeMo Gym has no place for, and which limit it was.
+    own = object_of(value.get("gymdata"))
+    neutral = {"policy_hash": f"served:{model}", "policy_version": 0, "duration_s": 0.0}
+    if status == "truncated" and isinstance(own.get("stop_reason"), str):
+        why = own["stop_reason"]
     temperature: Any = params.get("temperature")
     fields: JsonObject = {"keys": list(value), "response": response, "turns": parsed.turn_paths}
     if "reward" in value and type(value["reward"]) is not float:
@@ -280,13 +281,11 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
         "group_id": group,
         "rollout_index": index,
         "policy": model,
-        "policy_hash": f"served:{model}",
-        "policy_version": 0,
         "status": status,
         "stop_reason": why,
         "finish_reason": turns.finish_reason,
         "reward": row.reward,
-        "rewards": [],
+        "rewards": [{"name": name, "value": part} for name, part in object_of(own.get("rewards")).items()],
         "temperature": float(temperature) if type(temperature) in (int, float) and 0 <= temperature < 1e9 else 1.0,
         "n_turns": len(turns.rows),
         "n_breaks": turns.n_breaks,
@@ -298,7 +297,8 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
         "extra": _json(fields, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}, plain=plain),
         "turns": turns.rows,
         "started_at": datetime.fromtimestamp(seconds if has_time else 0, UTC).isoformat(),
-        "duration_s": 0.0,
+        **neutral,
+        **{name: own[name] for name, value in neutral.items() if type(own.get(name)) is type(value)},
     }
 
 
