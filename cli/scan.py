@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import Watch, command_words, facts, finish, grid
+from .console import Watch, command_words, facts, finish, grid, say
 from .flags import Json, Output, Overwrite
 
 _Path = Annotated[
@@ -53,7 +53,8 @@ def scan(
             rows = [(f.kind, f.shown, f.rollout_id or f.file, f.row, f.field) for f in listed]
             more = len(report.findings) - len(listed)
             grid(("kind", "value", "rollout or file", "row", "field"), rows)
-            facts(f"{more:,} more (--json lists all)" if more else "", [])
+            if more:
+                say(f"{more:,} more (--json lists all)")
         facts("scan", report.rows())
 
     return finish(report, show, json=json)

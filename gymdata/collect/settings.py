@@ -347,8 +347,9 @@ class CollectConfig(Config):
                 flags = [f"--set {n}.…" if n in self.key_only else f"--{n.replace('_', '-')}" for n in names]
                 raise UsageError(f"{' and '.join(flags)} were both given", hint=hint)
         forced(self.force)
-        for name in ("user_model_name", "user_prompt", "user_sampling"):
-            if getattr(self, name) and self.user_model is None:
+        for name in ("user_model_name", "user_prompt", "user_sampling", "user_stop"):
+            unset = type(self).model_fields[name].get_default(call_default_factory=True)
+            if getattr(self, name) != unset and self.user_model is None:
                 raise UsageError(f"--{name.replace('_', '-')} was given without --user-model", hint="give its URL")
         if self.user_model is not None and (self.user_model_name is None or self.user_prompt is None):
             raise UsageError(

@@ -187,6 +187,7 @@ def test_a_dry_run_tries_every_environment(users: Path, adder: str, tmp_path: Pa
         ({"env": "users.py:Quiz", "user": "users.py:twice"}, "has a respond of its own"),
         ({"user": "users.py:twice", "user_model": "http://127.0.0.1:1"}, "--user and --user-model were both given"),
         ({"user_prompt": "You are kind."}, "--user-prompt was given without --user-model"),
+        ({"user_stop": "bye"}, "--user-stop was given without --user-model"),
         ({"user_model": "http://127.0.0.1:1"}, "--user-model needs --user-model-name and --user-prompt"),
         ({"env": "users.py:Quiz", "step_reward_field": "r"}, "--step-reward-field is for resource servers"),
         ({"env": ["users.py:Quiz", "b=users.py:Quiz"]}, "NAME=SPEC for each of several environments"),
