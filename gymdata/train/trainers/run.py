@@ -288,7 +288,9 @@ def save_model(trainer: Any, job: Job, out: Path) -> float:
         return 0.0
     copy_companions(job["model"], out)
     trainer.finish(out)
-    (out / "training_args.bin").unlink(missing_ok=True)  # a pickle; run.json holds the settings
+    # A pickle, of which run.json holds the settings; and peft's form for a model card, which `push` would keep as a person's.
+    for name in ("training_args.bin", "README.md"):
+        (out / name).unlink(missing_ok=True)
     named = job.get("settings", {}).get("dtype")
     rounded = round_weights(out, stored_dtype(job["model"]) if named in (None, "auto") else str(named))
     share_weights(out)

@@ -59,6 +59,8 @@ def test_lora_trains_an_adapter_of_the_same_tokens(assemble: Assemble, policy: P
     save_model(trainer, {"model": str(policy)}, out)
     config = json.loads((out / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(policy)
+    # peft's form for a model card has nothing filled in.
+    assert not (out / "README.md").exists()
     config["base_model_name_or_path"] = os.path.relpath(policy, out)
     (out / "adapter_config.json").write_text(json.dumps(config))
     for file in out.glob("tokenizer*"):
