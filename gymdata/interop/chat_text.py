@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gymdata.rollouts.messages import has_long_number, parsed
+from gymdata.rollouts.messages import has_long_number, loads, object_of, parsed
 from gymdata.rollouts.ragged import Array, Ints, Ragged, list_parts, offsets_of
 from gymdata.store.lines import encode_finite, name_non_finite
 
@@ -122,6 +122,12 @@ class Chat:
         """(m,) the messages with tool calls that the policy generated in a turn."""
         return np.array([*map(bool, self._calls), False])[self._call_codes] & self.not_null("turn")
 
+    def untrained(self) -> Mask:
+        """(m,) the assistant's messages that their source does not train."""
+        texts, codes = distinct(self._flat.field("extra"))
+        is_untrained = [object_of(loads(text)).get("weight") == 0 for text in texts]
+        return np.array([*is_untrained, False])[codes] & self.of_role("assistant".__eq__)
+
     def not_null(self, name: str) -> Mask:
         """(m,) the messages whose column ``name`` is not null."""
         return _mask(self._flat.field(name).is_valid())
@@ -162,7 +168,8 @@ class Chat:
                 opened = b',"%b":"' % key.encode()
                 columns += [where(has, pieces.add([opened, b'"' + opened]) + quoted.astype(np.int32)), text]
                 quoted |= has
-        columns.append(pieces.add([b"}", b'"}']) + quoted.astype(np.int32))
+        end = pieces.add([b"}", b'"}', b',"weight":0}', b'","weight":0}'])
+        columns.append(end + quoted.astype(np.int32) + 2 * self.untrained())
         return by_message(columns, self.offsets)
 
 

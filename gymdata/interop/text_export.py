@@ -31,6 +31,7 @@ TOOLS = "tools, as a part of the prompt"
 ENDS = "where the last generation ended (a chat template closes it in its own way)"
 CALL_TEXT = "tool calls as they were sampled (a chat template writes them its own way)"
 EMPTY = "rollouts without an assistant message"
+UNTRAINED = "that messages of weight 0 are not trained (the format's trainer does not read it)"
 
 
 def _arguments_as_text(calls: list[Any]) -> list[Any]:
@@ -91,6 +92,7 @@ def conversations(
     count_common(batch, chat, lost)
     lost_reasoning = chat.not_null("reasoning") & ("reasoning" not in dict(shape.texts))
     _add_counts(lost, {REASONING: lost_reasoning, ROLES: chat.of_role(shape.lacks), EMPTY: ~has_assistant})
+    lost[UNTRAINED] += 0 if shape is OPENAI else int(chat.untrained().sum())
     if not has_assistant.all():
         batch, label = batch.filter(pa.array(has_assistant)), None if label is None else label[has_assistant]
         chat = Chat(batch.column("messages"), shape)

@@ -162,13 +162,16 @@ def _training(folder: Path, facts: RunFacts) -> Figures:
     rows = read_metrics(folder / METRICS)
     proof = facts.get("trained_tokens") or {}
     means = facts.get("training") or {}
+    # What was fed was compared with the file, also where the training ended within its first epoch.
+    fed = (proof.get("epochs") or [{}])[-1]
     return {
         "path": str(folder),
         "stage": facts.get("stage"),
         "status": facts.get("status"),
         "steps": facts.get("steps"),
         "trained_tokens": (proof.get("batches") or {}).get("count"),
-        "tokens_equal": proof.get("equal"),
+        "file_tokens": (proof.get("file") or {}).get("count"),
+        "tokens_equal": proof.get("equal") or fed.get("equal"),
         # As the training printed them: means of the first and of the last tenth of its steps.
         "first": means.get("first") or {},
         "last": means.get("last") or {},

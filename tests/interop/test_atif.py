@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import gymdata
 from gymdata.interop.trajectories.atif import trajectory_of
 from gymdata.rollouts.messages import json_text
 from gymdata.store import read_table
@@ -180,3 +181,19 @@ def test_what_is_none_is_named(tmp_path: Path, wrong: dict[str, Any], code: str)
     good = {"schema_version": "ATIF-v1.7", "agent": {"name": "a"}, "steps": [agent_step(1, [1], [2])]}
     (bad,) = rejected(write_lines(tmp_path / "a.jsonl", [good, good | wrong, good]), "atif")
     assert (bad["line"], bad["code"]) == (2, code)
+
+
+def test_arguments_that_a_chat_has_as_text_are_an_object(tmp_path: Path) -> None:
+    """As ATIF has them; in gymdata they are the text again."""
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    gymdata.import_rollouts(tmp_path / "chat.jsonl", tmp_path / "run")
+    summary = gymdata.export(tmp_path / "run", tmp_path / "out.jsonl", "atif")
+    assert "tool calls" not in " ".join(summary.lost)
+    (trajectory,) = lines(tmp_path / "out.jsonl")
+    (call,) = trajectory["steps"][1]["tool_calls"]
+    assert (call["function_name"], call["arguments"]) == ("f", {"a": 1})
+    gymdata.import_rollouts(tmp_path / "out.jsonl", tmp_path / "again")
+    rows = [to_rows(read_table(tmp_path / name))[0] for name in ("run", "again")]
+    assert rows[0]["messages"] == rows[1]["messages"]

@@ -49,7 +49,7 @@ message = st.fixed_dictionaries(
         "tool_call_id": st.none() | text,
         "name": st.none() | text,
         "turn": st.none() | st.just(0),
-        "extra": st.just("{}"),
+        "extra": st.sampled_from(["{}", '{"weight": 0}', '{"weight": 1}', "no JSON"]),
     },
 )
 chat = st.lists(message, max_size=4)
@@ -91,7 +91,12 @@ def written(message: dict[str, Any], *, openai: bool = False) -> dict[str, Any]:
     if calls:
         made["tool_calls"] = calls
     keys = {"tool_call_id": "tool_call_id", "name": "name"} | ({} if openai else {"reasoning": "reasoning_content"})
-    return made | {key: message[name] for name, key in keys.items() if message.get(name) is not None}
+    made |= {key: message[name] for name, key in keys.items() if message.get(name) is not None}
+    return made | ({"weight": 0} if untrained(message) else {})
+
+
+def untrained(message: dict[str, Any]) -> bool:
+    return message["role"] == "assistant" and message.get("extra") == '{"weight": 0}'
 
 
 def text_format(name: str) -> TextFormat:
@@ -148,6 +153,7 @@ def test_conversations_are_those_of_their_rows(rows: list[tuple[Any, str, float 
             text_export.CALL_TEXT: sum(map(sampled, chats)),
             text_export.EMPTY: len(chats) - len(expected),
             text_export.REASONING: sum(m.get("reasoning") is not None for m in every) * (name == "openai"),
+            text_export.UNTRAINED: sum(map(untrained, every)) * (name != "openai"),
             text_export.ROLES: sum(m["role"] not in OPENAI_ROLES for m in every) * (name == "openai"),
         })  # fmt: skip
 

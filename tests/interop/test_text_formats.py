@@ -256,6 +256,15 @@ def test_what_was_exported_is_read_again(format: str, tmp_path: Path) -> None:
     assert [len(c) for c in calls] == [sum(bool(m["tool_calls"]) for m in row["messages"]) for row in before]
 
 
+@pytest.mark.parametrize("format", ["trl-messages", "openai"])
+def test_a_message_that_is_not_trained_has_the_weight_0_in_an_export(format: str, tmp_path: Path) -> None:
+    """And only that one."""
+    messages = [QUESTION, WRONG | {"weight": 0}, QUESTION, ANSWER]
+    gymdata.import_rollouts(write(tmp_path / "in.jsonl", {"messages": messages}), tmp_path / "run")
+    gymdata.export(tmp_path / "run", tmp_path / "out.jsonl", format)
+    assert [m.get("weight") for m in lines(tmp_path / "out.jsonl")[0]["messages"]] == [None, 0, None, None]
+
+
 def test_tasks_are_no_answers(tmp_path: Path) -> None:
     """Prompts, and conversations that end with the user, are for `collect`."""
     of_mt_bench = {"question_id": 81, "category": "math", "turns": ["How much is 2+3?", "Sure?"], "reference": ["5"]}

@@ -424,7 +424,10 @@ STAGES: dict[str, str | Twin] = {
     "training.{i}.status": lambda p, _: fact(p, "$.status"),
     "training.{i}.steps": lambda p, _: fact(p, "$.steps"),
     "training.{i}.trained_tokens": lambda p, _: fact(p, "$.trained_tokens.batches.count"),
-    "training.{i}.tokens_equal": lambda p, _: fact(p, "$.trained_tokens.equal"),
+    "training.{i}.file_tokens": lambda p, _: fact(p, "$.trained_tokens.file.count"),
+    "training.{i}.tokens_equal": lambda p, _: (
+        fact(p, "$.trained_tokens.equal") or fact(p, "$.trained_tokens.epochs[#-1].equal")
+    ),
     "training.{i}.first": lambda p, _: fact(p, "$.training.first") or {},
     "training.{i}.last": lambda p, _: fact(p, "$.training.last") or {},
     "training.{i}.curves": curves,

@@ -102,7 +102,8 @@ def model(folder: Path) -> Path:
     facts = {"stage": "train-dpo", "status": "completed", "steps": 2, "command": ["gymdata", "train-dpo", "x"],
              "training": {"first": {"loss": 1.9}, "last": {"loss": 1.6}},
              "model": {"path": "tiny"}, "versions": {"trl": "1.0"}, "attempts": times,
-             "trained_tokens": {"equal": True, "batches": {"count": 9}}}  # fmt: skip
+             "trained_tokens": {"equal": False, "batches": {"count": 9}, "file": {"count": 1_234},
+                                "epochs": [{"equal": True, "whole": False}]}}  # fmt: skip
     write_run_json(folder, facts)
     (folder / "metrics.jsonl").write_text(
         '{"step": 1, "loss": 2.0, "rewards/margins": 0.125}\n{"step": 2, "loss": 1.5, "kl": NaN, "grad_norm": 3}\n{"st'

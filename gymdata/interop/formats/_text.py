@@ -27,7 +27,6 @@ class TextFormat(Format):
     columns: ClassVar[Sequence[str] | None] = COLUMNS
     #: No text format uses them. They are not read from Parquet: even an empty one takes time.
     unread: ClassVar[tuple[str, ...]] = (
-        "messages.extra",
         *("turns.finish_reason", "turns.agent", "turns.reward", "turns.top_log_probs"),
         *("turns.server", "turns.weight_versions"),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gymdata.interop.chat_text import Chat
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats._text import COLUMNS, TextFormat
-from gymdata.interop.text_export import CALLS, EMPTY, REASONING, TOOLS, TRL, count_common, has_tools
+from gymdata.interop.text_export import CALLS, EMPTY, REASONING, TOOLS, TRL, UNTRAINED, count_common, has_tools
 from gymdata.rollouts.messages import JsonObject, RolloutRow, json_text, loads, object_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ class VerlSft(Verl):
             lost[EMPTY] += empty and not tools
             indices += [] if tools or empty else [n]
         batch = batch.take(pa.array(indices, pa.int64()))
-        count_common(batch, Chat(batch.column("messages"), TRL), lost)
+        chat = Chat(batch.column("messages"), TRL)
+        count_common(batch, chat, lost)
+        lost[UNTRAINED] += int(chat.untrained().sum())
         lost[REASONING] += sum(any(m["reasoning"] for m in rows[n]["messages"]) for n in indices)
         return [
             {"messages": [{"role": m["role"], "content": m["content"] or ""} for m in rows[n]["messages"]]}

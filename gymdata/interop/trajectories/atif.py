@@ -379,6 +379,8 @@ def _written_call(call: Any, number: int, lost: Counter[str]) -> ToolCall:
     call = object_of(call)
     function = object_of(call.get("function"))
     arguments = function.get("arguments")
+    if isinstance(arguments, str):  # the interface of OpenAI has them as text
+        arguments = loads(arguments)
     lost[ODD_CALLS] += not isinstance(arguments, dict)
     return {
         "tool_call_id": str(call.get("id") or f"call_{number}"),
