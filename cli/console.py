@@ -123,8 +123,27 @@ def finish(report: Report, text: str | Callable[[], None], *, json: bool, then: 
         facts(text, report.rows())
     written = [str(value) for name, value in report.rows() if name.strip() == "written to"]
     if then and written and not json and not report.exit_code:
-        say(f"next: gymdata {then.replace('{}', shlex.quote(written[0]))}")
+        say(f"next: gymdata {_if_rendered(then.replace('{}', shlex.quote(written[0])))}")
     return report.exit_code
+
+
+def _if_rendered(then: str) -> str:
+    """The command, with the flag without which it refuses its data where their first rows have ids rendered from text."""
+    command, path, *_ = shlex.split(then)
+    if command not in ("train-dpo", "train-sft", "pairs") or "--allow-rendered" in then:
+        return then
+    from gymdata.rollouts.schema import PAIRS, ROLLOUTS
+    from gymdata.rollouts.soundness import is_rendered
+    from gymdata.rollouts.turn_columns import TurnColumns
+    from gymdata.store.tables import scan_batches
+
+    if command == "train-dpo":
+        batch = next(scan_batches(path, PAIRS), None)
+        rendered = [] if batch is None else is_rendered(batch)
+    else:
+        batch = next(scan_batches(path, ROLLOUTS, ["turns"]), None)
+        rendered = [] if batch is None else TurnColumns.of(batch.column("turns")).has_rendered()
+    return f"{then} --allow-rendered" if any(rendered) else then
 
 
 def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:

@@ -331,3 +331,18 @@ def test_what_is_written_for_another_command_names_it(
     gymdata.pairs(run, output=paths["pairs"])
     assert main(command.format(**paths).split()) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"next: gymdata {then.format(**paths)}"
+
+
+@pytest.mark.parametrize(
+    "command", ["filter {run} --where true -o {out}", "mix {run}=1 -o {out}", "score {run} --reward contains:a"]
+)
+def test_the_command_after_rendered_ids_takes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """It would refuse them without its flag."""
+    row = rollout("t", 0, 1.0, two_turns(4, 20))
+    for turn in row["turns"]:
+        turn["rendered"] = True
+    run = write_run(tmp_path / "run", [row])
+    assert main(command.format(run=run, out=tmp_path / "out").split()) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" --allow-rendered")
