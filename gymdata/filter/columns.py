@@ -1,9 +1,10 @@
 """What a condition can name: columns of rollouts, their texts and rewards, fields of their tasks, and facts of their groups.
 
 Only what is named is read, and token ids never; a number is a double (a float32 by its shortest spelling,
-so ``temperature == 0.7`` is true of what was sampled at 0.7), and NaN is missing; a group column describes the group as
-in the input. ``prompt`` is the contents of the messages before the model's first, ``text`` those of the model's messages,
-and ``tool_calls`` the names and arguments of the model's calls, ``name({…})``, joined by blank lines.
+so ``temperature == 0.7`` is true of what was sampled at 0.7), or an integer that a double would round; NaN is missing;
+a group column describes the group as in the input. ``prompt`` is the contents of the messages before the model's first,
+``text`` those of the model's messages, and ``tool_calls`` the names and arguments of the model's calls, ``name({…})``,
+joined by blank lines.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class RolloutColumns:
 
     def numbers(self, name: str) -> Any:
         """A numeric column as float64, NaN where it is missing."""
-        return self.values[name].to_numpy(zero_copy_only=False)
+        return self.values[name].cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +232,17 @@ def _plain(column: pa.Array, name: str) -> tuple[pa.Array, Kind]:
         return pa.array(exact[codes], pa.float64(), from_pandas=True), "number"
     if name == "reward":
         return pa.array(known_rewards(column), from_pandas=True), "number"
-    numbers = column.cast(pa.float64(), safe=False)
-    return pa.array(numbers.to_numpy(zero_copy_only=False), pa.float64(), from_pandas=True), "number"
+    return _exact(column), "number"
+
+
+def _exact(numbers: pa.Array) -> pa.Array:
+    """As doubles, NaN as null; integers that a double would round, such as ids and hashes, as they are."""
+    if pa.types.is_integer(numbers.type):
+        try:
+            return numbers.cast(pa.float64())
+        except pa.ArrowInvalid:
+            return numbers.cast(pa.int64())
+    return pa.array(numbers.to_numpy(zero_copy_only=False), pa.float64(), from_pandas=True)
 
 
 class _TaskFields:
@@ -261,7 +271,11 @@ class _TaskFields:
             raise UsageError.bad_value(where, f"task.{path}", f"a field with one kind of value; tasks have {met}")
         kind: Kind = next(iter(kinds), "text")
         if kind == "number":
-            return pa.array([None if v is None else float(v) for v in values], pa.float64(), from_pandas=True), kind
+            try:
+                return _exact(pa.array(values, from_pandas=True)), kind
+            except (pa.ArrowInvalid, OverflowError) as error:
+                expected = "integers of at most 64 bits, or of 53 beside fractions"
+                raise UsageError.bad_value(where, f"task.{path}", f"{expected} ({error})") from error
         return pa.array(values, pa.bool_() if kind == "boolean" else pa.string()), kind
 
     def _read(self) -> dict[str, list[Any]]:
@@ -271,7 +285,7 @@ class _TaskFields:
         for batch in self._rollouts.batches(ROLLOUTS, ("task",)):
             # Each task is decoded once, not once for each of its rollouts.
             encoded = batch.column("task").dictionary_encode(null_encoding="encode")
-            tasks = [object_of(decode(text.encode()) if text else None) for text in encoded.dictionary.to_pylist()]
+            tasks = [object_of(decode(text.encode(), exact=True) if text else None) for text in encoded.dictionary.to_pylist()]
             for task in tasks:
                 self._field_names |= dict.fromkeys(_paths(task))
             for path, values in self._values.items():

@@ -187,7 +187,8 @@ def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) ->
             funnel.condition(name, expression.text, conditions.is_true(answer), unknown)
     score = None
     if config.best_n:
-        score = conditions.evaluate(plan.best_by, columns.values, table.num_rows).to_numpy(zero_copy_only=False)
+        ranks = conditions.evaluate(plan.best_by, columns.values, table.num_rows)
+        score = ranks.cast("float64", safe=False).to_numpy(zero_copy_only=False)
     if config.dedupe:
         # A hash of all that each rollout generated; 0 where nothing was.
         keys = [

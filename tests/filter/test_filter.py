@@ -328,3 +328,36 @@ def test_a_field_of_tasks_has_the_rows_of_the_other_columns(run: Path) -> None:
     rollouts = Loaded(lambda names: table.select(names).slice(0, 5), lambda _, names: table.select(names).to_batches())
     columns = load_columns([run], {"task.category": "--where", "prompt": "--where"}, rollouts)
     assert {name: len(values) for name, values in columns.values.items()} == {"task.category": 5, "prompt": 5}
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        ("task.id = 9007199254740993", ["t1-0"]),
+        ("task.id > 9007199254740992", ["t1-0", "t2-0"]),
+        ("task.id in (9007199254740992, 9007199254740995)", ["t0-0"]),
+        ("generation_hash = -9007199254740993", ["t0-0"]),
+    ],
+)
+def test_long_integers_are_compared_digit_for_digit(tmp_path: Path, where: str, kept: list[str]) -> None:
+    """Ids and hashes that one double would stand for are not the same."""
+    rows = [
+        rollout(f"t{n}", 0, 1.0, two_turns(n, 20))
+        | {"task": json.dumps({"id": 2**53 + n}), "generation_hash": n - 2**53 - 1}
+        for n in range(3)
+    ]
+    run = write_run(tmp_path / "run", rows)
+    assert gymdata.filter(run, tmp_path / "o", where=where).rollouts_out == len(kept)
+    assert names(tmp_path / "o") == kept
+
+
+def test_numbers_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+    """Fractions beside integers that a double would round, and what no 64 bits hold."""
+    for n, pair in enumerate(((2**53 + 1, 0.5), (2**64, 1))):
+        rows = [
+            rollout(f"t{k}", 0, 1.0, two_turns(k, 20)) | {"task": json.dumps({"id": value})}
+            for k, value in enumerate(pair)
+        ]
+        run = write_run(tmp_path / f"run{n}", rows)
+        with pytest.raises(UsageError, match=r"where: got 'task.id', expected integers of at most 64 bits"):
+            gymdata.filter(run, tmp_path / "o", where="task.id > 0")
