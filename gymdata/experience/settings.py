@@ -81,6 +81,10 @@ class ExperienceConfig(_Choice):
             ("zero_variance", "clip_filter_weights", "reward_norm", "reward_clip"),
             _with_estimator(lambda e: e.reads != "none", "that reads rewards"),
         ),
+        "mean_only": ("{normalize_cross_batch:True}", lambda c: c.normalize_cross_batch),
+        "lam": ("{estimator:gae}", lambda c: c.estimator == "gae"),
+        "kl_horizon": ("{kl_target}", lambda c: c.kl_target is not None),
+        "kl_estimator": ("{reference} or {token_columns}", lambda c: c.reference or c.token_columns),
         "gamma": (f"{{kl_coef}}, or {_OF_DISCOUNTS}", lambda c: _discounts(c) or c.kl_coef > 0),
         "discount_unit": (f"{{kl_coef}}, or {_OF_RETURNS}", lambda c: _returns(c) or c.kl_coef > 0),
     }
@@ -138,7 +142,7 @@ class ExperienceConfig(_Choice):
     clip_filter_lamda: float = pydantic.Field(1.0, ge=0.0, description="Weight of groups without variance.")
     whiten: bool = pydantic.Field(False, description="Normalize advantages to mean 0, std 1 over all tokens.")
     normalize_cross_batch: bool = pydantic.Field(False, description="Whiten with a floor on the variance.")
-    mean_only: bool = pydantic.Field(False, description="Center only (no variance scaling).")
+    mean_only: bool = pydantic.Field(False, description="With --normalize-cross-batch: center only (no variance scaling).")
     advantage_clip: float | None = pydantic.Field(
         None, gt=0.0, description="Clip advantages to this absolute value, as the last step."
     )

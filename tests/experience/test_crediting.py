@@ -93,7 +93,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_outcome_credit_is_the_loops(run: Path, estimator: str) -> None:
     """Each estimator, discounted by token, over chains, breaks, branches and retries, in the file's precision."""
-    report = gymdata.experience(run, estimator=estimator, gamma=0.9, lam=0.8)
+    report = gymdata.experience(run, estimator=estimator, gamma=0.9, lam=0.8 if estimator == "gae" else 1.0)
     assert report.path == run / f"experiences-{estimator}" / "experiences.parquet"
     expected = slow(rows(), estimator, "outcome", "token", 0.9, 0.8)
     found = load(report)
@@ -111,7 +111,8 @@ def test_step_rewards_are_the_loops(run: Path, estimator: str, rewards: str, uni
     """A step's reward is on its turn's last token; γ counts tokens or turns; never silently both kinds of reward."""
     made = [r for r in rows() if r["task_id"] in "abcd" and r["reward"] is not None and math.isfinite(r["reward"])]
     run = write_run(run.parent / "steps", made)
-    report = gymdata.experience(run, estimator=estimator, rewards=rewards, discount_unit=unit, gamma=0.5, lam=0.9)
+    lam = 0.9 if estimator == "gae" else 1.0
+    report = gymdata.experience(run, estimator=estimator, rewards=rewards, discount_unit=unit, gamma=0.5, lam=lam)
     expected = slow(made, estimator, rewards, unit, 0.5, 0.9)
     for key, row in load(report).items():
         np.testing.assert_allclose(row["advantages"], expected[key], rtol=1e-5, atol=1e-6)
