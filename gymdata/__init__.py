@@ -133,9 +133,9 @@ def __getattr__(name: str) -> Any:
         missing = UsageError.missing_module(error)
         raise AttributeError(f"gymdata.{name}: {missing or error}") from error
     if isinstance(value, FunctionType):
-        from gymdata.public import with_keywords
+        from gymdata.public import checked_flags, with_keywords
 
-        value = with_keywords(value)
+        value = checked_flags(with_keywords(value))
         _share_modules(name, value)
     globals()[name] = value
     return value

@@ -4,6 +4,7 @@ their results can do."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html
 import inspect
 import math
@@ -73,6 +74,21 @@ def with_keywords(function: Callable[..., Any]) -> Callable[..., Any]:
     function.__signature__ = inspect.Signature([*parameters, *keywords, *rest])  # type: ignore[attr-defined]
     function.__doc__ = f"{inspect.getdoc(function)}\n\nSettings\n--------\n{texts}"
     return function
+
+
+def checked_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which raises UsageError for a text where it takes True or False: ``overwrite="no"`` would overwrite."""
+    parameters = inspect.signature(function).parameters.values()
+    flags = {parameter.name for parameter in parameters if parameter.annotation == "bool"}
+
+    @functools.wraps(function)
+    def checked(*args: Any, **named: Any) -> Any:
+        for name in flags & named.keys():
+            if isinstance(named[name], str):
+                raise UsageError.bad_value(name, named[name], "True or False")
+        return function(*args, **named)
+
+    return checked
 
 
 def wrong_argument(value: Any, function: str, expected: str) -> UsageError:

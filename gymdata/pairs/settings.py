@@ -50,7 +50,7 @@ class PairsConfig(Config):
         None, ge=0.0, le=1.0, description="Maximum share of pairs whose longer completion is chosen."
     )
     split: float | None = pydantic.Field(None, gt=0.0, lt=1.0, description="Share of tasks held out.")
-    seed: int = pydantic.Field(0, description="Random seed.")
+    seed: int = pydantic.Field(0, ge=0, description="Random seed.")
     breaks: Literal["refuse", "drop"] = pydantic.Field("refuse", description="Rollouts with breaks or branches.")
     truncated: Literal["keep", "drop"] = pydantic.Field("keep", description="Pairs with a truncated rollout.")
     keep_duplicates: bool = pydantic.Field(

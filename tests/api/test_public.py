@@ -160,6 +160,15 @@ def test_a_path_to_nothing_names_the_path(name: str, tmp_path: Path) -> None:
         CALLS[name](tmp_path / "nothing-here.jsonl")
 
 
+def test_a_text_is_neither_true_nor_false(run: Path, tmp_path: Path) -> None:
+    """``overwrite="no"`` leaves what is there."""
+    gymdata.pairs(run, output=tmp_path / "out")
+    before = (tmp_path / "out" / "pairs.parquet").read_bytes()
+    with pytest.raises(UsageError, match="overwrite: got 'no', expected True or False"):
+        gymdata.pairs(run, output=tmp_path / "out", min_margin=0.5, overwrite="no")
+    assert (tmp_path / "out" / "pairs.parquet").read_bytes() == before
+
+
 def test_settings_classes_are_accepted(run: Path) -> None:
     """A config object does what the same keywords do."""
     config = gymdata.PairsConfig(strategy="all")
