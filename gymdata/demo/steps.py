@@ -20,6 +20,7 @@ from gymdata.errors import EXIT_INTERRUPTED, EXIT_OK, GymdataError, RefusedError
 from gymdata.public import Figures, Row, rate_text
 from gymdata.stats import paired_difference_ci, wilson
 from gymdata.store import scan_lazy
+from gymdata.workers import python_module
 from gymdata.workers.signals import sigterm_interrupts
 
 #: The improvement that a demo must show: held-out rate, after minus before.
@@ -74,7 +75,7 @@ def running(say: Callable[[str], None], seconds: list[tuple[str, float]] | None 
         say(f"$ gymdata {shlex.join(command)}")
         began = time.monotonic()
         with sigterm_interrupts():  # else the command would go on alone
-            done = subprocess.run([sys.executable, "-m", "gymdata.cli", *command], stdout=sys.stderr, check=False)
+            done = subprocess.run([*python_module("gymdata.cli"), *command], stdout=sys.stderr, check=False)
         if done.returncode not in fine:
             error = GymdataError(
                 f"`gymdata {command[0]}` ended with exit code {done.returncode}; see its output above",

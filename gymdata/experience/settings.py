@@ -142,7 +142,9 @@ class ExperienceConfig(_Choice):
     clip_filter_lamda: float = pydantic.Field(1.0, ge=0.0, description="Weight of groups without variance.")
     whiten: bool = pydantic.Field(False, description="Normalize advantages to mean 0, std 1 over all tokens.")
     normalize_cross_batch: bool = pydantic.Field(False, description="Whiten with a floor on the variance.")
-    mean_only: bool = pydantic.Field(False, description="With --normalize-cross-batch: center only (no variance scaling).")
+    mean_only: bool = pydantic.Field(
+        False, description="With --normalize-cross-batch: center only (no variance scaling)."
+    )
     advantage_clip: float | None = pydantic.Field(
         None, gt=0.0, description="Clip advantages to this absolute value, as the last step."
     )

@@ -285,7 +285,10 @@ class _TaskFields:
         for batch in self._rollouts.batches(ROLLOUTS, ("task",)):
             # Each task is decoded once, not once for each of its rollouts.
             encoded = batch.column("task").dictionary_encode(null_encoding="encode")
-            tasks = [object_of(decode(text.encode(), exact=True) if text else None) for text in encoded.dictionary.to_pylist()]
+            tasks = [
+                object_of(decode(text.encode(), exact=True) if text else None)
+                for text in encoded.dictionary.to_pylist()
+            ]
             for task in tasks:
                 self._field_names |= dict.fromkeys(_paths(task))
             for path, values in self._values.items():

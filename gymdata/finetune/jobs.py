@@ -30,6 +30,7 @@ from gymdata.settings import Settings
 from gymdata.store.reading import child_environment
 from gymdata.store.run_json import plain, write_json
 from gymdata.urls import for_child, placeholder_values
+from gymdata.workers import python_module
 from gymdata.workers.signals import OWN_GROUP, how_ended, interruptions_passed_to, last_lines, send
 
 #: Becomes the command after asking Linux to end it with its parent; a parent that is gone already is noticed.
@@ -46,7 +47,7 @@ _POLL_S = 0.5
 
 def gymdata_words(words: Sequence[str]) -> list[str]:
     """The command line of one of gymdata's own commands."""
-    return [sys.executable, "-m", "gymdata.cli", *words]
+    return [*python_module("gymdata.cli"), *words]
 
 
 def start(

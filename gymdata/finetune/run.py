@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +46,7 @@ from gymdata.store.paths import Identity, local_output
 from gymdata.store.run_json import write_text
 from gymdata.urls import ENGINE_KEYS
 from gymdata.user_code import from_here
+from gymdata.workers import python_module
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -455,8 +455,7 @@ def _served_by(read: Callable[..., FinetuneConfig], overrides: Overrides, endpoi
 def _measure_kl(rollouts: Path, start: Path, out: Path, limit: int, log: Path, progress: Progress) -> Figures:
     from gymdata.finetune.jobs import complete
 
-    module = "gymdata.train.trainers.kl_to_reference"
-    words = [sys.executable, "-m", module, *map(str, (rollouts, start, out, limit))]
+    words = [*python_module("gymdata.train.trainers.kl_to_reference"), *map(str, (rollouts, start, out, limit))]
     complete("scoring with the first policy", words, log, progress)
     divergence: Figures = json.loads(out.read_text())
     return divergence

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
@@ -19,6 +18,7 @@ from gymdata.errors import EXIT_FAULTS, EXIT_OK, StoreError
 from gymdata.public import Figures, Report, Row
 from gymdata.store.paths import RUN_JSON, local_output, read_facts
 from gymdata.store.run_json import replacing, temporary_of
+from gymdata.workers import python_module
 
 #: Runs of the same 25 held-out tasks by the shipped policy, before and after a round of DPO, and their tokenizer.
 RUNS = ("before", "after")
@@ -111,7 +111,7 @@ def ask(step: TourStep) -> TourStep:
 
 def process(command: Sequence[str]) -> list[str]:
     """The words that start ``command`` with this Python."""
-    return [sys.executable, "-m", "gymdata.cli", *command[1:]]
+    return [*python_module("gymdata.cli"), *command[1:]]
 
 
 def _steps(folder: Path) -> list[TourStep]:

@@ -17,6 +17,7 @@ from gymdata.settings import Settings, read_yaml
 from gymdata.store.reading import child_environment
 from gymdata.train.token_checksum import TokenFacts
 from gymdata.train.trainer_settings import reported_to
+from gymdata.workers import safe_path
 from gymdata.workers.signals import OWN_GROUP, how_ended, interruptions_passed_to, last_lines, send
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
     settings = json.loads(job_file.read_text())["settings"]
     own = {name: value for name, value in os.environ.items() if name not in _RANKS}
     environment = {**_DEFAULTS, **own, **_ENVIRONMENT, **child_environment()}
+    environment |= {"PYTHONSAFEPATH": "1"} if safe_path() else {}
     environment |= _reporting(settings, job_file.parent.parent / "logs")
     command = [sys.executable, "-m", "gymdata.train.trainers.run", str(job_file)]
     with log.open("ab") as noise:

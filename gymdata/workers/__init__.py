@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 
 def end_after(wait: Callable[[], object]) -> None:
@@ -15,3 +17,14 @@ def end_after(wait: Callable[[], object]) -> None:
         os._exit(1)
 
     threading.Thread(target=body, daemon=True).start()
+
+
+def safe_path() -> bool:
+    """Whether this process does without modules of the working folder, where `python -m` would look first: a user's
+    datasets.py or rich.py would stand in for the library there."""
+    return {"", str(Path.cwd())}.isdisjoint(sys.path)
+
+
+def python_module(name: str) -> list[str]:
+    """The command that runs a module in a process that finds others where this one does."""
+    return [sys.executable, *(["-P"] if safe_path() else []), "-m", name]

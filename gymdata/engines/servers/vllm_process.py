@@ -22,6 +22,7 @@ from pathlib import Path
 from gymdata.engines.parent_death import ENGINE_OF, dies_with
 from gymdata.errors import OutsideError
 from gymdata.settings import Settings
+from gymdata.workers import python_module
 from gymdata.workers.signals import how_ended
 
 #: ``vllm serve`` of the CPU build looks for metadata of another package and crashes; the module is the same server.
@@ -77,7 +78,7 @@ def running(
     parent = os.getpid()
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, *words],
+            [*python_module(MODULE), *words],
             # What the user set wins over what keeps the log short.
             env={**_QUIET, **os.environ, **environment, ENGINE_OF: str(parent)},
             stdin=subprocess.DEVNULL,

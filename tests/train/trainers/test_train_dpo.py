@@ -90,3 +90,11 @@ def test_an_interrupted_training_says_how_to_go_on(policy: Path, told_pairs: Pat
     write_table(table.set_column(table.column_names.index("weight"), "weight", weights), file, PAIRS)
     other = gymdata(*words)
     assert (other.returncode, "data_xxh3" in other.stderr) == (2, True)
+
+
+def test_a_file_of_the_working_folder_is_no_library(policy: Path, told_pairs: Path, tmp_path: Path) -> None:
+    """A folder with rewards may have a datasets.py of its own."""
+    (tmp_path / "datasets.py").write_text("")
+    words = [Path(sys.executable).with_name("gymdata"), "train-dpo", told_pairs, "-m", policy, "-o", "out", "--dry-run"]
+    done = subprocess.run([*map(str, words)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("ImportError")) == (0, 0), done.stderr
