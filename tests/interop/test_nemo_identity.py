@@ -15,6 +15,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from tests.interop.trajectories import lines, same, some, text, through_a_run, through_json, value, write_lines
+from tests.rollout_files import rollout, two_turns, write_run
 
 _SETTINGS = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -136,3 +137,19 @@ def test_what_nemo_gym_has_no_place_for_comes_back_from_its_rows(tmp_path: Path)
     before = read_table("sample_data/rollouts/clean.jsonl", ROLLOUTS, names).to_pylist()
     assert any(row["rewards"] and row["duration_s"] for row in before)
     assert read_table(run, ROLLOUTS, names).to_pylist() == before
+
+
+def test_what_an_item_has_no_place_for_is_counted_or_beside_the_row(tmp_path: Path) -> None:
+    """Rewards of turns, agents and the like are reported; extra, and a task's fields of the format's names, are kept."""
+    row = rollout("t", 0, 1.0, two_turns(1, 20), extra='{"note": 1}')
+    row["task"] = '{"reward": 5, "task_id": "t", "level": 2}'
+    row["turns"][0] |= {"reward": 0.5, "agent": "a"}
+    row["messages"][1]["extra"] = '{"weight": 0}'
+    summary = gymdata.export(write_run(tmp_path / "run", [row]), tmp_path / "out.jsonl", "nemo-gym")
+    assert summary.lost == {"reward of turns": 1, "agent of turns": 1, "extra of messages": 1}
+    (written,) = lines(tmp_path / "out.jsonl")
+    assert (written["reward"], written["level"]) == (1.0, 2)
+    assert {name: written["gymdata"][name] for name in ("extra", "task")} == {
+        "extra": {"note": 1},
+        "task": {"reward": 5},
+    }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing
 from gymdata.rollouts.messages import RolloutRow, TableRow
+from gymdata.rollouts.ragged import Ragged, list_parts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from gymdata.store.paths import Source
 
 _REQUEST = "responses_create_params"
+#: Fields for which an item has no place.
+_NO_PLACE = {"turns": ("reward", "top_log_probs", "agent", "server", "weight_versions"), "messages": ("extra",)}
 DIGITS = "digits of log-probabilities beyond float32"
 
 
@@ -54,12 +57,25 @@ class NemoGym(Format):
         from gymdata.interop.nemo_gym.token_text import rows
         from gymdata.interop.nemo_gym.write import nemo_gym_line
 
-        for row in export.rows(batches, rows):
+        def counted(batch: pa.RecordBatch) -> Iterator[RolloutRow]:
+            for column, names in _NO_PLACE.items():
+                for name in names:
+                    export.lost[f"{name} of {column}"] += _rows_with(batch.column(column), name)
+            return rows(batch)
+
+        for row in export.rows(batches, counted):
             line = nemo_gym_line(row)
             export.turns += row["n_turns"]
             export.turns_lost += line.lost
             export.lost[DIGITS] += line.rounded
             yield line.text
+
+
+def _rows_with(lists: pa.ListArray, name: str) -> int:
+    """How many rows have the field in some item of their list."""
+    offsets, items = list_parts(lists)
+    has = items.field(name).is_valid().to_numpy(zero_copy_only=False)
+    return int((Ragged(has, offsets).sums(has) > 0).sum())
 
 
 @lru_cache(1)

@@ -175,8 +175,12 @@ def _from_columns(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
     beside = {k: v for k, v in task.items() if k not in ("responses_create_params", "response", "reward", "gymdata")}
     nemo_row = {"responses_create_params": params, "response": response, "reward": row["reward"]} | beside
     # Fields of a resource server's /verify besides the reward.
-    environment = object_of(object_of(loads(row["extra"])).get("environment"))
+    extra = object_of(loads(row["extra"]))
+    environment = object_of(extra.get("environment"))
     nemo_row |= {k: v for k, v in environment.items() if k not in nemo_row}
     nemo_row |= {"rollout_id": row["rollout_id"], "task_id": row["task_id"], "group_id": row["group_id"]}
     nemo_row["gymdata"] = {name: row[name] for name in _OWN} | {"tools": tools}
+    extra = {name: value for name, value in extra.items() if name not in ("environment", _REBUILT)}
+    hidden = {k: v for k, v in task.items() if k in nemo_row and k != "responses_create_params" and nemo_row[k] != v}
+    nemo_row["gymdata"] |= {k: v for k, v in (("extra", extra), ("task", hidden)) if v}
     return nemo_row, len(turns) - len(placed)
