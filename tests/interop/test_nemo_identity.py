@@ -133,7 +133,7 @@ def test_what_nemo_gym_has_no_place_for_comes_back_from_its_rows(tmp_path: Path)
     """The policy's hash tells whether rollouts are on-policy, and named rewards are what a score is of."""
     gymdata.export("sample_data/rollouts/clean.jsonl", tmp_path / "out.jsonl", "nemo-gym")
     run = gymdata.import_rollouts(tmp_path / "out.jsonl", tmp_path / "run").run
-    names = ["rollout_id", "policy_hash", "policy_version", "rewards", "duration_s"]
+    names = ["rollout_id", "rollout_index", "policy_hash", "policy_version", "rewards", "duration_s"]
     before = read_table("sample_data/rollouts/clean.jsonl", ROLLOUTS, names).to_pylist()
     assert any(row["rewards"] and row["duration_s"] for row in before)
     assert read_table(run, ROLLOUTS, names).to_pylist() == before

@@ -50,7 +50,6 @@ class NemoGym(Format):
 
         chat = None if importing.tokenizer is None else chat_of(importing.tokenizer)
         for row in table_rows(list(sources), importing, chat):
-            importing.keys.append(importing.n_keys - 1)
             yield 0, row
 
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:

@@ -87,6 +87,8 @@ def table_rows(
             for refused in parsed.outcome.refused:
                 prompt = NotRebuilt(source.path, number, rollout["rollout_id"], refused)
                 importing.not_rebuilt.append((len(importing.keys), prompt))
+            own = object_of(parsed.row.value.get("gymdata")).get("rollout_index") == rollout["rollout_index"]
+            importing.keys.append(None if own else importing.n_keys - 1)
             yield rollout
 
 
@@ -279,7 +281,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
         "run_id": run,
         "task_id": str(task) if isinstance(task, (str, int)) else group,
         "group_id": group,
-        "rollout_index": index,
+        "rollout_index": own["rollout_index"] if _is_index(own.get("rollout_index")) and row.rollout_id else index,
         "policy": model,
         "status": status,
         "stop_reason": why,
@@ -300,6 +302,10 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
         **neutral,
         **{name: own[name] for name, value in neutral.items() if type(own.get(name)) is type(value)},
     }
+
+
+def _is_index(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
 
 
 def _json(value: JsonObject, name: str | None, beside: Mapping[str, Any] = {}, *, plain: bool = False) -> str:
