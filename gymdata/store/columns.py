@@ -264,11 +264,12 @@ def _first_fault(
     rows: Sequence[Any], table: Table, columns: Sequence[str], where: str, lines: Sequence[int]
 ) -> DataError | None:
     """The first row and field that do not fit, found by building each row alone."""
+    every_row = f"`gymdata validate {where}` names every such row, and repairs a copy" if table is ROLLOUTS else None
     for row, line in zip(rows, lines, strict=True):
         try:
             _check_keys([row], table)
         except _MismatchError as fault:
-            hint = None
+            hint = every_row
             if (other := other_rows(row, table, where)) is not None:
                 return other
             if isinstance(row, Mapping) and row and not row.keys() & _IDS:
@@ -279,9 +280,9 @@ def _first_fault(
             try:
                 _build(f, [row.get(name)])
             except _MismatchError as fault:
-                return DataError.bad_row(where, line, name + fault.path, fault.actual, fault.expected)
+                return DataError.bad_row(where, line, name + fault.path, fault.actual, fault.expected, every_row)
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-                return DataError.bad_row(where, line, name, str(error), _expected(f.type))
+                return DataError.bad_row(where, line, name, str(error), _expected(f.type), every_row)
     return None
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from gymdata.checks import repair
 from gymdata.checks.violations import ValidationReport, Violation
 from gymdata.errors import DataError
-from gymdata.rollouts.messages import RolloutRow
+from gymdata.rollouts.messages import JsonObject, RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.store import scan_batches
@@ -23,6 +23,7 @@ from gymdata.store.columns import build, to_rows
 from gymdata.store.lines import decode, encode, row_lines
 from gymdata.store.paths import Source
 from gymdata.store.tables import row_batches
+from gymdata.validate.json_rows import take_unknown
 
 _BATCH_ROWS = 4096
 
@@ -39,12 +40,14 @@ def fixed_rollouts(
     for v in report.violations:
         if v.severity == "error":
             faults[v.file or ""][v.row].append(v)
+    # The files of rows with keys that the table does not have, which only a warning names.
+    strange = {v.file for v in report.violations if v.code == "S102" and v.severity == "warning"}
     for source in sources:
         faulty_rows = faults.get(str(source.path), {})
         unreadable = {row for row, violations in faulty_rows.items() if any(v.code.startswith("S") for v in violations)}
         account.rows_unreadable += len(unreadable)
         row = 0
-        for batch in _readable(source, unreadable):
+        for batch in _readable(source, unreadable, str(source.path) in strange):
             rows: list[int] = []
             while len(rows) < len(batch):
                 if row not in unreadable:
@@ -69,20 +72,23 @@ def fixed_rollouts(
                 yield batch.slice(start)
 
 
-def _readable(source: Source, unreadable: set[int]) -> Iterator[pa.RecordBatch]:
-    """The rows of a file without those that cannot be read."""
-    if not unreadable:
+def _readable(source: Source, unreadable: set[int], is_strange: bool) -> Iterator[pa.RecordBatch]:
+    """The rows of a file without those that cannot be read, and without the keys that the table does not have."""
+    if not unreadable and not is_strange:
         yield from scan_batches(source.path, ROLLOUTS, batch_size=_BATCH_ROWS)
         return
     if source.kind != "jsonl":
         why = "the file itself is damaged and its rows cannot be separated"
         raise DataError.unreadable(source.path, why, "write it again")
-    good = (
-        (number + 1, decode(line), len(line))
-        for number, (_, line) in enumerate(row_lines(source))
-        if number not in unreadable
-    )
-    yield from row_batches(good, ROLLOUTS, ROLLOUTS.schema.names, str(source.path))
+
+    def good() -> Iterator[tuple[int, JsonObject, int]]:
+        for number, (_, line) in enumerate(row_lines(source)):
+            if number not in unreadable:
+                row = decode(line)
+                take_unknown(row)
+                yield number + 1, row, len(line)
+
+    yield from row_batches(good(), ROLLOUTS, ROLLOUTS.schema.names, str(source.path))
 
 
 def _rollout(

@@ -56,15 +56,7 @@ def scan(source: Source, unknown: dict[str, UnknownKey]) -> Iterator[Evidence | 
             except BadRow as bad:
                 yield Violation(bad.code, number, detail=bad.detail, **bad.more)
                 continue
-            # Take out of ``row`` the keys that the table does not have, and count them.
-            keys = set()
-            for where, items in (("", [row]), ("turns[].", row.get("turns")), ("messages[].", row.get("messages"))):
-                for item in items if isinstance(items, list) else ():
-                    if isinstance(item, dict) and not item.keys() <= _KNOWN_KEYS[where]:
-                        for key in item.keys() - _KNOWN_KEYS[where]:
-                            keys.add(where + key)
-                            del item[key]
-            for key in sorted(keys):
+            for key in sorted(take_unknown(row)):
                 unknown.setdefault(key, UnknownKey(number)).rows += 1
             present = [name for name in _FIELDS if name in row or name not in ROLLOUTS.optional]
             if present != columns or size >= PARSE_BYTES or len(rows) >= _BATCH_ROWS:
@@ -75,6 +67,18 @@ def scan(source: Source, unknown: dict[str, UnknownKey]) -> Iterator[Evidence | 
     except DataError as error:
         yield Violation("S101", rows[-1][0] + 1 if rows else 0, detail=error.message)
     yield from _checked(rows, columns)
+
+
+def take_unknown(row: JsonObject) -> set[str]:
+    """Take the keys that the table does not have out of ``row``."""
+    keys = set()
+    for where, items in (("", [row]), ("turns[].", row.get("turns")), ("messages[].", row.get("messages"))):
+        for item in items if isinstance(items, list) else ():
+            if isinstance(item, dict) and not item.keys() <= _KNOWN_KEYS[where]:
+                for key in item.keys() - _KNOWN_KEYS[where]:
+                    keys.add(where + key)
+                    del item[key]
+    return keys
 
 
 def _lines(source: Source) -> Iterator[bytes | Violation]:

@@ -93,7 +93,9 @@ def validate_rollouts(
             for key, unknown in part.strange.items():
                 strange.setdefault(key, UnknownKey(unknown.first)).rows += unknown.rows
         for key, unknown in strange.items():
-            detail = f"unknown key {key!r} in {counted(unknown.rows, 'row')}, which nothing reads"
+            detail = (
+                f"unknown key {key!r} in {counted(unknown.rows, 'row')}: other commands refuse it, --fix leaves it out"
+            )
             expected = "a column of the table"
             in_file.append(
                 Violation("S102", unknown.first, expected=expected, got=key, detail=detail, severity="warning")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gymdata import filter as filter_rollouts
-from gymdata.errors import StoreError, UsageError
+from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.rollouts.schema import HASHES
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
@@ -129,3 +129,18 @@ def test_nothing_is_repaired_in_place(tmp_path: Path) -> None:
         fix(source, "drop", tmp_path / "there.parquet")
     with pytest.raises(UsageError, match="--fix"):
         fix(source, "mend", tmp_path / "x.parquet")  # type: ignore[arg-type]  # a text, not a literal
+
+
+def test_keys_that_no_table_has_are_left_out_of_the_copy(tmp_path: Path) -> None:
+    """Every other command refuses such a row, so a warning alone would be of no use."""
+    source = write_native(tmp_path, native_rows(n=2), "jsonl")
+    *before, last = source.read_text().splitlines()
+    row = json.loads(last)
+    row["surprise"] = row["turns"][0]["surprise"] = 1
+    source.write_text("\n".join([*before, json.dumps(row), ""]))
+    with pytest.raises(DataError, match="unknown field surprise") as refused:
+        read_table(source)
+    assert refused.value.hint == f"`gymdata validate {source}` names every such row, and repairs a copy"
+    account = fix(source, "drop", tmp_path / "fixed.jsonl")
+    assert (account.rollouts_out, account.rollouts_with_errors, account.errors_after) == (2, 0, 0)
+    assert generations(tmp_path / "fixed.jsonl")[1] == [t["generation_token_ids"] for t in row["turns"]]
