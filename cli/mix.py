@@ -36,6 +36,8 @@ def mix(
     weights = dict[str, float]()
     for source in path:
         name, _, weight = source.rpartition("=")
+        if name in weights:
+            raise UsageError(f"{name} is given twice", hint=f"give it once, with the whole weight: {name}=0.7")
         try:
             weights[name] = float(weight if name else "")
         except ValueError:

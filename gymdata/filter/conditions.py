@@ -113,7 +113,8 @@ def parse(text: str, where: str) -> Condition:
         condition = Condition(" ".join(text.split("\n")).strip(), reader.read(), tuple(dict.fromkeys(reader.names)))
         condition.expression()
     except (pl.exceptions.PolarsError, ValueError) as error:
-        raise UsageError(f"{where}: {text!r}: {first_line(error)}") from error
+        hint = 'write a condition, such as "reward > 0.5 AND n_turns < 4"'
+        raise UsageError(f"{where}: {text!r}: {first_line(error)}", hint=hint) from error
     return condition
 
 

@@ -192,7 +192,7 @@ def _refuse_others(sources: Sequence[Path], facts: Sequence[RunFacts]) -> None:
         more = f"; … and {len(faults) - _FAULTS:,} more settings" if len(faults) > _FAULTS else ""
         raise UsageError(
             f"these runs are {lead}: {'; '.join(faults[:_FAULTS])}{more}",
-            hint="merge runs that were collected alike; `gymdata filter RUN RUN -o …` puts any rollouts together",
+            hint="merge runs that were collected alike; `gymdata filter RUN RUN --where true -o …` joins any",
         )
     read: dict[object, tuple[Path, list[str]]] = {}
     for source, run_facts in zip(sources, facts, strict=True):

@@ -16,7 +16,11 @@ SAVED = {
     "FROM rollouts GROUP BY ALL ORDER BY rollouts DESC",
     "least-likely-turns": "SELECT rollout_id, turn, len(generation_log_probs) AS tokens, "
     "list_avg(generation_log_probs) AS mean_logprob\nFROM turns ORDER BY mean_logprob LIMIT 20",
-    "tools-called": "SELECT name AS tool, count(*) AS results, count(DISTINCT rollout_id) AS rollouts\nFROM messages "
+    # A chat message may name its tool by the id of the call alone.
+    "tools-called": "WITH calls AS (SELECT rollout_id, call->>'id' AS tool_call_id, any_value(call->'function'->>'name') AS "
+    "called\nFROM (SELECT rollout_id, unnest(from_json(tool_calls, '[\"JSON\"]')) AS call FROM messages\n"
+    "WHERE tool_calls LIKE '[%') GROUP BY ALL)\nSELECT coalesce(name, called) AS tool, count(*) AS results, "
+    "count(DISTINCT rollout_id) AS rollouts\nFROM messages LEFT JOIN calls USING (rollout_id, tool_call_id) "
     "WHERE role = 'tool' GROUP BY 1 ORDER BY results DESC",
     "answers-that-differ-in-reward": "SELECT task_id, content, count(*) AS times, min(r.reward) AS least, "
     "max(r.reward) AS most\nFROM messages JOIN rollouts r USING (rollout_id, task_id)\nWHERE role = 'assistant' AND turn = "

@@ -20,13 +20,22 @@ def escape(value: object) -> str:
     return html.escape(printable(str(value)))
 
 
-def number(value: float) -> str:
+def number(value: float, digits: int = 3) -> str:
     """A number of an axis."""
     if value == 0:
         return "0"
     if abs(value) >= 10_000:
-        return f"{value / 1e6:.3g} M" if abs(value) >= 1e6 else f"{value / 1e3:.3g} k"
-    return f"{value:.3g}" if abs(value) < 1_000 else f"{value:,.0f}"
+        return f"{value / 1e6:.{digits}g} M" if abs(value) >= 1e6 else f"{value / 1e3:.{digits}g} k"
+    return f"{value:.{digits}g}" if abs(value) < 1_000 else f"{value:,.0f}"
+
+
+def numbers(values: Sequence[float]) -> list[tuple[float, str]]:
+    """The numbers of an axis with their texts, with as many digits as tell them apart."""
+    for digits in range(3, 10):
+        texts = [number(value, digits) for value in values]
+        if len({*texts}) == len({*values}):
+            break
+    return list(zip(values, texts, strict=True))
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
@@ -60,10 +69,10 @@ class _Axes:
 
     def frame(self, label: str, x_ticks: Sequence[tuple[float, str]]) -> str:
         parts = []
-        for value in ticks(*self.y):
+        for value, text in numbers(ticks(*self.y)):
             _, y = self.point(self.x[0], value)
             parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
+            parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
         base = HEIGHT - _BOTTOM
         for value, text in x_ticks:
             x, _ = self.point(value, self.y[0])
@@ -90,7 +99,7 @@ def _bars(chart: Chart) -> tuple[str, int]:
         )
     values = [low for low, *_ in chart.bins] if single and len(chart.bins) <= 9 else ticks(*axes.x)
     shown = [v for v in values if axes.x[0] <= v <= axes.x[1]]
-    return axes.frame(chart.x, [(v, number(v)) for v in shown]) + "".join(parts), HEIGHT
+    return axes.frame(chart.x, numbers(shown)) + "".join(parts), HEIGHT
 
 
 def _lines(chart: Chart) -> tuple[str, int]:
@@ -120,7 +129,7 @@ def _lines(chart: Chart) -> tuple[str, int]:
     # There is no half of a step or an epoch.
     integers = all(float(x).is_integer() for x in xs)
     shown = [v for v in ticks(*axes.x, about=5) if v.is_integer() or not integers]
-    return axes.frame(chart.x, [(v, number(v)) for v in shown]) + "".join(parts), HEIGHT
+    return axes.frame(chart.x, numbers(shown)) + "".join(parts), HEIGHT
 
 
 def _rates(chart: Chart) -> tuple[str, int]:

@@ -210,10 +210,12 @@ def test_responses_to_a_prompt_are_one_group_with_their_scores(tmp_path: Path) -
     """As distilabel writes them; a list with fewer scores than responses is named."""
     row: dict[str, Any] = {"instruction": QUESTION["content"], "generations": ["5", "x"], "ratings": [5, None]}
     row["rationales"] = ["r", "r"]
-    file = write(tmp_path / "a.jsonl", row, row | {"ratings": [5]}, row | {"ratings": [5, "high"]})
+    file = write(
+        tmp_path / "a.jsonl", row, row | {"ratings": [5]}, row | {"ratings": [5, "high"]}, row | {"generations": "5"}
+    )
     summary = gymdata.import_rollouts(file, tmp_path / "run")
     rows = to_rows(read_table(tmp_path / "run", ROLLOUTS))
-    assert (summary.format, summary.rejected) == ("response-lists", 2)
+    assert (summary.format, summary.rejected) == ("response-lists", 3)
     assert {tuple(m["role"] for m in row["messages"]) for row in rows} == {("user", "assistant")}
     assert [row["messages"][1]["content"] for row in rows] == ["5", "x", "5"]
     assert [row["reward"] for row in rows] == [5.0, None, 5.0]
@@ -221,6 +223,7 @@ def test_responses_to_a_prompt_are_one_group_with_their_scores(tmp_path: Path) -
     reasons = (tmp_path / "run" / "rejected.jsonl").read_text()
     assert "scores: expected one for each of the 2 responses" in reasons
     assert "score: got 'high', expected a number" in reasons
+    assert "responses: got text, expected a list" in reasons
 
 
 def test_instances_of_an_instruction_are_a_row_each(tmp_path: Path) -> None:

@@ -192,6 +192,8 @@ def test_the_command_prints_what_it_took(
     assert "28.6%" in capsys.readouterr().out
     assert main(["mix", str(runs[0]), "-o", str(tmp_path / "x")]) == 2
     assert "=WEIGHT" in capsys.readouterr().err
+    assert main([*words, f"{runs[0]}=0.1", "-o", str(tmp_path / "x")]) == 2
+    assert f"{runs[0]} is given twice" in capsys.readouterr().err
 
 
 @given(

@@ -117,6 +117,15 @@ def test_saved_queries_run(run: Path, here: None, capsys: pytest.CaptureFixture[
         assert json.loads(capsys.readouterr().out)["columns"]
 
 
+def test_a_tool_is_called_by_the_name_of_its_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where its result has only the call's id, as chat messages of OpenAI's interface do."""
+    row = rollout("t", 0, 1.0, two_turns(1, 20))
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    row["messages"][1]["tool_calls"], row["messages"][2]["tool_call_id"] = json.dumps([call]), "c1"
+    assert main(["query", ":tools-called", str(write_run(tmp_path / "run", [row])), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == [{"tool": "add", "results": 1, "rollouts": 1}]
+
+
 def test_sql_and_paths_stand_in_either_order(
     run: Path, here: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, UsageError
 from gymdata.report.charts import CHARTS, Chart, Figures, bars, chart, lines
-from gymdata.report.drawing import svg, ticks
+from gymdata.report.drawing import numbers, svg, ticks
 from gymdata.report.page import page
 from gymdata.store import write_run_json
 from tests.report.made import AFTER, BEFORE, make, model
@@ -236,3 +236,5 @@ def test_ticks_are_round_numbers_within_the_bounds() -> None:
     assert ticks(-3.0, 9.0) == [0.0, 5.0]
     assert ticks(0.0, 4_500.0) == [0.0, 1_000.0, 2_000.0, 3_000.0, 4_000.0]
     assert ticks(2.0, 2.0) == [2.0]
+    assert [text for _, text in numbers([0.692, 0.693, 0.694])] == ["0.692", "0.693", "0.694"]
+    assert [text for _, text in numbers([0.6924, 0.6926, 0.6928])] == ["0.6924", "0.6926", "0.6928"]

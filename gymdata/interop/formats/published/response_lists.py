@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from gymdata.errors import json_kind
 from gymdata.interop.formats import FORMATS, Format, Place
 from gymdata.interop.formats.published._compared import finite
 from gymdata.interop.formats.trl import BESIDE
@@ -43,7 +44,14 @@ class ResponseLists(Format):
             responses = next((lists[name] for name in _RESPONSES if lists.get(name)), None)
             scores = next((lists[name] for name in _SCORES if lists.get(name) is not None), None)
             if not isinstance(responses, list):
-                yield (0, number), BadItem("S103", "responses: missing") if isinstance(item, dict) else item
+                if isinstance(item, dict):
+                    missing = BadItem("S103", "responses: missing")
+                    item = (
+                        missing
+                        if responses is None
+                        else BadItem("S102", f"responses: got {json_kind(responses)}, expected a list")
+                    )
+                yield (0, number), item
             elif scores is not None and (not isinstance(scores, list) or len(scores) != len(responses)):
                 yield (0, number), BadItem("S102", f"scores: expected one for each of the {len(responses)} responses")
             else:
