@@ -40,5 +40,7 @@ def show(
         if shown.by_default and shown.total > number:
             flags = "--pair ID" if shown.pair else "ROLLOUT_ID, -n N, --task ID, --best, --worst or --random N"
             note(f"{number:,} of {shown.total:,} {'pairs' if shown.pair else 'rollouts'}: {flags} shows others")
+        if tokens and shown.reading is None:
+            note("the model folder that run.json names is not here: --tokenizer FOLDER shows the text of tokens")
 
     return finish(shown, render, json=json)

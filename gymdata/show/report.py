@@ -267,7 +267,8 @@ def _pair(out: _Page, shown: ShownPair, tokens: bool) -> None:
     row = shown.row
     out.title(f"pair {row['pair_id']}")
     sampled = {name: sum(row[f"{name}_mask"]) for name in _SIDES}
-    sides = {name: f"{row[f'{name}_rollout_id']}, {n:,} tokens sampled" for name, n in sampled.items()}
+    kind = "rendered from text, not sampled" if row.get("rendered") else "sampled"
+    sides = {name: f"{row[f'{name}_rollout_id']}, {n:,} tokens {kind}" for name, n in sampled.items()}
     made_by = row.get("score") or row["source"]
     out.facts([("task", row["task_id"]), ("margin", f"{_number(row['margin'])} ({made_by})"), *sides.items()])
     for message in messages_of([*row["prompt"], *row["chosen"][: shown.fork_message]], ()):

@@ -226,7 +226,7 @@ def test_a_chart_is_one_function(run: Path) -> None:
 
     assert CHARTS["added"].help == "The truncated rollouts of this run."
     text = (gymdata.report(run).path or Path()).read_text()
-    assert text.index("Rewards of rollouts") < text.index("Truncated ones") < text.index("Sampled tokens per rollout")
+    assert text.index("Rewards of rollouts") < text.index("Truncated ones") < text.index("Generated tokens per rollout")
     assert "Nothing" not in text
 
 

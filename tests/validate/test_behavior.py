@@ -151,7 +151,7 @@ CASES: dict[str, tuple[list[Row], Findings]] = {
     "B802 not 2 of 19": (cut(2, 19), []),
     **{
         f"B803 neither text nor reasoning nor a call: {content!r}": (
-            answer(content=content), [("B803", 0, 0, None, "message 1; 3 tokens sampled")],
+            answer(content=content), [("B803", 0, 0, None, "message 1; 3 tokens generated")],
         )
         for content in ("", " \n\t ", None)
     },
@@ -282,8 +282,8 @@ def test_nemo_gym_rows_have_loops_and_empty_turns(tmp_path: Path) -> None:
     ]
     assert of_nemo(tmp_path / "nemo.jsonl", outputs) == [
         ("B801", 0, 1, "3 tokens repeated 30 times, then 30 tokens more"),
-        ("B803", 1, 0, "2 tokens sampled"),
-        ("B803", 1, 1, "2 tokens sampled"),
+        ("B803", 1, 0, "2 tokens generated"),
+        ("B803", 1, 1, "2 tokens generated"),
     ]
 
 

@@ -173,7 +173,7 @@ class Behavior(Check):
             k = int(offsets[r]) + turn
             if 0 <= turn < offsets[r + 1] - offsets[r] and generated[k]:
                 where = "" if e.foreign else f"{m.named(i, r)}; "
-                yield self.at_rollout(e, r, "B803", turn=turn, detail=f"{where}{_tokens(int(generated[k]))} sampled")
+                yield self.at_rollout(e, r, "B803", turn=turn, detail=f"{where}{_tokens(int(generated[k]))} generated")
         results = m.tool_results
         bad = np.bincount(owner[results & m.fails], minlength=e.n)
         total = np.bincount(owner[results], minlength=e.n)

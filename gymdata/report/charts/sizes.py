@@ -12,6 +12,6 @@ def sizes(run: Figures) -> Iterator[Chart]:
     """Sampled tokens and turns per rollout, and log-probabilities."""
     lengths = run["lengths"]
     if lengths:
-        yield bars("tokens", "Sampled tokens per rollout", lengths["generated"]["histogram"], "tokens")
+        yield bars("tokens", "Generated tokens per rollout", lengths["generated"]["histogram"], "tokens")
         yield bars("turns", "Turns per rollout", lengths["turns"]["histogram"], "turns")
     yield bars("logprobs", "Log-probabilities of sampled tokens", run["logprobs"]["histogram"], "log-probability")
