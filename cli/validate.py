@@ -143,7 +143,7 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     if report.violations:
         print()
     for meaning, count in report.rows()[1:]:
-        print(f"{count:>9,}  {meaning}")
+        print(folded(f"{count:>9,}  {meaning}", sys.stdout, 9))
     if report.violations:
         print()
     paragraphs(verdict)
