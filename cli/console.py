@@ -138,12 +138,12 @@ def _if_rendered(then: str) -> str:
     from gymdata.store.tables import scan_batches
 
     if command == "train-dpo":
-        batch = next(scan_batches(path, PAIRS), None)
-        rendered = [] if batch is None else is_rendered(batch)
+        rendered = (is_rendered(batch) for batch in scan_batches(path, PAIRS))
     else:
-        batch = next(scan_batches(path, ROLLOUTS, ["turns"]), None)
-        rendered = [] if batch is None else TurnColumns.of(batch.column("turns")).has_rendered()
-    return f"{then} --allow-rendered" if any(rendered) else then
+        turns = (batch.column("turns") for batch in scan_batches(path, ROLLOUTS, ["turns"]))
+        rendered = (TurnColumns.of(column).has_rendered() for column in turns)
+    first = next(rendered, None)
+    return then if first is None or not first.any() else f"{then} --allow-rendered"
 
 
 def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:

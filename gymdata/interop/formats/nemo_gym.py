@@ -58,8 +58,10 @@ class NemoGym(Format):
 
         def counted(batch: pa.RecordBatch) -> Iterator[RolloutRow]:
             for column, names in _NO_PLACE.items():
+                offsets, items = list_parts(batch.column(column))
                 for name in names:
-                    export.lost[f"{name} of {column}"] += _rows_with(batch.column(column), name)
+                    has = items.field(name).is_valid().to_numpy(zero_copy_only=False)
+                    export.lost[f"{name} of {column}"] += int((Ragged(has, offsets).sums(has) > 0).sum())
             return rows(batch)
 
         for row in export.rows(batches, counted):
@@ -68,13 +70,6 @@ class NemoGym(Format):
             export.turns_lost += line.lost
             export.lost[DIGITS] += line.rounded
             yield line.text
-
-
-def _rows_with(lists: pa.ListArray, name: str) -> int:
-    """How many rows have the field in some item of their list."""
-    offsets, items = list_parts(lists)
-    has = items.field(name).is_valid().to_numpy(zero_copy_only=False)
-    return int((Ragged(has, offsets).sums(has) > 0).sum())
 
 
 @lru_cache(1)

@@ -265,6 +265,8 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
     status, why = _status(response)
     # Rows that gymdata wrote have what NeMo Gym has no place for, and which limit it was.
     own = object_of(value.get("gymdata"))
+    if row.rollout_id and type(own.get("rollout_index")) is int and 0 <= own["rollout_index"] < 2**31:
+        index = own["rollout_index"]
     neutral = {"policy_hash": f"served:{model}", "policy_version": 0, "duration_s": 0.0}
     if status == "truncated" and isinstance(own.get("stop_reason"), str):
         why = own["stop_reason"]
@@ -281,7 +283,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
         "run_id": run,
         "task_id": str(task) if isinstance(task, (str, int)) else group,
         "group_id": group,
-        "rollout_index": own["rollout_index"] if _is_index(own.get("rollout_index")) and row.rollout_id else index,
+        "rollout_index": index,
         "policy": model,
         "status": status,
         "stop_reason": why,
@@ -302,10 +304,6 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
         **neutral,
         **{name: own[name] for name, value in neutral.items() if type(own.get(name)) is type(value)},
     }
-
-
-def _is_index(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**31
 
 
 def _json(value: JsonObject, name: str | None, beside: Mapping[str, Any] = {}, *, plain: bool = False) -> str:
