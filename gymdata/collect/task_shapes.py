@@ -143,7 +143,10 @@ class TaskShape:
             actual = f"none; the row's columns are {shown}" if source else "none; the row is empty"
             raise FieldError("prompt", actual, expected, _hint(source))
         if self.template is not None and (column is None or isinstance(value, str)):
-            value, column = self.render({**row, "prompt": value} if column is not None else row), "prompt"
+            value, column = (
+                self.prompt_template.render({**row, "prompt": value} if column is not None else row),
+                "prompt",
+            )
         # Rewards see the prompt as text where it is text.
         if isinstance(value, str) and column not in SOURCES[1:] and row.get("prompt") is not value:
             row = {**row, "prompt": value}
@@ -163,12 +166,8 @@ class TaskShape:
                     f"--map {name}={column}: no task has this column", hint=f"the columns are {', '.join(row)}"
                 )
 
-    def render(self, row: TaskRow) -> str:
-        """The template with the columns of ``row``. Raises FieldError."""
-        return self._template.render(row)
-
     @cached_property
-    def _template(self) -> TextTemplate:
+    def prompt_template(self) -> TextTemplate:
         return TextTemplate(self.template or "", "--prompt-template")
 
     def _mapped(self, row: TaskRow) -> Iterator[tuple[str, Any]]:

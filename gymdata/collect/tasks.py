@@ -264,7 +264,8 @@ def _task(source: TaskRow, shaped: Shaped, shape: TaskShape, prompt_elsewhere: b
             messages = [{"role": "system", "content": shaped.system}, *messages]
         if shape.template is not None and not isinstance(shaped.value, str):
             question = {"prompt": messages[-1]["content"]}
-            messages = [*messages[:-1], {**messages[-1], "content": shape.render({**row, **question})}]
+            content = shape.prompt_template.render({**row, **question})
+            messages = [*messages[:-1], {**messages[-1], "content": content}]
     if row.get("tools") is not None:
         tools = _tools(row["tools"], "tools")
     hashed = {k: v for k, v in source.items() if k != "task_id"}

@@ -350,6 +350,8 @@ def _shaped(row: RolloutRow, episode: Sequence[JsonObject], lost: Counter[str]) 
     return [0.0 if reward is None else float(reward) for reward in rewards]
 
 
+#: Gives a trajectory by its number.
+_Read = Callable[[int], bytes]
 #: The source of a written trajectory: its group, its run, itself.
 Made = tuple[str, str, JsonObject]
 
@@ -365,7 +367,12 @@ def write(trajectories: Iterable[Made], path: Path, *, lines: bool, shapes: Sequ
             ends.append(spill.tell())
             groups.append(group)
             runs.add(run)
-        reader = _Reader(spill, ends)
+
+        def reader(number: int) -> bytes:
+            """A trajectory that was written aside."""
+            spill.seek(ends[number])
+            return spill.read(ends[number + 1] - ends[number])
+
         usable = [shape for shape in shapes if shape["kind"] != "bad"]
         if sum(map(_count, usable)) != len(groups):
             usable = []
@@ -381,24 +388,13 @@ def write(trajectories: Iterable[Made], path: Path, *, lines: bool, shapes: Sequ
     return len(groups)
 
 
-class _Reader:
-    """Trajectories that were written aside, by number."""
-
-    def __init__(self, spill: IO[bytes], ends: Sequence[int]) -> None:
-        self._spill, self._ends = spill, ends
-
-    def __call__(self, number: int) -> bytes:
-        self._spill.seek(self._ends[number])
-        return self._spill.read(self._ends[number + 1] - self._ends[number])
-
-
 def _count(shape: Shape) -> int:
     if shape["kind"] == "trajectory":
         return shape.get("times", 1)
     return sum(1 if size is None else 0 if size == GONE else size for size in shape["sizes"])
 
 
-def _restore(shapes: Sequence[Shape], reader: _Reader, out: IO[bytes]) -> None:
+def _restore(shapes: Sequence[Shape], reader: _Read, out: IO[bytes]) -> None:
     numbers = iter(range(sum(map(_count, shapes))))
     for shape in shapes:
         if shape["kind"] == "trajectory":
@@ -417,7 +413,7 @@ def _restore(shapes: Sequence[Shape], reader: _Reader, out: IO[bytes]) -> None:
         out.write(b"\n")
 
 
-def _collection(rest: JsonObject, groups: Iterable[list[int] | int], reader: _Reader, out: IO[bytes]) -> None:
+def _collection(rest: JsonObject, groups: Iterable[list[int] | int], reader: _Read, out: IO[bytes]) -> None:
     """An object whose ``trajectories`` are ``groups``; its other fields, in their order, are ``rest``'s."""
     for k, (key, value) in enumerate(rest.items()):
         out.write(b"{" if k == 0 else b", ")
@@ -429,7 +425,7 @@ def _collection(rest: JsonObject, groups: Iterable[list[int] | int], reader: _Re
     out.write(b"}")
 
 
-def _nested(numbers: Iterable[list[int] | int] | int, reader: _Reader, out: IO[bytes]) -> None:
+def _nested(numbers: Iterable[list[int] | int] | int, reader: _Read, out: IO[bytes]) -> None:
     """Trajectories by their numbers, in lists as these are."""
     if isinstance(numbers, int):
         out.write(reader(numbers))
