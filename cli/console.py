@@ -9,9 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from gymdata.errors import ACTS, printable, shown
+from gymdata.errors import ACTS, GymdataError, printable, shown
 from gymdata.progress import FIGURES, printed
 
 if TYPE_CHECKING:
@@ -142,8 +143,9 @@ def _if_rendered(then: str) -> str:
     else:
         turns = (batch.column("turns") for batch in scan_batches(path, ROLLOUTS, ["turns"]))
         rendered = (TurnColumns.of(column).has_rendered() for column in turns)
-    first = next(rendered, None)
-    return then if first is None or not first.any() else f"{then} --allow-rendered"
+    with contextlib.suppress(GymdataError):  # what was written is no fault of its command
+        return f"{then} --allow-rendered" if any(first.any() for first in islice(rendered, 1)) else then
+    return then
 
 
 def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:

@@ -143,10 +143,8 @@ class TaskShape:
             actual = f"none; the row's columns are {shown}" if source else "none; the row is empty"
             raise FieldError("prompt", actual, expected, _hint(source))
         if self.template is not None and (column is None or isinstance(value, str)):
-            value, column = (
-                self.prompt_template.render({**row, "prompt": value} if column is not None else row),
-                "prompt",
-            )
+            columns = row if column is None else {**row, "prompt": value}
+            value, column = self.prompt_template.render(columns), "prompt"
         # Rewards see the prompt as text where it is text.
         if isinstance(value, str) and column not in SOURCES[1:] and row.get("prompt") is not value:
             row = {**row, "prompt": value}

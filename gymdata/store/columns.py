@@ -13,6 +13,7 @@ import datetime as dt
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -264,7 +265,8 @@ def _first_fault(
     rows: Sequence[Any], table: Table, columns: Sequence[str], where: str, lines: Sequence[int]
 ) -> DataError | None:
     """The first row and field that do not fit, found by building each row alone."""
-    every_row = f"`gymdata validate {where}` names every such row, and repairs a copy" if table is ROLLOUTS else None
+    is_file = table is ROLLOUTS and Path(where).is_file()
+    every_row = f"`gymdata validate {where}` names every such row, and repairs a copy" if is_file else None
     for row, line in zip(rows, lines, strict=True):
         try:
             _check_keys([row], table)

@@ -44,14 +44,9 @@ class ResponseLists(Format):
             responses = next((lists[name] for name in _RESPONSES if lists.get(name)), None)
             scores = next((lists[name] for name in _SCORES if lists.get(name) is not None), None)
             if not isinstance(responses, list):
-                if isinstance(item, dict):
-                    missing = BadItem("S103", "responses: missing")
-                    item = (
-                        missing
-                        if responses is None
-                        else BadItem("S102", f"responses: got {json_kind(responses)}, expected a list")
-                    )
-                yield (0, number), item
+                fault = BadItem("S102", f"responses: got {json_kind(responses)}, expected a list")
+                fault = BadItem("S103", "responses: missing") if responses is None else fault
+                yield (0, number), fault if isinstance(item, dict) else item
             elif scores is not None and (not isinstance(scores, list) or len(scores) != len(responses)):
                 yield (0, number), BadItem("S102", f"scores: expected one for each of the {len(responses)} responses")
             else:
