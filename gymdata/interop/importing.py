@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, Required, TypedDict
 import xxhash
 
 from gymdata.errors import DataError
+from gymdata.rollouts.messages import JsonObject as JsonObject
 from gymdata.rollouts.messages import TableRow as TableRow
 from gymdata.store.lines import decode, iter_lines, values_over_lines
 from gymdata.store.paths import Source

@@ -32,8 +32,8 @@ Place = tuple[int, int]
 
 
 class Format(ForeignFormat):
-    """A format of rollouts or pairs. One that is imported has ``content``, ``marks``, ``recognise`` and ``row``; one that is
-    exported has ``suffixes`` and ``write``."""
+    """A format of rollouts or pairs. One that is imported has ``content``, ``marks``, ``recognise_row`` (or ``recognise``,
+    or ``keys`` alone) and ``row``; one that is exported has ``suffixes`` and ``write``."""
 
     #: The table that its rows are of: "rollouts" or "pairs", or, of one that is exported, "experiences".
     table: ClassVar[str] = "rollouts"
@@ -64,7 +64,11 @@ class Format(ForeignFormat):
     keys: ClassVar[Sequence[set[str]]] = ()
 
     def recognise(self, value: Any) -> bool:
-        return any(keys <= first_row(value).keys() for keys in self.keys)
+        return self.recognise_row(first_row(value))
+
+    def recognise_row(self, row: JsonObject) -> bool:
+        """``recognise`` of a format that its first row tells (``first_row``)."""
+        return any(keys <= row.keys() for keys in self.keys)
 
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
         """(source, line, value, text) of each document of files."""

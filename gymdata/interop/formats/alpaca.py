@@ -8,7 +8,7 @@ from typing import Any
 from gymdata.interop.formats import FORMATS, Format, Place
 from gymdata.interop.formats.trl import BESIDE
 from gymdata.interop.importing import Importing, TableRow
-from gymdata.interop.text_rows import answer, column, conversation, first_row, in_context, instruction, rollout_row
+from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, rollout_row
 from gymdata.rollouts.messages import JsonObject
 
 _ANSWERS = ("output", "response")
@@ -24,8 +24,7 @@ class Alpaca(Format):
     marks = (b'"instruction"',)
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         answers = any(isinstance(row.get(name), str) for name in _ANSWERS) or _instances(row)
         chat_columns = {"rejected", "messages", "conversations"}  # of which the instruction is only a part
         return bool(answers) and isinstance(row.get("instruction"), str) and chat_columns.isdisjoint(row)

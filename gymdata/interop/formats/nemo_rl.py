@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.chat_text import Lines
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats._text import TextFormat
-from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
 from gymdata.interop.text_export import NEMO_RL_SIDES, preferences
-from gymdata.interop.text_rows import answer, conversation, first_row, pair_row
+from gymdata.interop.text_rows import answer, conversation, pair_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,8 +29,7 @@ class NemoRlPreference(TextFormat):
     marks = (b'"completions"',)
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         sides = row.get("completions")
         return "context" in row and isinstance(sides, list) and all(isinstance(s, dict) and "rank" in s for s in sides)
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.chat_text import Lines
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.trl import TrlMessages
-from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import Importing, JsonObject, TableRow
 from gymdata.interop.text_export import OPENAI, conversations
-from gymdata.interop.text_rows import answer, conversation, first_row, pair_row
+from gymdata.interop.text_rows import answer, conversation, pair_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,8 +38,7 @@ class OpenAIPreference(Format):
     marks = (b'"preferred_output"',)
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         return isinstance(row.get("input"), dict) and "preferred_output" in row and "non_preferred_output" in row
 
     def row(self, item: Any, importing: Importing) -> TableRow:

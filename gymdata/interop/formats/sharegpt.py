@@ -6,8 +6,8 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.trl import BESIDE
-from gymdata.interop.importing import Importing, TableRow
-from gymdata.interop.text_rows import column, conversation, ends_with_answer, first_row, in_context, rollout_row
+from gymdata.interop.importing import Importing, JsonObject, TableRow
+from gymdata.interop.text_rows import column, conversation, ends_with_answer, in_context, rollout_row
 
 _NAMES = ("conversations", "conversation")
 
@@ -22,8 +22,7 @@ class ShareGpt(Format):
     marks = (b'"conversations"', b'"conversation"')
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         return any(ends_with_answer(row.get(name)) for name in _NAMES) and "chosen" not in row
 
     def row(self, item: Any, importing: Importing) -> TableRow:

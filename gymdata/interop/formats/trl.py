@@ -95,8 +95,7 @@ class TrlPromptCompletion(TextFormat):
     marks = (b'"completion"', b'"response"')
     holds_text = general = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         texts = [any(isinstance(row.get(name), (str, list)) for name in names) for names in (_PROMPTS, _ANSWERS)]
         return all(texts) and "rejected" not in row
 
@@ -136,8 +135,7 @@ class TrlPreference(TextFormat):
     marks = (b'"rejected"', b'"rejected_response"', b'"rejected_messages"')
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         if "rejected_response" in row:
             return ends_with_answer(row.get("messages"))
         sides = [row.get(name, row.get(f"{name}_messages")) for name in ("chosen", "rejected")]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
-from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
 from gymdata.interop.text_rows import conversation, first_row, rollout_row
 
 #: Parts of an answer that are no text of it.
@@ -26,8 +26,7 @@ class OpenCode(Format):
     marks = (b'"parts"',)
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         message = first_row(row.get("messages"))
         about = message.get("info")
         return isinstance(row.get("info"), dict) and isinstance(about, dict) and isinstance(message.get("parts"), list)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.blocks import text_of
 from gymdata.interop.formats import FORMATS, Format
-from gymdata.interop.importing import BadItem, Importing, TableRow
-from gymdata.interop.text_rows import conversation, first_row, rollout_row
+from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
+from gymdata.interop.text_rows import conversation, rollout_row
 
 if TYPE_CHECKING:
     from gymdata.store.paths import Source
@@ -31,8 +31,7 @@ class OpenHands(Format):
     marks = (b'"history"', b'"action"', b'"observation"', b'"kind"')
     holds_text = holds_reward = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         history = row.get("history")
         if "instance_id" in row and isinstance(history, list) and history:
             first = history[0][0] if isinstance(history[0], list) and history[0] else history[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
-from gymdata.interop.importing import Importing, TableRow
+from gymdata.interop.importing import Importing, JsonObject, TableRow
 from gymdata.interop.text_rows import conversation, first_row, number_of, rollout_row
 
 _ABOUT = ("exit_status", "generated_patch", "model_patch", "eval_logs", "trajectory_id")
@@ -22,8 +22,7 @@ class SweTrajectories(Format):
     marks = (b'"trajectory"',)
     holds_text = holds_reward = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         return "role" in first_row(row.get("trajectory")) and isinstance(row.get("instance_id"), str)
 
     def row(self, item: Any, importing: Importing) -> TableRow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
-from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
 from gymdata.interop.rows import number_or_none
 from gymdata.interop.text_rows import conversation, first_row, numbers_of, rollout_row
 
@@ -21,8 +21,7 @@ class Art(Format):
     marks = (b'"messages_and_choices"',)
     holds_text = holds_reward = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         trajectory = first_row(row["trajectories"]) if isinstance(row.get("trajectories"), list) else row
         return {"messages_and_choices", "reward"} <= trajectory.keys()
 

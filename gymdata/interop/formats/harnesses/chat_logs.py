@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.blocks import function_of, of_anthropic, of_responses
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
-from gymdata.interop.text_rows import conversation, first_row, rollout_row
+from gymdata.interop.text_rows import conversation, rollout_row
 from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ class RequestLog(_Logs):
     content = "requests with responses of a chat model"
     marks = (b'"response"', b'"messages"', b'"request"', b'"choices"')
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         request, response = _request(row), _response(row)
         if not isinstance(request, dict) or not _is_response(response):
             return False
@@ -95,8 +94,7 @@ class OpenAIBatch(_Batch):
     content = "requests or responses of a batch"
     request = "body"
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         response = row.get("response")
         body = row.get("body") or (response.get("body") if isinstance(response, dict) else None)
         of_exchange = isinstance(body, dict) and (isinstance(body.get("messages"), list) or _is_response(body))
@@ -116,8 +114,7 @@ class AnthropicBatch(_Batch):
     content = "requests or results of a batch of Anthropic"
     request = "params"
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         request, result = row.get("params"), row.get("result")
         of_exchange = (isinstance(request, dict) and isinstance(request.get("messages"), list)) or (
             isinstance(result, dict) and "type" in result

@@ -9,7 +9,7 @@ from gymdata.interop.decoded import split
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.rows import number_or_none
-from gymdata.interop.text_rows import first_row, number_of, numbers_of, rollout_row
+from gymdata.interop.text_rows import number_of, numbers_of, rollout_row
 from gymdata.rollouts.messages import JsonObject
 
 
@@ -24,8 +24,7 @@ class VerlDump(Format):
     marks = (b'"score"',)
     holds_text = holds_reward = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         return row.keys() >= {"input", "output", "score", "step"} and isinstance(row["input"], str)
 
     def row(self, item: Any, importing: Importing) -> TableRow:

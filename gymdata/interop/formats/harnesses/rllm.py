@@ -23,8 +23,7 @@ class Rllm(Format):
     marks = (b'"chat_completions"',)
     holds_text = holds_reward = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         trajectory = first_row(row["trajectories"]) if isinstance(row.get("trajectories"), list) else row
         return "chat_completions" in first_row(trajectory.get("steps"))
 

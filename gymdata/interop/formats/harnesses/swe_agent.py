@@ -6,8 +6,8 @@ from typing import Any
 
 from gymdata.interop.blocks import of_responses, text_of
 from gymdata.interop.formats import FORMATS, Format
-from gymdata.interop.importing import Importing, TableRow
-from gymdata.interop.text_rows import conversation, first_row, rollout_row
+from gymdata.interop.importing import Importing, JsonObject, TableRow
+from gymdata.interop.text_rows import conversation, rollout_row
 
 
 @FORMATS.register("swe-agent")
@@ -21,8 +21,7 @@ class SweAgent(Format):
     marks = (b'"trajectory"', b'"history"')
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         history = row.get("history")
         if not isinstance(history, list) or not history or not isinstance(history[0], dict):
             return False
@@ -54,8 +53,7 @@ class MiniSweAgent(Format):
     marks = (b'"info"', b'"trajectory_format"')
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         return str(row.get("trajectory_format")).startswith("mini-swe-agent") and isinstance(row.get("messages"), list)
 
     def row(self, item: Any, importing: Importing) -> TableRow:

@@ -7,7 +7,7 @@ from typing import Any
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.rows import number_or_none
-from gymdata.interop.text_rows import conversation, first_row, number_of, numbers_of, rollout_row
+from gymdata.interop.text_rows import conversation, number_of, numbers_of, rollout_row
 from gymdata.rollouts.messages import JsonObject
 
 
@@ -21,8 +21,7 @@ class TauBench(Format):
     marks = (b'"traj"', b'"task_id"')
     holds_text = holds_reward = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         return row.keys() >= {"task_id", "reward", "info", "traj"} and isinstance(row["traj"], list)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
@@ -56,8 +55,7 @@ class Tau2Bench(Format):
     marks = (b'"simulations"', b'"termination_reason"')
     holds_text = holds_reward = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         if isinstance(row.get("simulations"), list) and "tasks" in row:
             return True
         return {"task_id", "termination_reason", "reward_info", "messages"} <= row.keys()

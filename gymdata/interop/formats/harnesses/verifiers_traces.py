@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
-from gymdata.interop.importing import BadItem, Importing, TableRow
+from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
 from gymdata.interop.text_rows import conversation, first_row, numbers_of, rollout_row
 
 _ABOUT = ("ok", "is_completed", "is_timeout", "stop_condition", "errors", "metrics", "info", "timing", "verifiers")
@@ -23,8 +23,7 @@ class VerifiersTraces(Format):
     marks = (b'"nodes"',)
     holds_text = holds_reward = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         trace = first_row(row["traces"]) if "traces" in row else row
         return trace.keys() >= {"nodes", "task", "agent"} and isinstance(trace["nodes"], list)
 

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
-from gymdata.interop.importing import BadItem, Importing, TableRow
-from gymdata.interop.text_rows import conversation, first_row, rollout_row
+from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
+from gymdata.interop.text_rows import conversation, rollout_row
 
 _SPEAKER = re.compile(r"(?:\A|\n\s*\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
 _CALL = "<functioncall>"
@@ -25,8 +25,7 @@ class Glaive(Format):
     marks = (b'"chat"',)
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         chat = row.get("chat")
         return isinstance(row.get("system"), str) and isinstance(chat, str) and "USER:" in chat
 
@@ -89,8 +88,7 @@ class Xlam(Format):
     marks = (b'"answers"',)
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         return all(isinstance(row.get(name), (str, list)) for name in ("query", "answers", "tools"))
 
     def row(self, item: Any, importing: Importing) -> TableRow:

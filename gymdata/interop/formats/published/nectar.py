@@ -19,8 +19,7 @@ class Nectar(Ranked):
     content = "ranked answers of Nectar"
     marks = (b'"answers"',)
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         return isinstance(row.get("prompt"), str) and {"answer", "rank"} <= first_row(row.get("answers")).keys()
 
     def ranked(self, item: JsonObject) -> Iterator[tuple[Any, Sequence[tuple[float, Any]]]]:

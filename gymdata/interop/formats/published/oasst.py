@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.published._compared import Ranked, finite
 from gymdata.interop.importing import BadItem, Importing, TableRow
-from gymdata.interop.text_rows import conversation, first_row, rollout_row
+from gymdata.interop.text_rows import conversation, rollout_row
 from gymdata.rollouts.messages import JsonObject, Message
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ class Oasst(_Trees):
     other = "oasst-pairs"
     content = "message trees of OpenAssistant"
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         root = row["prompt"] if isinstance(row.get("prompt"), dict) else row
         is_tree = "message_tree_id" in row or isinstance(row.get("replies"), list)
         return is_tree and {"message_id", "text", "role"} <= root.keys()

@@ -9,8 +9,8 @@ from gymdata.errors import json_kind
 from gymdata.interop.formats import FORMATS, Format, Place
 from gymdata.interop.formats.published._compared import finite
 from gymdata.interop.formats.trl import BESIDE
-from gymdata.interop.importing import BadItem, Importing, TableRow
-from gymdata.interop.text_rows import answer, column, conversation, first_row, in_context, instruction, rollout_row
+from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
+from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, rollout_row
 
 _PROMPTS = ("prompt", "query", "question", "instruction")
 _RESPONSES = ("responses", "generations", "outputs", "output")
@@ -29,8 +29,7 @@ class ResponseLists(Format):
     marks = (b'"responses"', b'"generations"', b'"outputs"', b'"output"')
     holds_text = holds_reward = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         responses = next((row[name] for name in _RESPONSES if isinstance(row.get(name), list)), None)
         texts = responses and all(isinstance(text, str) for text in responses)
         return bool(texts) and any(isinstance(row.get(name), (str, list)) for name in _PROMPTS) and "chosen" not in row

@@ -6,8 +6,8 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.trl import BESIDE
-from gymdata.interop.importing import Importing, TableRow
-from gymdata.interop.text_rows import column, conversation, first_row, in_context, rollout_row
+from gymdata.interop.importing import Importing, JsonObject, TableRow
+from gymdata.interop.text_rows import column, conversation, in_context, rollout_row
 
 _NAMES = ("conversations", "conversation")
 _EXCHANGES = ({"input", "output"}, {"human", "assistant"})
@@ -22,8 +22,7 @@ class Lima(Format):
     marks = (b'"conversations"', b'"conversation"')
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         texts = next((row[name] for name in _NAMES if row.get(name)), None)
         return isinstance(texts, list) and len(texts) > 1 and all(isinstance(text, str) for text in texts)
 
@@ -44,8 +43,7 @@ class Capybara(Format):
     marks = (b'"conversations"', b'"conversation"')
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         exchanges = next((row[name] for name in _NAMES if row.get(name)), None)
         first = exchanges[0] if isinstance(exchanges, list) and exchanges else None
         return isinstance(first, dict) and any(names <= first.keys() for names in _EXCHANGES) and "role" not in first

@@ -22,8 +22,7 @@ class UltraFeedback(Format):
     marks = (b'"completions"',)
     holds_text = holds_reward = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         rated = first_row(row.get("completions"))
         return {"response", "annotations"} <= rated.keys() and isinstance(row.get("instruction"), str)
 

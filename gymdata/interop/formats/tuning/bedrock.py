@@ -6,8 +6,8 @@ from typing import Any
 
 from gymdata.interop.blocks import named_block, of_anthropic
 from gymdata.interop.formats import FORMATS, Format
-from gymdata.interop.importing import Importing, TableRow
-from gymdata.interop.text_rows import conversation, ends_with_answer, first_row, rollout_row
+from gymdata.interop.importing import Importing, JsonObject, TableRow
+from gymdata.interop.text_rows import conversation, ends_with_answer, rollout_row
 
 _BLOCKS = {"text", "toolUse", "toolResult", "reasoningContent"}
 
@@ -23,8 +23,7 @@ class Bedrock(Format):
     marks = (b'"messages"',)
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         if not ends_with_answer(row.get("messages")):
             return False
         content = row["messages"][-1].get("content")

@@ -9,7 +9,7 @@ from gymdata.interop.blocks import named_block, of_anthropic
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.formats.published._compared import Compared, finite
 from gymdata.interop.importing import BadItem, Importing, TableRow
-from gymdata.interop.text_rows import conversation, first_row, rollout_row
+from gymdata.interop.text_rows import conversation, rollout_row
 from gymdata.rollouts.messages import JsonObject, Message
 
 _ROLES = {"model": "assistant", "function": "user"}
@@ -27,8 +27,7 @@ class Gemini(Format):
     marks = (b'"contents"',)
     holds_text = True
 
-    def recognise(self, value: Any) -> bool:
-        row = first_row(value)
+    def recognise_row(self, row: JsonObject) -> bool:
         contents = row.get("contents")
         last = contents[-1] if isinstance(contents, list) and contents else {}
         return last.get("role") == "model" and isinstance(last.get("parts"), list) and "completions" not in row
