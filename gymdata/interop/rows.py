@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from gymdata.interop.importing import BadItem, Importing, rollout_id_of
@@ -80,11 +81,7 @@ def foreign_row(
 
 def prompt_group(messages: Sequence[Message]) -> str:
     """Trajectories of one prompt are a group: a hash of all messages before the first answer."""
-    before = list(messages)
-    for k, message in enumerate(messages):
-        if message["role"] == "assistant":
-            before = before[:k]
-            break
+    before = takewhile(lambda message: message["role"] != "assistant", messages)
     text = json.dumps([[m["role"], m["content"]] for m in before], ensure_ascii=False)
     return "prompt-" + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
