@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ import numpy as np
 import orjson
 
 from gymdata.interop.trajectories.own import shortest
-from gymdata.rollouts.messages import Message, RolloutRow
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store.columns import to_rows
@@ -31,15 +32,15 @@ Text = bytes | memoryview
 _TOKENS = 500_000
 
 
+@dataclass(slots=True)
 class RowTexts:
-    """The lists of one rollout's turns, without their brackets."""
+    """The lists of one rollout's turns, without their brackets. ``rendered``: whether a turn's ids were rendered from
+    text."""
 
-    def __init__(
-        self, prompts: list[Text], generations: list[bytes], log_probs: list[bytes], rendered: list[bool]
-    ) -> None:
-        self.prompts, self.generations, self.log_probs = prompts, generations, log_probs
-        #: Whether a turn's ids were rendered from text.
-        self.rendered = rendered
+    prompts: list[Text]
+    generations: list[bytes]
+    log_probs: list[bytes]
+    rendered: list[bool]
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -56,26 +57,17 @@ def rows(batch: pa.RecordBatch) -> Iterator[RolloutRow]:
         part = batch.slice(first, last - first)
         turns = TurnColumns.of(part.column("turns"))
         turns.refuse_altered(part.column("rollout_id"))
-        messages = _Messages(part.select(["messages"]))
+        # Converted to Python values at the first use.
+        converted = cache(partial(to_rows, part.select(["messages"])))
         # Python datetime objects are slow to create.
         started = (part.column("started_at").cast("int64").to_numpy() / 1e6).tolist()
         columns = to_rows(part.drop_columns(["turns", "messages", "started_at"]))
         for number, (row, texts) in enumerate(zip(columns, row_texts(turns), strict=True)):
-            yield row | {"turns": texts, "messages": partial(messages.of, number), "started_at": started[number]}
-
-
-class _Messages:
-    """The messages of a batch, converted to Python values at the first use."""
-
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self._batch = batch
-        self._rows: list[RolloutRow] | None = None
-
-    def of(self, number: int) -> list[Message]:
-        if self._rows is None:
-            self._rows = to_rows(self._batch)
-        messages: list[Message] = self._rows[number]["messages"]
-        return messages
+            yield row | {
+                "turns": texts,
+                "messages": lambda rows=converted, number=number: rows()[number]["messages"],
+                "started_at": started[number],
+            }
 
 
 def row_texts(turns: TurnColumns) -> Iterator[RowTexts]:
