@@ -373,13 +373,8 @@ def _export(
 ) -> ExportSummary:
     summary = ExportSummary(str(target), account.format)
     part, to = out.part(target.name), format_named(account.format)
-    try:
-        with rare_collections(), writing_into(target):
-            to.save(_converted(account, to, sources, workers), part, account)
-    except DataError:
-        raise
-    except ODD as error:
-        raise _unwritable(account, error) from error
+    with _naming_the_row(account), writing_into(target):
+        to.save(_converted(account, to, sources, workers), part, account)
     part.rows = summary.rows_out = account.written
     if not account.read:
         # Why there is no row to export, and what to do.
@@ -423,22 +418,24 @@ class _Converter:
 
     def __call__(self, source: Source) -> Iterator[tuple[list[tuple[str | None, Any]], Export]]:
         account, to = replace(self.export, lost=Counter()), format_named(self.export.format)
-        with rare_collections():
-            try:
-                batches = account.batches(source, to.columns, to.unread)
-                rows = [(account.current, row) for row in to.convert(batches, account)]
-            except DataError:
-                raise
-            except ODD as error:
-                raise _unwritable(account, error) from error
+        with _naming_the_row(account):
+            batches = account.batches(source, to.columns, to.unread)
+            rows = [(account.current, row) for row in to.convert(batches, account)]
         yield rows, account
 
 
-def _unwritable(export: Export, error: Exception) -> DataError:
-    """The error for a row whose JSON (messages, tools, extra) a writer cannot handle."""
-    kind = "pair" if export.table.name == PAIRS.name else "rollout"
-    return DataError(
-        f"{export.path}: {kind} {export.current}: cannot be written as {export.format}: {reason_of(error)}",
-        hint="`gymdata validate` names what is odd in a row; `gymdata filter` leaves rollouts out",
-        exit_code=EXIT_FAULTS,
-    )
+@contextlib.contextmanager
+def _naming_the_row(export: Export) -> Iterator[None]:
+    """Raises DataError for a row whose JSON (messages, tools, extra) a writer cannot handle."""
+    try:
+        with rare_collections():
+            yield
+    except DataError:
+        raise
+    except ODD as error:
+        kind = "pair" if export.table.name == PAIRS.name else "rollout"
+        raise DataError(
+            f"{export.path}: {kind} {export.current}: cannot be written as {export.format}: {reason_of(error)}",
+            hint="`gymdata validate` names what is odd in a row; `gymdata filter` leaves rollouts out",
+            exit_code=EXIT_FAULTS,
+        ) from error
