@@ -36,16 +36,17 @@ class ResponseLists(Format):
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         for (_, number), item in super().items(value):
+            if not isinstance(item, dict):
+                yield (0, number), item
+                continue
             names = (*_RESPONSES[:2], *_SCORES)
-            lists = {}
-            if isinstance(item, dict):
-                lists = {k: v for k, v in item.items() if k in names or (k in _RESPONSES and isinstance(v, list))}
+            lists = {k: v for k, v in item.items() if k in names or (k in _RESPONSES and isinstance(v, list))}
             responses = next((lists[name] for name in _RESPONSES if lists.get(name)), None)
             scores = next((lists[name] for name in _SCORES if lists.get(name) is not None), None)
-            if not isinstance(responses, list):
-                fault = BadItem("S102", f"responses: got {json_kind(responses)}, expected a list")
-                fault = BadItem("S103", "responses: missing") if responses is None else fault
-                yield (0, number), fault if isinstance(item, dict) else item
+            if responses is None:
+                yield (0, number), BadItem("S103", "responses: missing")
+            elif not isinstance(responses, list):
+                yield (0, number), BadItem("S102", f"responses: got {json_kind(responses)}, expected a list")
             elif scores is not None and (not isinstance(scores, list) or len(scores) != len(responses)):
                 yield (0, number), BadItem("S102", f"scores: expected one for each of the {len(responses)} responses")
             else:
