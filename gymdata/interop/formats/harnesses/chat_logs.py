@@ -30,7 +30,7 @@ class RequestLog(_Logs):
     marks = (b'"response"', b'"messages"', b'"request"', b'"choices"')
 
     def recognise_row(self, row: JsonObject) -> bool:
-        request, response = _request(row), _response(row)
+        request, response = _request(row), row.get("response", row)
         if not isinstance(request, dict) or not _is_response(response):
             return False
         return isinstance(request.get("messages"), list) or ("output" in response and "input" in request)
@@ -38,7 +38,7 @@ class RequestLog(_Logs):
     def row(self, item: Any, importing: Importing) -> TableRow:
         texts = ("request", "response", "model_parameters", "choices")
         about = [name for name in item if name not in ("messages", *texts)]
-        return _row(item, _request(item), _response(item), importing, texts, about)
+        return _row(item, _request(item), item.get("response", item), importing, texts, about)
 
 
 class _Batch(_Logs):
@@ -132,10 +132,6 @@ def _request(row: JsonObject) -> Any:
     parameters = row.get("model_parameters")
     settings = parameters if isinstance(parameters, dict) else {}
     return row.get("request") or {**settings, "messages": row.get("messages")}
-
-
-def _response(row: JsonObject) -> Any:
-    return row.get("response", row)
 
 
 def _is_response(value: Any) -> bool:
