@@ -18,10 +18,10 @@ import xxhash
 from gymdata.checks.violations import Violation
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym.rows import BadRow, Call, Row, read_row
-from gymdata.rollouts import turns as encoding
 from gymdata.rollouts.messages import SPELLED_CALL
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.turn_columns import Evidence, Messages, TurnColumns
+from gymdata.rollouts.turns import TurnEncoder
 from gymdata.store.lines import iter_lines, row_lines
 from gymdata.store.paths import ByteRange, Source
 
@@ -146,16 +146,14 @@ def continues(call: Call, before: Call) -> bool:
 def _encoded_apart(calls: Sequence[Call | None], with_prompt: Sequence[int]) -> Encoded:
     """The same by the encoder of turns, where some prompt does not continue the one before."""
     parents, prefixes, deltas = [-1] * len(calls), [0] * len(calls), [np.empty(0, np.int64)] * len(calls)
-    encoder = encoding.TurnEncoder()
+    encoder = TurnEncoder()
     for k in with_prompt:
         call = calls[k]
         assert call is not None
-        prompt, generation = call.prompt.all_values(), call.generation.values
-        none = np.empty(0, np.float32)
-        turn = encoder.add(encoding.Call(prompt.astype(np.int32), generation.astype(np.int32), none, "stop"))
+        turn = encoder.add(call.ids_alone())
         parents[k] = with_prompt[turn["parent"]] if turn["parent"] >= 0 else -1
         prefixes[k] = turn["prefix_length"]
-        deltas[k] = prompt[prefixes[k] :]
+        deltas[k] = call.prompt.all_values()[prefixes[k] :]
     return parents, prefixes, deltas
 
 

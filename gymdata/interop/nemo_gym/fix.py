@@ -13,13 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gymdata.checks import repair
 from gymdata.checks.violations import Violation
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.messages import TOKEN_KEYS, JsonObject, walk, written_by_model
+from gymdata.rollouts.turns import encode_turns
 from gymdata.store.lines import row_lines
 from gymdata.store.paths import Source
 
@@ -76,18 +74,7 @@ def _roots(calls: Sequence[nemo_rows.Call | None]) -> list[int] | None:
     with_prompt = [c for c in calls if c is not None and c.prompt]
     if len(with_prompt) != len(calls):
         return None
-    encoded = tokens.encode_turns(
-        [
-            tokens.Call(
-                call.prompt.all_values().astype(np.int32),
-                call.generation.all_values().astype(np.int32),
-                np.empty(0, np.float32),
-                "stop",
-            )
-            for call in with_prompt
-        ]
-    )
-    return repair.chain_roots(encoded)
+    return repair.chain_roots(encode_turns([call.ids_alone() for call in with_prompt]))
 
 
 def _part(value: JsonObject, part: Sequence[int], turns: int) -> JsonObject:

@@ -24,6 +24,7 @@ import xxhash
 
 from gymdata.errors import json_kind, json_value
 from gymdata.interop.rows import as_float
+from gymdata.rollouts import turns as encoding
 from gymdata.rollouts.messages import (
     GENERATION,
     LOG_PROBS,
@@ -100,6 +101,11 @@ class Call(NamedTuple):
     prompt: TokenList
     generation: TokenList
     log_probs: npt.NDArray[np.float64] | None
+
+    def ids_alone(self) -> encoding.Call:
+        """The call for a ``TurnEncoder``, with ids of 32 bits and no log-probabilities."""
+        prompt, generation = (ids.all_values().astype(np.int32) for ids in (self.prompt, self.generation))
+        return encoding.Call(prompt, generation, np.empty(0, np.float32), "stop")
 
 
 @dataclass(slots=True)
