@@ -22,7 +22,7 @@ from gymdata.publish.card import CARD, card
 from gymdata.publish.preview import PREVIEW, TEXTS, write_preview
 from gymdata.publish.repository import data_set, publish
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
-from gymdata.scan.files import all_rows, rewritten
+from gymdata.scan.files import all_rows, rewritten, texts_in
 from gymdata.scan.patterns import Find, finder, without
 from gymdata.store import find_run_json, read_run_json, resolve
 from gymdata.store.paths import RUN_JSON, RunFacts, local_output
@@ -94,16 +94,10 @@ def push(
     if state_left(facts) == "interrupted":
         raise StoreError(f"{source}: was interrupted", hint="run the command that wrote it again, which completes it")
     table, files = _files(source, run_json, facts)
-    find, findings = finder(), Counter[str]()
-
-    def look(_: str, text: str) -> str:
-        findings.update(finding.kind for finding in find(text))
-        return text
-
-    n_rows = 0
+    find, findings, n_rows = finder(), Counter[str](), 0
     for file in files.values():
         for _, _, row in all_rows(file):
-            rewritten(row, look)
+            findings.update(finding.kind for _, text in texts_in(row) for finding in find(text))
             (progress or NullProgress()).update(done=(n_rows := n_rows + 1))
     if findings and not allow_findings:
         raise RefusedError(

@@ -44,6 +44,18 @@ def rewritten(value: Any, change: Change, where: str = "") -> Any:
     return value
 
 
+def texts_in(value: Any) -> list[tuple[str, str]]:
+    """(field, text) of each text and key that ``rewritten`` changes, in its order."""
+    texts: list[tuple[str, str]] = []
+
+    def note(where: str, text: str) -> str:
+        texts.append((where, text))
+        return text
+
+    rewritten(value, note)
+    return texts
+
+
 def all_rows(path: str | Path) -> Iterator[tuple[Path, int, Any]]:
     """(file, row, value) of everything that a run folder, a file or a glob holds; of a text file each line is a row."""
     tables = {source.path: source for table in TABLES for source in resolve(path, table)}

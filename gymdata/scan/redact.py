@@ -25,7 +25,7 @@ from gymdata.checks.breaks import Reading
 from gymdata.rollouts.messages import RolloutRow, TableRow
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.rollouts.turns import Ids, Turn, TurnEncoder, call_of, expand_prompts
-from gymdata.scan.files import rewritten
+from gymdata.scan.files import rewritten, texts_in
 from gymdata.scan.patterns import LITERAL, Find, Found, apart, without
 from gymdata.store import scan_batches
 from gymdata.store.columns import build, to_rows
@@ -139,14 +139,7 @@ class Redaction:
         return {**clean_row, "extra": json.dumps({**json.loads(clean_row["extra"] or "{}"), "redacted": note})}
 
     def _values(self, value: Any) -> dict[str, str]:
-        values: dict[str, str] = {}
-
-        def look(_: str, text: str) -> str:
-            values.update({text[span.start : span.end]: span.kind for span in self.find(text)})
-            return text
-
-        rewritten(value, look)
-        return values
+        return {text[span.start : span.end]: span.kind for _, text in texts_in(value) for span in self.find(text)}
 
     def _spans(self, text: str, values: Values) -> tuple[Found, ...]:
         forms = ((form, kind) for value, kind in values.items() if len(value) >= LITERAL for form in _forms(value))

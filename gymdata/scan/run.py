@@ -18,7 +18,7 @@ from gymdata.errors import UsageError, counted
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
-from gymdata.scan.files import all_rows, rewritten
+from gymdata.scan.files import all_rows, texts_in
 from gymdata.scan.patterns import Find, Found, finder, without
 from gymdata.store import StageOutput, find_run_json, read_run_json
 from gymdata.store.lineage import parents_of
@@ -155,14 +155,10 @@ def _findings(find: Find, file: str, row: int, value: Any) -> Iterator[Finding]:
     named = value.get("rollout_id") if isinstance(value, dict) else next(iter(_OWNER.findall(str(value)[:4_096])), None)
     owner = without(named, find(named)) if named else None
     spots: list[tuple[str, str, Found]] = []
-
-    def look(where: str, text: str) -> str:
+    for where, text in texts_in(value):
         # A text that is JSON was looked at in its parts.
         if not any(before.startswith(where) for before, _, _ in spots):
             spots.extend((where, text, span) for span in find(text))
-        return text
-
-    rewritten(value, look)
     keys = {text[span.start : span.end]: span.kind for where, text, span in spots if where.endswith(" (key)")}
     for where, text, span in spots:
         size = span.end - span.start
