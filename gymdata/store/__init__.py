@@ -11,13 +11,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gymdata.store.journal import read_failures
-    from gymdata.store.partial_reads import scan_lazy
-    from gymdata.store.paths import Source, find_run_json, resolve
-    from gymdata.store.run import Run
-    from gymdata.store.run_json import hash_file, read_run_json, write_run_json
-    from gymdata.store.stage_output import StageOutput
-    from gymdata.store.tables import files_of, has_rows, read_table, scan_batches, write_table
+    from gymdata.store.journal import read_failures as read_failures
+    from gymdata.store.partial_reads import scan_lazy as scan_lazy
+    from gymdata.store.paths import Source as Source
+    from gymdata.store.paths import find_run_json as find_run_json
+    from gymdata.store.paths import resolve as resolve
+    from gymdata.store.run import Run as Run
+    from gymdata.store.run_json import hash_file as hash_file
+    from gymdata.store.run_json import read_run_json as read_run_json
+    from gymdata.store.run_json import write_run_json as write_run_json
+    from gymdata.store.stage_output import StageOutput as StageOutput
+    from gymdata.store.tables import files_of as files_of
+    from gymdata.store.tables import has_rows as has_rows
+    from gymdata.store.tables import read_table as read_table
+    from gymdata.store.tables import scan_batches as scan_batches
+    from gymdata.store.tables import write_table as write_table
 
 _HOME = {
     "Run": "run",
@@ -36,23 +44,7 @@ _HOME = {
     "write_run_json": "run_json",
     "write_table": "tables",
 }
-__all__ = [
-    "Run",
-    "Source",
-    "StageOutput",
-    "files_of",
-    "find_run_json",
-    "has_rows",
-    "hash_file",
-    "read_failures",
-    "read_run_json",
-    "read_table",
-    "resolve",
-    "scan_batches",
-    "scan_lazy",
-    "write_run_json",
-    "write_table",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
