@@ -329,13 +329,11 @@ def segments(folder: Path) -> list[Source]:
         return []
     chosen: dict[int, Source] = {}
     for file in belonging(sorted(file for file in rollouts.iterdir() if file.is_file())):
-        if match := JOURNAL.fullmatch(file.name):
-            chosen.setdefault(int(match[1]), Source(file, "journal"))
-        elif match := PART.fullmatch(file.name):
-            kind: Kind = "parquet" if match[2] == "parquet" else "jsonl"
-            other = chosen.get(int(match[1]))
-            if other is None or other.kind == "journal":
-                chosen[int(match[1])] = Source(file, kind)
+        if match := PART.fullmatch(file.name) or JOURNAL.fullmatch(file.name):
+            source = _classify(file)
+            other = chosen.setdefault(int(match[1]), source)
+            if other.kind == "journal" and source.kind != "journal":
+                chosen[int(match[1])] = source
     return [chosen[k] for k in sorted(chosen)]
 
 
@@ -374,13 +372,8 @@ def _sealed_by_run_json(folder: Path) -> list[Source]:
 def sealed_twin(journal: Path) -> Source | None:
     """The sealed part that replaced a journal while a reader was on its way to it."""
     match = JOURNAL.fullmatch(journal.name)
-    if match is None:
-        return None
-    for suffix, kind in ((".parquet", "parquet"), (".jsonl", "jsonl")):
-        part = journal.with_name(f"part-{match[1]}{suffix}")
-        if part.is_file():
-            return Source(part, "parquet" if kind == "parquet" else "jsonl")
-    return None
+    parts = [journal.with_name(f"part-{match[1]}.{kind}") for kind in ("parquet", "jsonl")] if match is not None else []
+    return next((_classify(part) for part in parts if part.is_file()), None)
 
 
 def _expand(pattern: str) -> list[Path]:
