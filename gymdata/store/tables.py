@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,6 @@ from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
 from gymdata.workers.tuning import ahead
 
-T = TypeVar("T")
 #: JSON rows are parsed and turned into columns this many bytes at a time: Python objects take ten times as much.
 PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
