@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from gymdata.rollouts.ragged import Ragged
+from gymdata.train.mapped import chunks, part_of
 
 _U64 = np.uint64
 _LOW = _U64(0xFFFFFFFF)
@@ -101,20 +102,14 @@ def trained_tokens_by_sequence(keys: np.ndarray, ids: Ragged, mask: Ragged) -> t
     ``keys`` (n,); ``ids`` and ``mask`` have n lists. A position is counted from the start of its sequence. Sums of
     ``checksums`` wrap, as they must.
     """
-    n, starts = len(keys), ids.offsets
-    counts, sums = np.zeros(n, np.int64), np.zeros(n, np.uint64)
-    lengths = ids.lengths
-    first = 0
-    while first < n:  # whole sequences, about _CHUNK tokens at a time, at least one
-        last = max(first + 1, int(np.searchsorted(starts, starts[first] + _CHUNK, side="right")) - 1)
-        span = slice(int(starts[first]), int(starts[last]))
-        tokens = np.flatnonzero(mask.values[span])
-        owner = np.repeat(np.arange(last - first), lengths[first:last])[tokens]
-        positions = tokens - (starts[first:last] - starts[first])[owner]
-        hashes = token_hashes(keys[first:last][owner], positions, ids.values[span][tokens])
-        counts[first:last] = np.bincount(owner, minlength=last - first)
-        np.add.at(sums[first:last], owner, hashes)
-        first = last
+    counts, sums = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.uint64)
+    for rows in chunks(ids.offsets, _CHUNK):
+        part = part_of(ids, rows)
+        tokens = np.flatnonzero(part_of(mask, rows).values)
+        owner = part.owner[tokens]
+        hashes = token_hashes(keys[rows][owner], tokens - part.offsets[owner], part.values[tokens])
+        counts[rows] = np.bincount(owner, minlength=len(part))
+        np.add.at(sums[rows], owner, hashes)
     return counts, sums
 
 
