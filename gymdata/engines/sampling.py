@@ -22,8 +22,9 @@ from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE, truncations
 from gymdata.rollouts.messages import JsonObject
 from gymdata.settings import source_fields
 
-#: Engines write impossible tokens as -inf or as this, depending on the transport; neither is an alternative.
-_IMPOSSIBLE = -9999.0
+#: vLLM's HTTP routes write this for -inf, which JSON cannot hold; no model gives a sampled token so little, and neither is
+#: an alternative.
+PLACEHOLDER = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,11 @@ def best_alternatives(entries: Iterable[tuple[int, float]], k: int) -> list[tupl
 
     Engines list the sampled token as well as the best k, so a position has k or k + 1 entries in no promised order.
     """
-    possible = {token: value for token, value in entries if value > _IMPOSSIBLE}
+    possible = {token: value for token, value in entries if value > PLACEHOLDER}
     return sorted(possible.items(), key=lambda item: (-item[1], item[0]))[:k]
 
 
 Fault = Literal["no_ids", "no_logprobs", "prompt", "shape", "ids", "logprobs", "positive", "length", "model"]
-#: vLLM's HTTP routes write this for -inf, which JSON cannot hold; no model gives a sampled token so little.
-PLACEHOLDER = -9999.0
 _MOST_IDS = 2**31
 
 
