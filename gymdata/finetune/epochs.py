@@ -24,8 +24,6 @@ from gymdata.store import hash_file, write_run_json
 from gymdata.store.run_json import plain, replacing, write_json
 from gymdata.user_code import place_of
 
-#: Stages of an epoch, in order; those that a plan has no use for are left out.
-STAGES = ("collect", "check", "judge", "select", "data", "train", "deploy", "kl", "validate", "log")
 _SEEDS_AN_EPOCH = 1000  #: each epoch draws its own samples
 
 

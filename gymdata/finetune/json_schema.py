@@ -8,8 +8,7 @@ from gymdata.experience.settings import ExperienceConfig
 from gymdata.finetune.settings import IGNORED_KEYS, KINDS, FinetuneConfig, OfCommand
 from gymdata.pairs.settings import PairsConfig
 from gymdata.settings import Settings
-
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
+from gymdata.store.json_schema import DIALECT
 
 
 def schema() -> dict[str, object]:
