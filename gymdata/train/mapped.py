@@ -1,6 +1,6 @@
 """Arrays in files that are mapped into memory, and dropped from it again: data larger than memory, shared by processes.
 
-Only the rows of a few batches stay in memory, because ``read_rows`` drops earlier pages, where the system can.
+Only the rows of a few batches stay in memory, because ``read_rows`` drops earlier pages.
 """
 
 from __future__ import annotations
@@ -61,8 +61,6 @@ def release() -> None:
     """Drop all pages of mapped files that were read; later reads come from the disk cache, or the disk."""
     global _read
     _read = 0
-    if not hasattr(mmap, "MADV_DONTNEED"):
-        return
     for mapping in list(_maps):
         mapping.madvise(mmap.MADV_DONTNEED)
 
