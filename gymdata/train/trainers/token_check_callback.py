@@ -93,11 +93,11 @@ class TokenChecksumCallback(TrainerCallback):
         self.epochs = proof["epochs"]
         if proof["num_tokens"] is not None:
             self._trainer._total_train_tokens = proof["num_tokens"]
-        if proof["rows"] == self.rows:
-            self._close_epoch(TrainedTokens.from_json(proof["seen"]), TrainedTokens.from_json(proof["due"]), self.rows)
+        seen, due, rows = TrainedTokens.from_json(proof["seen"]), TrainedTokens.from_json(proof["due"]), proof["rows"]
+        if rows == self.rows:
+            self._close_epoch(seen, due, rows)
         elif self._accelerator.is_main_process:
-            self._seen, self._due = TrainedTokens.from_json(proof["seen"]), TrainedTokens.from_json(proof["due"])
-            self._rows_seen = proof["rows"]
+            self._seen, self._due, self._rows_seen = seen, due, rows
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         seen, due, rows = _summed(self._accelerator, self._seen, self._due, self._rows_seen)
