@@ -44,7 +44,7 @@ OPTIMIZER_PARTS = "optimizer"
 
 
 class MeasureHeldOut(TrainerCallback):
-    """Writes a trainer's held-out figures to the metrics after each epoch.
+    """Writes a trainer's held-out figures (``heldout_figures``) to the metrics after each epoch.
 
     A checkpoint of an epoch's last step is saved before the epoch ends, so a resumed training cannot know whether they
     were written: Recorder drops those of the step that it resumes from, and they are measured again.
@@ -121,7 +121,7 @@ class Exact:
             return
         if self.sharded_late:
             self.sharing = "off"
-            self._note_sharing("prefix sharing is off: accelerate shards the model later (--shard-model can share)")
+            self.note("prefix sharing is off: accelerate shards the model later (--shard-model can share)")
             return
         installed: list[Sharing] = []
         for model in (getattr(self, "ref_model", None), self.model):
@@ -130,7 +130,7 @@ class Exact:
             shared = share_prefixes(model.get_base_model() if hasattr(model, "get_base_model") else model, self.sharing)
             if isinstance(shared, str):
                 self.sharing = "off"
-                self._note_sharing(f"prefix sharing is off: {shared}")
+                self.note(f"prefix sharing is off: {shared}")
                 return
             installed.append(shared)
         self.shared = installed[-1]
@@ -145,12 +145,13 @@ class Exact:
         if grouping_pays(self.sharing, sequences, order, self.args, sides):
             self.groups = groups
             saved = shared_tokens(sequences, order, self.args.train_batch_size, sides)
-            self._note_sharing(
+            self.note(
                 f"prefix sharing: rollouts with the same prompt are trained together, {saved:.0%} of their tokens are "
                 "shared; --prefix-sharing off trains in random order, to other weights"
             )
 
-    def _note_sharing(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Tell the parent process, once for all processes."""
         if self.is_world_process_zero():  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
             event("note", text=text)
 
@@ -355,8 +356,7 @@ class Exact:
         )
         if self.steps_skipped >= steps:
             raise OutsideError("trainer", text, hint=way)
-        if self.is_world_process_zero():  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
-            event("note", text=f"warning: {text}")
+        self.note(f"warning: {text}")
 
     def remember_weights(self) -> None:
         self.weights_before = some_weights(self.model)
@@ -396,10 +396,6 @@ class Exact:
         if self.is_fsdp_enabled:  # accelerate saves shards by default
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         self.save_model(str(out))  # type: ignore[attr-defined]  # as above
-
-    def heldout_figures(self) -> dict[str, float]:
-        """The model's figures on held-out tasks, for the metrics of each epoch."""
-        return {}
 
     def finish(self, out: Path) -> None:
         """The last changes to ``out``, on the main process, after the tokenizer's files are there."""

@@ -193,8 +193,7 @@ class BatchRLTrainer(Exact, Trainer):
         self.limited: torch.Tensor | None = None
         temperatures = np.unique(sampled_at(data.temperature))
         self.fused, self.temperature = len(temperatures) == 1, float(temperatures[0])
-        collator = ExperienceCollator(data, pad_id(processing_class), args.pad_to_multiple_of)
-        self.collator = collator
+        self.collator = ExperienceCollator(data, pad_id(processing_class), args.pad_to_multiple_of)
         self._metrics: dict[str, float] = defaultdict(float)
         super().__init__(
             args=args,
@@ -203,7 +202,7 @@ class BatchRLTrainer(Exact, Trainer):
             sharing="off" if packed is not None else sharing,
             processing_class=processing_class,
             train_dataset=row_dataset(len(data) if packed is None else len(packed.bins), args),
-            data_collator=collator if packed is None else packed,
+            data_collator=self.collator if packed is None else packed,
             **rest,
         )
         model: Any = self.model
@@ -219,15 +218,14 @@ class BatchRLTrainer(Exact, Trainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
         """The divisor of each component, (components,): of all micro-batches of a step, on all processes."""
-        count = sum((self.counts(batch).to(device) for batch in batch_samples), self.counts(None).to(device))
+        none = torch.zeros(len(self.components), dtype=torch.int64, device=device)
+        count = sum((self.counts(batch).to(device) for batch in batch_samples), none)
         if self.args.world_size > 1:
             count = self.accelerator.gather(count[None]).sum(dim=0)
         return count.clamp(min=1)
 
-    def counts(self, batch: Batch | None) -> torch.Tensor:
+    def counts(self, batch: Batch) -> torch.Tensor:
         """Tokens, or sequences, that each component of a batch is a mean over, (components,)."""
-        if batch is None:
-            return torch.zeros(len(self.components), dtype=torch.int64)
         tokens = {name: weighed(batch, name) != 0 for name in self.components}
         return torch.stack(
             [self.policy_loss.count(mask) if name == "rl" else mask.sum() for name, mask in tokens.items()]
@@ -385,8 +383,8 @@ class BatchRLTrainer(Exact, Trainer):
                 code="L305",
                 hint="`gymdata audit` shows where; --allow-biased-logprobs trains all the same",
             )
-        if why and self.is_world_process_zero():
-            event("note", text=f"warning: the saved log-probabilities are not those of the tokens (L305): {why}")
+        if why:
+            self.note(f"warning: the saved log-probabilities are not those of the tokens (L305): {why}")
         return facts
 
     def computed_in(self) -> str:

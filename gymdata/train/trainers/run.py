@@ -102,8 +102,7 @@ def train(job: Job) -> int:
             event("plan", steps=steps)
         trainer.end()
         return 0
-    main = trainer.is_world_process_zero()
-    checkpoint = last_checkpoint(Path(trainer.args.output_dir), lambda text: event("note", text=text) if main else None)
+    checkpoint = last_checkpoint(Path(trainer.args.output_dir), trainer.note)
     if checkpoint is not None:
         token_checksum.restore(checkpoint)
     trainer.when_sharded(trainer.remember_weights)

@@ -5,7 +5,6 @@ The value that is trained for a token is that of the state before it, which is w
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +20,6 @@ from gymdata.train.sequence_data import TrainingReturns
 from gymdata.train.settings import TrainValueConfig
 from gymdata.train.trainers.batches import Batch
 from gymdata.train.trainers.exact import MeasureHeldOut
-from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.rl import BatchRLTrainer, RLConfig, model_inputs
 
 
@@ -101,7 +99,6 @@ class ExactValueTrainer(BatchRLTrainer):
         super().__init__(**rest)
         self.clip = clip
         self.before: dict[str, float] = {}
-        self.sums: dict[str, float] = defaultdict(float)
         if self.data.heldout is not None:
             self.add_callback(MeasureHeldOut(self))
 
@@ -128,16 +125,16 @@ class ExactValueTrainer(BatchRLTrainer):
         apart = returns - outputs[mask].double()
         sums = (torch.tensor(len(apart)), apart.sum(), apart.square().sum(), returns.sum(), returns.square().sum())
         for name, value in zip(("tokens", "apart", "apart²", "returns", "returns²"), sums, strict=True):
-            self.sums[name] += float(value)
+            self._metrics[name] += float(value)
 
     def log(self, logs: dict[str, float], *more: Any, **kwargs: Any) -> None:
         """With the explained variance of the tokens since the last entry (those of this process)."""
-        if "loss" in logs and (n := self.sums["tokens"]):
-            spread = self.sums["returns²"] / n - (self.sums["returns"] / n) ** 2
-            left = self.sums["apart²"] / n - (self.sums["apart"] / n) ** 2
+        if "loss" in logs and (n := self._metrics["tokens"]):
+            spread = self._metrics["returns²"] / n - (self._metrics["returns"] / n) ** 2
+            left = self._metrics["apart²"] / n - (self._metrics["apart"] / n) ** 2
             if spread > 0:
                 logs = {**logs, "explained_variance": 1 - left / spread}
-            self.sums.clear()
+            self._metrics.clear()
         super().log(logs, *more, **kwargs)
 
     def measure_before(self) -> None:
@@ -145,10 +142,9 @@ class ExactValueTrainer(BatchRLTrainer):
         if self.data.heldout is None:
             return
         self.before = self._heldout()
-        if self.is_world_process_zero():
-            explained, error = self.before["explained_variance"], self.before["mse"]
-            figures = f"explained variance {explained:.3g}, mean squared error {error:.3g}"
-            event("note", text=f"before training, on held-out tasks: {figures}")
+        explained, error = self.before["explained_variance"], self.before["mse"]
+        figures = f"explained variance {explained:.3g}, mean squared error {error:.3g}"
+        self.note(f"before training, on held-out tasks: {figures}")
 
     def _heldout(self) -> dict[str, float]:
         """``explained_variance``: 1 − Var(returns − values)/Var(returns); ``mse``: the mean of (values − returns)²."""
