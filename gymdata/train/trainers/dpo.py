@@ -86,9 +86,8 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
 
     def _precompute_ref_logps(self, dataset: Any, _name: str, batch_size: int) -> Any:
         """Reference log-probabilities of every pair under the model as it was loaded, shared among the processes."""
-        if self.reference is not None or not self.trains:
-            return dataset
-        self.when_sharded(lambda: self._score_reference(batch_size))
+        if self.reference is None and self.trains:
+            self.when_sharded(lambda: self._score_reference(batch_size))
         return dataset
 
     def _score_reference(self, batch_size: int) -> None:
