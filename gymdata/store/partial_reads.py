@@ -37,7 +37,7 @@ from gymdata.store.tables import (
     _chosen,
     _present,
     _shape,
-    broken_parquet,
+    opened_parquet,
     read_source,
     scan_batches,
     schema_of,
@@ -132,13 +132,10 @@ def verified_datasets(files: Sequence[Path], table: Table) -> list[VerifiedDatas
 def _checked_schema(file: Path, table: Table) -> pa.Schema:
     """The columns of one file, its footer consistent in itself and with the table."""
     where = str(file)
-    try:
-        with parquet_file(file) as opened:
-            schema, footer = opened.schema_arrow, opened.metadata
-            # A row group's columns stay untouched here: pyarrow ends the process over some damage in what describes them.
-            rows = sum(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
-    except (pa.ArrowException, OSError) as error:
-        raise broken_parquet(file, error) from error
+    with opened_parquet(file) as opened:
+        schema, footer = opened.schema_arrow, opened.metadata
+        # A row group's columns stay untouched here: pyarrow ends the process over some damage in what describes them.
+        rows = sum(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
     check_version(schema.metadata, where, table)
     if rows != footer.num_rows:
         raise DataError.damaged(where, "its row groups do not have as many rows as its footer says")
@@ -193,15 +190,15 @@ def first_broken(files: Sequence[Path]) -> DataError | None:
     """Which of ``files`` cannot be read, every page of it: the error that names it, or None."""
     for file in files:
         try:
-            with parquet_file(file, page_checksum_verification=True) as opened:
+            with opened_parquet(file, page_checksum_verification=True) as opened:
                 for index in range(opened.num_row_groups):
                     for name in opened.schema_arrow.names:
                         rows, read = opened.metadata.row_group(index).num_rows, opened.read_row_group(index, [name])
                         if read.num_rows != rows:
                             reason = f"column {name!r} has {read.num_rows:,} of {counted(rows, 'row')}"
                             return DataError.damaged(file, reason)
-        except (pa.ArrowException, OSError) as error:
-            return broken_parquet(file, error)
+        except DataError as error:
+            return error
     return None
 
 
@@ -315,22 +312,16 @@ def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[Ro
     if source.kind != "parquet":
         data = read_source(source, table, names).combine_chunks()
         return [RowGroup(data.num_rows, lambda: data)]
-    try:
-        with parquet_file(source.path) as file:
-            check_version(file.schema_arrow.metadata, where, table)
-            present = _present(file.schema_arrow, table, names, where)
-            sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-    except (pa.ArrowException, OSError) as error:
-        raise broken_parquet(source.path, error) from error
+    with opened_parquet(source.path) as file:
+        check_version(file.schema_arrow.metadata, where, table)
+        present = _present(file.schema_arrow, table, names, where)
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
 
     def load(index: int) -> pa.Table:
-        try:
-            with parquet_file(source.path, page_checksum_verification=True) as file:
-                data = file.read_row_group(index, columns=present)
-                if data.num_rows != sizes[index]:
-                    raise DataError.damaged(where, f"{data.num_rows:,} of {counted(sizes[index], 'row')} can be read")
-        except (pa.ArrowException, OSError) as error:
-            raise broken_parquet(source.path, error) from error
+        with opened_parquet(source.path, page_checksum_verification=True) as file:
+            data = file.read_row_group(index, columns=present)
+            if data.num_rows != sizes[index]:
+                raise DataError.damaged(where, f"{data.num_rows:,} of {counted(sizes[index], 'row')} can be read")
         return _shape(data, table, present, where).combine_chunks()
 
     return [RowGroup(rows, lambda i=i: load(i)) for i, rows in enumerate(sizes)]  # type: ignore[misc]  # as in loading: a default

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gymdata.errors import DataError, UsageError, counted, plural
-from gymdata.remote.reading import parquet_file, parquet_schema
+from gymdata.remote.reading import parquet_file
 from gymdata.rollouts.schema import HASHES, PAIRS, ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.columns import build, content_hashes, other_rows, reshape, to_rows
 from gymdata.store.formats import format_of, head
@@ -299,29 +299,26 @@ def scan_source(
             raise DataError.empty(source.path, f"rows of {table.name}")
         return
     where = str(source.path)
-    try:
-        with parquet_file(source.path, page_checksum_verification=True) as file:
-            check_version(file.schema_arrow.metadata, where, table)
-            present = _present(file.schema_arrow, table, names, where)
-            n_read, expected = 0, file.metadata.num_rows
-            leaves = present if table is TABLES.get(table.name, table) else _known_leaves(file, present, table)
-            # Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the
-            # file is.
-            read = (
-                batch
-                for index in range(file.num_row_groups)
-                for batch in file.iter_batches(batch_size, row_groups=[index], columns=leaves, use_threads=threads)
-            )
-            # Closed before the file, because its thread may still be reading ahead.
-            with contextlib.closing(ahead(read, _BATCHES_AHEAD) if threads else read) as batches:
-                for batch in batches:
-                    n_read += batch.num_rows
-                    if batch.num_rows:
-                        yield from _shape(pa.Table.from_batches([batch]), table, names, where).to_batches()
-            if n_read != expected:  # a damaged footer makes a column shorter than the others
-                raise DataError.damaged(where, f"{n_read:,} of {counted(expected, 'row')} can be read")
-    except (pa.ArrowException, OSError) as error:
-        raise broken_parquet(source.path, error) from error
+    with opened_parquet(source.path, page_checksum_verification=True) as file:
+        check_version(file.schema_arrow.metadata, where, table)
+        present = _present(file.schema_arrow, table, names, where)
+        n_read, expected = 0, file.metadata.num_rows
+        leaves = present if table is TABLES.get(table.name, table) else _known_leaves(file, present, table)
+        # Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the
+        # file is.
+        read = (
+            batch
+            for index in range(file.num_row_groups)
+            for batch in file.iter_batches(batch_size, row_groups=[index], columns=leaves, use_threads=threads)
+        )
+        # Closed before the file, because its thread may still be reading ahead.
+        with contextlib.closing(ahead(read, _BATCHES_AHEAD) if threads else read) as batches:
+            for batch in batches:
+                n_read += batch.num_rows
+                if batch.num_rows:
+                    yield from _shape(pa.Table.from_batches([batch]), table, names, where).to_batches()
+        if n_read != expected:  # a damaged footer makes a column shorter than the others
+            raise DataError.damaged(where, f"{n_read:,} of {counted(expected, 'row')} can be read")
 
 
 def _known_leaves(file: pq.ParquetFile, columns: list[str], table: Table) -> list[str]:
@@ -450,8 +447,16 @@ def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str
 
 def schema_of(path: Path) -> pa.Schema:
     """The columns of a Parquet file. Raises DataError for a file that pyarrow cannot read."""
+    with opened_parquet(path) as file:
+        return file.schema_arrow
+
+
+@contextlib.contextmanager
+def opened_parquet(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
+    """A Parquet file, open. Raises DataError for what of it pyarrow cannot read."""
     try:
-        return parquet_schema(path)
+        with parquet_file(path, **options) as file:
+            yield file
     except (pa.ArrowException, OSError) as error:
         raise broken_parquet(path, error) from error
 
