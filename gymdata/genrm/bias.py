@@ -63,16 +63,12 @@ def _rate(count: Any, n: Any) -> dict[str, object]:
 
 def _agreement(matches: Matches, won: np.ndarray) -> tuple[int, int]:
     """Agreeing and all pairs of judgements of one ordered comparison, over what was judged."""
-    judged = np.flatnonzero(np.isfinite(won))
+    judged = np.isfinite(won)
     first, second = matches.first[judged], matches.second[judged]
-    order = np.lexsort((second, first))
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (first[order][1:] != first[order][:-1]) | (second[order][1:] != second[order][:-1])
-    case = np.cumsum(new) - 1
-    sizes = np.bincount(case) if len(case) else np.zeros(0, np.int64)
-    together = int((sizes * (sizes - 1) // 2).sum())
-    agree = 0
-    for outcome in (-1.0, 0.0, 1.0):
-        same = np.bincount(case, won[judged][order] == outcome).astype(np.int64) if len(case) else sizes
-        agree += int((same * (same - 1) // 2).sum())
-    return agree, together
+    comparison = first * (int(second.max(initial=0)) + 1) + second
+
+    def pairs(keys: Ints) -> int:
+        sizes = np.unique(keys, return_counts=True)[1]
+        return int((sizes * (sizes - 1) // 2).sum())
+
+    return pairs(3 * comparison + won[judged].astype(np.int64)), pairs(comparison)
