@@ -76,16 +76,13 @@ def parse_strict(text: str) -> Verdict | None:
     """
     answer = text.rpartition("</think>")[2]
     for candidate in _candidates(answer):
-        values = {key: candidate[key] for key in _KEYS if key in candidate}
-        if not values or any(_number(value) is None for value in values.values()):
+        numbers = {key: _number(candidate[key]) for key in _KEYS if key in candidate}
+        if not numbers or None in numbers.values():
             continue  # such as the wanted format, quoted
-        numbers: dict[str, float] = {}
-        for key, value in values.items():
-            number = _number(value)
+        for key, number in numbers.items():
             low, high = RANKINGS if key == "ranking" else SCORES
-            if number is None or isinstance(value, bool) or not low <= number <= high:
+            if number is None or isinstance(candidate[key], bool) or not low <= number <= high:
                 return None
-            numbers[key] = number
         if ("score_1" in numbers) != ("score_2" in numbers):
             return None
         return Verdict(numbers.get("score_1"), numbers.get("score_2"), numbers.get("ranking"))
