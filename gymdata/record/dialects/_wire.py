@@ -35,11 +35,17 @@ _FORMATS = ("text", "json_object", "json_schema")
 
 
 class Fields:
-    """The fields of a body that have a value. Each is taken once; ``refuse_rest`` refuses what is left."""
+    """The fields of a body that have a value. Each is taken once; ``refuse_rest`` refuses what is left.
 
-    def __init__(self, body: Body, where: str = "") -> None:
-        self._left = {name: value for name, value in body.items() if value is not None}
+    ``without_effect``: those that change nothing that the model writes: accounts, caches, storage, advice on effort;
+    ``refused``: see ``refuse``."""
+
+    def __init__(
+        self, body: Body, where: str = "", *, without_effect: Sequence[str] = (), refused: Sequence[str] = ()
+    ) -> None:
+        self._left = {k: v for k, v in body.items() if v is not None and k not in without_effect}
         self._where = where
+        self.refuse(*refused)
 
     def take(self, name: str, kind: type[T] | tuple[type[T], ...], expected: str) -> T | None:
         """The field's value, None where it has none. Raises RequestError when it is of another type."""
@@ -77,11 +83,6 @@ class Fields:
         if not all(isinstance(text, str) and text for text in texts):
             raise self._invalid(name, value, "text or a list of texts")
         return tuple(texts)
-
-    def without_effect(self, *names: str) -> None:
-        """These change nothing that the model writes: accounts, caches, storage, advice on effort."""
-        for name in names:
-            self._left.pop(name, None)
 
     def refuse(self, *names: str, unless: Sequence[Any] = (False, "", [], {})) -> None:
         """Refuse these where they ask for something. ``unless``: values that do not."""

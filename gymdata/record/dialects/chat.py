@@ -26,6 +26,7 @@ SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("min_tokens", "seed"),
 )
+STREAM_WITHOUT_EFFECT = ("include_obfuscation", "continuous_usage_stats")
 _WITHOUT_EFFECT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "verbosity"),
@@ -44,9 +45,7 @@ class ChatCompletions(Choices):
     paths: tuple[str, ...] = ("/v1/chat/completions",)
 
     def parse(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
-        fields = Fields(body)
-        fields.without_effect(*_WITHOUT_EFFECT)
-        fields.refuse(*_REFUSED)
+        fields = Fields(body, without_effect=_WITHOUT_EFFECT, refused=_REFUSED)
         fields.refuse("modalities", unless=(["text"], []))
         messages = fields.listed("messages")
         tools = [_tool(tool, f"tools[{n}]") for n, tool in enumerate(fields.listed("tools"))]
@@ -55,8 +54,7 @@ class ChatCompletions(Choices):
         wants_logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", 0, 20)
         if top and not wants_logprobs:
             raise RequestError.field("top_logprobs", "needs logprobs: true")
-        options = Fields(fields.section("stream_options"), "stream_options.")
-        options.without_effect("include_obfuscation", "continuous_usage_stats")
+        options = Fields(fields.section("stream_options"), "stream_options.", without_effect=STREAM_WITHOUT_EFFECT)
         request = AgentRequest(
             model=fields.text("model") or "",
             messages=stored_messages(lambda: [_message(message) for message in messages]),

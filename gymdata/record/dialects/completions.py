@@ -8,7 +8,7 @@ from typing import Any
 
 from gymdata.record.dialects import dialect
 from gymdata.record.dialects._wire import Body, Choices, Fields, usage
-from gymdata.record.dialects.chat import SAMPLING
+from gymdata.record.dialects.chat import SAMPLING, STREAM_WITHOUT_EFFECT
 from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
 from gymdata.rollouts.messages import JsonObject
 
@@ -23,13 +23,10 @@ class Completions(Choices):
     paths: tuple[str, ...] = ("/v1/completions",)
 
     def parse(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:  # noqa: ARG002 - the port's signature
-        fields = Fields(body)
-        fields.without_effect("user")
-        fields.refuse(*_REFUSED)
+        fields = Fields(body, without_effect=["user"], refused=_REFUSED)
         n = fields.integer("n", 1, 128) or 1
         fields.refuse("best_of", unless=(n,))
-        options = Fields(fields.section("stream_options"), "stream_options.")
-        options.without_effect("include_obfuscation", "continuous_usage_stats")
+        options = Fields(fields.section("stream_options"), "stream_options.", without_effect=STREAM_WITHOUT_EFFECT)
         request = AgentRequest(
             model=fields.text("model") or "",
             messages=(),

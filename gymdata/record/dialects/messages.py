@@ -57,15 +57,12 @@ class Messages:
     count_paths: tuple[str, ...] = ("/v1/messages/count_tokens",)
 
     def parse(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
-        fields = Fields(body)
-        fields.without_effect(*_WITHOUT_EFFECT)
-        fields.refuse(*_REFUSED)
+        fields = Fields(body, without_effect=_WITHOUT_EFFECT, refused=_REFUSED)
         messages = fields.listed("messages")
         system = fields.take("system", (str, list), "text or blocks of text")
         tools = _tools(fields.listed("tools"))
         choice = fields.section("tool_choice")
-        output = Fields(fields.section("output_config"), "output_config.")
-        output.without_effect("effort")
+        output = Fields(fields.section("output_config"), "output_config.", without_effect=["effort"])
         format = output.section("format") or fields.section("output_format")
         output.refuse_rest()
         read = stored_messages(lambda: _chat(messages, system))
