@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gymdata.collect.task_files import short
 from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.messages import TaskRow
+from gymdata.store.run_json import flat
 
 if TYPE_CHECKING:
     import jinja2
@@ -90,18 +91,19 @@ class TextTemplate:
 
 @dataclass(frozen=True)
 class TaskShape:
-    """``columns``: field → column, where a dotted name reaches into a column. ``template``: Jinja text that makes the prompt
-    of the row's columns."""
+    """``columns``: field → column, where a dotted name reaches into a column. ``template``: makes the prompt of the row's
+    columns."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
     system: str | None = None
-    template: str | None = None
+    template: TextTemplate | None = None
 
     @classmethod
     def of(cls, columns: Sequence[str], system: str | None, template: Path | None) -> TaskShape:
         """As the settings ``map``, ``system`` (text, or a file of it) and ``prompt_template`` say. Raises DataError."""
         system = text_or_file(system, "a system message") if system is not None else None
-        return cls(dict(_pair(text) for text in columns), system, _text_of(template) if template is not None else None)
+        prompt = TextTemplate(_text_of(template), "--prompt-template") if template is not None else None
+        return cls(dict(_pair(text) for text in columns), system, prompt)
 
     @cached_property
     def _sources(self) -> Sequence[str]:
@@ -143,8 +145,8 @@ class TaskShape:
             actual = f"none; the row's columns are {shown}" if source else "none; the row is empty"
             raise FieldError("prompt", actual, expected, _hint(source))
         if self.template is not None and (column is None or isinstance(value, str)):
-            columns = row if column is None else {**row, "prompt": value}
-            value, column = self.prompt_template.render(columns), "prompt"
+            value = self.template.render({**row, "prompt": value} if column is not None else row)
+            column = "prompt"
         # Rewards see the prompt as text where it is text.
         if isinstance(value, str) and column not in SOURCES[1:] and row.get("prompt") is not value:
             row = {**row, "prompt": value}
@@ -163,10 +165,6 @@ class TaskShape:
                 raise UsageError(
                     f"--map {name}={column}: no task has this column", hint=f"the columns are {', '.join(row)}"
                 )
-
-    @cached_property
-    def prompt_template(self) -> TextTemplate:
-        return TextTemplate(self.template or "", "--prompt-template")
 
     def _mapped(self, row: TaskRow) -> Iterator[tuple[str, Any]]:
         for name, column in self.columns.items():
@@ -225,7 +223,7 @@ def _text_of(file: Path) -> str:
 
 
 def _hint(row: TaskRow) -> str | None:
-    columns = dict(_leaves(row))
+    columns = _leaves(row)
     texts = {name: value for name, value in columns.items() if _is_text(value)}
     firsts = {name: value[0] for name, value in columns.items() if isinstance(value, list) and value}
     keys = {name: first.keys() for name, first in firsts.items() if isinstance(first, dict)}
@@ -247,7 +245,7 @@ def _hint(row: TaskRow) -> str | None:
 
 def answer_hint(row: TaskRow) -> str | None:
     """The ``--map`` for the answer of a row without a known one, guessed from the names of its columns."""
-    column = _answer_like(dict(_leaves(row)))
+    column = _answer_like(_leaves(row))
     return None if column is None else f"pass --map {shlex.quote(f'answer={column}')}"
 
 
@@ -255,12 +253,8 @@ def _answer_like(columns: Iterable[str]) -> str | None:
     return next((name for word in _LIKE_ANSWER for name in columns if word in name.lower()), None)
 
 
-def _leaves(row: TaskRow, above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in row.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{above}{name}.")
-        elif value is not None and value != "":
-            yield f"{above}{name}", value
+def _leaves(row: TaskRow) -> TaskRow:
+    return {name: value for name, value in flat(row).items() if value is not None and value != ""}
 
 
 def _is_text(value: Any) -> bool:

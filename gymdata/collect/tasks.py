@@ -227,7 +227,7 @@ class TaskRows(TaskFile):
                 self._bad(tally, DataError.bad_row(IN_MEMORY, number, None, actual, "JSON values"))
                 continue
             if columnar:
-                plain = {k: drop_nulls(v) for k, v in plain.items() if v is not None}
+                plain = drop_nulls(plain)
             yield Path(IN_MEMORY), number, plain
 
     def facts(self) -> list[FileEntry]:
@@ -264,8 +264,7 @@ def _task(source: TaskRow, shaped: Shaped, shape: TaskShape, prompt_elsewhere: b
             messages = [{"role": "system", "content": shaped.system}, *messages]
         if shape.template is not None and not isinstance(shaped.value, str):
             question = {"prompt": messages[-1]["content"]}
-            content = shape.prompt_template.render({**row, **question})
-            messages = [*messages[:-1], {**messages[-1], "content": content}]
+            messages = [*messages[:-1], {**messages[-1], "content": shape.template.render({**row, **question})}]
     if row.get("tools") is not None:
         tools = _tools(row["tools"], "tools")
     hashed = {k: v for k, v in source.items() if k != "task_id"}

@@ -21,7 +21,7 @@ from pyarrow import feather, ipc
 
 import gymdata
 from gymdata.collect.settings import CollectConfig
-from gymdata.collect.task_shapes import TaskShape
+from gymdata.collect.task_shapes import TaskShape, TextTemplate
 from gymdata.collect.tasks import TaskFile, TaskRows, parse_task
 from gymdata.errors import DataError, UsageError
 from gymdata.store import read_table
@@ -41,7 +41,8 @@ SFT = {"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "
 
 
 def one(row: dict[str, Any], *columns: str, system: str | None = None, template: str | None = None) -> Any:
-    shape = TaskShape(dict(text.split("=") for text in columns), system, template)
+    prompt = TextTemplate(template, "--prompt-template") if template is not None else None
+    shape = TaskShape(dict(text.split("=") for text in columns), system, prompt)
     return parse_task(row, shape)
 
 
