@@ -197,8 +197,7 @@ def _table_rows(file: Path, format: Literal["Parquet", "Arrow"]) -> Iterator[tup
 def _plain(batches: Iterator[Any] | Sequence[Any]) -> Iterator[TaskRow]:
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS):
-            for row in batch.slice(start, _ROWS).to_pylist():
-                yield {k: drop_nulls(v) for k, v in row.items() if v is not None}
+            yield from map(drop_nulls, batch.slice(start, _ROWS).to_pylist())
 
 
 @dataclass(frozen=True, slots=True)
