@@ -192,14 +192,14 @@ class ToolEpisode:
         """Run the message's tool calls, in order, up to one that ends the rollout; without any, the user answers, and
         without a user the episode is over."""
         calls = message.get("tool_calls") or []
-        result = await (self._called(calls) if calls else self.respond(message))
+        result = await (self._called(calls) if calls else self.reply(message))
         if hasattr(self._instance, "step_reward"):
             result = await self._rewarded(result, message)
         if result.done:
             result = replace(result, reward=plus(result.reward, await self._reward()))
         return result
 
-    async def respond(self, message: Message) -> StepResult:
+    async def reply(self, message: Message) -> StepResult:
         """The user's answer to a message without tool calls."""
         if self.user is not None:
             return await self.user.reply(message)

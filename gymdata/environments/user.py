@@ -91,16 +91,9 @@ class ClassUser:
         self.rewards_steps = tools.rewards_steps
 
     async def start(self, task: Task, rollout_index: int, messages: Sequence[Message]) -> Talk:
-        episode = await self._tools.start(replace(task, messages=list(messages)), rollout_index)
-        return _ClassTalk(episode)
+        return await self._tools.start(replace(task, messages=list(messages)), rollout_index)
 
     async def close(self) -> None: ...
-
-
-class _ClassTalk:
-    def __init__(self, episode: Any) -> None:
-        self._episode = episode
-        self.reply, self.close = episode.respond, episode.close
 
 
 class WithUser:
