@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from gymdata.collect.resume import RunKey, request_seed
 from gymdata.collect.spent import Spent
 from gymdata.engines.port import Chat, Conversation, Generation, Sampler, SampleRequest
 from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict
+from gymdata.environments.step import reward_of
 from gymdata.errors import DataError, GymdataError, OutsideError, RefusedError
 from gymdata.rollouts.messages import Message, RolloutRow, Task, ToolDefinition
 from gymdata.rollouts.next_prompt import next_prompt
@@ -278,8 +278,8 @@ class Rollout:
             stop_reason = outcome.stop_reason if outcome.status == ends.TRUNCATED else None
             with self.setting.spent.on("environment"):
                 verdict = await episode.verdict(copy.deepcopy(self.messages), stop_reason)
-            if verdict is not None and verdict.reward is not None:
-                _finite(verdict.reward)
+            if verdict is not None:
+                reward_of(verdict.reward, "the environment")
             if verdict is not None and verdict.last_step is not None:
                 _add_reward(self.encoder.turns[-1], verdict.last_step)
             else:
@@ -311,13 +311,7 @@ class Rollout:
 
 def _add_reward(turn: Turn, reward: float | None) -> None:
     if reward is not None:
-        turn["reward"] = _finite(float(reward) + (turn["reward"] or 0.0))
-
-
-def _finite(reward: float) -> float:
-    if not math.isfinite(reward):
-        raise OutsideError.no_reward("the environment", reward)
-    return reward
+        turn["reward"] = reward_of(float(reward) + (turn["reward"] or 0.0), "the environment")
 
 
 def turns_as_json(turns: Sequence[Turn]) -> list[dict[str, Any]]:
