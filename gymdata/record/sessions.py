@@ -71,7 +71,6 @@ class Step:
     message: Message
     tail: Ids
     id: str
-    finish_reason: str
 
 
 @dataclass(slots=True)
@@ -229,7 +228,7 @@ class Session:
                 self.threads.append(Thread(turn, *marks))
         else:
             thread = self.steps[parent].thread
-        self.steps.append(Step(parent, thread, new, message, tail, event["id"], event["finish_reason"]))
+        self.steps.append(Step(parent, thread, new, message, tail, event["id"]))
         if not event.get("text"):  # no template wrote a prompt of text: messages never continue it, whatever they say
             messages = self.messages_of(turn)
             chain = list(digests(messages, tools_digest(self.threads[thread].tools)))
