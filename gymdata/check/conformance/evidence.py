@@ -22,14 +22,10 @@ class CaseFailure(Exception):  # noqa: N818 - a finding about a recorder, not an
     """A case does not hold; the message says what is wrong with the recorder."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedTurn:
-    """A turn with its complete prompt."""
+@dataclass(slots=True)
+class RecordedTurn(Draw):
+    """A turn with its complete prompt: a draw as the recorder has it."""
 
-    prompt: list[int]
-    ids: list[int]
-    log_probs: list[float]
-    finish_reason: str
     agent: str | None
 
 
@@ -119,8 +115,7 @@ def _unlike(turn: RecordedTurn, draws: Sequence[Draw], failed: Sequence[list[int
         return "its generated ids are all 0"
     if turn.prompt in failed:
         return "the engine failed this request, and it is recorded as a turn"
-    conversation = [*turn.prompt, *turn.ids]
-    if (moved := next((d for d in draws if d.conversation == conversation), None)) is not None:
+    if (moved := next((d for d in draws if d.conversation == turn.conversation), None)) is not None:
         off = len(turn.prompt) - len(moved.prompt)
         counts = f"{len(turn.ids)} generated tokens, sampled {len(moved.ids)}"
         return f"the border between prompt and generation is shifted by {off}: {counts}"
