@@ -133,7 +133,7 @@ def test_every_system_is_named() -> None:
             await judge.close()
 
     async def seeded() -> None:
-        server = ResourceServer(url, task_body=lambda _: {}, verify_body=lambda *_: {}, max_retries=0)
+        server = ResourceServer(url, max_retries=0)
         try:
             await server.start(task, 0)
         finally:

@@ -44,7 +44,6 @@ from gymdata.environments import (
 )
 from gymdata.environments.port import Environment, User
 from gymdata.environments.resource_server import ResourceServer
-from gymdata.environments.responses import conversation_of, task_body, verify_body
 from gymdata.errors import DataError, OutsideError, UsageError, require
 from gymdata.http import why_unreachable
 from gymdata.record.agent import Agent, load_agent
@@ -331,8 +330,6 @@ def load_parts(config: CollectConfig, objects: Given | None = None) -> Parts:
 
         workflow = HttpWorkflow(
             config.workflow_url,
-            task_body=task_body,
-            conversation_of=conversation_of,
             model=config.model,
             timeout_s=config.request_timeout,
             max_retries=config.retries,
@@ -431,8 +428,6 @@ def environment_of(config: CollectConfig, objects: Given, prompt: TextTemplate |
     specs, user = config.environments(), _user(config, objects, prompt)
     server = partial(
         ResourceServer,
-        task_body=task_body,
-        verify_body=verify_body,
         model=config.model or "policy",
         tool_timeout_s=config.tool_timeout,
         verify_timeout_s=config.reward_timeout,

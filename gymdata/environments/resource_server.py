@@ -17,11 +17,12 @@ a number, and ``done``; the policy sees the rest of the object.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 from gymdata.environments.port import StepResult, Talk, Verdict
+from gymdata.environments.responses import task_body, verify_body
 from gymdata.environments.step import Step, plus, tool_message
 from gymdata.environments.tool_error import as_text, tool_error_message
 from gymdata.errors import OutsideError
@@ -40,23 +41,18 @@ _ADVICE = Advice(
     slow="raise --tool-timeout (--reward-timeout for /verify) if it needs longer",
     statuses={401: _KEY, 403: _KEY},
 )
-TaskBody = Callable[[Task], JsonObject]
-VerifyBody = Callable[[Task, Sequence[Message], str | None, str], JsonObject]
 
 
 class ResourceServer:
     """An ``Environment`` behind ``url``. Where it runs is no part of its identity: a server may move.
 
-    ``tool_timeout_s``: one try of a seed or a tool call; ``verify_timeout_s``: one try of /verify. ``task_body`` and
-    ``verify_body`` write the Responses shape.
+    ``tool_timeout_s``: one try of a seed or a tool call; ``verify_timeout_s``: one try of /verify.
     """
 
     def __init__(
         self,
         url: str,
         *,
-        task_body: TaskBody,
-        verify_body: VerifyBody,
         model: str = "policy",
         tool_timeout_s: float = 60.0,
         verify_timeout_s: float = 300.0,
@@ -67,7 +63,7 @@ class ResourceServer:
         step_field = {} if step_reward_field is None else {"step_reward_field": step_reward_field}
         self.identity: Identity = {"name": "resource_server", **step_field}
         self.step_reward_field = step_reward_field
-        self.task_body, self.verify_body, self.model = task_body, verify_body, model
+        self.model = model
         self.verify_timeout_s = verify_timeout_s
         self.http = HttpClient(
             address(url, "--env", "http://localhost:8000", ENVIRONMENT_KEYS),
@@ -86,7 +82,7 @@ class ResourceServer:
         await self.http.exchange(
             "POST",
             _SEED,
-            self.task_body(task),
+            task_body(task),
             self._seeded,
             is_answer=lambda status: 200 <= status < 300 or status == 404,
             cookies=cookies,
@@ -140,7 +136,7 @@ class ServerEpisode:
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:
         """The verdict of /verify. A sample that the server masks (``mask_sample``) has no reward."""
-        body = self._server.verify_body(self._task, messages, stop_reason, self._server.model)
+        body = verify_body(self._task, messages, stop_reason, self._server.model)
         http = self._server.http
         answer = await http.ask(
             "POST",

@@ -22,20 +22,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any, Literal, TypeGuard
 
 from gymdata.engines.port import Generation
 from gymdata.environments.port import RemoteRequest, RemoteRollout, Verdict
 from gymdata.environments.resource_server import read_verdict
+from gymdata.environments.responses import conversation_of, task_body
 from gymdata.errors import UsageError
 from gymdata.http import Advice, HttpClient
-from gymdata.rollouts.messages import JsonObject, Message, ResponseItem, Task
+from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, TOKEN_KEYS, JsonObject, Message, Task
 from gymdata.store.lines import NON_FINITE
 from gymdata.store.paths import Facts, Identity
 from gymdata.urls import WORKFLOW_KEYS, address
 
-PROMPT, GENERATED, LOG_PROBS = TOKEN_KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _KEY = "set WORKFLOW_API_KEY to the endpoint's key"
 _ADVICE = Advice(
     unreachable="is the workflow endpoint up?",
@@ -48,9 +47,6 @@ _MAX_ID = 2**31
 #: Bytes of an answer: its messages and other fields; an id or log-probability.
 _BESIDE_IDS_BYTES, _ID_BYTES = 64 << 20, 32
 _STEP = re.compile(r"""\.(\w+)|\[(-?\d+)\]|\[(["'])(.+?)\3\]""")
-TaskBody = Callable[[Task], JsonObject]
-#: The parts of a Responses answer: chat messages, the item with token lists of each model call, why it is incomplete.
-Conversation = tuple[list[Message], dict[int, ResponseItem], str | None]
 
 
 def json_path(text: str) -> tuple[str | int, ...]:
@@ -74,8 +70,6 @@ class HttpWorkflow:
         self,
         url: str,
         *,
-        task_body: TaskBody,
-        conversation_of: Callable[[JsonObject], Conversation | None],
         model: str | None = None,
         timeout_s: float = 300.0,
         max_retries: int = 5,
@@ -85,7 +79,7 @@ class HttpWorkflow:
     ) -> None:
         self.identity: Identity = {"name": "workflow"}
         self.default_concurrency = concurrency
-        self._task_body, self._conversation_of, self._model = task_body, conversation_of, model
+        self._model = model
         self._path = json_path(result_json_path)
         self._http = HttpClient(
             address(url, "--workflow-url", "http://localhost:8000/run", WORKFLOW_KEYS),
@@ -104,7 +98,7 @@ class HttpWorkflow:
 
     async def run(self, request: RemoteRequest) -> RemoteRollout:
         """One rollout. Cancelling drops the connection. Raises OutsideError("environment", …)."""
-        row, sampling = self._task_body(request.task), dict(request.sampling)
+        row, sampling = task_body(request.task), dict(request.sampling)
         row["responses_create_params"] = {
             **row["responses_create_params"],
             "temperature": sampling["temperature"],
@@ -171,7 +165,7 @@ class HttpWorkflow:
         self, result: JsonObject, task: Task
     ) -> tuple[list[Message], list[Generation | None], str | None]:
         messages = result.get("messages")
-        if messages is None and (conversation := self._conversation_of(result)) is not None:
+        if messages is None and (conversation := conversation_of(result)) is not None:
             messages, items, limit_reason = conversation
             turns = [message.pop("turn", None) for message in messages]
             holders = [items.get(turn) if turn is not None else None for turn in turns]
@@ -190,11 +184,11 @@ class HttpWorkflow:
 
     def _generation(self, holder: JsonObject | None) -> Generation | None:
         """The model call whose lists ``holder`` has; None without ids. Raises OutsideError for lists that do not fit."""
-        if holder is None or not (holder.get(PROMPT) or holder.get(GENERATED)):
+        if holder is None or not (holder.get(PROMPT) or holder.get(GENERATION)):
             return None
         prompt, generated, log_probs = (holder.get(key) for key in TOKEN_KEYS)
         if not _ids(prompt) or not prompt or not _ids(generated):
-            raise self._http.garbage(f"ids in both {PROMPT} and {GENERATED}", {PROMPT: prompt, GENERATED: generated})
+            raise self._http.garbage(f"ids in both {PROMPT} and {GENERATION}", {PROMPT: prompt, GENERATION: generated})
         if log_probs is None or log_probs == []:
             log_probs = [math.nan] * len(generated)
         # NaN and the infinities may be strings. ``validate`` reports them (L302).

@@ -14,7 +14,6 @@ from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import parse_task
 from gymdata.environments import load_environment, server_url
 from gymdata.environments.resource_server import ResourceServer
-from gymdata.environments.responses import task_body, verify_body
 from gymdata.environments.tool_error import MAX_OUTPUT_BYTES
 from gymdata.errors import OutsideError, UsageError
 from tests.environments.env_server import Server, serving
@@ -40,7 +39,7 @@ def play(server: Server, *said: dict[str, Any], stop: str | None = None, row: di
     async def run() -> Any:
         settings.setdefault("pause_s", 0.01)
         settings.setdefault("tool_timeout_s", 5)
-        environment = ResourceServer(server.url, task_body=task_body, verify_body=verify_body, **settings)
+        environment = ResourceServer(server.url, **settings)
         try:
             task = parse_task(row, TaskShape())
             episode = await environment.start(task, 0)
@@ -241,7 +240,7 @@ def test_rollouts_do_not_share_sessions(server: Server) -> None:
     """Each of many rollouts in flight keeps its own cookie."""
 
     async def run() -> list[Any]:
-        environment = ResourceServer(server.url, task_body=task_body, verify_body=verify_body)
+        environment = ResourceServer(server.url)
         task = parse_task(ROW, TaskShape())
         try:
             episodes = await asyncio.gather(*(environment.start(task, i) for i in range(20)))

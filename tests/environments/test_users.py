@@ -14,7 +14,6 @@ import gymdata
 from gymdata.environments import SingleTurn, WithUser, given_user, load_environment, load_user
 from gymdata.environments.port import Environment, StepResult
 from gymdata.environments.resource_server import ResourceServer
-from gymdata.environments.responses import task_body, verify_body
 from gymdata.environments.user_model import ModelUser
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.messages import Task
@@ -319,7 +318,7 @@ def test_a_servers_tool_result_may_hold_the_steps_reward(
 
     def step(field: str | None) -> StepResult:
         async def run() -> StepResult:
-            made = ResourceServer(server.url, task_body=task_body, verify_body=verify_body, step_reward_field=field)
+            made = ResourceServer(server.url, step_reward_field=field)
             try:
                 episode = await made.start(Task("t", [{"role": "user", "content": "q"}], [tool], {}, "h"), 0)
                 return await episode.step(says(None, ("add", {})))

@@ -13,7 +13,6 @@ import pytest
 from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import parse_task
 from gymdata.environments.port import RemoteRequest, RemoteRollout
-from gymdata.environments.responses import conversation_of, task_body
 from gymdata.environments.workflow import HttpWorkflow
 from gymdata.errors import OutsideError, UsageError
 from tests.environments.env_server import Server, serving
@@ -33,9 +32,7 @@ def run(server: Server, **settings: Any) -> RemoteRollout:
 
     async def work() -> RemoteRollout:
         settings.setdefault("timeout_s", 5)
-        workflow = HttpWorkflow(
-            f"{server.url}/run", task_body=task_body, conversation_of=conversation_of, pause_s=0.01, **settings
-        )
+        workflow = HttpWorkflow(f"{server.url}/run", pause_s=0.01, **settings)
         await workflow.start()
         try:
             return await workflow.run(RemoteRequest("r0", parse_task(ROW, TaskShape()), 4, 7, SAMPLING))
