@@ -323,8 +323,6 @@ FROM ({body}) r LEFT JOIN gymdata_marked m USING (rollout_id)"""
             except DataError as error:
                 self._fault = error
                 raise
-            if isinstance(expanded, pa.ChunkedArray):
-                expanded = pa.concat_arrays(expanded.chunks)
             lists = expanded.flatten().field("prompt_token_ids")
             offsets = expanded.offsets.to_numpy()
             return pa.ListArray.from_arrays((offsets - offsets[0]).astype(np.int32), lists)

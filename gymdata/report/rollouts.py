@@ -90,10 +90,7 @@ class Rewards:
 
 def codes_of(texts: pa.ChunkedArray) -> tuple[Codes, pa.Array]:
     """A number for each text, and the text of each number."""
-    kind = texts.type.value_type if pa.types.is_dictionary(texts.type) else texts.type
     encoded = texts.dictionary_encode().combine_chunks()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.chunk(0) if encoded.num_chunks else pa.array([], kind).dictionary_encode()
     return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary
 
 
@@ -191,8 +188,6 @@ def figures(path: str | Path, threshold: float, score: str | None, kind: Sample 
 
 def _parts(table: pa.Table) -> Figures:
     lists = table["rewards"].combine_chunks()
-    if isinstance(lists, pa.ChunkedArray):
-        lists = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], table["rewards"].type)
     flat, owner = lists.flatten(), pc.list_parent_indices(lists)
     values = pc.fill_null(flat.field("value"), math.nan).to_numpy(zero_copy_only=False)
     of_name, names = codes_of(pa.chunked_array([flat.field("name")]))
