@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 
 from gymdata.environments.port import Environment, Episode
@@ -39,6 +38,11 @@ class ByName:
 
     async def close(self) -> None:
         """Close all of them, also when one fails to close."""
-        async with contextlib.AsyncExitStack() as stack:
-            for environment in self.environments.values():
-                stack.push_async_callback(environment.close)
+        faults = []
+        for environment in self.environments.values():
+            try:
+                await environment.close()
+            except Exception as error:  # noqa: BLE001 - the others are to be closed first
+                faults.append(error)
+        if faults:
+            raise faults[0]
