@@ -32,7 +32,17 @@ SAID = {
     "one score": '{"score_1": 5}',
     "braces": OPEN_BRACES,
     "nothing": "",
+    "cut": '{"score_1": 5, "score_2": 1, "ranking": 1} But wait, the second',
+    "open think": '<think>At first sight {"score_1": 5, "score_2": 1, "ranking": 1}. But wait',
+    "reasoning apart": "",
 }
+#: An answer with two verdicts.
+DRAFT = (
+    'Draft:\n```json\n{"score_1": 5, "score_2": 1, "ranking": 1}\n```\nNo: {"score_1": 1, "score_2": 5, "ranking": 6}'
+)
+#: What the answer has beside its text.
+BESIDE: dict[str, dict[str, Any]] = {"reasoning apart": {"reasoning_content": DRAFT}}
+FINISH_REASONS = {"cut": "length"}
 TRANSPORT = ("500", "429", "hang", "disconnect", "garbage", "no choices")
 
 
@@ -111,12 +121,13 @@ async def _chat(request: web.Request, behaviour: Behaviour) -> web.StreamRespons
         return web.Response(text="<html>bad gateway</html>")
     if fault == "no choices":
         return web.json_response({"choices": []})
-    text = SAID.get(fault or "") if fault in SAID else None
+    text = SAID.get(fault or "") if fault in SAID else DRAFT if fault == "draft" else None
     if text is None:
         text = behaviour.table.get((one, two)) or verdict(one, two, behaviour.first_position_bias)
-    message = {"role": "assistant", "content": text}
+    message = {"role": "assistant", "content": text, **BESIDE.get(fault or "", {})}
     usage = {"prompt_tokens": 10, "completion_tokens": 5}
-    return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
+    choice = {"index": 0, "message": message, "finish_reason": FINISH_REASONS.get(fault or "", "stop")}
+    return web.json_response({"choices": [choice], "usage": usage})
 
 
 SLOTS = web.AppKey("slots", asyncio.Semaphore)

@@ -192,7 +192,30 @@ REASONING = re.compile(
     r"|<[|]channel[|]?>\s*(?:analysis|thought)|<[|](?:begin|end)_of_thought[|]>|<[|](?:START|END)_THINKING[|]>",
     re.IGNORECASE,
 )
-_CLOSES = re.compile(r"<?/|\[/|[◁◀]/|<[|](?:end|END)_")
+#: The answer's channel, or the end of one, also closes a channel of reasoning.
+_CHANNEL_CLOSES = r"<[|]channel[|]>\s*final|<channel[|]>"
+_CLOSES = re.compile(rf"<?/|\[/|[◁◀]/|<[|](?:end|END)_|{_CHANNEL_CLOSES}")
+_BORDERS = re.compile(f"({REASONING.pattern}|{_CHANNEL_CLOSES})", re.IGNORECASE)
+
+
+def outside_reasoning(text: str) -> list[str] | None:
+    """The parts of an answer outside of its reasoning, in order; None where reasoning is never closed. Text before a
+    closing mark without an opening one is reasoning, which the prompt opened."""
+    parts: list[str] = []
+    position, opened = 0, False
+    for mark in _BORDERS.finditer(text):
+        if _CLOSES.match(mark[0]):
+            parts = parts if opened else []
+            position, opened = mark.end(), False
+        elif not opened:
+            parts.append(text[position : mark.start()])
+            opened = True
+    return None if opened else [*parts, text[position:]]
+
+
+def between_marks(text: str, change: Callable[[str], str]) -> str:
+    """``text`` with every part between marks of reasoning changed; the marks stay."""
+    return "".join(part if n % 2 else change(part) for n, part in enumerate(_BORDERS.split(text)))
 
 
 def opens_reasoning(text: str) -> bool:

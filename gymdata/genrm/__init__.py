@@ -15,7 +15,7 @@ from gymdata.genrm.preferences import Preferences, preferences
 from gymdata.genrm.ranking import bradley_terry, win_rate
 from gymdata.genrm.schedule import STRATEGIES, Match, all_pairs, both_orders, circular, schedule
 from gymdata.genrm.text import EMPTY, answer_text, plain_text, reasoning_text, response_texts, shown, style_density
-from gymdata.genrm.verdict import VERDICT_SCHEMA, Verdict, parse_published, parse_strict
+from gymdata.genrm.verdict import VERDICT_SCHEMA, Verdict, parse_last, parse_published
 
 __all__ = [
     "AGGREGATORS",
@@ -37,8 +37,8 @@ __all__ = [
     "both_orders",
     "bradley_terry",
     "circular",
+    "parse_last",
     "parse_published",
-    "parse_strict",
     "plain_text",
     "position_inconsistency",
     "preferences",

@@ -1,23 +1,28 @@
 """Parses a judge's text: two scores from 1 to 5 and a ranking from 1 (the first is much better) to 6.
 
-Invariants: reading takes time proportional to the text, whatever the text is; strict reading never invents a
-number. Both readings look for the same object: the first in a json fence, else the last anywhere; an ``overall`` object
-inside is descended into.
+Invariants: reading takes time proportional to the text, whatever the text is; ``parse_last`` never invents a number and
+takes no draft. ``parse_published`` looks first for an object in a json fence, then for the last anywhere; ``parse_last`` for
+the last outside of reasoning. An ``overall`` object inside is descended into.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from gymdata.checks.chat_text import outside_reasoning
+
 DEFAULT_SCORE = 3.0
 DEFAULT_RANKING = 3.5
 SCORES = (1.0, 5.0)
 RANKINGS = (1.0, 6.0)
 _KEYS = ("score_1", "score_2", "ranking")
+#: Finish reasons of an answer that its judge ended, as servers write them; some write none.
+_ENDED = (None, "stop", "eos", "eos_token", "end_turn", "stop_sequence")
 
 #: For engines with guided decoding.
 VERDICT_SCHEMA: dict[str, Any] = {
@@ -56,7 +61,7 @@ def parse_published(
     text: str, default_score: float = DEFAULT_SCORE, default_ranking: float = DEFAULT_RANKING
 ) -> Verdict | None:
     """The verdict as published: missing keys take the defaults, any number is taken. None when there is no object."""
-    for values in _candidates(text):
+    for values in itertools.chain(_fenced_objects(text), _from_last(text)):
         numbers = {key: _number(values[key]) for key in _KEYS if key in values}
         if numbers and None not in numbers.values():
             return Verdict(
@@ -67,18 +72,18 @@ def parse_published(
     return None
 
 
-def parse_strict(text: str) -> Verdict | None:
-    """The verdict, or None when it cannot be relied on.
+def parse_last(text: str, finish_reason: str | None = None) -> Verdict | None:
+    """The last complete verdict outside of reasoning, or None when it cannot be relied on.
 
-    A value that is not finite, is a boolean or is outside its scale makes the whole answer unparsed, and so does one
-    score without the other. Two scores without a ranking are a verdict; so is a ranking alone. Text before ``</think>``
-    is not the answer.
+    An answer that was cut (``finish_reason`` length and the like) or whose reasoning is never closed has none. A value that
+    is no finite number, is a boolean or is outside its scale makes the whole answer unparsed, whatever came before it, and
+    so does one score without the other. Two scores without a ranking are a verdict; so is a ranking alone.
     """
-    answer = text.rpartition("</think>")[2]
-    for candidate in _candidates(answer):
+    parts = outside_reasoning(text) if finish_reason in _ENDED else None
+    for candidate in itertools.chain.from_iterable(map(_from_last, reversed(parts or ()))):
         numbers = {key: _number(candidate[key]) for key in _KEYS if key in candidate}
-        if not numbers or None in numbers.values():
-            continue  # such as the wanted format, quoted
+        if not numbers:
+            continue
         for key, number in numbers.items():
             low, high = RANKINGS if key == "ranking" else SCORES
             if number is None or isinstance(candidate[key], bool) or not low <= number <= high:
@@ -98,12 +103,16 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _candidates(text: str) -> Iterator[dict[str, Any]]:
-    """Objects in the order in which they are tried: those in json fences from the first, then all from the last."""
+def _fenced_objects(text: str) -> Iterator[dict[str, Any]]:
+    """Objects in json fences, from the first."""
     for inside in _fenced(text):
         for start, end in _objects(inside):
             if (candidate := _load(inside[start:end])) is not None:
                 yield candidate
+
+
+def _from_last(text: str) -> Iterator[dict[str, Any]]:
+    """All objects, from the last."""
     for start, end in reversed(_objects(text)):
         if (candidate := _load(text[start:end])) is not None:
             yield candidate

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gymdata.chat.template import TransformersChat
+from gymdata.checks.chat_text import between_marks, opens_reasoning
 from gymdata.engines._vllm import VllmSampler
 from gymdata.engines.port import SampleRequest
 from gymdata.errors import DataError, OutsideError, UsageError, require
@@ -67,6 +68,8 @@ class EngineJudge:
         self._check_roles()
         sampling = {"temperature": temperature, "top_p": top_p, "stop_token_ids": self.chat.stop_token_ids}
         guided = constrain == "on"
+        # An answer that is held to the schema has no reasoning, whatever the prompt opened.
+        self._opening = "<think>" if not guided and opens_reasoning(self.chat.generation_prompt) else ""
         kind = _GuidedVerdictSampler if guided else VllmSampler
         facts = model_identity.policy_facts(model)
         settings: dict[str, Any] = {"sampling": sampling, "seed": seed, "log_probs": False}
@@ -118,9 +121,9 @@ class EngineJudge:
             raise OutsideError(
                 "judge", str(error.message), hint=error.hint, retryable=error.retryable, fatal=error.fatal
             ) from error
-        text = self.chat.without_special(self.chat.decode(generation.token_ids))
+        text = self._opening + between_marks(self.chat.decode(generation.token_ids), self.chat.without_special)
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(generation.token_ids)}
-        return JudgeAnswer(text, usage)
+        return JudgeAnswer(text, usage, finish_reason=generation.finish_reason)
 
     async def close(self) -> None:
         """Stop the engine."""

@@ -238,8 +238,14 @@ def _read(answer: JsonObject) -> JudgeAnswer:
     if content is not None and not isinstance(content, str):
         raise _garbage(message)
     usage = answer.get("usage")
-    refused = message.get("refusal") or ("content filter" if first.get("finish_reason") == "content_filter" else None)
-    return JudgeAnswer(content or "", usage if isinstance(usage, dict) else None, str(refused) if refused else None)
+    finish_reason = first.get("finish_reason")
+    refused = message.get("refusal") or ("content filter" if finish_reason == "content_filter" else None)
+    return JudgeAnswer(
+        content or "",
+        usage if isinstance(usage, dict) else None,
+        str(refused) if refused else None,
+        None if finish_reason is None else str(finish_reason),
+    )
 
 
 def _garbage(got: object) -> OutsideError:

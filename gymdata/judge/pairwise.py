@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -94,11 +94,12 @@ class PairwiseJudge:
         self.tally = Tally()
         self.concurrency = config.concurrency or judge.default_concurrency
         self.facts: Facts = {}
-        published = partial(
-            genrm.parse_published, default_score=config.default_score, default_ranking=config.default_ranking
-        )
+
+        def published(text: str, _: str | None) -> Verdict | None:
+            return genrm.parse_published(text, config.default_score, config.default_ranking)
+
         # Each answer is parsed on arrival and when it is counted, and judges give few distinct answers.
-        self._parse = lru_cache(maxsize=1024)(genrm.parse_strict if config.verdicts == "strict" else published)
+        self._parse = lru_cache(maxsize=1024)(genrm.parse_last if config.verdicts == "last" else published)
         self._room = asyncio.Semaphore(self.concurrency)
         self._under_way: dict[str, asyncio.Future[JsonObject]] = {}
         self._starting: asyncio.Future[Facts] | None = None
@@ -178,11 +179,13 @@ class PairwiseJudge:
         verdict = self._verdict(record)
         if verdict is None:
             reason = f"no verdict in {counted(record['tries'], 'answer')}" if raw.strip() else "empty response"
+            if (finish_reason := record.get("finish_reason")) not in (None, "stop"):
+                reason += f" (finish_reason {finish_reason})"
             return Judged(match, "unparsed", None, raw, usage, reason, cached)
         return Judged(match, "judged", verdict, raw, usage, None, cached)
 
     def _verdict(self, record: JsonObject) -> Verdict | None:
-        verdict = self._parse(record["raw"])
+        verdict = self._parse(record["raw"], record.get("finish_reason"))
         finite = verdict is not None and all(
             v is None or np.isfinite(v) for v in (verdict.score_1, verdict.score_2, verdict.ranking)
         )
@@ -221,6 +224,7 @@ class PairwiseJudge:
                 finally:
                     self.tally.in_flight -= 1
             record = {"raw": tidy(answer.text), "usage": answer.usage, "tries": attempt + 1}
+            record["finish_reason"] = answer.finish_reason
             if answer.refused:
                 record["refused"] = answer.refused
                 break

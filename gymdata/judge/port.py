@@ -12,11 +12,13 @@ from gymdata.store.paths import Facts, Identity
 
 @dataclass(frozen=True, slots=True)
 class JudgeAnswer:
-    """A judge's completion. ``refused``: why it would not judge; ``usage``: token counts as the engine reports them."""
+    """A judge's completion. ``refused``: why it would not judge; ``usage``: token counts as the engine reports them;
+    ``finish_reason``: as the engine names it, where it does."""
 
     text: str
     usage: Mapping[str, Any] | None = None
     refused: str | None = None
+    finish_reason: str | None = None
 
 
 class Judge(Protocol):

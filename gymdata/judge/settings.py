@@ -85,8 +85,9 @@ class GenrmConfig(Config):
     num_judges_per_comparison: int = pydantic.Field(1, ge=1, description="Judgements per comparison.")
     genrm_parse_retries: int = pydantic.Field(3, ge=0, description="Retries of an unparsable verdict.")
     genrm_parse_retry_sleep_s: float = pydantic.Field(0.2, ge=0.0, description="Seconds between these retries.")
-    verdicts: Literal["strict", "published"] = pydantic.Field(
-        "strict", description="Verdict parsing; published fills missing numbers with the defaults."
+    verdicts: Literal["last", "published"] = pydantic.Field(
+        "last",
+        description="Verdict that counts: the last of a finished answer, or by the published order and defaults.",
     )
     default_score: float = pydantic.Field(3.0, allow_inf_nan=False, description="Score without a verdict.")
     default_ranking: float = pydantic.Field(3.5, allow_inf_nan=False, description="Ranking without a verdict.")

@@ -18,7 +18,7 @@ GOOD = '{"score_1": 4, "score_2": 2, "ranking": 2}'
     ("text", "expected"),
     [
         (GOOD, (4, 2, 2)),
-        (f"I think {{so}}.\n```json\n{GOOD}\n```\nlater {{\"score_1\": 1, \"score_2\": 1, \"ranking\": 6}}", (4, 2, 2)),
+        (f"I think {{so}}.\n```json\n{GOOD}\n```\nlater, nothing {{else}}", (4, 2, 2)),
         ('{"score_1": 1, "score_2": 5, "ranking": 6} no, rather ' + GOOD, (4, 2, 2)),
         ('{"rubric": [{"score_1": 1}], "overall": {"score_1": "4", "score_2": "2.5", "ranking": "2"}}', (4, 2.5, 2)),
         ('He said "hm {' + GOOD + " and went", (4, 2, 2)),
@@ -33,9 +33,9 @@ GOOD = '{"score_1": 4, "score_2": 2, "ranking": 2}'
     ],
 )  # fmt: skip
 def test_both_readings_find_the_same_object(text: str, expected: tuple[float, ...] | None) -> None:
-    """First in a json fence, else the last anywhere; overall is descended into; numeric strings are numbers."""
+    """The only object, fenced or not, or the last without a fence; overall is descended into, numeric text is a number."""
     wanted = None if expected is None else Verdict(*map(float, expected))
-    assert genrm.parse_strict(text) == wanted
+    assert genrm.parse_last(text) == wanted
     assert genrm.parse_published(text) == wanted
 
 
@@ -51,7 +51,7 @@ def test_both_readings_find_the_same_object(text: str, expected: tuple[float, ..
 )
 def test_strict_reading_never_invents_or_accepts_an_impossible_number(text: str, published: object) -> None:
     """One score, or a value off the scale, is unparsed; the published reading fills in and takes it."""
-    assert genrm.parse_strict(text) is None
+    assert genrm.parse_last(text) is None
     found = genrm.parse_published(text)
     if published is not None:
         assert found == Verdict(*map(float, published))
@@ -59,20 +59,66 @@ def test_strict_reading_never_invents_or_accepts_an_impossible_number(text: str,
 
 def test_nan_is_unparsed() -> None:
     """A judge that answers NaN has not judged."""
-    assert genrm.parse_strict('{"score_1": NaN, "score_2": 2, "ranking": 1}') is None
+    assert genrm.parse_last('{"score_1": NaN, "score_2": 2, "ranking": 1}') is None
 
 
 def test_a_ranking_alone_and_scores_alone_are_verdicts() -> None:
     """A ranking alone is kept; two scores need no ranking; published fills in the rest."""
-    assert genrm.parse_strict('{"ranking": 2}') == Verdict(None, None, 2.0)
-    assert genrm.parse_strict('{"score_1": 2, "score_2": 3}') == Verdict(2.0, 3.0, None)
+    assert genrm.parse_last('{"ranking": 2}') == Verdict(None, None, 2.0)
+    assert genrm.parse_last('{"score_1": 2, "score_2": 3}') == Verdict(2.0, 3.0, None)
     assert genrm.parse_published('{"ranking": 2}') == Verdict(3.0, 3.0, 2.0)
 
 
-def test_reasoning_is_no_verdict() -> None:
-    """A fenced draft before </think> does not count in strict reading."""
-    draft = '<think>```json\n{"score_1": 1, "score_2": 1, "ranking": 1}\n```</think>' + GOOD
-    assert genrm.parse_strict(draft) == Verdict(4.0, 2.0, 2.0)
+DRAFT = '{"score_1": 1, "score_2": 5, "ranking": 6}'
+FENCED = f"```json\n{DRAFT}\n```"
+
+
+@pytest.mark.parametrize("final", [GOOD, f"```json\n{GOOD}\n```", f"```\n{GOOD}\n```", f'{{"overall": {GOOD}}}'])
+@pytest.mark.parametrize("draft", [DRAFT, FENCED, f"{FENCED}\n{FENCED}"])
+def test_the_last_object_counts_and_a_draft_does_not(draft: str, final: str) -> None:
+    """Fenced or not, what comes last is the verdict; the published order takes a fenced draft."""
+    text = f"At first {draft}. On reflection: {final} That is all {{of it}}."
+    assert genrm.parse_last(text) == Verdict(4.0, 2.0, 2.0)
+    if final == GOOD and "```" in draft:
+        assert genrm.parse_published(text) == Verdict(1.0, 5.0, 6.0)
+
+
+@pytest.mark.parametrize("withdrawn", ["null", '"?"', "true", "9", "[4]"])
+def test_a_last_object_without_usable_numbers_does_not_make_the_draft_count(withdrawn: str) -> None:
+    """The judge's last word had no number, so there is no verdict."""
+    assert genrm.parse_last(f'{DRAFT} no: {{"score_1": {withdrawn}, "score_2": 2, "ranking": 2}}') is None
+
+
+MARKS = [
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<reasoning>", "</reasoning>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    ("<|channel>thought\n", "<channel|>"),
+]
+
+
+@pytest.mark.parametrize(("opens", "closes"), MARKS, ids=[opens for opens, _ in MARKS])
+def test_reasoning_holds_no_verdict(opens: str, closes: str) -> None:
+    """A draft in reasoning never counts: before the answer, behind it, opened by the prompt, or never closed."""
+    good = Verdict(4.0, 2.0, 2.0)
+    assert genrm.parse_last(f"{opens}{FENCED}{closes}{GOOD}") == good
+    assert genrm.parse_last(f"{FENCED}{closes}{GOOD}") == good
+    assert genrm.parse_last(f"{opens}{FENCED}{closes}none") is None
+    assert genrm.parse_last(f"{GOOD}{opens}{FENCED}") is None
+    assert genrm.parse_last(f"{opens}{FENCED} but wait, the second") is None
+    if "final" not in closes:
+        assert genrm.parse_last(f"{GOOD}{opens}{FENCED}{closes}so it is") == good
+
+
+@pytest.mark.parametrize("finish_reason", ["length", "max_tokens", "abort", "repetition", "a new word"])
+def test_an_answer_that_was_cut_has_no_verdict(finish_reason: str) -> None:
+    """What stands in it may be a draft, so only an answer that the judge ended counts."""
+    assert genrm.parse_last(GOOD, finish_reason) is None
+    assert genrm.parse_last(GOOD, "stop") == genrm.parse_last(GOOD, None) == Verdict(4.0, 2.0, 2.0)
 
 
 #: A reader that goes back for every brace would need hours for these.
@@ -95,7 +141,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_is_read_in_linear_time(name: str) -> None:
     """Text that nests or never closes is unparsed, and nothing in it is read more than a few times."""
-    assert genrm.parse_strict(HOSTILE[name]) is None
+    assert genrm.parse_last(HOSTILE[name]) is None
     genrm.parse_published(HOSTILE[name])
 
 
@@ -103,7 +149,7 @@ def test_hostile_text_is_read_in_linear_time(name: str) -> None:
 def test_reading_never_raises(text: str) -> None:
     """Whatever a judge writes, reading it gives a verdict or None."""
     genrm.parse_published(text)
-    verdict = genrm.parse_strict(text)
+    verdict = genrm.parse_last(text)
     assert verdict is None or (verdict.score_1 is None) == (verdict.score_2 is None)
 
 

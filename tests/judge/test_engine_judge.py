@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from gymdata.engines.port import Generation
 from gymdata.errors import UsageError
+from gymdata.genrm.verdict import parse_last
 from gymdata.judge._vllm import EngineJudge
 from gymdata.judge.run import judge as run_judge
 from gymdata.rollouts.schema import COMPARISONS
@@ -15,6 +19,8 @@ from gymdata.store import read_run_json, read_table
 from tests.rollout_files import rollout, two_turns, write_run
 
 DATA = Path(__file__).parents[2] / "sample_data"
+DRAFT = '{"score_1": 5, "score_2": 1, "ranking": 1}'
+FINAL = '{"score_1": 1, "score_2": 5, "ranking": 6}'
 
 
 def test_a_template_without_the_roles_is_refused(tmp_path, monkeypatch):
@@ -28,6 +34,55 @@ def test_a_template_without_the_roles_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(TransformersChat, "load", lambda path, **kw: load(path, chat_template=plain, **kw))
     with pytest.raises(UsageError, match="both responses"):
         EngineJudge(str(DATA / "policy"))
+
+
+class Says:
+    """A sampler whose only answer is a text, with its end of turn where it was not cut."""
+
+    def __init__(self, judge: EngineJudge, text: str, finish_reason: str) -> None:
+        ids = judge.chat.encode(text) + list(judge.chat.end_of_turn_ids[:1]) * (finish_reason == "stop")
+        self.generation = Generation([1], ids, [], finish_reason)
+
+    async def sample(self, request):
+        return [self.generation]
+
+
+@pytest.mark.tokenizer
+@pytest.mark.parametrize(
+    ("opened", "said", "finish_reason", "expected"),
+    [
+        ("", f"<think>{DRAFT}</think>{FINAL}", "stop", (1, 5, 6)),
+        ("", f"<think>{DRAFT} but", "stop", None),
+        ("", FINAL, "length", None),
+        ("<think>\n", f"{DRAFT}</think>{FINAL}", "stop", (1, 5, 6)),
+        ("<think>\n", f"{DRAFT}, so be it", "stop", None),
+    ],
+)
+@pytest.mark.parametrize("special", [False, True])
+def test_a_judge_in_process_shows_what_is_reasoning(
+    tmp_path, monkeypatch, opened, said, finish_reason, expected, special
+):
+    """Its answer keeps the marks of reasoning, special tokens or not, with the one that its prompt opened, and the reason it
+    ended for: a draft of a judge in process counts as little as one of a server."""
+    pytest.importorskip("vllm")
+    from transformers import AutoTokenizer
+
+    from gymdata.chat.template import TransformersChat
+
+    folder = shutil.copytree(DATA / "genrm", tmp_path / "judge")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = tokenizer.chat_template + f"{{% if add_generation_prompt %}}{opened}{{% endif %}}"
+    if special:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    (folder / "chat_template.jinja").unlink()
+    tokenizer.save_pretrained(folder)
+    judge = EngineJudge(str(folder))
+    assert isinstance(judge.chat, TransformersChat)
+    monkeypatch.setattr(judge, "sampler", Says(judge, said, finish_reason))
+    answer = asyncio.run(judge.compare([{"role": "user", "content": "2+3?"}], "5", "6", None, 0))
+    verdict = parse_last(answer.text, answer.finish_reason)
+    assert (verdict and (verdict.score_1, verdict.score_2, verdict.ranking)) == expected
+    assert "<|im_end|>" not in answer.text
 
 
 def two_groups(folder: Path) -> Path:

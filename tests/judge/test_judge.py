@@ -159,6 +159,34 @@ def test_unparsed_answers_are_kept_and_asked_again_only_on_request(judge, run):
     assert (again.asked, again.comparisons["judged"]) == (12, 12)
 
 
+@pytest.mark.parametrize("always", ["cut", "open think", "reasoning apart"])
+def test_a_draft_in_an_unfinished_answer_is_unparsed(judge, run, always):
+    """An answer cut by length, in reasoning that is never closed, or in reasoning given apart, has no verdict."""
+    behaviour, url = judge
+    behaviour.always = always
+    summary = judged(run, url, genrm_parse_retries=0)
+    assert (summary.comparisons["unparsed"], summary.scored) == (12, 0)
+
+
+@pytest.mark.parametrize(("verdicts", "expected"), [("last", (1.0, 5.0, 6.0)), ("published", (5.0, 1.0, 1.0))])
+def test_verdicts_says_which_object_of_an_answer_counts(judge, run, verdicts, expected):
+    """By default the last, under `published` the first in a fence; a folder holds verdicts of one kind."""
+    behaviour, url = judge
+    behaviour.always = "draft"
+    judged(run, url, verdicts=verdicts)
+    rows = read_table(run / "judge-judge", COMPARISONS).to_pylist()
+    assert {(row["score_1"], row["score_2"], row["ranking"]) for row in rows} == {expected}
+    with pytest.raises(StoreError, match="verdicts"):
+        judged(run, url, verdicts="published" if verdicts == "last" else "last")
+
+
+@pytest.mark.parametrize("verdicts", ["last", "published"])
+def test_answers_with_one_verdict_give_the_same_numbers_under_both_rules(judge, run, verdicts):
+    """The published numbers do not depend on which rule reads the verdicts."""
+    judged(run, judge[1], verdicts=verdicts)
+    assert read_table(run / "judge-judge", SCORES)["value"].to_pylist() == [1, 5, 2, 3, 3, 4]
+
+
 def test_retries_are_sampled_afresh(judge, run):
     """Each try has a seed of its own, and a run repeated elsewhere has the same seeds."""
     behaviour, url = judge

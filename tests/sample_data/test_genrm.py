@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gymdata.genrm.bias import against_rewards
-from gymdata.genrm.verdict import parse_strict
+from gymdata.genrm.verdict import parse_last
 from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
 from gymdata.judge.run import judge
 from gymdata.rollouts.schema import COMPARISONS
@@ -53,7 +53,7 @@ def test_it_learns_what_its_template_shows(tokenizer: Any) -> None:
         text = "".join(part for _, part in comparison.parts())
         prompt = tokenizer.apply_chat_template(comparison.messages(), add_generation_prompt=True, tokenize=False)
         assert text.startswith(prompt)
-        said = parse_strict(text.removeprefix(prompt).removesuffix(tokenizer.eos_token))
+        said = parse_last(text.removeprefix(prompt).removesuffix(tokenizer.eos_token))
         assert said is not None
         one, two = comparison.first.right, comparison.second.right
         assert np.sign(said.score_1 - said.score_2) == one - two == np.sign(3.5 - said.ranking)

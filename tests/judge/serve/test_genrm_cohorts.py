@@ -204,7 +204,7 @@ def test_a_groups_next_cohort_is_another_after_a_restart(tmp_path: Path) -> None
 
 def expected_rewards(texts: list[str]) -> np.ndarray:
     """What an honest judge's circle adds up to."""
-    rows = [(Match(i, j), genrm.parse_strict(verdict(texts[i], texts[j]))) for i, j in genrm.circular(len(texts))]
+    rows = [(Match(i, j), genrm.parse_last(verdict(texts[i], texts[j]))) for i, j in genrm.circular(len(texts))]
     return genrm.simple_tiebreaker(Matches.of(rows), len(texts)).reward
 
 

@@ -32,12 +32,21 @@ from tests.judge_server import SAID, TRANSPORT, Behaviour, judge_server
 # --- the worked numbers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("flags", "rewards"), [((), [1.0, 4.5]), (("0.05",), [1.025, 4.475])], ids=["plain", "length"])
+LENGTH = ("--group-answer-length-penalty-coeff", "0.05")
+PUBLISHED = ("--verdicts", "published")
+
+
+@pytest.mark.parametrize(
+    ("flags", "rewards"),
+    [((), [1.0, 4.5]), (LENGTH, [1.025, 4.475]), (PUBLISHED, [1.0, 4.5])],
+    ids=["plain", "length", "published"],
+)
 def test_the_worked_case_comes_out_of_compare(judge, serve, flags, rewards):
-    """Rewards, also with a length coefficient, their metrics, and the published shape of everything."""
+    """Rewards, also with a length coefficient, their metrics, and the published shape of everything; the same by either
+    rule of reading verdicts."""
     behaviour, _ = judge
     behaviour.table = {("a", "bbb"): say(1, 5, 6), ("bbb", "a"): say(4, 1, 1)}
-    server = serve(*(word for value in flags for word in ("--group-answer-length-penalty-coeff", value)))
+    server = serve(*flags)
     status, body = compare(server, "a", "bbb")
     assert status == 200
     np.testing.assert_allclose(body["rewards"], rewards, rtol=0, atol=1e-9)
@@ -51,6 +60,13 @@ def test_the_worked_case_comes_out_of_compare(judge, serve, flags, rewards):
     ]
     roles = [m["role"] for m in behaviour.requests[0]["messages"]]
     assert roles == ["user", "response_1", "response_2"]
+
+
+@pytest.mark.parametrize(("flags", "rewards"), [((), [1.0, 5.0]), (PUBLISHED, [5.0, 1.0])], ids=["last", "published"])
+def test_a_draft_is_not_the_verdict_of_the_server_either(judge, serve, flags, rewards):
+    """The last object of an answer counts; `--verdicts published` takes the first in a fence."""
+    judge[0].always = "draft"
+    assert compare(serve("--comparison-strategy", "all_pairs", *flags), "a", "b")[1]["rewards"] == rewards
 
 
 def test_what_the_judge_is_shown(judge, serve):
