@@ -6,7 +6,8 @@ and the functions listed below. Beyond SQL it may chain comparisons (``0 < mean_
 and "text" for 'text' where no column has that name.
 
 Missing values have three-valued logic: a comparison with one is neither true nor false, and a row is kept only where its
-condition is true. Aggregates are refused: what a group has in common are columns (``mean_reward``, ``n_scored``).
+condition is true. A result of arithmetic that is no finite number is missing, too: 0/0, 1/0, ``ln(0)``. Aggregates are
+refused: what a group has in common are columns (``mean_reward``, ``n_scored``).
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ _AGGREGATES = {
     "avg": "mean", "mean": "mean", "min": "min", "max": "max", "sum": "sum", "stddev": "std", "std": "std",
     "stddev_pop": "std", "stddev_samp": "std", "count": "", "median": "", "variance": "", "var": "", "first": "", "last": "",
 }  # fmt: skip
-_BOUNDARIES = frozenset(
-    ("and", "or", "not", "in", "is", "like", "ilike", "between", "case", "when", "then", "else", "end")
-)
-_WORDS = _BOUNDARIES | {"null", "true", "false"}
+#: Functions that may give NaN or an infinity for finite numbers.
+_UNDEFINED_SOMEWHERE = frozenset(("exp", "ln", "mod", "pow", "sqrt"))
+_BOUNDARIES = frozenset(("and", "or", "not", "in", "is", "like", "ilike", "between", "when", "then", "else"))
+_WORDS = _BOUNDARIES | {"null", "true", "false", "case", "end"}
 _TOKEN = re.compile(
     r"""\s*(?:
         (?P<text>'(?:[^']|'')*')
@@ -75,16 +76,23 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition as it was written, and the columns that it reads. ``sql``: the same for Polars."""
+    """A condition as it was written, and the columns that it reads. ``steps``: the same for Polars; step k may read the
+    results of those before it as the columns ``#0`` to ``#k-1``, and the last is the answer."""
 
     text: str
-    sql: str
+    steps: tuple[str, ...]
     names: tuple[str, ...]
 
-    def expression(self) -> pl.Expr:
+    def answer(self, frame: pl.DataFrame) -> pl.Series:
+        """One value per row of ``frame``, which has the columns ``names``; null where it is not known."""
         import polars as pl
 
-        return pl.sql_expr(self.sql)
+        for k, sql in enumerate(self.steps):
+            frame = frame.with_columns(pl.sql_expr(sql).alias(f"#{k}"))
+            if frame[f"#{k}"].dtype.is_float():
+                # Polars' NaN is above all numbers, so that 0/0 > 0.5 would be true.
+                frame = frame.with_columns(pl.when(pl.col(f"#{k}").is_finite()).then(f"#{k}").alias(f"#{k}"))
+        return frame[f"#{len(self.steps) - 1}"]
 
 
 def may_be_column(name: str) -> bool:
@@ -110,8 +118,11 @@ def parse(text: str, where: str) -> Condition:
     reader = _Reader(text, where)
     try:
         text.encode()
-        condition = Condition(" ".join(text.split("\n")).strip(), reader.read(), tuple(dict.fromkeys(reader.names)))
-        condition.expression()
+        answer = reader.read()
+        steps = (*reader.steps, answer)
+        condition = Condition(" ".join(text.split("\n")).strip(), steps, tuple(dict.fromkeys(reader.names)))
+        for sql in steps:
+            pl.sql_expr(sql)
     except (pl.exceptions.PolarsError, ValueError) as error:
         hint = 'write a condition, such as "reward > 0.5 AND n_turns < 4"'
         raise UsageError(f"{where}: {text!r}: {first_line(error)}", hint=hint) from error
@@ -141,6 +152,7 @@ class _Reader:
         self._tokens = [(kind, {"[": "(", "]": ")"}.get(word, word)) for kind, word in words]
         self._next = self._operations = 0
         self.names: list[str] = []
+        self.steps: list[str] = []
 
     def read(self) -> str:
         sql = " ".join(self._clauses())
@@ -148,10 +160,10 @@ class _Reader:
             raise self._refused("a bracket is closed that was not opened")
         return sql
 
-    def _clauses(self) -> list[str]:
-        """The clauses, and the words between them, up to the end, or to the bracket that closes."""
+    def _clauses(self, closing: str = ")") -> list[str]:
+        """The clauses, and the words between them, up to the end, or to the bracket or the word that closes."""
         clauses, operands, operators = [], [list[str]()], list[str]()
-        while self._next < len(self._tokens) and self._tokens[self._next][1] != ")":
+        while self._next < len(self._tokens) and self._tokens[self._next][1].lower() not in (")", closing):
             kind, word = self._tokens[self._next]
             self._next += 1
             if kind == "comparison":
@@ -168,11 +180,20 @@ class _Reader:
         return [*clauses, self._clause(operands, operators)]
 
     def _clause(self, operands: list[list[str]], operators: list[str]) -> str:
-        sides = [" ".join(words) for words in operands]
+        sides = [self._computed(words) for words in operands]
         if operators and any(side.lower() in ("null", "none", '"none"') for side in sides):
             raise self._refused("null can only be tested", "write `… IS NULL` or `… IS NOT NULL`")
         pairs = [f"{a} {operator} {b}" for a, operator, b in zip(sides, operators, sides[1:], strict=False)]
         return sides[0] if not pairs else pairs[0] if len(pairs) == 1 else f"({' AND '.join(pairs)})"
+
+    def _computed(self, words: list[str]) -> str:
+        """The side of a comparison, or another clause: of arithmetic, its result; not of a number with its sign."""
+        sql = " ".join(words)
+        return sql if len(words) < 2 or re.fullmatch(r"[-+] [\d.]\S*", sql) else self._step(sql)
+
+    def _step(self, sql: str) -> str:
+        self.steps.append(sql)
+        return f'"#{len(self.steps) - 1}"'
 
     def _operand(self, kind: str, word: str) -> str:
         if kind in ("text", "number"):
@@ -185,6 +206,8 @@ class _Reader:
             return self._column(name) if is_column else "'" + name.replace("'", "''") + "'"
         if word == "(":
             return f"({' '.join(self._bracket())})"
+        if kind == "name" and word.lower() == "case":
+            return f"CASE {' '.join(self._bracket('end'))} END"
         if kind == "name" and word.lower() not in _WORDS:
             called = self._next < len(self._tokens) and self._tokens[self._next][1] == "("
             return self._called(word.lower()) if called else self._column(word)
@@ -216,13 +239,14 @@ class _Reader:
             if name == "strpos":
                 return position
             return f"(CASE WHEN {text} IS NULL OR {part} IS NULL THEN NULL ELSE {position} > 0 END)"
-        return _signed(f"length({joined})") if name == "length" else f"{name}({joined})"
+        sql = _signed(f"length({joined})") if name == "length" else f"{name}({joined})"
+        return self._step(sql) if name in _UNDEFINED_SOMEWHERE else sql
 
-    def _bracket(self) -> list[str]:
+    def _bracket(self, closing: str = ")") -> list[str]:
         self._count_operation(True)
-        inner = self._clauses()
-        if self._next == len(self._tokens):
-            raise self._refused("a bracket is not closed")
+        inner = self._clauses(closing)
+        if self._next == len(self._tokens) or self._tokens[self._next][1].lower() != closing:
+            raise self._refused("a bracket is not closed" if closing == ")" else "CASE has no END")
         self._next += 1
         return inner
 
@@ -245,7 +269,7 @@ def check(condition: Condition, columns: Mapping[str, Kind], where: str, expecte
     types = {"number": pl.Float64(), "text": pl.String(), "boolean": pl.Boolean()}
     frame = pl.DataFrame({name: pl.Series([None], dtype=types[columns[name]]) for name in condition.names})
     try:
-        dtype = frame.select(condition.expression()).to_series().dtype
+        dtype = condition.answer(frame).dtype
     except pl.exceptions.PolarsError as error:
         raise UsageError(f"{where}: {condition.text!r}: {first_line(error)}") from error
     kind = "number" if dtype.is_numeric() else "boolean" if dtype == pl.Boolean() else "text"
@@ -263,7 +287,7 @@ def evaluate(condition: Condition, columns: Mapping[str, pa.Array], rows: int) -
     arrays = {"": pa.array(np.arange(rows)), **{name: columns[name] for name in condition.names}}
     frame = pl.DataFrame(pl.from_arrow(pa.table(arrays)))
     try:
-        return frame.with_columns(condition.expression().alias(""))[""].to_arrow()
+        return condition.answer(frame).to_arrow()
     except pl.exceptions.PolarsError as error:
         raise UsageError(f"{condition.text!r}: {first_line(error)}") from error
 

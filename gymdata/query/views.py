@@ -1,7 +1,8 @@
 """gymdata's files as DuckDB views: rollouts, turns, messages, failures, and the tables that stages wrote.
 
 Invariants: SQL can read the given files and nothing else, and can change nothing; no value is shown of a file
-that is damaged or was changed; views over Parquet are lazy, so a query reads the columns that it names;
+that is damaged or was changed; a stored NaN is NULL, but inside of ``rollouts.turns``, whose
+digests hold it; views over Parquet are lazy, so a query reads the columns that it names;
 ``turns.prompt_token_ids`` is the prompt that the model read, digests checked.
 """
 
@@ -213,10 +214,10 @@ class Views:
                 packed = ", ".join(f"{_text(field)}: x.{field}" for field in _UDF_FIELDS)
                 rebuilt = f", unnest({_UDF}(list_transform(turns, lambda x: {{{packed}}}), rollout_id)) AS p"
                 rebuilt, shown = (rebuilt, ", p AS prompt_token_ids") if prompts else ("", "")
-                turns_view = f"""CREATE VIEW turns AS
-SELECT {_KEYS}, turn, t.*{shown} FROM (
+                turns_view = f"""SELECT {_KEYS}, turn, t.*{shown} FROM (
   SELECT {_KEYS}, unnest(range(len(turns)))::INTEGER AS turn, unnest(turns) AS t{rebuilt} FROM rollouts)"""
-                self.con.execute(turns_view if name == "turns" else _MESSAGES_VIEW)
+                view = self._without_nan(turns_view) if name == "turns" else _MESSAGES_VIEW
+                self.con.execute(f"CREATE VIEW {name} AS {view}")
             else:
                 self._base(name, rewards, marks)
 
@@ -238,7 +239,7 @@ SELECT {_KEYS}, turn, t.*{shown} FROM (
         for number, data in enumerate(loaded):
             self.con.register(f"gymdata_{name}_{number}", data)
             parts.append(f"SELECT * FROM gymdata_{name}_{number}")
-        body = " UNION ALL BY NAME ".join(parts)
+        body = self._without_nan(" UNION ALL BY NAME ".join(parts))
         if name == "rollouts" and rewards:
             distinct = f"SELECT DISTINCT unnest(rewards).name AS n FROM ({body}) ORDER BY n"
             names = [name for (name,) in self.con.execute(distinct).fetchall() if name is not None]
@@ -247,12 +248,19 @@ SELECT {_KEYS}, turn, t.*{shown} FROM (
             for reward in names:
                 ordinal[reward.lower()] += 1
                 shown = reward if counts[reward.lower()] == 1 else f"{reward}_{ordinal[reward.lower()]}"
-                quoted = '"reward_' + shown.replace('"', '""') + '"'
-                extra += f", list_filter(rewards, lambda r: r.name = {_text(reward)})[1].value AS {quoted}"
+                of_name = f"list_filter(rewards, lambda r: r.name = {_text(reward)})[1].value"
+                extra += f", {of_name} AS {_quoted(f'reward_{shown}')}"
             body = f"SELECT *{extra} FROM ({body})"
         if name == "rollouts" and marks:
             body = self._marked(body)
         self.con.execute(f"CREATE VIEW {name} AS {body}")
+
+    def _without_nan(self, body: str) -> str:
+        """``body`` with NULL for NaN, which DuckDB sorts above all numbers and which makes every mean NaN."""
+        rows = self.con.sql(body)
+        values = zip(rows.columns, map(_known, map(_quoted, rows.columns), rows.types), strict=True)
+        replaced = [f"{sql} AS {_quoted(name)}" for name, sql in values if sql != _quoted(name) and name != "turns"]
+        return f"SELECT * REPLACE ({', '.join(replaced)}) FROM ({body})" if replaced else body
 
     @property
     def _marked_paths(self) -> list[Path]:
@@ -339,6 +347,24 @@ def _selects_all(text: str) -> bool:
     return re.search(r"(?:^|[(;]|\b(?:all|union|except|intersect|name))\s*(?:from|table)\b", text) is not None
 
 
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _known(sql: str, kind: Any) -> str:
+    """``sql``, a value of the DuckDB type ``kind``, with NULL for each NaN in it."""
+    if kind.id in ("float", "double"):
+        return f"nullif({sql}, 'nan')"
+    if kind.id == "list" and (inner := _known("x", kind.child)) != "x":
+        return f"list_transform({sql}, lambda x: {inner})"
+    if kind.id == "struct":
+        fields = [(name, f"{sql}.{_quoted(name)}", child) for name, child in kind.children]
+        packed = [f"{_text(name)}: {_known(field, child)}" for name, field, child in fields]
+        if packed != [f"{_text(name)}: {field}" for name, field, _ in fields]:
+            return "{" + ", ".join(packed) + "}"
+    return sql
+
+
 def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
@@ -350,8 +376,7 @@ _FIND_IDS = """CREATE MACRO find_ids(turns, ids) AS CASE WHEN len(ids) = 0 THEN 
       lambda i: t.generation_token_ids[i] = ids[1] AND t.generation_token_ids[i:i + len(ids) - 1] = ids),
     lambda i: {turn: k - 1, position: i - 1}))) END"""
 
-_MESSAGES_VIEW = f"""CREATE VIEW messages AS
-SELECT {_KEYS}, position, m.* FROM (
+_MESSAGES_VIEW = f"""SELECT {_KEYS}, position, m.* FROM (
   SELECT {_KEYS}, unnest(range(len(messages)))::INTEGER AS position, unnest(messages) AS m FROM rollouts)"""
 
 

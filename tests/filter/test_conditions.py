@@ -83,6 +83,50 @@ def test_a_missing_value_is_neither_true_nor_false(condition: str, kept: list[bo
 
 
 @pytest.mark.parametrize(
+    ("condition", "kept"),
+    [
+        ("0/0 > 0.5", [None, None, None]),
+        ("reward / mean_reward > 0.5", [None, None, True]),
+        ("not reward / mean_reward < 0.5", [None, None, True]),
+        ("0.5 > reward / mean_reward or good", [True, None, False]),
+        ("(reward - 1) / mean_reward > 0.5 and good", [None, False, False]),
+        ("reward / mean_reward is null", [True, True, False]),
+        ("1 / (1 / mean_reward) >= 0", [None, None, True]),
+        ("-reward / (mean_reward * 2) < 0", [None, None, True]),
+        ("reward % mean_reward = 0", [None, None, True]),
+        ("mod(reward, mean_reward) = 0", [None, None, True]),
+        ("ln(reward) < 5", [None, True, True]),
+        ("sqrt(-reward) >= 0", [True, None, None]),
+        ("abs(exp(reward * 1000)) > 1", [False, None, None]),
+        ("pow(mean_reward, -1) > 0", [None, None, True]),
+        ("coalesce(reward / mean_reward, 5) = 5", [True, True, False]),
+        ("coalesce(ln(reward), 5) = 5", [True, False, False]),
+        ("case when reward / mean_reward > 0 then true else false end", [False, False, True]),
+        ("CASE WHEN mean_reward = 0 THEN reward / mean_reward ELSE 1 END + 1 = 2", [None, None, True]),
+        ("reward / mean_reward in (1, 2)", [None, None, True]),
+        ("reward / mean_reward between 0 and 9", [None, None, True]),
+        ("0 <= reward / mean_reward <= 9", [None, None, True]),
+        ("greatest(reward / mean_reward, 0) = 0", [True, True, False]),
+    ],
+)
+def test_a_result_that_is_no_number_is_missing(condition: str, kept: list[bool | None]) -> None:
+    """0/0, x/0, ln(0), the root of a negative number and what is beyond float64 are unknown wherever they stand."""
+    rows = [
+        {"reward": 0.0, "mean_reward": 0.0, "good": True},
+        {"reward": 1.0, "mean_reward": 0.0, "good": False},
+        {"reward": 2.0, "mean_reward": 1.0, "good": False},
+    ]
+    assert answers(condition, rows) == kept
+
+
+def test_a_rank_that_is_no_number_is_missing() -> None:
+    """A number that is ranked by is null where its arithmetic has no result."""
+    assert (
+        answers("reward / mean_reward", [{"reward": 0.0, "mean_reward": 0.0}, {"reward": 1.0}], "number") == [None] * 2
+    )
+
+
+@pytest.mark.parametrize(
     ("condition", "told"),
     [
         ("rewrd > 0.5", "unknown column 'rewrd'.*did you mean 'reward'"),
@@ -109,6 +153,8 @@ def test_a_missing_value_is_neither_true_nor_false(condition: str, kept: list[bo
         ("", "a condition"),
         ("(reward > 1", "not closed"),
         ("reward > 1)", "not opened"),
+        ("case when good then good", "no END"),
+        ("good end", "--where"),
         ("(" * 300 + "good" + ")" * 300, "more than 100"),
         ("not " * 1000 + "good", "more than 100"),
         ("-" * 150 + "reward > 1", "more than 100"),

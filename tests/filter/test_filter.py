@@ -34,6 +34,26 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("flag", "condition", "kept"),
+    [
+        ("where", "(reward - mean_reward) / std_reward > 0.5", 3),
+        ("where", "reward / max_reward > 0.5", 7),
+        ("where", "reward / mean_reward > 1.2", 3),
+        ("group_where", "std_reward / mean_reward > 0.5", 8),
+    ],
+)
+def test_groups_without_signal_pass_no_quotient(tmp_path: Path, flag: str, condition: str, kept: int) -> None:
+    """Of four groups, all wrong, all right, one right and two right: 0/0 keeps no rollout, and is counted as missing."""
+    rewards = ((0.0,) * 4, (1.0,) * 4, (1.0, 0.0, 0.0, 0.0), (1.0, 1.0, 0.0, 0.0))
+    rows = [
+        rollout(f"t{t}", k, r, two_turns(t, 20)) for t, of_task in enumerate(rewards) for k, r in enumerate(of_task)
+    ]
+    report = gymdata.filter(write_run(tmp_path / "run", rows), tmp_path / "o.parquet", **{flag: condition})
+    assert report.rollouts_out == kept
+    assert report.steps[0].dropped["a value is missing"] == (8 if "/ std_reward" in condition else 4)
+
+
 def names(path: Path) -> list[str]:
     return read_table(path, ROLLOUTS, ["rollout_id"])["rollout_id"].to_pylist()
 

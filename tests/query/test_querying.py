@@ -45,6 +45,21 @@ def test_named_rewards_are_columns(run: Path) -> None:
     assert table["s"].to_pylist() == [2.0] * 3 + [None] * 9
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_a_stored_nan_is_null(tmp_path: Path, suffix: str) -> None:
+    """NaN, which DuckDB sorts above all numbers, is missing in rewards, their parts and log-probabilities alike."""
+    nan = float("nan")
+    rows = [rollout("t0", k, r, two_turns(0, 50 + k)) for k, r in enumerate([nan, 0.25, None])]
+    rows[0]["turns"][0]["generation_log_probs"] = [nan, -1.0, -2.0]
+    run = write_run(tmp_path / "run", rows, suffix)
+    sql = """SELECT count(reward) AS n, avg(reward) AS mean, count(*) FILTER (reward > 0.4) AS high,
+        avg(reward_exact) AS part, count(list_filter(rewards, lambda r: r.value IS NULL)[1].name) AS missing FROM rollouts"""
+    (row,) = gymdata.query(sql, run).to_pylist()
+    assert row == {"n": 1, "mean": 0.25, "high": 0, "part": 0.25, "missing": 2}
+    sql = "SELECT generation_log_probs AS lp, reward FROM turns WHERE turn = 0 AND rollout_id = 't0-0'"
+    assert gymdata.query(sql, run).to_pylist() == [{"lp": [None, -1.0, -2.0], "reward": None}]
+
+
 @pytest.mark.parametrize("sql", ["FROM rollouts", "TABLE rollouts", "SELECT r FROM (FROM rollouts) r"])
 def test_a_table_without_a_select_has_all_its_columns(small: Path, sql: str) -> None:
     """Those of named rewards, too, as with a star."""
