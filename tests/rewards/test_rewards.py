@@ -69,10 +69,34 @@ def test_an_unknown_reward_names_the_nearest() -> None:
         ("7.", 7.0),
         ("none", None),
         ("1, 2, 3", 3.0),
+        (r"so \boxed{9{,}500}", 9500.0),
+        ("12{,}345{,}678.5", 12345678.5),
+        (r"1\,234", 1234.0),
+        (r"10,\!000", 10000.0),
+        ("1\u202f234", 1234.0),
+        ("1\u2009234\u2009567", 1234567.0),
+        ("1'234", 1234.0),
+        ("-$5", -5.0),
+        ("$-5$", -5.0),
+        (r"-\$1,234.50", -1234.5),
+        ("−€5", -5.0),
+        (r"\$9,500", 9500.0),
+        ("$5-$10", 10.0),
+        ("12$-$5", 5.0),
+        ("\u20115", -5.0),
+        ("the roots are 1,2,3", 3.0),
+        ("-1,2,3", 3.0),
+        ("1999,2000", 2000.0),
+        ("1,2,345", 345.0),
+        ("1.5e3", 1500.0),
+        ("50%", 50.0),
+        ("3/4", 4.0),
+        ("#### 1,234", 1234.0),
     ],
 )
 def test_the_last_number(text: str, number: float | None) -> None:
-    """Thousands, signs and exponents belong to a number; a hyphen between numbers does not."""
+    """Proper thousands as people and LaTeX write them, signs before a currency and exponents belong to a number; a hyphen
+    between numbers does not, and numbers with commas between them are several."""
     assert last_number(text) == number
 
 

@@ -9,9 +9,17 @@ import re
 from gymdata.rewards.named import REWARDS, NamedReward, answers_of
 from gymdata.rewards.port import TaskRow
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-#: Hyphen, minus and dashes that models write for a minus sign.
-_MINUS = str.maketrans({"−": "-", "–": "-", "‒": "-"})
+#: Between thousands: a comma, also in braces or with LaTeX's negative space, thin spaces, an apostrophe, an underscore.
+_BETWEEN = r"(?:,(?:\\!)?|\{,\}|\{?\\[,;:! ]\}?|[\u00a0\u2007\u2009\u202f'’_])"
+#: A sign, which may stand before a currency, digits with what may separate thousands, decimals, exponent.
+_NUMBER = re.compile(
+    rf"(?P<sign>[-+](?P<currency>\\?[$£€¥])?)?(?:(?P<digits>\d+(?:{_BETWEEN}\d+)*)(?P<rest>\.?\d*)|(?P<part>\.\d+))"
+    r"(?P<exponent>[eE][-+]?\d+)?"
+)
+_GROUPED = re.compile(rf"[1-9]\d{{0,2}}(?P<between>{_BETWEEN})\d{{3}}(?:(?P=between)\d{{3}})*")
+_SEPARATOR = re.compile(_BETWEEN)
+#: Hyphens, minus and dashes that models write for a minus sign.
+_MINUS = str.maketrans(dict.fromkeys("−–‒‐‑﹣－", "-"))
 
 
 @REWARDS.register("numeric")
@@ -31,7 +39,7 @@ class Numeric(NamedReward):
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text, or None: 1,234.5 and −3e4 are numbers."""
+    """The last number in a text, or None: 1,234.5, 9{,}500, −3e4 and -$5 are numbers, 1,2,3 are three."""
     if not text.isascii():
         text = text.translate(_MINUS)
     last: re.Match[str] | None = None
@@ -39,11 +47,17 @@ def last_number(text: str) -> float | None:
         last = match
     if last is None:
         return None
-    digits = last.group().replace(",", "")
-    # In "12-5" the hyphen is between numbers: an operator or a range, not a sign.
-    if digits[0] in "+-" and last.start() > 0 and text[last.start() - 1].isalnum():
-        digits = digits[1:]
-    return float(digits)
+    sign, digits = (last["sign"] or "")[:1], last["digits"] or ""
+    if _GROUPED.fullmatch(digits):
+        digits = _SEPARATOR.sub("", digits)
+    elif len(listed := _SEPARATOR.split(digits)) > 1:
+        sign, digits = "", listed[-1]
+    # In "12-5" the hyphen is between numbers: an operator or a range, not a sign; so it is in LaTeX's "12$-$5".
+    before = text[: last.start()]
+    before = before.removesuffix("$") if last["currency"] else before
+    if before[-1:].isalnum():
+        sign = ""
+    return float(f"{sign}{digits}{last['rest'] or last['part'] or ''}{last['exponent'] or ''}")
 
 
 #: Cached, because the members of a group share the answer.
