@@ -420,6 +420,8 @@ def _shown_reasoning(reasoning: object, chat: TemplateChat) -> str:
 def _call(call: Any, index: int, ids: Sequence[int]) -> ToolCall:
     function = call.get("function", call)
     name, arguments = function.get("name"), function.get("arguments")
+    if arguments is None:  # Llama 3 writes them as parameters
+        arguments = function.get("parameters")
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     arguments = {} if arguments is None else arguments

@@ -155,6 +155,13 @@ def test_calls_of_known_families_are_read_back(name):
     assert [c["function"] for c in chat.parse(ids, [TOOL])["tool_calls"]] == [CALL["function"]]
 
 
+@pytest.mark.parametrize("rest", ['{"a": 4}', '"{\\"a\\": 4}"', '{"a": 4}, "arguments": null'])
+def test_parameters_are_arguments(chat, rest: str) -> None:
+    """A call as Llama 3 writes it keeps what it was called with."""
+    message = chat.parse(chat.encode(f'<tool_call>\n{{"name": "calc", "parameters": {rest}}}\n</tool_call>'), [TOOL])
+    assert [call["function"] for call in message["tool_calls"]] == [{"name": "calc", "arguments": {"a": 4}}]
+
+
 @pytest.mark.engine
 def test_vllm_parsers_are_known_by_name():
     """--tool-parser NAME uses vLLM's parser, and a wrong name says which there are."""
