@@ -27,7 +27,7 @@ from gymdata.experience.token_scores import Scorers
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
-from gymdata.scores.chosen import default_score, scores_of
+from gymdata.scores.chosen import default_score, scores_of, taken
 from gymdata.store import StageOutput, read_run_json, scan_batches
 from gymdata.store.lineage import Paths, changed_rollouts, lineage, parents_of, refuse_replaced, runs_of, stage_folder
 from gymdata.store.paths import output_file, refuse_inputs
@@ -98,6 +98,7 @@ def experience(
             "parents": parents_of(parent for parent in parents if parent is not None),
             **{key: value for key, value in report.to_dict().items() if key != "path"},
             "dropped_groups": report.dropped_groups,
+            "scored_by": [taken(sources, name) for name in parts or [config.reward]],
             **models,
         }
         out.finish(facts)

@@ -102,7 +102,7 @@ class ExperienceConfig(_Choice):
 
     reward: str | None = pydantic.Field(
         None,
-        description="Named reward or re-scoring to use; after a re-scoring the newest (default: the total reward).",
+        description="Named reward or re-scoring to use (default: the only re-scoring; without one the total reward).",
     )
     rewards: Literal["outcome", "steps", "steps+outcome"] = pydantic.Field(
         "outcome",

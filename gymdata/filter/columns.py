@@ -48,13 +48,15 @@ _KINDS: dict[type, Kind] = {bool: "boolean", int: "number", float: "number", str
 
 @dataclass
 class RolloutColumns:
-    """One entry per rollout for every named column. ``scored_by``: files of re-scorings that were read for it."""
+    """One entry per rollout for every named column. ``scored_by``: files of re-scorings that were read for it; ``scores``:
+    the names of the scores, None for the total reward."""
 
     table: pa.Table
     values: dict[str, pa.Array] = field(default_factory=dict)
     kinds: dict[str, Kind] = field(default_factory=dict)
     of_group: set[str] = field(default_factory=set)
     scored_by: list[Path] = field(default_factory=list)
+    scores: list[str | None] = field(default_factory=list)
     #: Each row's group as a code from 0.
     groups: Any = None
 
@@ -89,7 +91,7 @@ def load_columns(
     if rewards or unknown or "n_scored" in named:
         needed |= {"reward", "rewards"}
     by_reward = rollouts is None and ("reward" in (*plain, *under) or "n_scored" in named)
-    newest = default_score(sources, None)[0] if by_reward else None
+    only = default_score(sources, None, "reward_NAME in the condition")[0] if by_reward else None
     rollouts = rollouts or Loaded(
         lambda names: pa.concat_tables([read_table(path, ROLLOUTS, names) for path in sources]),
         lambda table, names: (batch for path in sources for batch in scan_batches(path, table, names)),
@@ -98,13 +100,11 @@ def load_columns(
     if not table.num_rows:
         raise DataError.empty(sources[0], "rollouts")
     refuse_duplicates(table, sources)
-    if newest is not None:
-        hint = f"reward_{TOTAL}: the total reward of collect"
-        warn(f"reward is the score {newest!r}, the newest of these rollouts ({hint})")
-    columns = RolloutColumns(table)
-    if newest is not None:
+    columns = RolloutColumns(table, scores=[only] if by_reward else [])
+    if only is not None:
+        warn(f"reward is the score {only!r}, the only re-scoring (reward_{TOTAL}: the total reward of collect)")
         # Beside the table, in which reward_reward finds the total reward.
-        scored, columns.scored_by = with_score(sources, table, newest)
+        scored, columns.scored_by = with_score(sources, table, only)
         columns.values["reward"], columns.kinds["reward"] = _plain(scored["reward"].combine_chunks(), "reward")
     columns.groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     tasks = _TaskFields(rollouts, [name.removeprefix("task.") for name in named if name.startswith("task.")])
@@ -206,6 +206,7 @@ def _column(
             raise unknown_column(name, [*(f"reward_{n}" for n in score_names), *SCALARS], where)
         _, values, scored_by = scores_of(sources, table, name.removeprefix("reward_"))
         columns.scored_by += [path for path in scored_by if path not in columns.scored_by]
+        columns.scores.append(name.removeprefix("reward_"))
         return pa.array(values.to_numpy(), pa.float64(), from_pandas=True), "number"
     columns.of_group.add(name)
     if name in COUNTS:

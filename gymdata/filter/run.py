@@ -26,6 +26,7 @@ from gymdata.progress import NullProgress, Progress
 from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.scores.chosen import taken
 from gymdata.store import StageOutput, files_of, resolve, scan_batches
 from gymdata.store.lineage import Paths, chosen_rows, common_identity, parents_of, refuse_other_settings
 from gymdata.store.paths import RUN_JSON, files_apart
@@ -242,6 +243,7 @@ def _write(
         "command": list(command),
         "config": config.model_dump(mode="json"),
         "parents": parents_of([*sources, *columns.scored_by]),
+        "scored_by": [taken(sources, name) for name in dict.fromkeys(columns.scores)],
         "identity": common_identity(sources),
         "counts": {key: value for key, value in report.to_dict().items() if key != "files"},
     }

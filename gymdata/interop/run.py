@@ -24,7 +24,7 @@ from gymdata.interop.importing import ODD, Keys, Rejected, Shape, reason_of
 from gymdata.public import Figures, Report, Row, path_of, paths_of
 from gymdata.remote.reading import size_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
-from gymdata.scores.chosen import default_score, rescorings
+from gymdata.scores.chosen import default_score, rescorings, taken
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
 from gymdata.store.lineage import parents_of, vocabulary
 from gymdata.store.lines import encode_any
@@ -334,7 +334,7 @@ def export(
 ) -> ExportSummary:
     """Write the rollouts under ``path`` in another project's format.
 
-    ``reward``: the score that is written as the reward, by default the newest, else the total reward of ``collect``.
+    ``reward``: the score that is written as the reward, by default the only re-scoring, else the total of ``collect``.
 
     The table in `gymdata docs your-data` says of each format what it is made of (rollouts, pairs or experiences: ``path`` is
     a file or folder of them, or a run that holds one) and whether it has token ids. ``verl`` and ``verl-sft`` write Parquet;
@@ -364,6 +364,7 @@ def export(
         summary = _export(path, resolve(path, to.table), target, account, workers, out)
         parents = parents_of((path, *(rescorings([path], reward) if reward else ())))
         described = {"command": list(command), "config": settings, "parents": parents, "counts": summary.to_dict()}
+        described |= {"scored_by": [taken([path], reward)]} if to.holds_reward else {}
         out.finish(described)
     return summary
 

@@ -33,6 +33,6 @@ class ExportConfig(Config):
 
     format: FormatName = pydantic.Field(description="Format to write.")
     reward: str | None = pydantic.Field(
-        None, description="Score to write as the reward (default: the newest score; without one the total reward)."
+        None, description="Score to write as the reward (default: the only re-scoring; without one the total reward)."
     )
     workers: Workers = 1

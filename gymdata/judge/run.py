@@ -35,6 +35,7 @@ from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of, rate_text
 from gymdata.remote.reading import located
+from gymdata.rewards.port import refuse_total
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
 from gymdata.store.lineage import parents_of, refuse_duplicates
@@ -117,6 +118,9 @@ def judge(
         # Its name is that of the folder, and of what the verdicts are kept under.
         asyncio.run(the_judge.find_model())
     folder = placed_output(_folder(config, source, the_judge))
+    refuse_total(
+        config.name or folder.name.removeprefix("judge-"), "the name of the scores", "give another with --name"
+    )
     with contextlib.ExitStack() as stack:
         names = ["comparisons.parquet", "scores.parquet"]
         out = stack.enter_context(StageOutput(folder / RUN_JSON, "judge", names, overwrite=config.overwrite))

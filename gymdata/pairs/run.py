@@ -29,7 +29,7 @@ from gymdata.pairs.settings import PairsConfig
 from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import COMPARISONS, PAIRS, ROLLOUTS
-from gymdata.scores.chosen import MARKS, default_score, judge_folders, other_scores, scores_of, unscored_hint
+from gymdata.scores.chosen import MARKS, default_score, judge_folders, other_scores, scores_of, taken, unscored_hint
 from gymdata.scores.marks import read_marks
 from gymdata.store import StageOutput, read_table, resolve
 from gymdata.store.lineage import (
@@ -199,6 +199,7 @@ def pairs(
                     "command": list(command),
                     "config": config.model_dump(mode="json"),
                     "parents": parents_of([*sources, *scored_by]),
+                    "scored_by": [taken(sources, report.score)],
                     "counts": {key: value for key, value in report.to_dict().items() if key not in ("files", "notes")},
                     "notes": report.notes,
                 }
@@ -346,8 +347,8 @@ def _no_pairs(report: PairsReport, scores: Mapping[str, float | None]) -> str:
 def pairs_of_run(path: str | Path, command: Sequence[str] = ()) -> list[Path] | None:
     """The pairs files that a run folder leads to, in one stage folder below it; None for any other path.
 
-    Raises UsageError when several stage folders hold pairs (the newest is put into ``command``), DataError when nothing
-    is there.
+    Raises UsageError when several stage folders hold pairs (the first is put into ``command``), DataError when nothing is
+    there.
     """
     folder = Path(path)
     files = [source.path for source in resolve(path, PAIRS)]
@@ -359,8 +360,7 @@ def pairs_of_run(path: str | Path, command: Sequence[str] = ()) -> list[Path] | 
     if not folders:
         raise DataError.empty(path, "pairs; `gymdata pairs` makes them")
     if len(folders) > 1:
-        newest = str(max(files, key=lambda file: file.stat().st_mtime_ns).parent)
-        words = shlex.join(newest if word == str(path) else word for word in command)
+        words = shlex.join(str(folders[0]) if word == str(path) else word for word in command)
         raise UsageError(
             f"{path}: {len(folders)} folders of it hold pairs: {', '.join(map(str, folders))}",
             hint=f"give one of them{f', as in: {words}' if words else ''}",

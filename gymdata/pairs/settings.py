@@ -28,7 +28,7 @@ class PairsConfig(Config):
 
     reward: str | None = pydantic.Field(
         None,
-        description="Named reward or re-scoring to use; after a re-scoring the newest (default: the total reward).",
+        description="Named reward or re-scoring to use (default: the only re-scoring; without one the total reward).",
     )
     source: Literal["rewards", "comparisons", "marks"] | None = pydantic.Field(
         None,

@@ -19,7 +19,7 @@ class ReportConfig(Config):
     output: Path | None = pydantic.Field(None, description="HTML file to write (default: report.html in the folder).")
     png: Path | None = pydantic.Field(None, description="Also write each chart as a PNG into this folder.")
     reward: str | None = pydantic.Field(
-        None, description="Score to report on (default: the newest score; without one the total reward)."
+        None, description="Score to report on (default: the only re-scoring; without one the total reward)."
     )
     allow_findings: bool = pydantic.Field(
         False, description="Write the page although it holds keys or addresses that `gymdata scan` finds."

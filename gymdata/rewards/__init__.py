@@ -19,7 +19,7 @@ from typing import Any
 
 from gymdata.errors import UsageError, option
 from gymdata.rewards.named import REWARDS, named_reward
-from gymdata.rewards.port import RewardFunction
+from gymdata.rewards.port import RewardFunction, refuse_total
 
 __all__ = ["Reward", "Rewards", "given_rewards", "load_rewards", "parse_spec"]
 #: A reward as on the command line, or a function (see ``gymdata.rewards.user``).
@@ -57,8 +57,11 @@ def load_rewards(
     specs: Sequence[str],
     decode: Callable[[Sequence[int]], str] | None = None,
     functions: Mapping[str, tuple[RewardFunction, float]] | None = None,
+    *,
+    labelled: bool = False,
 ) -> list[tuple[RewardFunction, float]]:
-    """Reward functions with their weights, in order. Raises UsageError on an unknown or repeated one.
+    """Reward functions with their weights, in order. Raises UsageError on an unknown or repeated one, and on one that is
+    called as the total reward, unless it is ``labelled``: named by its caller.
 
     ``functions``: those of ``given_rewards``.
 
@@ -87,6 +90,8 @@ def load_rewards(
         if function.name in names:
             raise UsageError(f"{option('reward', spec)}: a reward named {function.name!r} is already there")
         loaded.append((function, weight))
+        if not labelled:
+            refuse_total(function.name, option("reward", spec), "rename the function, or give it a `label` in a recipe")
     return loaded
 
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 
-from gymdata.errors import OutsideError
+from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.messages import Message
 
 if TYPE_CHECKING:
     from gymdata.rollouts.turns import Turn
 
+#: The name of a rollout's stored total reward, which no part of it and no score may have.
+TOTAL = "reward"
 #: Tries of a function on one rollout.
 TRIES = 3
 
@@ -87,3 +89,9 @@ class RewardFunction(Protocol):
     def __call__(self, rollouts: Sequence[View]) -> Sequence[Value]:
         """One value each."""
         ...
+
+
+def refuse_total(name: str, where: str, way: str) -> None:
+    """Raises UsageError for a score that would be called as the total reward. ``way``: how to give it another name."""
+    if name == TOTAL:
+        raise UsageError.bad_value(where, name, "another name: this one is the total reward's", way)

@@ -24,7 +24,7 @@ from gymdata.progress import NullProgress, Progress
 from gymdata.public import Figures, Report, Row, path_of
 from gymdata.remote.reading import located
 from gymdata.rewards import Rewards, given_rewards
-from gymdata.rewards.port import RewardFunction
+from gymdata.rewards.port import RewardFunction, refuse_total
 from gymdata.rewards.scheduler import (
     VIEWED,
     Flips,
@@ -141,6 +141,7 @@ def score(
     progress = progress or NullProgress()
     sources = load_sources(config, progress, functions)
     name = config.name or (config.recipe.stem if config.recipe is not None else "+".join(sources.names()))
+    refuse_total(name, "the name of the scores", f"give them another with {option('name')}")
     if config.recipe is not None and name in sources.names():
         raise UsageError(
             f"the recipe and a reward of it are both named {name!r}", hint=f"give it another with {option('name')}"

@@ -16,7 +16,7 @@ from gymdata.models.model_identity import check_tokenizer, hash_of_tokenizer, mo
 from gymdata.models.vocabulary import find_tokenizer
 from gymdata.progress import Progress
 from gymdata.rewards import load_rewards
-from gymdata.rewards.port import RewardFunction
+from gymdata.rewards.port import RewardFunction, refuse_total
 from gymdata.rewards.recipe import Recipe, RewardSource, read_recipe
 from gymdata.rewards.scheduler import Weighted
 from gymdata.rollouts.messages import TaskRow
@@ -73,21 +73,22 @@ def load_sources(
         urls = config.reward_url
         names = [None] if len(urls) == 1 else [f"remote_{k}" for k in range(1, len(urls) + 1)]
         rewards += [Weighted(loader.remote(url, name), 1 / len(urls)) for url, name in zip(urls, names, strict=True)]
-        _refuse_same_names(rewards)
+        _refuse_names(rewards)
         return RewardSources(rewards, models=loader.models)
     recipe = read_recipe(config.recipe)
     rewards = []
     for source in recipe.sources():
         choose = partial(lambda source, view: recipe.weight(source, view["task"]), source)
         rewards.append(Weighted(loader.source(source), source.weight, choose))
-    _refuse_same_names(rewards)
+    _refuse_names(rewards)
     of_rule = dict.fromkeys(map(str, recipe.rules), 0)
     return RewardSources(rewards, recipe, hash_file(config.recipe), loader.models, of_rule)
 
 
-def _refuse_same_names(rewards: Sequence[Weighted]) -> None:
+def _refuse_names(rewards: Sequence[Weighted]) -> None:
     names = [reward.function.name for reward in rewards]
     for name in names:
+        refuse_total(name, "label", "give it another `label` in the recipe")
         if names.count(name) > 1:
             raise UsageError(f"two rewards are named {name!r}", hint="give one a `label` in a recipe")
 
@@ -108,7 +109,7 @@ class _Loader:
             return self.remote(origin, source.label)
         spec = origin if source.argument is None else f"{origin}:{source.argument}"
         # A spec may end in a weight, which is separate here.
-        ((function, _),) = load_rewards([f"{spec}=1"])
+        ((function, _),) = load_rewards([f"{spec}=1"], labelled=source.label is not None)
         if source.label is not None:
             function.name = source.label
         return function

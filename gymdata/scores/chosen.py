@@ -1,7 +1,7 @@
 """Which score of a rollout a command means: the total reward, a named part of it, or a re-scoring.
 
-The newest re-scoring of a run is the default; a re-scoring has precedence over the reward of the same name that was stored
-by ``collect``.
+Invariants: ``reward`` is the total that was stored with the rollouts, and no score is called so; a score that is not named
+is the only one that can be meant, never the newest; a name means one score: a re-scoring of all runs, or of none of them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import GymdataError, UsageError, counted, option
+from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.scores.marks import read_marks
 from gymdata.stats import known_rewards, unit_of
-from gymdata.store import read_table
+from gymdata.store import hash_file, read_table
 from gymdata.store.lineage import run_folder, runs_of
-from gymdata.store.paths import RUN_JSON, matches
+from gymdata.store.paths import RUN_JSON, matches, read_facts
 
-#: The name of the reward that ``collect`` stored.
-TOTAL = "reward"
 #: The name of the total reward as people corrected it in ``view --annotate``.
 MARKS = "marks"
 #: The threshold of ``labels`` for answers of which a file says whether they are desirable, 1 or 0.
@@ -35,40 +34,59 @@ _TIE = 1e-9
 _KINDS = ("scores", "judge")
 
 
-def default_score(sources: Sequence[str | Path], name: str | None) -> tuple[str | None, str | None]:
-    """The score that a command means by ``name``, and a line about it where it was not named: the newest score of
-    `gymdata score` that all the runs have, with a value. None for the total reward, where there is no such score."""
+def default_score(
+    sources: Sequence[str | Path], name: str | None, choice: str | None = None
+) -> tuple[str | None, str | None]:
+    """The score that a command means by ``name``, and a line about it where it was not named: None for the total reward,
+    or the only re-scoring of `gymdata score` with values. Raises UsageError, listing them, where several could be meant:
+    several re-scorings, or one that not all of the runs have. ``choice``: how the command names one (``--reward NAME``)."""
+    choice = choice or option("reward", "NAME")
     if name is not None:
         return name, None
-    folders = (run_folder(path) for source in sources for path in matches(source))
-    times_of_runs = [{} if run is None else _times(run) for run in dict.fromkeys(folders)]
-    common = set.intersection(*map(set, times_of_runs)) if times_of_runs else set()
-    for newest in sorted(common, key=lambda score: max(times[score] for times in times_of_runs), reverse=True):
-        if _why_without(sources, newest) is None:
-            return (
-                newest,
-                f"score: {newest}, the newest of these rollouts (--reward {TOTAL}: the total reward of collect)",
-            )
-    return None, None
+    folders = list(dict.fromkeys(run_folder(path) for source in sources for path in matches(source)))
+    runs = [
+        {score for score in _rescorings([run] if run else [], ("scores",)) if _why_without([str(run)], score) is None}
+        for run in folders
+    ]
+    names = sorted(set[str]().union(*runs))
+    if not names:
+        return None, None
+    if len(names) == 1 and all(runs):
+        return names[
+            0
+        ], f"score: {names[0]}, the only re-scoring ({choice.replace('NAME', TOTAL)}: the total reward of collect)"
+    without = {score: sum(score not in run for run in runs) for score in names}
+    listed = [f"{score} (not of {counted(n, 'source')})" if (n := without[score]) else score for score in names]
+    raise UsageError(
+        textwrap.shorten(f"{counted(len(names) + 1, 'score')} could be meant: {TOTAL}, {', '.join(listed)}", 200),
+        hint=f"choose one with {choice} ({TOTAL}: the total reward that was stored with the rollouts)",
+    )
 
 
-def rescored_at(sources: Sequence[str | Path]) -> list[dict[str, int]]:
-    """When the scores of each run were written, by folder, also those of judges: another value means that a score, or the
+def taken(sources: Sequence[str | Path], name: str | None) -> dict[str, object]:
+    """What run.json records of a score that was used: its ``name``, and ``source``: for each run by its id the re-scoring's
+    folder with what made it, or ``stored``."""
+    by_run: dict[str, object] = {}
+    for run in runs_of(sources):
+        folder = next(iter(rescorings([run], name or TOTAL)), None)
+        facts = {} if folder is None else read_facts(folder / RUN_JSON)
+        made_by = [reward["source"] for reward in facts.get("rewards") or []] or [facts.get("judge")]
+        by_run[str(read_facts(run / RUN_JSON).get("run_id") or run)] = (
+            "stored" if folder is None else {"folder": folder.name, "by": made_by}
+        )
+    return {"name": name or TOTAL, "source": by_run or "stored"}
+
+
+def state_of_scores(sources: Sequence[str | Path]) -> list[dict[str, str]]:
+    """The content of the scores of each run, by folder, also those of judges: another value means that a score, or the
     default, may be another one."""
-    runs = runs_of(sources)
-    written = ([file for kind in _KINDS for file in run.glob(f"{kind}-*/{RUN_JSON}")] for run in runs)
-    return [{file.parent.name: file.stat().st_mtime_ns for file in files} for files in written]
-
-
-def _times(run: Path) -> dict[str, int]:
-    """The scores that `gymdata score` wrote for ``run``, with the time of their last change."""
-    files = run.glob(f"scores-*/{RUN_JSON}")
-    return {file.parent.name.removeprefix("scores-"): file.stat().st_mtime_ns for file in files}
+    written = ([file for kind in _KINDS for file in run.glob(f"{kind}-*/{RUN_JSON}")] for run in runs_of(sources))
+    return [{file.parent.name: hash_file(file) for file in files} for files in written]
 
 
 def other_scores(sources: Sequence[str | Path], used: str) -> str:
     """What ends a hint: the other scores of these rollouts that have values; empty when there are none."""
-    names = dict.fromkeys(name for source in sources for name in _rescorings(source) if name != used)
+    names = dict.fromkeys(name for name in _rescorings(sources) if name != used)
     good = [*([TOTAL] if used != TOTAL else []), *(name for name in names if _why_without(sources, name) is None)]
     return f"; or choose another score: --reward {' or '.join(good)}" if good else ""
 
@@ -80,12 +98,19 @@ def scores_of(
     re-scorings that it came from.
 
     Without a name, or with ``TOTAL``, the total reward that ``collect`` stored. A re-scoring has precedence over the reward
-    of the same name that was stored by ``collect``. ``setting``: what brought the name.
+    of the same name that was stored by ``collect``. ``setting``: what brought the name. Raises UsageError for an unknown
+    name, and for a re-scoring that one source has and another lacks: a stored reward of its name may be another one.
     """
-    runs = runs_of(sources)
-    rescored = [table for run in runs if name and (table := _rescored(run, name)) is not None]
-    if name is None or (name == TOTAL and not rescored):
+    if name is None or name == TOTAL:
         return TOTAL, _known(rollouts["reward"]), []
+    places = {path: run_folder(path) for source in sources for path in matches(source)}
+    tables = {path: None if run is None else _rescored(run, name) for path, run in places.items()}
+    rescored = list({table[0]: table for table in tables.values() if table is not None}.values())
+    if rescored and (lacking := [path for path, table in tables.items() if table is None]):
+        raise UsageError(
+            f"{option(setting)} {name}: {rescored[0][0]} re-scores some rollouts, and {lacking[0]} has no such scores",
+            hint=f"`gymdata score {lacking[0]} --name {name} …` scores them alike, or give the runs one at a time",
+        )
     if name == MARKS and not rescored and (corrected := read_marks(sources).rewards):
         stored = zip(rollouts["rollout_id"].to_pylist(), rollouts["reward"].to_pylist(), strict=True)
         values = pa.array([corrected.get(rollout, reward) for rollout, reward in stored], pa.float64())
@@ -129,14 +154,14 @@ def _known(scores: pa.ChunkedArray) -> pa.ChunkedArray:
 def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]:
     """The names that ``scores_of`` accepts: rewards that ``collect`` stored, and re-scorings."""
     parts = rollouts["rewards"].combine_chunks().flatten().field("name")
-    names = [*sorted(set(pc.unique(parts).to_pylist())), *(n for s in sources for n in _rescorings(s))]
+    names = [*sorted(set(pc.unique(parts).to_pylist())), *_rescorings(sources)]
     return list(dict.fromkeys([*names, *([MARKS] if read_marks(sources).rewards else [])]))
 
 
 def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> str:
     """What to do about rollouts without a reward; scores that were made of them are named, with or without values.
     ``refused``: the requested score, which has no values; the most common reason is named."""
-    reasons = {name: _why_without(sources, name) for source in sources for name in _rescorings(source)}
+    reasons = {name: _why_without(sources, name) for name in _rescorings(sources)}
     good = [name for name, why in reasons.items() if why is None and name != refused]
     bad = [name for name, why in reasons.items() if why is not None]
     if refused in bad:
@@ -173,16 +198,21 @@ def _why_without(sources: Sequence[str | Path], name: str) -> str | None:
     return textwrap.shorten(why, 200, placeholder=" …")
 
 
-def _rescorings(source: str | Path) -> list[str]:
-    folders = (p for run in runs_of([source]) for kind in _KINDS for p in run.glob(f"{kind}-*") if p.is_dir())
+def _rescorings(sources: Sequence[str | Path], kinds: Sequence[str] = _KINDS) -> list[str]:
+    folders = (p for run in runs_of(sources) for kind in kinds for p in run.glob(f"{kind}-*") if p.is_dir())
     return sorted({folder.name.partition("-")[2] for folder in folders})
 
 
 def rescorings(sources: Sequence[str | Path], name: str) -> list[Path]:
     """The folders of the re-scoring ``name``: one of each run that has it."""
     runs = runs_of(sources)
-    by_run = ([run / f"{kind}-{name}" for kind in _KINDS if (run / f"{kind}-{name}").is_dir()] for run in runs)
-    return [folders[0] for folders in by_run if folders]
+    by_run = [[run / f"{kind}-{name}" for kind in _KINDS if (run / f"{kind}-{name}").is_dir()] for run in runs]
+    if twice := next((folders for folders in by_run if len(folders) > 1), None):
+        raise UsageError(
+            f"two scores are called {name}: {' and '.join(map(str, twice))}",
+            hint=f"score again under another name: {option('name', 'NAME')}, and move one of the folders away",
+        )
+    return [folder for folders in by_run for folder in folders]
 
 
 def _rescored(run: Path, name: str) -> tuple[Path, pa.Table] | None:

@@ -24,7 +24,7 @@ class ShowConfig(Config):
     best: bool = pydantic.Field(False, description="The rollout with the highest reward, or the N highest with -n.")
     worst: bool = pydantic.Field(False, description="The rollout with the lowest reward, or the N lowest with -n.")
     reward: str | None = pydantic.Field(
-        None, description="Score for --best and --worst; after a re-scoring the newest (default: the total reward)."
+        None, description="Score for --best and --worst (default: the only re-scoring; without one the total reward)."
     )
     limit: int | None = pydantic.Field(None, ge=1, description="Show N rollouts (default: 1, or all of --task).")
     random: int | None = pydantic.Field(None, ge=1, description="N rollouts at random.")

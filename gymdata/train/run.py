@@ -21,7 +21,7 @@ from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_l
 from gymdata.public import Figures, Report, Row, path_of, rate_text
 from gymdata.remote.reading import located
 from gymdata.rollouts.schema import SCORES
-from gymdata.scores.chosen import default_score
+from gymdata.scores.chosen import default_score, taken
 from gymdata.settings import Settings
 from gymdata.store import has_rows, hash_file, read_run_json, resolve, write_run_json
 from gymdata.store.lineage import lineage, parents_of, refuse_replaced
@@ -414,6 +414,7 @@ class _Training:
             "config": config.model_dump(mode="json"),
             **loss,
             "parents": parents,
+            **({"scored_by": [taken([self.source], config.reward)]} if isinstance(config, RolloutsConfig) else {}),
             "model": vars(self.model),
         }
 

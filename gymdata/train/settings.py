@@ -311,7 +311,7 @@ class RolloutsConfig(RenderedConfig):
 
     reward: str | None = pydantic.Field(
         None,
-        description="Named reward or re-scoring to choose by; after a re-scoring the newest (default: the total reward).",
+        description="Named reward or re-scoring to choose by (default: the only re-scoring; without one the total reward).",
     )
     target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
     target_model: str | None = pydantic.Field(None, description="Train only the rollouts of this policy.")

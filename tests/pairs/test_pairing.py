@@ -175,7 +175,7 @@ def test_named_rewards_and_rescorings(tmp_path: Path) -> None:
 
 
 def test_without_pairs_the_scores_that_would_work_are_named(tmp_path: Path) -> None:
-    """The newest score is the same for all: nothing is written, and the note names the total reward."""
+    """The only score is the same for all: nothing is written, and the note names the total reward."""
     run = write_run(tmp_path / "run", group("a", 5, [0.0, 1.0]))
     gymdata.score(run, reward=length)
     before = sorted(run.rglob("*"))

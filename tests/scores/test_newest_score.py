@@ -1,9 +1,10 @@
-"""Which score a command means without --reward: the newest."""
+"""Which score a command means: the named one, the only one, or a refusal that lists them; never the newest."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.errors import UsageError
 from gymdata.finetune.selection import Source
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score, with_score
 from gymdata.scores.marks import Mark, append, read_marks
-from gymdata.store import read_run_json, write_run_json, write_table
+from gymdata.store import hash_file, read_run_json, write_run_json, write_table
 from gymdata.store.reading import DataWarning, warn_of_changed_scores
 from gymdata.view.evidence.index import RolloutIndex
 from gymdata.view.evidence.selection import Query, Selector
@@ -31,8 +33,9 @@ def write_scores(run: Path, name: str, values: dict[int, float], kind: str = "sc
         for row in gymdata.load_rollouts(run).select(["rollout_id", "rollout_index"]).to_pylist()
     ]  # fmt: skip
     table = pa.Table.from_pylist(rows, schema=SCORES.schema)
-    write_table(table, run / f"{kind}-{name}" / "scores.parquet", SCORES)
-    write_run_json(run / f"{kind}-{name}", {"stage": "score"})
+    file = write_table(table, run / f"{kind}-{name}" / "scores.parquet", SCORES)
+    files = [{"path": file.name, "rows": len(rows), "bytes": file.stat().st_size, "xxh3": hash_file(file)}]
+    write_run_json(run / f"{kind}-{name}", {"stage": "score", "files": files, "rewards": [{"source": f"file:{name}"}]})
 
 
 @pytest.fixture
@@ -44,12 +47,14 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_pairs_are_made_by_the_newest_score(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line says which, and its name is that of the folder; run.json has it as a setting and as a parent."""
+def test_pairs_are_made_by_the_only_score(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line says which, and its name is that of the folder; run.json has it as a setting, as a parent and by what made
+    it."""
     assert main(["pairs", str(run)]) == 0
-    assert "score: mine, the newest of these rollouts" in capsys.readouterr().err
+    assert "score: mine, the only re-scoring" in capsys.readouterr().err
     facts = read_run_json(run / "pairs-mine")
     assert facts["config"]["reward"] == "mine"
+    assert facts["scored_by"] == [{"name": "mine", "source": {"run-1": {"folder": "scores-mine", "by": ["file:mine"]}}}]
     assert str((run / "scores-mine").resolve()) in [parent["path"] for parent in facts["parents"]]
 
 
@@ -82,6 +87,7 @@ def test_what_was_made_of_scores_that_changed_is_named(tmp_path: Path, name: str
 
 def test_a_training_and_validate_warn_of_scores_that_changed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On stderr; the data is used as it is."""
+    shutil.rmtree(run / "scores-mine")
     (run.parent / "rew.py").write_text("def late(completions, **_):\n    return list(range(len(completions)))\n")
     late = f"{run.parent / 'rew.py'}:late"
     assert main(["score", str(run), "--reward", late]) == 0
@@ -95,26 +101,99 @@ def test_a_training_and_validate_warn_of_scores_that_changed(run: Path, capsys: 
 
 
 def test_no_experiences_name_the_scores(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Groups that the newest score leaves without variance may have it by another."""
+    """Groups that a score leaves without variance may have it by another."""
     write_scores(run, "flat", dict.fromkeys(range(3), 0.0))
-    os.utime(run / "scores-flat" / "run.json", ns=(time := 2**61, time))
     before = sorted(run.rglob("*"))
-    assert main(["experience", str(run)]) == 1
+    assert main(["experience", str(run), "--reward", "flat"]) == 1
     assert "every flat is 0: is it right?" in (err := " ".join(capsys.readouterr().err.split()))
     assert "or choose another score: --reward reward or mine" in err
     assert sorted(run.rglob("*")) == before
 
 
-def test_the_later_of_two_scores_counts_and_one_without_values_does_not(run: Path) -> None:
-    """Of runs of which one lacks a score, that score is not the default; a named one always counts."""
-    write_scores(run, "later", {0: 1.0})
-    os.utime(run / "scores-mine" / "run.json", ns=(1, 1))
-    assert default_score([run], None)[0] == "later"
+def test_two_scores_are_listed_and_a_named_one_or_the_only_one_counts(run: Path) -> None:
+    """Whatever the times of their files; a score without values is no choice, and of runs of which one lacks a score it has
+    to be named."""
     write_scores(run, "broken", {})
-    assert default_score([run], None)[0] == "later"
-    assert default_score([run], "mine") == ("mine", None)
+    assert default_score([run], None)[0] == "mine"
     other = write_run(run.parent / "other", [rollout("t9", 0, 1.0, two_turns(1, 90))])
-    assert default_score([run, other], None) == (None, None)
+    with pytest.raises(UsageError, match=r"2 scores could be meant: reward, mine \(not of 1 source\)"):
+        default_score([run, other], None)
+    write_scores(run, "later", {0: 1.0})
+    for file, time in (("mine", 1), ("later", 2**61)):
+        os.utime(run / f"scores-{file}" / "run.json", ns=(time, time))
+    with pytest.raises(UsageError, match="3 scores could be meant: reward, later, mine"):
+        default_score([run], None)
+    assert default_score([run], "mine") == ("mine", None)
+
+
+@pytest.mark.parametrize("words", ["pairs", "experience", "show --best", "report --json",
+                                   "export --format nemo-gym -o x.jsonl",
+                                   "filter --where reward>0 -o kept", "train-sft -m x -o out"])  # fmt: skip
+def test_a_command_stops_where_two_scores_could_be_meant(
+    words: str, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written, and the message lists them with the flag to choose."""
+    monkeypatch.chdir(run.parent)
+    write_scores(run, "later", {0: 1.0})
+    before = sorted(run.parent.rglob("*"))
+    name, *flags = words.split()
+    assert main([name, str(run), *flags]) == 2
+    printed = capsys.readouterr()
+    assert "3 scores could be meant: reward, later, mine" in (text := " ".join((printed.err + printed.out).split()))
+    assert ("reward_NAME" if name == "filter" else "--reward NAME") in text
+    assert sorted(run.parent.rglob("*")) == before
+
+
+def test_a_score_of_one_run_is_not_put_together_with_a_stored_reward_of_its_name(run: Path) -> None:
+    """Both are called `exact`: the other run is named, alone each has its own."""
+    write_scores(run, "exact", {0: 5.0, 1: 6.0, 2: 7.0})
+    other = write_run(run.parent / "other", [rollout("t9", 0, 1.0, two_turns(1, 90), rollout_id="o")])
+    rows = gymdata.load_rollouts(run), gymdata.load_rollouts(other)
+    assert with_score([run], rows[0], "exact")[0]["reward"].to_pylist() == [5.0, 6.0, 7.0] * 2
+    assert with_score([other], rows[1], "exact")[0]["reward"].to_pylist() == [1.0]
+    with pytest.raises(UsageError, match=r"exact: .*scores-exact re-scores some rollouts, and .*other has no such"):
+        gymdata.experience([run, other], reward="exact", output=run.parent / "e")
+
+
+def test_two_scores_of_one_name_are_refused(run: Path) -> None:
+    """One of a function and one of a judge: neither is the first."""
+    write_scores(run, "mine", {0: 1.0}, kind="judge")
+    with pytest.raises(UsageError, match=r"two scores are called mine: .*scores-mine and .*judge-mine"):
+        gymdata.experience(run, reward="mine")
+
+
+@pytest.mark.parametrize("way", ["name", "function", "label", "recipe", "judge", "collect"])
+def test_no_score_may_have_the_name_of_the_total(way: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused with the way to give it another; `--reward reward` stays the stored total."""
+    folder = run.parent
+    (folder / "rew.py").write_text("def reward(completions, **_):\n    return [9.0 for _ in completions]\n")
+    spec, label = f"{folder / 'rew.py'}:reward", "reward" if way == "label" else "good"
+    (folder / "reward.yaml").write_text(f"rules:\n- default:\n  - {{python: '{spec}', label: {label}}}\n")
+    (folder / "tasks.jsonl").write_text('{"prompt": "1+1?"}\n')
+    recipe = ["--recipe", str(folder / "reward.yaml")]
+    commands = {
+        "name": ["score", str(run), "--reward", "numeric", "--name", "reward"],
+        "function": ["score", str(run), "--reward", spec],
+        "label": ["score", str(run), *recipe, "--name", "other"],
+        "recipe": ["score", str(run), *recipe],
+        "judge": ["judge", str(run), "--aggregate-only", "--name", "reward"],
+        "collect": [
+            "collect",
+            str(folder / "tasks.jsonl"),
+            "-m",
+            str(folder),
+            "--reward",
+            spec,
+            "-o",
+            str(folder / "out"),
+        ],
+    }
+    assert main(commands[way]) == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert "got 'reward', expected another name: this one is the total reward's" in text
+    assert ("label" if way in ("function", "label", "collect") else "--name") in text
+    assert not [*run.glob("*-reward")]
+    assert with_score([run], gymdata.load_rollouts(run), "reward")[0]["reward"].to_pylist() == [0.0] * 6
 
 
 def test_experience_and_filter_use_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +231,7 @@ def test_a_report_is_of_it(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert compared["difference"]["before"] == 1.0
     assert main(["report", str(run)]) == 0
     assert "mine 2" in (run / "report.html").read_text()
-    assert "score: mine, the newest" in capsys.readouterr().err
+    assert "score: mine, the only re-scoring" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -165,7 +244,7 @@ def test_an_export_holds_it(run: Path, workers: int, capsys: pytest.CaptureFixtu
         assert main(["export", str(run), "-o", str(run.parent / "gym.jsonl"), *words]) == 0
         return [json.loads(line)["reward"] for line in (run.parent / "gym.jsonl").read_text().splitlines()]
 
-    assert rewards() == [None, 5.0, None] * 2
+    assert rewards("--reward", "later") == [None, 5.0, None] * 2
     facts = read_run_json(run.parent / "gym.jsonl.run.json")
     assert facts["config"]["reward"] == "later"
     assert str((run / "scores-later").resolve()) in [parent["path"] for parent in facts["parents"]]
@@ -177,8 +256,8 @@ def test_an_export_holds_it(run: Path, workers: int, capsys: pytest.CaptureFixtu
 
 
 def test_a_viewer_shows_it(run: Path) -> None:
-    """In its table, on a rollout's page and under a filter, whose command keeps the same rollouts; a score that is made
-    while it runs counts from then on."""
+    """In its table, on a rollout's page and under a filter, whose command keeps the same rollouts; a score and
+    where a second one is made while it runs, the total with a note that lists them."""
     index = RolloutIndex([run], fresh_s=0)
     snapshot = index.snapshot()
     assert (snapshot.score, snapshot.table["reward"].to_pylist()) == ("mine", [0.0, 1.0, 2.0] * 2)
@@ -186,7 +265,9 @@ def test_a_viewer_shows_it(run: Path) -> None:
     rows = Selector().select(snapshot, Query(where="reward > 1.5")).rows.tolist()
     assert rows == [2, 5]
     write_scores(run, "later", {0: 9.0})
-    assert index.snapshot().table["reward"].to_pylist() == [9.0, None, None] * 2
+    snapshot = index.snapshot()
+    assert (snapshot.score, snapshot.table["reward"].to_pylist()) == (None, [0.0] * 6)
+    assert "3 scores could be meant: reward, later, mine" in snapshot.problems[0]
     assert index.snapshot() is index.snapshot()
     index.close()
 
@@ -203,7 +284,7 @@ def test_a_viewer_filters_by_what_a_judge_said_last(run: Path) -> None:
 
 
 def test_a_glob_means_the_scores_and_marks_of_all_its_runs(tmp_path: Path) -> None:
-    """As if each run were given: a score that one of them lacks is not the default, and each has its own values."""
+    """As if each run were given: a score that one of them lacks has to be named, and each has its own values."""
     runs = [
         write_run(tmp_path / name, [rollout("t", 0, 0.5, two_turns(1, 5), rollout_id=name, run_id=name)])
         for name in "ab"
@@ -211,7 +292,8 @@ def test_a_glob_means_the_scores_and_marks_of_all_its_runs(tmp_path: Path) -> No
     paths = [tmp_path / "*" / "rollouts" / "*.parquet"]
     table = gymdata.load_rollouts(paths[0])
     write_scores(runs[0], "mine", {0: 1.0})
-    assert default_score(paths, None)[0] is None
+    with pytest.raises(UsageError, match="not of 1 source"):
+        default_score(paths, None)
     write_scores(runs[1], "mine", {0: 2.0})
     assert default_score(paths, None)[0] == "mine"
     assert with_score(paths, table, "mine")[0]["reward"].to_pylist() == [1.0, 2.0]

@@ -70,7 +70,7 @@ def test_rollouts_are_chosen_by_chance_and_all_of_them(run: Path, capsys: pytest
 def test_the_best_rollout_is_chosen_by_scores_that_were_made_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--reward names them; without it the newest counts; by the total reward, unscored rollouts are refused with the name
+    """--reward names them; without it the only one counts; by the total reward, unscored rollouts are refused with the name
     of the scores that exist."""
     run = write_run(tmp_path / "run", [rollout("a", i, None, two_turns(4, 20 + i)) for i in range(3)])
     (tmp_path / "last.py").write_text(

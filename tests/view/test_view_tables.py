@@ -149,11 +149,11 @@ def test_the_same_pair_in_two_files_is_shown_as_each_has_it(site: Open, run: Pat
 
 
 def test_a_rollout_shows_each_of_its_scores_by_name(site: Open, run: Path):
-    """The newest score stands first; what collect stored and every other scoring stand beside it, each with its name."""
+    """The total reward stands first where several scores could be meant; every scoring stands beside it, with its name."""
     gymdata.score(run, reward=lambda completion: 7.0, name="sevens")
     gymdata.score(run, reward=lambda completion: 9.0, name="nines")
     text = site(run).says("/rollout", id="a-0")
-    for score in ("9 nines", "reward 1 ", "sevens 7 "):
+    for score in ("1 reward", "nines 9 ", "sevens 7 "):
         assert score in text
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from gymdata.errors import DataError, GymdataError
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS, Table
-from gymdata.scores.chosen import default_score, rescored_at, with_score
+from gymdata.scores.chosen import default_score, state_of_scores, with_score
 from gymdata.scores.marks import sizes_of_marks
 from gymdata.store.journal import row_parser, scan
 from gymdata.store.partial_reads import RowGroup, row_groups
@@ -213,7 +213,7 @@ class RolloutIndex:
             except (GymdataError, OSError) as error:
                 problems.append(str(error))
         same = len(parts) == len(self._last.parts) and all(a is b for a, b in zip(parts, self._last.parts, strict=True))
-        state = (tuple(problems), rescored_at(holding), sizes_of_marks(holding))
+        state = (tuple(problems), state_of_scores(holding), sizes_of_marks(holding))
         if same and state == self._state:
             return
         self._state = state

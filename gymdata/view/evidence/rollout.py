@@ -83,8 +83,11 @@ class Tokens:
 
     def _read_audit(self, stages: Stages) -> None:
         rows = stages.rows("audit")
-        # The latest of several audits.
-        audits = sorted(rows.where("rollout_id", self.rollout_id), key=lambda n: rows.file(n).stat().st_mtime_ns)
+        audits = rows.where("rollout_id", self.rollout_id)
+        if len(audits) > 1:
+            self.notes.append(
+                f"{len(audits)} audits have it: {', '.join(str(rows.file(n)) for n in audits)}; shown: the last"
+            )
         for number in audits[-1:]:
             row = rows.row(number)
             sampled = sum(len(turn["generation_token_ids"]) for turn in self.turns)
