@@ -7,22 +7,26 @@ it is equal after this:
   space counts as one space;
 - no content, empty content and null are the same;
 - reasoning that a client leaves out was left out by the client; reasoning that it sends must be the model's;
-- arguments of calls are compared as values, so neither the order of keys nor white space in their JSON counts;
+- arguments of calls are compared as values, objects and JSON texts alike, so neither the order of keys nor white space
+  counts; numbers are JavaScript's, 64-bit floats without a negative zero (``12.0`` is ``12``, ``1e3`` is ``1000``);
 - ids of calls are compared by the call that they name: the first call of a conversation is the first one, whatever its id;
-- the name of the tool on its result, and every other key, does not count.
+- ``name`` is part of a message. It does not count where it repeats the call's on a tool's result, nor on what this session
+  sampled, whose ids no name is part of;
+- every other key does not count.
 
 Content in parts is text before it comes here (``gymdata.record.request``). Anything else is another message.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
 
 import orjson
 
-from gymdata.rollouts.messages import SPELLED_CALL, Message, Tools
+from gymdata.rollouts.messages import SPELLED_CALL, Message, ToolCall, Tools, loads, storable
 
 _SPACE = re.compile(r"\s+")
 _SPELLED = re.compile(SPELLED_CALL)
@@ -33,12 +37,15 @@ class Calls:
 
     def __init__(self) -> None:
         self.ids: list[str] = []
+        self.names: list[str] = []
         self._by_id: dict[str, int] = {}
 
-    def add(self, call_id: str) -> None:
+    def add(self, call: ToolCall) -> None:
         """One more call."""
+        call_id = str(call.get("id"))
         self._by_id[call_id] = len(self.ids)
         self.ids.append(call_id)
+        self.names.append(call["function"]["name"])
 
     def number(self, call_id: object) -> int | None:
         """Which call an id names (the latest that has it); None for an id of none."""
@@ -46,8 +53,8 @@ class Calls:
 
 
 def digests(messages: Sequence[Message], start: bytes) -> Iterator[bytes]:
-    """A digest of ``start`` and the messages up to and with each one: equal where all of them are the same messages.
-    Reasoning is left out."""
+    """A digest of ``start`` and the messages up to and with each one: equal where all of them are the same messages, but for
+    reasoning and names of the assistant's: see ``same_assistant``."""
     calls, digest = Calls(), start
     for message in messages:
         digest = hashlib.blake2b(digest + orjson.dumps(_canonical(message, calls)), digest_size=16).digest()
@@ -59,10 +66,12 @@ def digest_of(message: Message) -> bytes:
     return next(digests([message], b""))
 
 
-def same_reasoning(sent: Message, recorded: Message) -> bool:
-    """Whether a client's version of a message leaves the reasoning out, or has the model's."""
+def same_assistant(sent: Message, recorded: Message, turn: int | None) -> bool:
+    """Whether a client's version of an assistant's message leaves the reasoning out, or has the recorded one, and has the
+    same name unless it was sampled, at ``turn``."""
     reasoning = _SPACE.sub(" ", sent.get("reasoning") or "").strip()
-    return not reasoning or reasoning == _SPACE.sub(" ", recorded.get("reasoning") or "").strip()
+    same_name = turn is not None or (sent.get("name") or None) == (recorded.get("name") or None)
+    return same_name and reasoning in ("", _SPACE.sub(" ", recorded.get("reasoning") or "").strip())
 
 
 def with_recorded_ids(new: Sequence[Message], sent: Sequence[Message], recorded: Sequence[Message]) -> list[Message]:
@@ -72,15 +81,15 @@ def with_recorded_ids(new: Sequence[Message], sent: Sequence[Message], recorded:
     for messages, calls in ((sent, sent_calls), (recorded, recorded_calls)):
         for message in messages:
             for call in message.get("tool_calls") or ():
-                calls.add(str(call.get("id")))
+                calls.add(call)
     result = []
     for message in new:
         number = sent_calls.number(message.get("tool_call_id"))
         if number is not None and number < len(recorded_calls.ids):
             message = {**message, "tool_call_id": recorded_calls.ids[number]}
         for call in message.get("tool_calls") or ():
-            sent_calls.add(str(call.get("id")))
-            recorded_calls.add(str(call.get("id")))
+            sent_calls.add(call)
+            recorded_calls.add(call)
         result.append(message)
     return result
 
@@ -106,17 +115,41 @@ def _canonical(message: Message, calls: Calls) -> list[object]:
     called = []
     for call in message.get("tool_calls") or ():
         function = call["function"]
-        calls.add(str(call.get("id")))
-        called.append([function["name"], orjson.dumps(function.get("arguments"), option=orjson.OPT_SORT_KEYS).decode()])
+        calls.add(call)
+        arguments = _value(function.get("arguments"))
+        called.append([function["name"], orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS).decode()])
     content = _plain(message.get("content"))
     if message["role"] == "assistant":
         content = _SPACE.sub(" ", content)
-    return [
-        message["role"],
-        content,
-        called,
-        calls.number(message["tool_call_id"]) if message.get("tool_call_id") else None,
-    ]
+    number = calls.number(message["tool_call_id"]) if message.get("tool_call_id") else None
+    name = message.get("name") or None
+    if message["role"] == "assistant" or (number is not None and name == calls.names[number]):
+        name = None
+    return [message["role"], content, called, number, name]
+
+
+def _value(arguments: object) -> object:
+    """Arguments of a call, an object or its JSON text, with numbers as JavaScript has them."""
+    parsed = loads(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(parsed, dict):
+        return arguments
+    with contextlib.suppress(RecursionError):
+        value = _numbers(parsed)
+        if storable(value):
+            return value
+    return arguments
+
+
+def _numbers(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_numbers(inner) for inner in value]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            return float(value) + 0.0  # a negative zero becomes zero
+        return str(value)
+    return value
 
 
 def _plain(content: object) -> str:

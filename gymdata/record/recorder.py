@@ -32,13 +32,13 @@ from gymdata.record.ending import FAILED, REPORTED, TRUNCATED, Ending
 from gymdata.record.log import SessionLog, facts_of, recorded
 from gymdata.record.messages import digests, tools_digest
 from gymdata.record.request import AgentCompletion, AgentRequest, RequestError
-from gymdata.record.rows import Groups, Member, label_turns, main_messages, session_row
+from gymdata.record.rows import Groups, Member, label_turns, main_leaf, session_row
 from gymdata.record.sessions import Event, Plan, Session
 from gymdata.record.settings import RecordConfig
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import RewardScheduler, step_rewards, total, view_of
 from gymdata.rollouts.logprobs import truncations
-from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, Task, Tools
+from gymdata.rollouts.messages import JsonObject, RolloutRow, Task
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.settings import Settings
 from gymdata.store import Run
@@ -424,23 +424,22 @@ class Recorder:
     async def write(self, session: Session, ending: Ending) -> tuple[RolloutRow, Mapping[str, str]]:
         """Score a session, whose lock is held, and write its row. Returns it, and the reward functions that failed."""
         labels = label_turns(session)
-        shown = main_messages(session, labels)
+        last = main_leaf(session, labels)
+        shown = session.numbered(last)
         status, stop_reason = ending.status, ending.stop_reason
         if session.spent is not None:
             status, stop_reason = TRUNCATED, session.spent
-        main = session.threads[labels.index("main")]
-        messages = [message for message, _ in shown]
-        member = self._member_of(session, ending, messages, main.tools)
+        member = self._member_of(session, ending, labels)
         duration = session.last_at - session.started_at
         parts, faults = [RewardPart(name, value) for name, value in ending.rewards.items()], dict[str, str]()
         if not parts and ending.reward is not None:
             parts = [RewardPart(REPORTED, ending.reward)]
         if self.scheduler.rewards:
             view = view_of(
-                messages=messages,
+                messages=[message for message, _ in shown],
                 produced_by=[turn for _, turn in shown],
                 task=member.task,
-                tools=main.tools,
+                tools=session.threads[session.steps[last].thread].tools,
                 turns=session.encoder.turns,
                 status=status,
                 environment={**ending.left, "directory": ending.directory},
@@ -452,7 +451,7 @@ class Recorder:
             for turn_row, step_reward in zip(turns, steps, strict=True):
                 turn_row["reward"] = step_reward
             # Others have ended meanwhile. From here on nothing is awaited: this one is the next.
-            member = self._member_of(session, ending, messages, main.tools)
+            member = self._member_of(session, ending, labels)
         reward = None if faults else total(parts)
         if ending.reward is not None and ending.rewards and not faults and not self.scheduler.rewards:
             reward = ending.reward
@@ -494,11 +493,11 @@ class Recorder:
             self._fail(session, "reward", f"reward {name}", message, member.task_id)
         return row, faults
 
-    def _member_of(self, session: Session, ending: Ending, shown: Sequence[Message], tools: Tools) -> Member:
+    def _member_of(self, session: Session, ending: Ending, labels: Sequence[str]) -> Member:
         if self.assigned is not None:
             task, index = self.assigned[session.key]
             return Member(task.task_id, index, self.key.group_id(task), task.row)
-        return self._groups.member(session, ending, shown, tools)
+        return self._groups.member(session, ending, labels)
 
     async def end_idle(self) -> None:
         """End every session that no request came to for too long. Raises StoreError."""

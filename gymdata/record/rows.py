@@ -1,9 +1,13 @@
 """A session that ended as a row of the rollouts table: who made each call, and the conversations side by side.
 
-``main`` is the first conversation that has tools, or without any the one with the most turns. Its later versions, begun when
-the client rewrote history, are ``main.2``, ``main.3``; another conversation is called what the client calls it, else
-``side-`` and the fingerprint of its system prompt and tools, with a number where several share it. No two conversations
-have one label, so a conversation that is not the other's continuation is a branch, and no break.
+``main`` is the first conversation that has tools, or without any the one with the most turns, from its first version on.
+Its later versions, begun when the client rewrote or compacted history, are ``main.2``, ``main.3``; another conversation is
+called what the client calls it, else ``side-`` and the fingerprint of its system prompt and tools, with a number where
+several share it. No two conversations have one label, so one that is not the other's continuation is a branch, and no break.
+
+A conversation that repeats nothing of an earlier one (``if_left``) is decided here, where the whole session is known: it is
+a sub-agent's where the earlier one was continued after it began, and stays undecided where another system prompt begins
+while the earlier one waits for the result of a call.
 """
 
 from __future__ import annotations
@@ -22,28 +26,58 @@ from gymdata.record.ending import Ending
 from gymdata.record.request import RequestError
 from gymdata.record.sessions import Session
 from gymdata.rewards.port import RewardPart
-from gymdata.rollouts.messages import Message, RolloutRow, Task, TaskRow, Tools
+from gymdata.rollouts.messages import RolloutRow, Task, TaskRow
 from gymdata.rollouts.turns import MAIN, kinds
 
 _NAME = re.compile(r"[^\w.-]+")
 
 
-def agents(session: Session) -> list[str]:
-    """The label of each conversation."""
-    threads = session.threads
+class Version(NamedTuple):
+    """Which version of which conversation (``origin``) a conversation is, with the cause of a later one, or what could not
+    be decided."""
+
+    origin: int
+    cause: str | None
+
+
+def versions(session: Session) -> tuple[int, list[Version]]:
+    """The first version of main, and what each conversation is. Side conversations have later versions only where those
+    repeat something of them."""
+    threads, found = session.threads, _versions(session)
     turns = Counter(step.thread for step in session.steps)
     with_tools = [k for k, thread in enumerate(threads) if thread.tools]
-    main = with_tools[0] if with_tools else max(range(len(threads)), key=lambda k: (turns[k], -k))
+    most = max(range(len(threads)), key=lambda k: (turns[k], -k))
+    main = found[with_tools[0] if with_tools else most].origin
+    return main, _versions(session, main)
+
+
+def _versions(session: Session, main: int | None = None) -> list[Version]:
+    """What each conversation is. ``main``: the only one of which those that repeat nothing are versions (None: any)."""
+    last = {step.thread: turn for turn, step in enumerate(session.steps)}
+    found: list[Version] = []
+    for k, thread in enumerate(session.threads):
+        before, cause = thread.edits, thread.cause
+        if before is not None and thread.if_left:
+            waits = bool(session.steps[last[before]].message.get("tool_calls"))
+            if last[before] > thread.first_turn or main not in (None, found[before].origin):
+                before = cause = None
+            elif waits and session.threads[before].fingerprint != thread.fingerprint:
+                cause = f"undecided: a later version of conversation {before}, which waits for a call, or a sub-agent's"
+                before = None
+        found.append(Version(k if before is None else found[before].origin, cause))
+    return found
+
+
+def agents(session: Session) -> list[str]:
+    """The label of each conversation."""
+    main, found = versions(session)
     labels: list[str] = []
     used: Counter[str] = Counter()
-    for k, thread in enumerate(threads):
-        origin = k
-        while (edits := threads[origin].edits) is not None:
-            origin = edits
+    for k, (thread, version) in enumerate(zip(session.threads, found, strict=True)):
         if k == main:
             label = MAIN
-        elif origin != k:
-            base = labels[origin]
+        elif version.origin != k:
+            base = labels[version.origin]
             used[base] += 1
             label = f"{base}.{used[base] + 1}"
         else:
@@ -73,11 +107,9 @@ def label_turns(session: Session) -> list[str]:
     return labels
 
 
-def main_messages(session: Session, labels: Sequence[str]) -> list[tuple[Message, int | None]]:
-    """The conversation that the row shows: the last turn of ``main`` or its latest version, with all before it."""
-    ours = [k for k, label in enumerate(labels) if label == MAIN or label.startswith(f"{MAIN}.")]
-    leaf = max(turn for turn in session.last_turns() if session.steps[turn].thread in ours)
-    return session.numbered(leaf)
+def main_leaf(session: Session, labels: Sequence[str]) -> int:
+    """The last turn of the conversation that the row shows and rewards read: of ``main``, or its latest version."""
+    return max(turn for turn in session.last_turns() if f"{labels[session.steps[turn].thread]}.".startswith(f"{MAIN}."))
 
 
 class Member(NamedTuple):
@@ -106,13 +138,15 @@ class Groups:
         self._group_of.setdefault(task_id, row["group_id"])
         self._next_index[task_id] = max(self._next_index[task_id], row["rollout_index"] + 1)
 
-    def member(self, session: Session, ending: Ending, shown: Sequence[Message], tools: Tools) -> Member:
+    def member(self, session: Session, ending: Ending, labels: Sequence[str]) -> Member:
         """The member that a session would be if its row were the next. Raises RequestError for another task under an id that
         has one."""
-        first = next((m.get("content") for m in shown if m["role"] == "user"), None)
-        # Conversations that begin with the same prompt are attempts at one task.
-        opening = list(itertools.takewhile(lambda m: m["role"] != "assistant", shown))
-        digest = hashlib.blake2b(to_json([opening, tools]).encode(), digest_size=8).hexdigest()
+        # Conversations that begin with the same prompt are attempts at one task, whatever a later version begins with.
+        main = session.threads[labels.index(MAIN)]
+        begun = session.steps[main.first_turn].new
+        opening = list(itertools.takewhile(lambda m: m["role"] != "assistant", begun))
+        first = next((m.get("content") for m in begun if m["role"] == "user"), None)
+        digest = hashlib.blake2b(to_json([opening, main.tools]).encode(), digest_size=8).hexdigest()
         unnamed = session.key if session.named else f"prompt-{digest}"
         inside = (ending.task or {}).get("task_id")
         task_id = ending.task_id or (unnamed if inside in (None, "") else str(inside))
@@ -142,9 +176,8 @@ def session_row(
 ) -> RolloutRow:
     """The table's row. ``labels``: of ``label_turns``. ``faults``: reward functions that failed, by name. ``left``: what
     the agent's run left for rewards."""
-    shown = main_messages(session, labels)
-    last = next(turn for _, turn in reversed(shown) if turn is not None)
-    main = session.threads[labels.index(MAIN)]
+    last = main_leaf(session, labels)
+    shown = session.numbered(last)
     shown_turns = {turn for _, turn in shown}
     other_messages = [
         {
@@ -154,12 +187,21 @@ def session_row(
         for leaf in session.last_turns()
         if leaf not in shown_turns
     ]
+    main, found = versions(session)
     began = [
         {"agent": label, "turn": thread.first_turn, "fingerprint": thread.fingerprint}
-        | ({"cause": thread.cause} if thread.cause else {})
-        for label, thread in zip(labels, session.threads, strict=True)
+        | ({"cause": version.cause} if version.cause else {})
+        for label, thread, version in zip(labels, session.threads, found, strict=True)
     ]
     extra: dict[str, object] = {"session": session.key, "conversations": began}
+    ours = [k for k, version in enumerate(found) if version.origin == main]
+    if len(ours) > 1:
+        extra["main"] = {
+            "versions": len(ours),
+            "turns": sum(step.thread in ours for step in session.steps),
+            "turns_shown": len(shown_turns - {None}),
+            "causes": [found[k].cause for k in ours[1:]],
+        }
     if other_messages:
         extra["other_messages"] = other_messages
     extra |= {"environment": dict(left)} if left else {}
@@ -184,7 +226,7 @@ def session_row(
         "temperature": session.temperatures[last],
         **session.encoder.columns(),
         "messages": [table_message(message, turn) for message, turn in shown],
-        "tools": to_json(list(main.tools or ())),
+        "tools": to_json(list(session.threads[session.steps[last].thread].tools or ())),
         "task": to_json(dict(member.task)),
         "extra": to_json(extra),
         "started_at": datetime.fromtimestamp(session.started_at, UTC),

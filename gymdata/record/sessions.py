@@ -2,7 +2,7 @@
 
 Invariants: a request whose messages extend what was recorded (by the rules of ``gymdata.record.messages``) gets the ids that
 were read and sampled, and the bridge to its new messages, so nothing sampled is rendered again; everything else is rendered
-once, as a conversation of its own, with the cause where it repeats something that this session sampled. A session is the
+once, as a conversation of its own, with the cause where it is a later version of an earlier one. A session is the
 list of its events: what is added to it while it runs is what a restart reads back, so both give the same turns.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ from gymdata.record.messages import (
     digest_of,
     digests,
     fingerprint,
-    same_reasoning,
+    same_assistant,
     tools_digest,
     with_recorded_ids,
 )
@@ -39,19 +40,22 @@ Event = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The prompt of a request. ``parent``: the turn that it continues, -1 where it was rendered; ``new``: the messages after
-    that turn's; ``edits``: the conversation that it is another version of; ``cause``: why it does not continue."""
+    that turn's; ``edits``: the conversation that it is another version of; ``cause``: why it does not continue;
+    ``if_left``: see ``Thread``."""
 
     prompt: Sequence[int]
     parent: int
     new: list[Message]
     edits: int | None = None
     cause: str | None = None
+    if_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Thread:
     """One conversation: what was rendered once, and every turn that continues it. ``fingerprint``: of system prompt and
-    tools; ``hint``: what the client calls it; ``edits``: the conversation that it is another version of."""
+    tools; ``hint``: what the client calls it; ``edits``: the conversation that it is another version of; ``if_left``: it
+    repeats nothing of that one, and is its version only if nothing continues that one after this one began."""
 
     first_turn: int
     fingerprint: str
@@ -59,6 +63,7 @@ class Thread:
     tools: Tools
     edits: int | None
     cause: str | None
+    if_left: bool
 
 
 @dataclass(slots=True)
@@ -103,6 +108,7 @@ class Session:
     _begins: dict[bytes, int] = field(default_factory=dict)
     _loose: set[bytes] = field(default_factory=set)
     _turns: dict[bytes, int] = field(default_factory=dict)
+    _openings: dict[bytes, int] = field(default_factory=dict)
 
     # --- a request --------------------------------------------------------------------------------------------------
 
@@ -130,10 +136,12 @@ class Session:
                 refusal = str(error.message)
         step = self.steps[same] if (same := self._begins.get(chain[-1])) is not None else None
         # The chain leaves reasoning out: with another it is another prompt.
-        if refusal is None and step and _same_thoughts(messages, [*self.messages_of(step.parent), *step.new]):
-            return Plan([*self.ids_of(step.parent).tolist(), *step.tail.tolist()], step.parent, step.new)
-        edits, cause = self._edited(messages, request.tools)
-        return Plan(list(chat.render(messages, request.tools)), -1, messages, edits, refusal or cause)
+        if refusal is None and step:
+            recorded_prompt = [*self.numbered(step.parent), *((message, None) for message in step.new)]
+            if _same_assistants(messages, recorded_prompt):
+                return Plan([*self.ids_of(step.parent).tolist(), *step.tail.tolist()], step.parent, step.new)
+        edits, cause, if_left = self._earlier_version(messages, request)
+        return Plan(list(chat.render(messages, request.tools)), -1, messages, edits, refusal or cause, if_left)
 
     def continued(self, messages: Sequence[Message], chain: Sequence[bytes]) -> tuple[int, int] | None:
         """The turn after which these messages continue, and how many of them come before; the longest such."""
@@ -141,7 +149,7 @@ class Session:
             if messages[n_before - 1]["role"] != "assistant":
                 continue
             for turn in reversed(self._ends.get(chain[n_before - 1], ())):
-                if _same_thoughts(messages[:n_before], self.messages_of(turn)):
+                if _same_assistants(messages[:n_before], self.numbered(turn)):
                     return turn, n_before
         return None
 
@@ -196,6 +204,7 @@ class Session:
             "hint": request.conversation_hint,
             "edits": plan.edits,
             "cause": plan.cause,
+            "if_left": plan.if_left,
             "at": time.time(),
             **facts,
         }
@@ -224,8 +233,8 @@ class Session:
             same = next((k for k, t in enumerate(self.threads) if self._is_retry(t, event, prompt)), None)
             thread = len(self.threads) if same is None else same
             if same is None:
-                marks = fingerprint(new, event["tools"]), event["hint"], event["tools"], event["edits"], event["cause"]
-                self.threads.append(Thread(turn, *marks))
+                facts = (event[name] for name in ("hint", "tools", "edits", "cause", "if_left"))
+                self.threads.append(Thread(turn, fingerprint(new, event["tools"]), *facts))
         else:
             thread = self.steps[parent].thread
         self.steps.append(Step(parent, thread, new, message, tail, event["id"]))
@@ -236,6 +245,8 @@ class Session:
             self._begins[chain[-2] if len(chain) > 1 else b""] = turn
             self._loose.update(digests([m for m in messages if m["role"] != "system"], b"loose"))
             self._turns[digest_of(message)] = turn
+            if parent < 0:
+                self._openings[_opening(new)] = thread
         self.temperatures.append(event["temperature"])
         if event["sampling"]:
             self.sampling.append({"turn": turn, **event["sampling"]})
@@ -289,29 +300,73 @@ class Session:
         text = prompt if isinstance(prompt, str) else chat.decode(ids)
         return Plan(ids, -1, [{"role": "user", "content": text}])
 
-    def _edited(self, messages: Sequence[Message], tools: Tools) -> tuple[int | None, str | None]:
-        """The conversation that the messages are another version of, and what was changed; (None, None) for messages that
-        repeat nothing that was sampled."""
+    def _earlier_version(
+        self, messages: Sequence[Message], request: AgentRequest
+    ) -> tuple[int | None, str | None, bool]:
+        """``edits``, ``cause`` and ``if_left`` of messages that continue nothing.
+
+        They are another version of the conversation of which they repeat something that was sampled, or the beginning up to
+        the model's first answer; with another system prompt and other tools they are another agent's. Messages that repeat
+        nothing are one if the same agent sends them and that conversation is left."""
         numbers = [self._turns[d] for m in messages if m["role"] == "assistant" and (d := digest_of(m)) in self._turns]
-        if not numbers:
-            return None, None
-        thread = self.steps[numbers[-1]].thread
+        thread = self.steps[numbers[-1]].thread if numbers else None
+        begun = self._openings.get(_opening(messages))
+        if thread is None and begun is not None:
+            answered = any(message["role"] == "assistant" for message in messages)
+            same_agent = self.threads[begun].fingerprint == fingerprint(messages, request.tools)
+            thread = begun if answered or same_agent else None
+        if thread is None:
+            return self._left(messages, request)
         before = self.threads[thread]
-        other_tools = tools_digest(before.tools) != tools_digest(tools)
+        other_tools = tools_digest(before.tools) != tools_digest(request.tools)
         first = self.steps[before.first_turn].new
         other_system = fingerprint(messages, None) != fingerprint(first, None)
         if other_tools and other_system:  # another agent that reads this conversation
-            return None, f"repeats what conversation {thread} said, with another system prompt and other tools"
+            return None, f"repeats conversation {thread}, with another system prompt and other tools", False
         if other_tools or other_system:
-            return thread, "the tools changed" if other_tools else "the system prompt changed"
+            return thread, "the tools changed" if other_tools else "the system prompt changed", False
         plain = [(index, m) for index, m in enumerate(messages) if m["role"] != "system"]
         loose = list(digests([m for _, m in plain], b"loose"))
         position = next((k for k, digest in enumerate(loose) if digest not in self._loose), None)
         if position is None:
-            return thread, "earlier messages changed"
-        return thread, f"message {plain[position][0]} ({plain[position][1]['role']}) changed"
+            return thread, "earlier messages changed", False
+        return thread, f"message {plain[position][0]} ({plain[position][1]['role']}) changed", False
+
+    def _left(self, messages: Sequence[Message], request: AgentRequest) -> tuple[int | None, str | None, bool]:
+        """The same for messages that repeat nothing, as after compaction. The same agent: with the same system prompt and
+        tools, else with the tools of main. Calls without either are one agent's only once a conversation had two turns."""
+        mark, own_tools = fingerprint(messages, request.tools), tools_digest(request.tools)
+        named = bool(request.tools) or messages[0]["role"] == "system"
+        turns = Counter(step.thread for step in self.steps)
+        latest = list(dict.fromkeys(step.thread for step in reversed(self.steps)))
+        ours = [k for k in latest if self.threads[k].hint == request.conversation_hint]
+        for k in ours:
+            if self.threads[k].fingerprint == mark and (named or turns[k] > 1):
+                return k, _LEFT, True
+        with_tools = [k for k, thread in enumerate(self.threads) if thread.tools]
+        for k in ours if request.tools else ():
+            if tools_digest(self.threads[k].tools) == own_tools and self.origin(k) == self.origin(with_tools[0]):
+                return k, f"the system prompt changed, and {_LEFT}", True
+        return None, None, False
+
+    def origin(self, thread: int) -> int:
+        """The conversation of which a conversation is the latest version, or one of them."""
+        while (edits := self.threads[thread].edits) is not None:
+            thread = edits
+        return thread
 
 
-def _same_thoughts(sent: Sequence[Message], recorded: Sequence[Message]) -> bool:
-    """Whether a client's version of a conversation has the reasoning of the recorded one, or leaves it out."""
-    return all(same_reasoning(*pair) for pair in zip(sent, recorded, strict=True) if pair[0]["role"] == "assistant")
+_LEFT = "no earlier message is sent"
+
+
+def _opening(messages: Sequence[Message]) -> bytes:
+    """A digest of a conversation's messages before the model's first, without the system prompt and names."""
+    before = itertools.takewhile(lambda message: message["role"] != "assistant", messages)
+    plain = [{**message, "name": None} for message in before if message["role"] != "system"]
+    return b"".join(list(digests(plain, b""))[-1:])
+
+
+def _same_assistants(sent: Sequence[Message], recorded: Sequence[tuple[Message, int | None]]) -> bool:
+    """Whether the model's messages are the recorded ones where digests leave something out."""
+    pairs = zip(sent, recorded, strict=True)
+    return all(same_assistant(one, *other) for one, other in pairs if one["role"] == "assistant")

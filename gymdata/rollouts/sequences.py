@@ -21,7 +21,7 @@ from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.ragged import Array, Ints, Ragged, list_parts, offsets_of, places
 from gymdata.rollouts.soundness import refuse_unsound_turns
 from gymdata.rollouts.turn_columns import ArrowTexts, TurnColumns
-from gymdata.rollouts.turns import chains, expand_prompts
+from gymdata.rollouts.turns import MAIN, chains, expand_prompts
 
 _COLUMNS = ("token_ids", "loss_mask", "logprobs")
 Bools = npt.NDArray[np.bool_]
@@ -88,8 +88,10 @@ class SampledTokens:
         return np.arange(len(self.turn_ends)) - np.searchsorted(self.turn_rollout, self.turn_rollout)
 
     def of_agents(self, agents: Collection[str]) -> Bools:
-        """Which tokens are of turns of these agents."""
+        """Which tokens are of turns of these agents; ``main`` with its later versions and forks."""
         chosen = pc.is_in(self.turn_agent, value_set=pa.array(sorted(agents), pa.string()))
+        if MAIN in agents:
+            chosen = pc.or_(chosen, pc.fill_null(pc.starts_with(self.turn_agent, f"{MAIN}."), False))
         return np.repeat(chosen.to_numpy(zero_copy_only=False), self.turn_sizes)
 
 
