@@ -45,9 +45,11 @@ from gymdata.remote.places import mirrored
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.scheduler import RewardScheduler
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import Run, find_run_json, hash_file, read_run_json, read_table
+from gymdata.store import Run, read_run_json, read_table
+from gymdata.store.lineage import model_parents
 from gymdata.store.lock import Lock
 from gymdata.store.paths import Identity, RunFacts, placed_output, refuse_unwritable
+from gymdata.store.reading import reading
 from gymdata.store.stage_output import derived, holds_nothing, wipe
 from gymdata.user_code import in_thread
 from gymdata.validate.rollouts import behavior_of
@@ -114,6 +116,7 @@ def collect(
         return _plan(config, parts, read, count, folder)
     resumed = _seed(config, folder)
     seed = secrets.randbits(32) if resumed is None else resumed
+    _check(config, parts, read, seed, folder)
     with contextlib.ExitStack() as stack:
         run = Run.open(
             folder.absolute(),  # user code may change the current folder
@@ -149,15 +152,7 @@ def _plan(config: CollectConfig, parts: Parts, read: TaskFile, count: int, folde
     """
     skipped, notes = read.skipped, read.notes()
     tried = [] if parts.environment is None else run_async(try_environment(parts.environment, read))
-    seed = _seed(config, folder)
-    Run.check(
-        folder,
-        identity=_identity(config, parts, seed, folder),
-        defaults=CollectConfig.model_construct().identity(),
-        run_id=config.run_id,
-        overwrite=config.overwrite,
-        take_over=config.take_over,
-    )
+    _check(config, parts, read, _seed(config, folder), folder)
     n_existing = read_table(folder, ROLLOUTS, ["rollout_id"]).num_rows if (folder / "run.json").exists() else 0
     if config.overwrite or n_existing < count * config.num_rollouts:
         parts.notes.extend(check_start(config, parts, read))
@@ -174,6 +169,28 @@ def _plan(config: CollectConfig, parts: Parts, read: TaskFile, count: int, folde
         config=redacted_all(config.model_dump(mode="json")),
         environments=tried,
     )
+
+
+def _check(config: CollectConfig, parts: Parts, tasks: TaskFile, seed: int | None, folder: Path) -> None:
+    """Raise what resuming the run in ``folder`` would raise, for other settings and for edited tasks; nothing is written."""
+    Run.check(
+        folder,
+        identity=_identity(config, parts, seed, folder),
+        defaults=CollectConfig.model_construct().identity(),
+        run_id=config.run_id,
+        overwrite=config.overwrite,
+        take_over=config.take_over,
+    )
+    if config.overwrite or not (folder / "run.json").is_file():
+        return
+    key = _key(str(read_run_json(folder)["run_id"]), config, parts)
+    with reading(allow_changed=True, report=lambda _: None):  # reported when the run is opened
+        existing = read_table(folder, ROLLOUTS, LEDGER_COLUMNS)
+    AttemptTracker(key, num_rollouts=config.num_rollouts, max_attempts=1, existing=existing).resume_state(tasks, folder)
+
+
+def _key(run_id: str, config: CollectConfig, parts: Parts) -> RunKey:
+    return RunKey(run_id, str(parts.model["policy"]), str(parts.model["policy_hash"]), config.policy_version)
 
 
 def default_output(config: CollectConfig) -> Path:
@@ -200,7 +217,7 @@ def _collect(
 ) -> CollectSummary:
     for text in [*notes, *parts.notes, *(f"repaired after a crash: {repair}" for repair in run.repairs)]:
         progress.message(text)
-    key = RunKey(run.run_id, str(parts.model["policy"]), str(parts.model["policy_hash"]), config.policy_version)
+    key = _key(run.run_id, config, parts)
     fresh = not (run.sealed_rows or run.journal_rows)
     ledger = _ledger(run, key, config)
     resume_state = (
@@ -423,15 +440,11 @@ def _identity(config: CollectConfig, parts: Parts, seed: int | None, folder: Pat
 
 def sampled_by(model: str | None, parts: Parts) -> RunFacts:
     """What run.json has of the policy that samples: the model, its chat template, and the run that made it."""
-    parents = []
-    if model and Path(model).exists() and (source := find_run_json(model)) is not None:
-        run_id = read_run_json(source).get("run_id")
-        parents.append({"path": str(Path(model).resolve()), "run_id": run_id, "run_json_xxh3": hash_file(source)})
     return {
         "model": dict(parts.model),
         "policy": parts.model["policy"],
         "chat": dict(parts.chat.facts()) if parts.chat is not None else {},
-        "parents": parents,
+        "parents": model_parents(model),
     }
 
 

@@ -157,6 +157,8 @@ def score(
     refuse_inputs([target], [config.path], ROLLOUTS, "scored")
     described = described_by(target, "scores.parquet").absolute()  # user code may change the current folder
     with StageOutput(described, "score", [target.name], overwrite=config.overwrite) as out:
+        # Other rewards are added to what is there, other rollouts are not: run.json names those of all rows.
+        out.refuse_other("", {}, "scores", parents=parents_of([config.path]))
         parts, parents = tallies(sources.rewards), parents_of((config.path, *sources.models))
         scored, values, tasks, flips = run_async(_score_all(config, sources, name, parts, progress))
         if not values:

@@ -233,6 +233,13 @@ def parent_of(path: str | Path) -> dict[str, object]:
     return {**parent, "files": content_of(facts)} if hashed else parent
 
 
+def model_parents(model: str | None) -> list[dict[str, object]]:
+    """What run.json records of the training that made ``model``; nothing where gymdata did not. Without the content of its
+    files: a model may be moved, and stays what its hash says."""
+    made = model and Path(model).exists() and find_run_json(model) is not None
+    return [{key: v for key, v in parent_of(model).items() if key != "files"}] if model and made else []
+
+
 def replaced_content(facts: RunFacts, parents: Mapping[str, RunFacts]) -> str | None:
     """What differs between the runs that ``facts``, a run.json's, says its output was made from and those runs now
     (``parents``: run ID → run.json): the first file with both hashes. None when each file is there as it was: a run may

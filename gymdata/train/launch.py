@@ -40,6 +40,9 @@ class Job(TypedDict, total=False):
     dry_run: bool
     #: Of another machine's training.
     helps: bool
+    #: Of a training from text: its settings as given, and those that the text decided.
+    asked: dict[str, object]
+    set_by_text: dict[str, object]
     #: The run beside which annotations go, where ``annotate`` is set.
     annotate: bool | None
     rollouts: str

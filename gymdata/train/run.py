@@ -24,7 +24,7 @@ from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score, taken
 from gymdata.settings import Settings
 from gymdata.store import has_rows, hash_file, read_run_json, resolve, write_run_json
-from gymdata.store.lineage import lineage, parents_of, refuse_replaced
+from gymdata.store.lineage import lineage, model_parents, parents_of, refuse_replaced
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import RUN_JSON, RunFacts, local_output, refuse_unwritable
 from gymdata.store.reading import warn_of_changed_scores
@@ -61,7 +61,7 @@ DIVERGED, FAR_KL = 10, 10
 #: Keys of run.json that are fields of the report.
 _REPORTED = ("counts", "trained_tokens", "steps", "learned", "heldout", "ratio", "training", "annotations")
 #: In a job file, but not part of what is trained: free to change on a resume.
-_OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys")
+_OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys", "asked", "set_by_text")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -269,16 +269,26 @@ def train(
         raise StoreError(message, hint="give another output folder")
     own_keys = type(settings).model_fields
     check_settings(settings.algorithm, settings.trainer, own_keys, settings.called, settings.model)
+    of_text: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         if text is not None:
-            model = model or model_facts(settings.model)
-            folder = out / TEXT
-            if dry_run:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                stack.enter_context(naming_file(folder, files[0].path))
-            source, settings = rendered(
-                text, files, settings, folder, overwrite=overwrite, progress=progress, command=command
-            )
+            model, asked = model or model_facts(settings.model), settings
+            hashes = [hash_file(file.path) for file in files]
+            made_of = {"text": text.name, "text_xxh3": hashes, "policy_hash": model.policy_hash}
+            of_text = {"asked": plain({**asked.own(), "settings": asked.trainer, **made_of})}
+            recorded = None if overwrite else _recorded_text(out, of_text["asked"], asked.defaults())
+            if recorded is not None:
+                source, settings = str(out / TEXT / "tokens"), asked.model_copy(update=recorded)
+            else:
+                folder = out / TEXT
+                if dry_run or launch.machine_rank(settings) > 0:
+                    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                    stack.enter_context(naming_file(folder, files[0].path))
+                source, settings = rendered(
+                    text, files, asked, folder, overwrite=True, progress=progress, command=command
+                )
+            values, now = asked.model_dump(mode="json"), settings.model_dump(mode="json")
+            of_text["set_by_text"] = {key: value for key, value in now.items() if value != values[key]}
         if isinstance(settings, RolloutsConfig):
             reward, note = default_score([source], settings.reward)
             settings = settings.model_copy(update={"reward": reward})
@@ -287,7 +297,7 @@ def train(
         refuse_replaced(source)
         warn_of_changed_scores(source)
         training = _Training(
-            source, settings, model or model_facts(settings.model), out, run_job or launch.run_job, progress
+            source, settings, model or model_facts(settings.model), out, run_job or launch.run_job, progress, of_text
         )
         words = list(command) or [f"gymdata.{stage.replace('-', '_')}"]
         report = TrainReport.of(training.run(words, overwrite=overwrite, dry_run=dry_run))
@@ -307,7 +317,8 @@ def train(
 
 @dataclass
 class _Training:
-    """A training of ``model`` on ``source`` in ``out``. ``job``: what the training process gets; ``begun``: what run.json
+    """A training of ``model`` on ``source`` in ``out``. ``of_text``: where that was rendered from text, the settings as
+    given (``asked``) and those that the text decided; ``job``: what the training process gets; ``begun``: what run.json
     begins with."""
 
     source: str
@@ -316,6 +327,7 @@ class _Training:
     out: Path
     run_job: Runner
     progress: Progress
+    of_text: Figures = field(default_factory=dict)
     job: Job = field(default_factory=Job)
     begun: Figures = field(default_factory=dict)
 
@@ -347,10 +359,10 @@ class _Training:
         failed_at_once = begins = False
         try:
             self.prepare(out)
+            _is_finished(out, job, defaults, overwrite=overwrite)
             begins = True
             if overwrite and not fresh:
                 _clear(out, keep=DATA)
-            _is_finished(out, job, defaults, overwrite=overwrite)
             write_text(out / JOB / "job.json", json.dumps(plain(job), indent=2))
             write_run_json(out, {**self.begun, "status": "running"})
             log_to(out)
@@ -401,12 +413,14 @@ class _Training:
             **config.launching(),
             "own_keys": sorted(type(config).model_fields),
             "dry_run": dry_run,
+            **self.of_text,
         }
         self.job = cast("Job", job)
         # Without the content of their files: a model stays as it is when its rollouts are overwritten, as is what is sampled
         # with it.
         parents = [
-            {k: v for k, v in parent.items() if k != "files"} for parent in parents_of((self.source, *scored_by))
+            {k: v for k, v in parent.items() if k != "files"}
+            for parent in (*parents_of((self.source, *scored_by)), *model_parents(config.model))
         ]
         self.begun = {
             "stage": f"train-{config.algorithm}",
@@ -486,24 +500,40 @@ def _is_finished(out: Path, job: Job, defaults: Settings, *, overwrite: bool) ->
 
     A training without a checkpoint holds nothing that could be resumed, so another one may take its place.
     """
-    finished = (out / SUCCESS).is_file()
-    if overwrite or not (finished or _checkpoints(out)):
+    was = None if overwrite else _recorded(out)
+    if was is None:
         return False
-    try:
-        was: Job = json.loads((out / JOB / "job.json").read_text())
-    except (FileNotFoundError, ValueError) as error:
-        why = "is not JSON" if isinstance(error, ValueError) else "is missing"
-        raise StoreError(
-            f"{out}: this training cannot be resumed: its settings are not known, as {out / JOB / 'job.json'} {why}",
-            hint="bring the file back from a copy, start again with --overwrite, or give another output folder",
-        ) from error
     # The token counts come last, and follow from the rest.
     ignored = (*_OPERATION, *({"trained_tokens"} - job.keys()))
     recorded, requested = ({k: v for k, v in side.items() if k not in ignored} for side in (was, job))
     changed = differences(recorded, requested, defaults)
     if changed:
         raise StoreError.other_identity(out, changed)
-    return finished
+    return (out / SUCCESS).is_file()
+
+
+def _recorded(out: Path) -> Job | None:
+    """The job of the training in ``out``; None where there is none that is finished or could be resumed. Raises
+    StoreError when it is not known."""
+    if not ((out / SUCCESS).is_file() or _checkpoints(out)):
+        return None
+    try:
+        return cast("Job", json.loads((out / JOB / "job.json").read_text()))
+    except (FileNotFoundError, ValueError) as error:
+        why = "is not JSON" if isinstance(error, ValueError) else "is missing"
+        raise StoreError(
+            f"{out}: this training cannot be resumed: its settings are not known, as {out / JOB / 'job.json'} {why}",
+            hint="bring the file back from a copy, start again with --overwrite, or give another output folder",
+        ) from error
+
+
+def _recorded_text(out: Path, asked: Settings, defaults: Settings) -> Settings | None:
+    """The settings that the text decided of which the training in ``out`` has its tokens; None where these are still to be
+    made. Raises StoreError when that is a training of other text, or with other settings."""
+    was = _recorded(out)
+    if was is not None and (changed := differences(was.get("asked") or {}, asked, defaults)):
+        raise StoreError.other_identity(out, changed)
+    return None if was is None or not (out / TEXT / "tokens").is_dir() else was["set_by_text"]
 
 
 def _checkpoints(out: Path) -> bool:

@@ -12,9 +12,11 @@ pytest.importorskip("trl")
 import gymdata
 from gymdata.chat.template import TransformersChat
 from gymdata.errors import DataError, RefusedError, UsageError
+from gymdata.ls.run import ls
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import to_rows
+from gymdata.store.lineage import lineage
 from gymdata.train import run
 from gymdata.train.settings import TrainConfig, TrainDpoConfig, TrainKtoConfig, TrainRewardConfig, TrainSftConfig
 from tests.interop.published_rows import oasst_messages
@@ -64,6 +66,20 @@ def test_a_file_of_answers_is_trained_by_one_command(tmp_path: Path) -> None:
     assert facts["parents"][0]["path"].endswith("policy/data/tokens")
     again = command_of(*command)
     assert (again.returncode, "nothing to do" in again.stderr) == (0, True), again.stderr
+
+
+def test_a_trained_model_leads_to_the_model_that_it_started_from(tmp_path: Path) -> None:
+    """Its parents are its data and that model, so that ls and the lineage go on to what that was trained on."""
+    file = write(tmp_path / "chat.jsonl", {"messages": CONVERSATION})
+    for start, out in ((POLICY, "first"), (tmp_path / "first", "second")):
+        done = command_of("train-sft", file, "-m", start, "-o", tmp_path / out, "--set", "max_steps=1")
+        assert done.returncode == 0, done.stderr
+    first, second = (read_run_json(tmp_path / name) for name in ("first", "second"))
+    assert [Path(parent["path"]).parts[-1] for parent in first["parents"]] == ["tokens"]
+    assert [Path(parent["path"]).parts[-1] for parent in second["parents"]] == ["tokens", "first"]
+    assert sum(facts["stage"] == "train-sft" for facts in lineage(tmp_path / "second")) == 2
+    shown = {Path(output.path).name: output.parents for output in ls(tmp_path).outputs}
+    assert any(Path(parent).name == "first" for parent in shown["second"])
 
 
 def checked(kind: type[TrainConfig], source: Path, **settings: Any) -> dict[str, int]:
