@@ -51,7 +51,7 @@ EDGES = {
     ("finetune", "judge"): {"settings"},
     ("finetune", "pairs"): {"settings"},
     ("finetune", "train"): {"settings", "trainer_settings"},
-    ("train", "interop"): {"formats", "run", "text_rows"},
+    ("train", "interop"): {"formats", "run", "words"},
     ("interop", "train"): {"sequence_data"},
     ("train", "tokenize"): {"run"},
     ("demo", "judge"): {"groups"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -12,8 +11,14 @@ from itertools import takewhile
 from typing import Any
 
 from gymdata.interop.importing import BadItem, Importing, rollout_id_of
+from gymdata.interop.words import as_float, score
 from gymdata.rollouts.messages import ROLES, STRICT, Message, TableRow, meant_role
 from gymdata.rollouts.turns import TurnEncoder
+
+#: The extra of a message that its file does not train.
+NOT_TRAINED = STRICT.encode({"weight": 0})
+#: What a message says.
+SAID = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name")
 
 
 @cache
@@ -50,9 +55,11 @@ def foreign_row(
     duration_s: float = 0.0,
 ) -> TableRow:
     """The row of ``item``, which another project wrote; unknown columns get neutral values. ``group``: rows of one are
-    attempts at one task, by default those with the same messages before the first answer; ``reward``: a JSON number, or it
-    is not known; ``turns``: its token data, none by default."""
-    group, index = importing.numbering.of_content(refuse_surrogates(item), group or prompt_group(messages))
+    attempts at one task, by default those with the same messages before the first answer, and tools; ``reward``: a number,
+    also as text, or null; ``turns``: its token data, none by default. Raises BadItem."""
+    group, index = importing.numbering.of_content(
+        refuse_surrogates(item), group or prompt_group(given(messages), tools)
+    )
     turns = turns or TurnEncoder()
     return {
         "rollout_id": rollout_id_of(importing.run_id, group, index),
@@ -66,7 +73,7 @@ def foreign_row(
         "status": "completed",
         "stop_reason": None,
         "finish_reason": turns.turns[-1]["finish_reason"] if turns.turns else None,
-        "reward": number_or_none(reward),
+        "reward": score(reward, "reward"),
         "rewards": {},
         "temperature": 1.0,
         "tools": tools,
@@ -79,10 +86,15 @@ def foreign_row(
     }
 
 
-def prompt_group(messages: Sequence[Message]) -> str:
-    """Trajectories of one prompt are a group: a hash of all messages before the first answer."""
-    before = takewhile(lambda message: message["role"] != "assistant", messages)
-    text = json.dumps([[m["role"], m["content"]] for m in before], ensure_ascii=False)
+def given(messages: Sequence[Message]) -> list[Message]:
+    """The messages before the first answer: before the first of the assistant that is trained."""
+    return list(takewhile(lambda m: m["role"] != "assistant" or m.get("extra") == NOT_TRAINED, messages))
+
+
+def prompt_group(prompt: Sequence[Message], tools: str) -> str:
+    """Answers to one prompt with the same tools (JSON text) are a group: a hash of all that was given."""
+    said = [{name: m[name] for name in SAID if m.get(name) is not None} for m in prompt]
+    text = json.dumps([said, tools], ensure_ascii=False)
     return "prompt-" + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -97,13 +109,6 @@ def refuse_surrogates(value: Any) -> bytes:
 def number_or_none(value: Any) -> float | None:
     """A JSON number; a whole one that no float can hold is infinite."""
     return as_float(value) if type(value) in (int, float) else None
-
-
-def as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 def equal(a: Any, b: Any) -> bool:

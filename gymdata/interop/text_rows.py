@@ -16,13 +16,15 @@ from gymdata.errors import json_kind
 from gymdata.interop.blocks import BLOCKS, function_of, of_anthropic
 from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.rows import (
+    NOT_TRAINED,
     foreign_row,
+    given,
     message_of,
-    number_or_none,
     prompt_group,
     refuse_other_name,
     refuse_surrogates,
 )
+from gymdata.interop.words import is_trained, worth
 from gymdata.rollouts.messages import STRICT, JsonObject, Message, PairRow
 from gymdata.store.formats import OWN
 
@@ -38,12 +40,10 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 _MEDIA = ("image", "images", "image_paths", "audio", "audios", "video", "videos")
 #: The address of an image in a text.
 _PICTURE = re.compile(r"<img>[^<>\s]+</img>")
-#: Columns of whether an answer is desirable.
-LABELS = ("label", "kto_tag")
 #: What a message of Anthropic's interface has, one that it answered with included.
 _OF_ANTHROPIC = {"role", "content", "id", "type", "model", "stop_reason", "stop_sequence", "usage"}
-_NUMBER = re.compile(r"-?(0|[1-9]\d{0,15})(\.\d+)?")
-_TRUTH = {"true": 1.0, "false": 0.0}
+#: Default of ``rollout_row``: the columns of the row state the reward.
+AS_STATED: Any = object()
 #: Columns of pairs with a number per token.
 PAIR_LISTS = (
     *("prompt_ids", "chosen_ids", "rejected_ids"),
@@ -103,6 +103,11 @@ def answer(value: Any, where: str) -> list[Message]:
     if messages[0]["role"] != "assistant":
         raise BadItem("S102", f"{where}[0].role: got {messages[0]['role']!r}, expected 'assistant'")
     return messages
+
+
+def as_text(value: Any) -> Any:
+    """A number of an answer as its text; anything else as it is."""
+    return STRICT.encode(value) if type(value) in (int, float) else value
 
 
 def spoken(text: Any) -> list[Message]:
@@ -182,9 +187,8 @@ def _message(message: Any, where: str) -> Message:
         more["reasoning"] = reasoning
     if calls := message.get("tool_calls") or message.get("function_call") or in_parts["tool_call"]:
         more["tool_calls"] = _calls(calls, where)
-    weight = message.get("weight", message.get("loss_weight"))
-    if weight == 0 or any(message.get(name) is False for name in ("train", "training", "loss")):
-        more["extra"] = STRICT.encode({"weight": 0})
+    if not is_trained(message, f"{where}."):
+        more["extra"] = NOT_TRAINED
     text = _text(content, f"{where}.content")
     if text is None and "tool_calls" not in more:
         raise BadItem("S102", f"{where}.content: got none, expected text")
@@ -234,7 +238,7 @@ def rollout_row(
     written: Sequence[Message],
     importing: Importing,
     *,
-    reward: Any = None,
+    reward: Any = AS_STATED,
     rewards: Mapping[str, float] | None = None,
     texts: Sequence[str] = (),
     about: Sequence[str] = (),
@@ -243,32 +247,43 @@ def rollout_row(
     truncated: bool = False,
 ) -> TableRow:
     """The rollouts row of ``row``. ``prompt``: the messages that are given; ``written``: the conversation from the model's
-    first message on, in which all of the assistant's are trained; ``texts``: columns that are these messages, or lost;
-    ``about``: columns of its ``extra``; the others are columns of its task; ``truncated``: a limit ended it."""
+    first message on, in which all of the assistant's are trained but those that are marked; ``texts``: columns that are
+    these messages, or lost; ``about``: columns of its ``extra``; the others are columns of its task; ``truncated``: a limit
+    ended it. Without a ``reward`` the row is data, not a rollout of a policy: its columns state what the answer is worth,
+    and an empty answer is refused."""
     if not any(message["role"] == "assistant" for message in written):
         raise BadItem("S103", "no message of the assistant")
     _refuse_pictures((*prompt, *written))
-    labels = {name: is_true for name in LABELS if (is_true := _TRUTH.get(str(row.get(name)).lower())) is not None}
-    reward = next(iter(labels.values()), None) if reward is None else reward
+    if reward is AS_STATED:
+        reward, rewards = worth(row)
+        refuse_empty(written, "the answer")
     if group is not None and not isinstance(group, str):
         raise BadItem("S102", f"the task: got {group!r:.100}, expected text")
     if isinstance(reward, float) and not math.isfinite(reward):
         raise _not_finite(row, "reward")
     policy = policy if isinstance(policy, str) and policy else "unknown"
-    rollout = foreign_row(
-        row, [*prompt, *written], importing, reward=reward, tools=tools_of(row), group=group, policy=policy
-    )
+    tools, opening = tools_of(row), prompt or given(written)
+    group = group or prompt_group(opening, tools)
+    rollout = foreign_row(row, [*prompt, *written], importing, reward=reward, tools=tools, group=group, policy=policy)
     elsewhere = {"messages", "prompt", "tools", "functions", *texts, *about}
     task = {name: value for name, value in row.items() if name not in elsewhere}
-    opening = {"messages": [{k: v for k, v in m.items() if v is not None} for m in prompt]} if prompt else {}
+    asked = {"messages": [{k: v for k, v in m.items() if v is not None} for m in prompt]} if prompt else {}
     try:
-        rollout["task"] = STRICT.encode({**task, "task_id": rollout["task_id"], **opening})
+        rollout["task"] = STRICT.encode({**task, "task_id": rollout["task_id"], **asked})
         rollout["extra"] = STRICT.encode({name: row[name] for name in about if row.get(name) is not None})
     except ValueError:
         raise _not_finite(row, "a field of the row") from None
     if truncated:
         rollout |= {"status": "truncated", "stop_reason": "length"}
-    return rollout | {"rewards": labels | dict(rewards or {})}
+    return rollout | {"rewards": dict(rewards or {})}
+
+
+def refuse_empty(messages: Iterable[Message], name: str) -> None:
+    """Raises BadItem for an answer to train that has no text but white space, and no reasoning and no calls."""
+    for message in messages:
+        empty = not any((message[field] or "").strip() for field in ("content", "reasoning", "tool_calls"))
+        if empty and message["role"] == "assistant" and message["extra"] != NOT_TRAINED:
+            raise BadItem("S103", f"{name} is empty: got {message['content']!r:.20}, expected text or a call")
 
 
 def _refuse_pictures(messages: Iterable[Message]) -> None:
@@ -295,13 +310,18 @@ def pair_row(
     does not end with an answer."""
     refuse_surrogates(row)
     chosen, rejected = map(list, sides)
+    for name, side in (("chosen", chosen), ("rejected", rejected)):
+        refuse_empty(side, name)
+        if any(message["extra"] == NOT_TRAINED for message in side):
+            raise BadItem("S102", f"{name}: got a message that is not trained, expected sides that are trained whole")
     _refuse_pictures((*prompt, *chosen, *rejected))
     if last := next((side[-1]["role"] for side in sides if side[-1]["role"] != "assistant"), None):
         raise BadItem("S102", f"a side ends with a message of role {last!r}, expected 'assistant'")
     if chosen == rejected:
         raise BadItem("P601", "chosen and rejected are the same")
-    pair = text_pair(importing.run_id, prompt_group(prompt), list(prompt), chosen, rejected)
-    return pair | {"pair_id": pair_id_of(importing, pair), "tools": tools_of(row), "margin": margin}
+    tools = tools_of(row)
+    pair = text_pair(importing.run_id, prompt_group(prompt, tools), list(prompt), chosen, rejected)
+    return pair | {"pair_id": pair_id_of(importing, pair), "tools": tools, "margin": margin}
 
 
 def pair_id_of(importing: Importing, pair: PairRow) -> str:
@@ -330,21 +350,3 @@ def text_pair(run: str, task: str, prompt: list[Message], chosen: list[Message],
         "temperature": 1.0,
         **{name: [] for name in PAIR_LISTS},
     }
-
-
-def numbers_of(row: JsonObject, names: Iterable[str]) -> dict[str, float]:
-    """Those of these columns that are numbers, but NaN: rewards that are not known have no name."""
-    numbers = {name: number_of(row, name) for name in names}
-    return {name: value for name, value in numbers.items() if value is not None and not math.isnan(value)}
-
-
-def number_of(row: JsonObject, *names: str, as_text: bool = False) -> float | None:
-    """The first of these columns that is a number (``as_text``: or the text of one, as in CSV); a boolean is 1 or 0."""
-    for name in names:
-        value = row.get(name)
-        if as_text and isinstance(value, str) and _NUMBER.fullmatch(value):
-            value = float(value)
-        number = float(value) if isinstance(value, bool) else number_or_none(value)
-        if number is not None:
-            return number
-    return None

@@ -133,9 +133,16 @@ def rendered(
         update |= {"select": "all", "min_reward": None}
         if settings.min_reward is not None:
             progress.message(f"min_reward {settings.min_reward:g} is not applied: no row has a reward")
-    elif isinstance(settings, TrainSftConfig) and "select" not in settings.model_fields_set and _has_labels(text):
-        update |= {"select": "above", "min_reward": DESIRABLE if settings.min_reward is None else settings.min_reward}
-        progress.message("answers with a false label are not trained (--select all trains them)")
+    elif isinstance(settings, TrainSftConfig | TrainKtoConfig) and settings.reward is None and (label := _label(text)):
+        # Beside a score, too: the label says which answers are good.
+        update["reward"] = label
+        settings = settings.model_copy(update=update)
+        if isinstance(settings, TrainSftConfig) and "select" not in settings.model_fields_set:
+            update |= {
+                "select": "above",
+                "min_reward": DESIRABLE if settings.min_reward is None else settings.min_reward,
+            }
+            progress.message("answers with a false label are not trained (--select all trains them)")
     if isinstance(settings, TrainKtoConfig) and settings.threshold is None:
         stored = read_table(str(tokens), ROLLOUTS, ("task_id", "reward", "policy"))
         rewards = known_rewards(settings.scored(stored, str(tokens))["reward"])
@@ -150,10 +157,10 @@ def rendered(
     return str(tokens), settings.model_copy(update=update)
 
 
-def _has_labels(text: Path) -> bool:
-    from gymdata.interop.text_rows import LABELS
+def _label(text: Path) -> str | None:
+    """The column of labels that rows of ``text`` have."""
+    from gymdata.interop.words import LABELS
 
     rewards = read_table(text, ROLLOUTS, ("rewards",))["rewards"]
-    return any(
-        name in LABELS for chunk in rewards.chunks for name in chunk.flatten().field("name").unique().to_pylist()
-    )
+    names = {name for chunk in rewards.chunks for name in chunk.flatten().field("name").unique().to_pylist()}
+    return next((name for name in LABELS if name in names), None)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from gymdata.errors import DataError, UsageError, json_kind, json_value
 from gymdata.interop.importing import ODD, BadItem, Importing, Shape, add_shape, documents, take_out, turn_down
+from gymdata.interop.rows import NOT_TRAINED
 from gymdata.interop.text_rows import first_row
+from gymdata.interop.words import is_trained
 from gymdata.rollouts.messages import JsonObject, TableRow
 from gymdata.store.formats import FORMATS as FORMATS
 from gymdata.store.formats import OWN, ForeignFormat, format_of, instead
@@ -132,6 +134,11 @@ class Format(ForeignFormat):
         if self.holds_text and not isinstance(item, dict):
             raise DataError(f"got {json_value(item)}, expected {self.item}")
         row = self.row(item, importing)
+        if self.holds_text and not is_trained(item):
+            if self.table == "pairs":
+                raise BadItem("S103", "the row says that it is not trained")
+            for message in row["messages"]:
+                message["extra"] = NOT_TRAINED if message["role"] == "assistant" else message["extra"]
         if importing.check is not None:
             importing.check(row)
         return row

@@ -8,7 +8,7 @@ from typing import Any
 from gymdata.interop.formats import FORMATS, Format, Place
 from gymdata.interop.formats.trl import BESIDE
 from gymdata.interop.importing import Importing, TableRow
-from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, rollout_row
+from gymdata.interop.text_rows import answer, as_text, column, conversation, in_context, instruction, rollout_row
 from gymdata.rollouts.messages import JsonObject
 
 _ANSWERS = ("output", "response")
@@ -25,7 +25,7 @@ class Alpaca(Format):
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:
-        answers = any(isinstance(row.get(name), str) for name in _ANSWERS) or _instances(row)
+        answers = any(isinstance(as_text(row.get(name)), str) for name in _ANSWERS) or _instances(row)
         chat_columns = {"rejected", "messages", "conversations"}  # of which the instruction is only a part
         return bool(answers) and isinstance(row.get("instruction"), str) and chat_columns.isdisjoint(row)
 
@@ -41,7 +41,7 @@ class Alpaca(Format):
         name = column(item, *_ANSWERS)
         prompt = in_context(item, conversation(instruction(item), "instruction"))
         texts = (name, "instruction", "input", "context", *BESIDE)
-        return rollout_row(item, prompt, answer(item[name], name), importing, texts=texts)
+        return rollout_row(item, prompt, answer(as_text(item[name]), name), importing, texts=texts)
 
 
 def _instances(row: JsonObject) -> list[JsonObject]:

@@ -14,32 +14,30 @@ from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.text_export import TRL, TRL_SIDES, conversations, preferences
 from gymdata.interop.text_rows import (
     answer,
+    as_text,
     column,
     conversation,
     ends_with_answer,
     first_row,
     in_context,
     instruction,
-    number_of,
     pair_row,
     rollout_row,
     spoken,
 )
+from gymdata.interop.words import LABELS, MARKS, SCORES, score
 from gymdata.rollouts.messages import JsonObject, Message
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Columns of a number for the answer of a row, which are named rewards; the first that is there is the reward, too.
-_SCORES = ("reward", "score", "label")
-_ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
 #: Columns that become messages before an answer.
 BESIDE = ("system", "system_prompt", "history")
 _PROMPTS = ("prompt", "question", "query")
 _ANSWERS = ("completion", "response")
 #: Columns of text beside a question and its answer that are part of neither.
 _APART = {
-    *("id", "task_id", *BESIDE, *_SCORES),
+    *("id", "task_id", *BESIDE, *SCORES, *LABELS, *MARKS),
     *("level", "subject", "source", "category", "split", "tools"),
 }
 #: Columns of pairs that are not text alone, and of Step-DPO, whose sides continue what they begin with.
@@ -96,7 +94,7 @@ class TrlPromptCompletion(TextFormat):
     holds_text = general = True
 
     def recognise_row(self, row: JsonObject) -> bool:
-        texts = [any(isinstance(row.get(name), (str, list)) for name in names) for names in (_PROMPTS, _ANSWERS)]
+        texts = [any(isinstance(as_text(row.get(n)), (str, list)) for n in names) for names in (_PROMPTS, _ANSWERS)]
         return all(texts) and "rejected" not in row
 
     def row(self, item: Any, importing: Importing) -> TableRow:
@@ -105,18 +103,8 @@ class TrlPromptCompletion(TextFormat):
         if name == "answer" and (ambiguous := unclear(item)):
             raise BadItem("S103", f"{', '.join(ambiguous)}: may be part of the question or its answer")
         prompt = in_context(item, conversation(item[prompt_column], prompt_column))
-        numbers = {column: number_of(item, column, as_text=True) for column in (*_SCORES, *_ATTRIBUTES)}
-        rewards = {column: value for column, value in numbers.items() if value is not None}
-        reward = number_of(item, *_SCORES, as_text=True)
-        return rollout_row(
-            item,
-            prompt,
-            answer(item[name], name),
-            importing,
-            reward=reward,
-            rewards=rewards,
-            texts=(prompt_column, name, *BESIDE),
-        )
+        texts = (prompt_column, name, *BESIDE)
+        return rollout_row(item, prompt, answer(as_text(item[name]), name), importing, texts=texts)
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
         return conversations(b'{"prompt":[', TRL, batch, lost, split=True)
@@ -145,14 +133,20 @@ class TrlPreference(TextFormat):
         if "rejected_messages" in item:
             item = item | {name: item[f"{name}_messages"] for name in ("chosen", "rejected")}
         prompt, *sides = prompt_and_sides(item)
-        scores = [number_of(item, *(n.format(side) for n in _RATINGS), as_text=True) for side in ("chosen", "rejected")]
-        margin = number_of(item, "margin", as_text=True)
+        chosen, rejected = (_rating(item, side) for side in ("chosen", "rejected"))
+        margin = score(item.get("margin"), "margin")
         if margin is None:
-            margin = math.nan if None in scores else scores[0] - scores[1]  # type: ignore[operator]  # none is None
+            margin = math.nan if chosen is None or rejected is None else chosen - rejected
         return pair_row(item, prompt, (sides[0], sides[1]), importing, margin)
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
         return preferences(TRL_SIDES, batch, lost)
+
+
+def _rating(item: JsonObject, side: str) -> float | None:
+    """The number of a side. Raises BadItem for a column of one that says something else."""
+    names = [name.format(side) for name in _RATINGS]
+    return next((number for n in names if (number := score(item.get(n), n)) is not None), None)
 
 
 def _is_conversation(value: Any) -> bool:

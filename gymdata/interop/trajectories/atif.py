@@ -23,7 +23,7 @@ import numpy as np
 
 from gymdata.errors import json_kind
 from gymdata.interop.importing import BadItem, Importing
-from gymdata.interop.rows import equal, foreign_row, message_of, number_or_none, refuse_surrogates
+from gymdata.interop.rows import equal, foreign_row, message_of, refuse_surrogates
 from gymdata.interop.trajectories.own import (
     OWN,
     SPELLINGS,
@@ -42,6 +42,7 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
+from gymdata.interop.words import score
 from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, ToolCall, json_text, loads, object_of, text_of
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.lines import name_non_finite
@@ -70,7 +71,7 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
     encoder = model_calls.encoder()
     extra = object_of(source.get("extra"))
     columns = from_own(extra.get(OWN))
-    reward = number_or_none(extra.get("reward"))
+    reward = score(extra.get("reward"), "extra.reward")
     if columns is not None:
         own_reward = columns["reward"]
         unsaid = reward is None and not (type(own_reward) in (int, float) and own_reward - own_reward == 0)
@@ -94,7 +95,7 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
             importing,
             turns=encoder,
             policy=next((name for name in names if isinstance(name, str) and name), "unknown"),
-            reward=object_of(source.get("extra")).get("reward"),
+            reward=reward,
             tools=json_text(tools) if isinstance(tools, list) and tools else "[]",
             started_at=times[0].isoformat() if times else None,
             duration_s=max(0.0, (max(times) - times[0]).total_seconds()) if times else 0.0,

@@ -43,6 +43,7 @@ from gymdata.interop.trajectories.own import (
     whole_row,
     with_facts,
 )
+from gymdata.interop.words import score
 from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, json_text, loads, object_of
 from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts, prompts_of
 from gymdata.store.run_json import plain, unnamed_file
@@ -160,7 +161,7 @@ def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], Tur
         call = _call(item, metadata, index)
         if call is not None:
             if call.reward is None:
-                call.reward = number_or_none(steps[index])
+                call.reward = score(steps[index], f"shaped_rewards[{index}]")
             if message["turn"] is None:
                 message["turn"] = len(calls)
             calls.append((message["turn"], index, call))

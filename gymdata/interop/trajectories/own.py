@@ -16,7 +16,8 @@ import numpy as np
 
 from gymdata.errors import DataError, json_value
 from gymdata.interop.importing import BadItem
-from gymdata.interop.rows import as_float, message_fields, number_or_none
+from gymdata.interop.rows import message_fields, number_or_none
+from gymdata.interop.words import as_float
 from gymdata.rollouts.messages import STRICT, JsonObject, Message, RolloutRow
 from gymdata.rollouts.turns import Call, Floats, Ids, Turn, TurnEncoder
 from gymdata.store.lines import NON_FINITE

@@ -6,7 +6,8 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing, JsonObject, TableRow
-from gymdata.interop.text_rows import conversation, first_row, number_of, rollout_row
+from gymdata.interop.text_rows import conversation, first_row, rollout_row
+from gymdata.interop.words import score
 
 _ABOUT = ("exit_status", "generated_patch", "model_patch", "eval_logs", "trajectory_id")
 
@@ -31,7 +32,7 @@ class SweTrajectories(Format):
             [],
             conversation([_message(message) for message in item["trajectory"]], "trajectory"),
             importing,
-            reward=number_of(item, "resolved", "target"),
+            reward=score(item.get("resolved", item.get("target")), "resolved"),
             texts=("trajectory", "resolved", "target"),
             about=_ABOUT,
             group=item["instance_id"],

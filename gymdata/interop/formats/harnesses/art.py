@@ -6,8 +6,8 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
-from gymdata.interop.rows import number_or_none
-from gymdata.interop.text_rows import conversation, first_row, numbers_of, rollout_row
+from gymdata.interop.text_rows import conversation, first_row, rollout_row
+from gymdata.interop.words import named_scores, score
 
 
 @FORMATS.register("art")
@@ -28,7 +28,7 @@ class Art(Format):
     def row(self, item: Any, importing: Importing) -> TableRow:
         if item.get("additional_histories"):
             raise BadItem("S102", "additional_histories: got several conversations, expected one")
-        reward = number_or_none(item["reward"])
+        reward = score(item["reward"], "reward")
         if reward is None:
             raise BadItem("S102", f"reward: got {item['reward']!r:.100}, expected a number")
         steps = item["messages_and_choices"]
@@ -48,7 +48,7 @@ class Art(Format):
             conversation(messages, "messages_and_choices"),
             importing,
             reward=reward,
-            rewards=numbers_of(metrics, metrics),
+            rewards=named_scores(metrics),
             texts=("messages_and_choices", "reward", "metrics", "logs", "additional_histories"),
             about=("start_time", "metrics"),
             truncated=ends[-1:] == ["length"],

@@ -8,8 +8,8 @@ from gymdata.errors import json_kind
 from gymdata.interop.decoded import split
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
-from gymdata.interop.rows import number_or_none
-from gymdata.interop.text_rows import number_of, numbers_of, rollout_row
+from gymdata.interop.text_rows import rollout_row
+from gymdata.interop.words import is_number, named_scores, score
 from gymdata.rollouts.messages import JsonObject
 
 
@@ -29,11 +29,16 @@ class VerlDump(Format):
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         columns = ("input", "output", "score", "gts", "step")
-        numbers = [name for name in item if name not in columns and number_of(item, name) is not None]
+        numbers = [name for name in item if name not in columns and is_number(item[name])]
         about = [name for name in item if name not in (*columns[:4], *numbers)]
         row = item | ({"ground_truth": item["gts"]} if item.get("gts") is not None else {})
         return _row(
-            row, ("input", "output"), importing, rewards=numbers_of(item, numbers), texts=("gts", *numbers), about=about
+            row,
+            ("input", "output"),
+            importing,
+            rewards=named_scores(item, numbers),
+            texts=("gts", *numbers),
+            about=about,
         )
 
 
@@ -59,7 +64,7 @@ def _row(item: JsonObject, names: tuple[str, str], importing: Importing, **more:
     if other := next((name for name in names if not isinstance(item[name], str)), None):
         raise BadItem("S102", f"{other}: got {json_kind(item[other])}, expected text")
     scores = item["score"] if isinstance(item["score"], list) else [item["score"]]
-    numbers = [number for score in scores if (number := number_or_none(score)) is not None]
+    numbers = [number for part in scores if (number := score(part, "score")) is not None]
     if len(numbers) < len(scores) and item["score"] is not None:
         raise BadItem("S102", f"score: got {item['score']!r:.100}, expected a number")
     reward = sum(numbers) if numbers else None

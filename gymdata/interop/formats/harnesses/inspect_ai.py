@@ -6,7 +6,8 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing, TableRow
-from gymdata.interop.text_rows import conversation, numbers_of, rollout_row
+from gymdata.interop.text_rows import conversation, rollout_row
+from gymdata.interop.words import is_number, named_scores
 from gymdata.rollouts.messages import JsonObject
 
 #: inspect_ai's letters for correct, partial, incorrect and no answer, as its own ``value_to_float`` takes them.
@@ -39,7 +40,7 @@ class InspectAI(Format):
         scores = {name: score["value"] for name, score in (sample.get("scores") or {}).items()}
         scores = {name: _LETTERS.get(s, s) if isinstance(s, str) else s for name, s in scores.items()}
         nested = {f"{name}/{key}": part for name, s in scores.items() if isinstance(s, dict) for key, part in s.items()}
-        rewards = {} if failed else numbers_of(scores | nested, scores | nested)
+        rewards = {} if failed else named_scores({k: v for k, v in (scores | nested).items() if is_number(v)})
         calls = (event for event in sample.get("events") or () if event.get("event") == "model")
         offered = next((event.get("tools") for event in calls), None)
         tools = [{name: tool[name] for name in ("name", "description", "parameters")} for tool in offered or ()]

@@ -7,7 +7,8 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
-from gymdata.interop.text_rows import conversation, first_row, number_of, numbers_of, rollout_row
+from gymdata.interop.text_rows import conversation, first_row, rollout_row
+from gymdata.interop.words import named_scores, score
 from gymdata.rollouts.messages import JsonObject
 
 
@@ -37,7 +38,7 @@ class Rllm(Format):
         if not histories or any(longer[: len(shorter)] != shorter for shorter, longer in itertools.pairwise(histories)):
             raise BadItem("S102", f"steps: got {len(histories)} that are not one conversation")
         correct, metrics = episode.get("is_correct"), episode.get("metrics") or {}
-        named = {"is_correct": correct} if isinstance(correct, bool) else {}
+        named = {"is_correct": correct}
         task = trajectory.get("task") if trajectory.get("task") is not None else episode.get("task")
         row = dict(task) if isinstance(task, dict) else {"task": task}
         row |= {"name": trajectory.get("name"), "termination_reason": episode.get("termination_reason")}
@@ -49,8 +50,8 @@ class Rllm(Format):
             [],
             conversation(histories[-1], "chat_completions"),
             importing,
-            reward=None if failed else number_of(trajectory, "reward"),
-            rewards={} if failed else numbers_of(named | metrics, named | metrics),
+            reward=None if failed else score(trajectory.get("reward"), "reward"),
+            rewards={} if failed else named_scores(named | metrics),
             about=("name", "termination_reason"),
             group=f"{name}-{trajectory['name']}" if name and trajectory.get("name") else name,
             truncated=episode.get("termination_reason") in ("max_response_length_exceeded", "max_turns_exceeded"),

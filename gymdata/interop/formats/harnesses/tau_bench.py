@@ -6,8 +6,8 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
-from gymdata.interop.rows import number_or_none
-from gymdata.interop.text_rows import conversation, number_of, numbers_of, rollout_row
+from gymdata.interop.text_rows import conversation, rollout_row
+from gymdata.interop.words import named_scores, score
 from gymdata.rollouts.messages import JsonObject
 
 
@@ -26,7 +26,7 @@ class TauBench(Format):
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         info = item["info"]
-        reward = number_or_none(item["reward"])
+        reward = score(item["reward"], "reward")
         if reward is None:
             raise BadItem("S102", f"reward: got {item['reward']!r:.100}, expected a number")
         if "error" in info:
@@ -90,8 +90,8 @@ class Tau2Bench(Format):
             [],
             conversation(messages, "messages"),
             importing,
-            reward=number_of(judged, "reward"),
-            rewards=numbers_of(parts, parts),
+            reward=score(judged.get("reward"), "reward"),
+            rewards=named_scores(parts),
             about=about,
             group=str(run["task_id"]),
             policy=(results["info"].get("agent_info") or {}).get("llm"),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.decoded import split
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing, TableRow
-from gymdata.interop.text_rows import answer, column, conversation, number_of, numbers_of, rollout_row
+from gymdata.interop.text_rows import answer, column, conversation, rollout_row
+from gymdata.interop.words import is_number, named_scores
 
 if TYPE_CHECKING:
     from gymdata.store.paths import Source
@@ -49,8 +50,8 @@ class TrlCompletions(Format):
             opening, written = split(prompt, completion, "prompt")
         else:
             opening, written = conversation(prompt, "prompt"), answer(completion, "completion")
-        numbers = [name for name in item if name not in _COLUMNS and number_of(item, name) is not None]
-        rewards = numbers_of(item, numbers)
+        numbers = [name for name in item if name not in _COLUMNS and is_number(item[name])]
+        rewards = named_scores(item, numbers)
         total = rewards.get(numbers[0]) if len(numbers) == 1 else None
         texts = ("completion", *numbers)
         return rollout_row(

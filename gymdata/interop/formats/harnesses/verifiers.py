@@ -6,8 +6,8 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
-from gymdata.interop.rows import number_or_none
-from gymdata.interop.text_rows import answer, column, conversation, numbers_of, rollout_row
+from gymdata.interop.text_rows import answer, column, conversation, rollout_row
+from gymdata.interop.words import named_scores, score
 from gymdata.rollouts.messages import Message
 
 #: Columns of the rollout, which are no fields of its task.
@@ -41,7 +41,7 @@ class Verifiers(Format):
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         failed = bool(item.get("error"))
-        reward = number_or_none(item["reward"])
+        reward = score(item["reward"], "reward")
         if reward is None and not failed:
             raise BadItem("S102", f"reward: got {item['reward']!r}, expected a number")
         metrics = item.get("metrics")
@@ -55,7 +55,7 @@ class Verifiers(Format):
             _messages(item[column(item, "completion")], "completion", "assistant"),
             importing,
             reward=None if failed else reward,
-            rewards={} if failed else numbers_of(metrics, metrics),
+            rewards={} if failed else named_scores(metrics),
             texts=(*_LOST, *metrics),
             about=_ABOUT,
             truncated=item.get("is_truncated") is True,

@@ -6,7 +6,8 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
-from gymdata.interop.text_rows import conversation, first_row, numbers_of, rollout_row
+from gymdata.interop.text_rows import conversation, first_row, rollout_row
+from gymdata.interop.words import named_scores
 
 _ABOUT = ("ok", "is_completed", "is_timeout", "stop_condition", "errors", "metrics", "info", "timing", "verifiers")
 
@@ -61,7 +62,7 @@ class VerifiersTraces(Format):
             conversation(messages, "nodes"),
             importing,
             reward=total,
-            rewards=numbers_of(named, named),
+            rewards=named_scores(named),
             about=(*_ABOUT, "trace_id"),
             group=group,
             policy=model,

@@ -8,7 +8,8 @@ from typing import Any
 
 from gymdata.interop.formats import Format, Place
 from gymdata.interop.importing import ODD, BadItem, Importing, TableRow
-from gymdata.interop.text_rows import answer, conversation, number_of, pair_row
+from gymdata.interop.text_rows import answer, conversation, pair_row
+from gymdata.interop.words import score
 from gymdata.rollouts.messages import JsonObject
 
 
@@ -69,7 +70,7 @@ class Ranked(Format):
 
 def finite(item: JsonObject, name: str) -> float:
     """The number of a column. Raises BadItem for anything else."""
-    number = number_of(item, name)
+    number = score(item.get(name), name)
     if number is None or not math.isfinite(number):
         raise BadItem("S102", f"{name}: got {item.get(name)!r:.100}, expected a number")
     return number

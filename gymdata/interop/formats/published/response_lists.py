@@ -10,7 +10,7 @@ from gymdata.interop.formats import FORMATS, Format, Place
 from gymdata.interop.formats.published._compared import finite
 from gymdata.interop.formats.trl import BESIDE
 from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
-from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, rollout_row
+from gymdata.interop.text_rows import answer, column, conversation, in_context, instruction, refuse_empty, rollout_row
 
 _PROMPTS = ("prompt", "query", "question", "instruction")
 _RESPONSES = ("responses", "generations", "outputs", "output")
@@ -57,10 +57,12 @@ class ResponseLists(Format):
     def row(self, item: Any, importing: Importing) -> TableRow:
         name = column(item, *_PROMPTS)
         prompt = conversation(instruction(item) if name == "instruction" else item[name], name)
+        written = answer(item["response"], "response")
+        refuse_empty(written, "response")
         return rollout_row(
             item,
             in_context(item, prompt),
-            answer(item["response"], "response"),
+            written,
             importing,
             reward=None if item["score"] is None else finite(item, "score"),
             texts=(name, "input", "context", "response", "score", *BESIDE),

@@ -6,7 +6,8 @@ from typing import Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing, TableRow
-from gymdata.interop.text_rows import answer, conversation, first_row, number_of, numbers_of, rollout_row
+from gymdata.interop.text_rows import answer, conversation, first_row, refuse_empty, rollout_row
+from gymdata.interop.words import named_scores, score
 from gymdata.rollouts.messages import JsonObject
 
 
@@ -32,22 +33,21 @@ class UltraFeedback(Format):
     def row(self, item: Any, importing: Importing) -> TableRow:
         rated = item["answer"]
         ratings = {name: _rating(a) for name, a in (rated.get("annotations") or {}).items()}
+        written = answer(rated["response"], "response")
+        refuse_empty(written, "response")
         return rollout_row(
             item,
             conversation(item["instruction"], "instruction"),
-            answer(rated["response"], "response"),
+            written,
             importing,
-            reward=number_of(rated, "overall_score"),
-            rewards=numbers_of(ratings, ratings),
+            reward=score(rated.get("overall_score"), "overall_score"),
+            rewards=named_scores(ratings),
             texts=("instruction", "answer"),
             policy=rated.get("model"),
         )
 
 
-def _rating(annotation: Any) -> float | None:
+def _rating(annotation: Any) -> Any:
     """The number of a rating, which is text; None where it does not apply."""
-    text = annotation.get("Rating") if isinstance(annotation, dict) else None
-    try:
-        return float(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
+    rating = annotation.get("Rating") if isinstance(annotation, dict) else None
+    return None if rating == "N/A" else rating
