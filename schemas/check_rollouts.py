@@ -87,8 +87,8 @@ def read_turn(turn: Json) -> None:
         if not (turn.get("rendered") and math.isnan(value)) and not (math.isfinite(value) and value <= 1e-6):
             raise ValueError(f"generation_log_probs[{at}]: got {value!r}, expected a finite number, at most 0")
     turn["generation_log_probs"] = values
-    if turn["finish_reason"] not in ("stop", "length", "abort"):
-        raise ValueError(f"finish_reason: got {turn['finish_reason']!r}, expected stop, length or abort")
+    if turn["finish_reason"] not in ("stop", "length", "repetition", "abort"):
+        raise ValueError(f"finish_reason: got {turn['finish_reason']!r}, expected stop, length, repetition or abort")
     spans = turn.get("weight_versions")
     if spans and [*(span["start"] for span in spans), count] != [0, *(span["end"] for span in spans)]:
         raise ValueError(f"weight_versions: the spans do not follow each other from 0 to {count}")

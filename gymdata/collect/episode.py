@@ -26,6 +26,7 @@ from gymdata.collect.outcome import Failure, Limits, Outcome
 from gymdata.collect.resume import RunKey, request_seed
 from gymdata.collect.spent import Spent
 from gymdata.engines.port import Chat, Conversation, Generation, Sampler, SampleRequest
+from gymdata.engines.sampling import cut_at_stop
 from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict
 from gymdata.environments.step import reward_of
 from gymdata.errors import DataError, GymdataError, OutsideError, RefusedError
@@ -70,7 +71,10 @@ class EpisodeConfig:
         """Raises OutsideError("engine")."""
         assert self.sampler is not None
         with self.spent.on("engine", request.n):
-            return await self.sampler.sample(request)
+            generations = await self.sampler.sample(request)
+        assert self.chat is not None
+        min_tokens = int(self.sampling.get("min_tokens") or 0)
+        return [cut_at_stop(generation, self.chat.decode, min_tokens) for generation in generations]
 
     def first_prompt(self, task: Task, messages: list[Message], tools: list[ToolDefinition] | None) -> list[int]:
         """Ids of an opening conversation; rendered once for members whose environment leaves it alone."""
@@ -119,6 +123,8 @@ class Rollout:
     #: The prompt of the next model call, and the ids read and sampled so far, which it should begin with.
     prompt: list[int] = field(default_factory=list)
     context: list[int] = field(default_factory=list)
+    #: Turns whose engine gave ids behind the stop string, and how many were cut.
+    cut: list[dict[str, int]] = field(default_factory=list)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     duration_s: float = 0.0
     _began: float = field(default_factory=time.monotonic)
@@ -254,6 +260,8 @@ class Rollout:
         # Own copies: in process, the reported prompt is the very list that was passed in.
         prompt = np.array(generation.prompt_token_ids, dtype=np.int32)
         self._prompts.append(prompt)
+        if generation.n_cut:
+            self.cut.append({"turn": len(self.encoder.turns), "ids": generation.n_cut})
         top, weights = generation.top_log_probs, generation.weight_versions
         return self.encoder.add(
             Call(

@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | the environment says that it is over | completed | what the environment says, or null |
 | a turn reached ``--max-tokens`` | truncated | ``max_tokens`` |
+| the engine ended a turn that only repeats itself | truncated | ``repetition`` |
 | prompt and generation reached the context limit | truncated | ``max_context`` |
 | ``--max-turns`` model calls, and the environment would go on | truncated | ``max_turns`` |
 | ``--time-limit`` seconds passed | truncated | ``time_limit`` |
@@ -92,6 +93,8 @@ def after_generation(finish_reason: str, n_generated: int, limits: Limits) -> Ou
         return None
     if finish_reason == "length":
         return Outcome(TRUNCATED, "max_tokens" if n_generated >= limits.max_tokens else "max_context")
+    if finish_reason == "repetition":
+        return Outcome(TRUNCATED, finish_reason)
     raise OutsideError("engine", f"the request ended with finish_reason {finish_reason!r} after {n_generated} tokens")
 
 

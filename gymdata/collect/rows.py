@@ -23,6 +23,8 @@ def rollout_row(rollout: Rollout, parts: Sequence[RewardPart], faults: Mapping[s
     assert rollout.outcome is not None
     key, encoder, verdict = rollout.setting.key, rollout.encoder, rollout.verdict
     extra: dict[str, object] = {"reward_faults": dict(faults)} if faults else {}
+    if rollout.cut:
+        extra["ids_behind_stop"] = rollout.cut
     if verdict is not None and verdict.extra:
         extra["environment"] = dict(verdict.extra)
     return {

@@ -25,11 +25,11 @@ from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from uuid import uuid4
 
 from gymdata.engines.parent_death import ENGINE_OF
-from gymdata.engines.port import Generation, SampleRequest
+from gymdata.engines.port import FinishReason, Generation, SampleRequest
 from gymdata.engines.sampling import Sampling, best_alternatives, check_generation, refuse_unknown_parameters
 from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError, needs
@@ -194,7 +194,7 @@ class VllmSampler:
                 prompt_token_ids=list(read.prompt_token_ids or ()),
                 token_ids=list(output.token_ids),
                 log_probs=values,
-                finish_reason=output.finish_reason or "abort",
+                finish_reason=output.finish_reason if output.finish_reason in get_args(FinishReason) else "abort",
                 stop_reason=output.stop_reason,
                 top_log_probs=top,
             )

@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol
 from gymdata.rollouts.messages import Message, Tools
 from gymdata.store.paths import Facts
 
-FinishReason = Literal["stop", "length", "abort"]
+#: ``repetition``: the engine ended a generation that only repeats itself.
+FinishReason = Literal["stop", "length", "repetition", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class SampleRequest:
 class Generation:
     """One continuation, exactly as the engine sampled it.
 
-    ``token_ids`` keeps the stop token when one was sampled; ``log_probs`` has one entry per token; ``prompt_token_ids``
+    ``token_ids`` keeps the stop token when one was sampled, and ends with the one that completes a stop string (``n_cut``:
+    how many ids the engine gave behind it, see ``cut_at_stop``); ``log_probs`` has one entry per token; ``prompt_token_ids``
     is what the engine reports that it read, which may differ from what was sent; ``top_log_probs`` has the (id,
     log-prob) alternatives per token, when they were requested. ``server``: which of several servers sampled it.
     """
@@ -63,6 +65,7 @@ class Generation:
     server: str | None = None
     #: (version, start, end) of the tokens that each version of the weights sampled, where the engine names them.
     weight_versions: Sequence[tuple[str, int, int]] | None = None
+    n_cut: int = 0
 
 
 class Sampler(Protocol):

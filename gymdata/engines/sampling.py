@@ -9,8 +9,9 @@ its message names what was got, what was expected and where.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -161,6 +162,31 @@ def check_generation(
         )
         if len(values) and not (np.isfinite(values).all() and values.max() <= POSITIVE_TOLERANCE):
             raise AnswerFaultError("logprobs", "a log-probability of an alternative is not finite, or above 0")
+
+
+def cut_at_stop(generation: Generation, decode: Callable[[Sequence[int]], str], min_tokens: int) -> Generation:
+    """The generation up to the token that completes the stop string it ended with, and how many ids were cut: an engine with
+    speculative decoding returns those behind it, too. Stop strings within the first ``min_tokens`` tokens end nothing."""
+    stop, ids = generation.stop_reason, generation.token_ids
+    if generation.finish_reason != "stop" or not isinstance(stop, str) or not stop:
+        return generation
+    begins = max(0, len(decode(ids[:min_tokens])) - len(stop) + 1) if min_tokens else 0
+
+    def complete(n: int) -> bool:
+        return decode(ids[:n]).find(stop, begins) >= 0
+
+    if len(ids) <= min_tokens or not complete(len(ids) - 1):
+        return generation
+    n = bisect_left(range(len(ids) - 1), True, lo=min_tokens, key=complete)
+    spans = generation.weight_versions
+    return replace(
+        generation,
+        token_ids=ids[:n],
+        log_probs=generation.log_probs[:n],
+        top_log_probs=None if generation.top_log_probs is None else generation.top_log_probs[:n],
+        weight_versions=None if spans is None else [(v, start, min(end, n)) for v, start, end in spans if start < n],
+        n_cut=len(ids) - n,
+    )
 
 
 def check_ids(ids: Sequence[int], vocab_size: int | None, where: str) -> None:

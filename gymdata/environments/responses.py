@@ -25,7 +25,7 @@ from gymdata.rollouts.messages import (
 )
 
 #: Limits that cut the last generation itself; with the others it is complete.
-_CUT = ("max_tokens", "max_context")
+_CUT = ("max_tokens", "max_context", "repetition")
 
 
 def task_body(task: Task) -> JsonObject:

@@ -100,7 +100,12 @@ class Answer:
             content=message.get("content") or "",
             reasoning=message.get("reasoning"),
             tool_calls=numbered,
-            finish_reason="length" if finish == "length" else "tool_calls" if finish == "tool_calls" else "stop",
+            # Clients know no other word for an answer that its model did not end.
+            finish_reason="length"
+            if finish in ("length", "repetition")
+            else "tool_calls"
+            if finish == "tool_calls"
+            else "stop",
             n_prompt_tokens=len(self.prompt),
             n_generated_tokens=len(ids),
             logprobs=None if request.logprobs is None else self._logprobs(generation, ids),

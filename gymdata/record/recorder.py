@@ -26,6 +26,7 @@ from gymdata.collect.rows import table_message
 from gymdata.collect.settings import forced
 from gymdata.collect.setup import Parts
 from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
+from gymdata.engines.sampling import cut_at_stop
 from gymdata.errors import GymdataError, OutsideError, StoreError
 from gymdata.record.answer import Answer
 from gymdata.record.ending import FAILED, REPORTED, TRUNCATED, Ending
@@ -321,12 +322,13 @@ class Recorder:
             async with asyncio.timeout(left):
                 generations = await self.sampler.sample(sample)
             for generation in generations:
-                if generation.finish_reason not in ("stop", "length"):
+                if generation.finish_reason == "abort":
                     raise OutsideError("engine", f"the request ended with finish_reason {generation.finish_reason!r}")
                 if list(generation.prompt_token_ids) != sample.prompt_token_ids:
                     raise OutsideError("engine", "another prompt was read than was sent")
             self.upstream.pop(session.key, None)
-            return generations
+            min_tokens = int({**self._base, **chosen}.get("min_tokens") or 0)
+            return [cut_at_stop(generation, self.chat.decode, min_tokens) for generation in generations]
         except TimeoutError:
             self._spend(session, "timeout")
             raise RequestError(

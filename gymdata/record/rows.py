@@ -208,6 +208,7 @@ def session_row(
     extra |= {"reward_faults": dict(faults)} if faults else {}
     extra |= {"sampling": session.sampling} if session.sampling else {}
     extra |= {"clamped": session.clamped} if session.clamped else {}
+    extra |= {"ids_behind_stop": session.cut} if session.cut else {}
     extra |= {"unread_turns": session.unread} if session.unread else {}
     return {
         "rollout_id": session.rollout_id,

@@ -96,6 +96,8 @@ class Session:
     clamped: list[dict[str, int]] = field(default_factory=list)
     #: Turns whose client went away before it had all of a streamed answer.
     unread: list[int] = field(default_factory=list)
+    #: Turns whose engine gave ids behind the stop string, and how many were cut.
+    cut: list[dict[str, int]] = field(default_factory=list)
     temperatures: list[float] = field(default_factory=list)
     in_flight: int = 0
     #: Of the turns that are recorded or in flight, the numbers by which they are seeded.
@@ -196,6 +198,7 @@ class Session:
             "ids": [int(i) for i in generation.token_ids],
             "log_probs": [float(p) for p in generation.log_probs],
             "ended": generation.finish_reason,
+            "cut": generation.n_cut,
             "top": None if top is None else [[{"id": int(i), "log_prob": float(p)} for i, p in row] for row in top],
             "server": generation.server,
             "weights": None if weights is None else [{"version": v, "start": a, "end": b} for v, a, b in weights],
@@ -252,6 +255,8 @@ class Session:
             self.sampling.append({"turn": turn, **event["sampling"]})
         if event["clamped"]:
             self.clamped.append({"turn": turn, **event["clamped"]})
+        if event.get("cut"):
+            self.cut.append({"turn": turn, "ids": event["cut"]})
         if event.get("unread"):
             self.unread.append(turn)
         self.numbers.add(event.get("number", turn))

@@ -61,7 +61,7 @@ class Turn(TypedDict):
     digest: int
     #: Who made the call, where several agents share a rollout.
     agent: str | None
-    #: stop, length or abort. This and what follows is absent where only the tokens of a turn were read.
+    #: stop, length, repetition or abort. This and what follows is absent where only the tokens of a turn were read.
     finish_reason: NotRequired[str]
     #: A reward for this step alone.
     reward: NotRequired[float | None]

@@ -57,6 +57,8 @@ class Scripted(FakeSampler):
         self.script = list(script)
         self.sampled: list[Generation] = []
         self.pause: Callable[[], Awaitable[Any]] | None = None
+        #: Of the generations that end by themselves.
+        self.finish: tuple[Any, str | None] = ("stop", None)
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         self.requests.append(request)
@@ -71,10 +73,10 @@ class Scripted(FakeSampler):
                     request.on_tokens(index, [token])
                 if token == ord("|") and self.pause is not None:
                     await self.pause()
-            reason = "stop" if ids[-1] == END else "length"
+            reason, stop_reason = self.finish if ids[-1] == END else ("length", None)
             top = [[(i, -0.25)] for i in ids] if "top_logprobs" in (request.sampling or {}) else None
             prompt = list(request.prompt_token_ids)
-            made.append(Generation(prompt, ids, [-0.25] * len(ids), reason, top_log_probs=top))
+            made.append(Generation(prompt, ids, [-0.25] * len(ids), reason, stop_reason, top_log_probs=top))
         self.sampled += made
         return made
 

@@ -45,6 +45,34 @@ def test_a_finish_gives_status_rewards_and_task(tmp_path: Path) -> None:
     assert json.loads(one["task"]) == task
 
 
+def test_ids_behind_a_stop_text_are_neither_continued_nor_trained(tmp_path: Path) -> None:
+    """The client, the row and the next prompt end with the stop text, and the row says how many ids were cut of which
+    turn."""
+    with recording(tmp_path / "run", "12!No, 99", "4") as r:
+        r.sampler.finish = ("stop", "!")
+        answer = r.said("x", stop=["!"])
+        assert answer["content"] == "12"
+        r.sampler.finish = ("stop", None)
+        r.said("x", answer, "y")
+        assert "12!" in r.prompts()[1]
+        assert "No" not in r.prompts()[1]
+        r.finish(reward=1.0)
+    row = r.row()
+    assert bytes(row["turns"][0]["generation_token_ids"]) == b"12!"
+    assert json.loads(row["extra"])["ids_behind_stop"] == [{"turn": 0, "ids": 7}]
+    assert [turn["parent"] for turn in row["turns"]] == [-1, 0]
+
+
+def test_a_generation_that_repeats_itself_is_answered_as_cut(tmp_path: Path) -> None:
+    """vLLM's finish_reason repetition is a turn of that name; its client reads length, the word that it knows."""
+    with recording(tmp_path / "run", "12") as r:
+        r.sampler.finish = ("repetition", "repetition_detected")
+        choice = r.chat("x").json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("12", "length")
+        r.finish(reward=0.0)
+    assert r.row()["turns"][0]["finish_reason"] == "repetition"
+
+
 ENDING = {"reward": 0.5, "rewards": {"style": 0.5}, "status": "truncated", "task_id": "t", "task": {"answer": "4"}}
 OTHERS: list[dict[str, Any]] = [
     {"reward": 0.25}, {"rewards": {"style": 1.0}}, {"rewards": {"exact": 0.5}}, {"status": "completed"},

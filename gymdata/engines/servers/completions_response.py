@@ -7,9 +7,9 @@ them checked; any other answer is the engine's fault, which may pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from gymdata.engines.port import Generation
+from gymdata.engines.port import FinishReason, Generation
 from gymdata.engines.sampling import AnswerFaultError, best_alternatives, check_generation
 from gymdata.errors import OutsideError
 from gymdata.rollouts.messages import JsonObject
@@ -111,7 +111,7 @@ def generations(
             prompt_token_ids=evidence.prompt,
             token_ids=evidence.ids,
             log_probs=evidence.log_probs,
-            finish_reason=evidence.finish_reason if evidence.finish_reason in ("stop", "length") else "abort",
+            finish_reason=evidence.finish_reason if evidence.finish_reason in get_args(FinishReason) else "abort",
             stop_reason=choice.get("stop_reason"),
             top_log_probs=_alternatives(evidence.alternatives, k) if k else None,
             weight_versions=_weights(evidence.weights, len(evidence.ids)),

@@ -41,7 +41,7 @@ _OWN = (
 #: Fields of a function among the tools of a request, of which NeMo Gym's model allows no others and needs the last two.
 _FUNCTION = ("type", "name", "description", "parameters", "strict")
 #: Reasons of a stop that cut the last generation itself, which have one name in the Responses shape.
-_CUT = ("max_output_tokens", "max_tokens", "max_context", "length")
+_CUT = ("max_output_tokens", "max_tokens", "max_context", "length", "repetition")
 
 _REBUILT = "prompts_rebuilt"
 #: Placeholder of list n, whose text is inserted afterwards; and the placeholder in the row's JSON.

@@ -249,7 +249,7 @@ def both_sides(tokens: Tokens, relation: Relation, vocabulary: Vocabulary | None
         "prompt": _side(prompt, [s["prompt"] for s in spans], vocabulary, len(prompt)),
         "texts": [[None if text is None else printable(text) for text in pair] for pair in texts],
         "n_spans": len(spans),
-        "cut": tokens.turns[parent].get("finish_reason") == "length",
+        "cut": tokens.turns[parent].get("finish_reason") in ("length", "repetition"),
         "kept": int(turn["prefix_length"]),
         "before_length": len(before),
         "prompt_length": len(prompt),
