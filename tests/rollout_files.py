@@ -16,7 +16,7 @@ from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store import write_table
 
-#: Which prompt and generation each call had: ids only, log-probs are −1, −2, …
+#: Which prompt and generation each call had: ids only, log-probs are −1, −2, … (over 64 of them in a file are L306).
 Calls = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
@@ -27,12 +27,19 @@ def two_turns(task: int, answer: int) -> Calls:
 
 
 def rollout(
-    task: str, index: int, reward: float | None, calls: Calls, *, text: str | None = None, **columns: Any
+    task: str,
+    index: int,
+    reward: float | None,
+    calls: Calls,
+    *,
+    text: str | None = None,
+    logprob: float = -1.0,
+    **columns: Any,
 ) -> dict[str, Any]:
-    """One rollouts row; ``columns`` replace what is made here."""
+    """One rollouts row; ``columns`` replace what is made here. ``logprob``: of the first token of each generation."""
     encoder = TurnEncoder()
     for prompt, generation in calls:
-        logprobs = -np.arange(1, len(generation) + 1, dtype=np.float32)
+        logprobs = np.float32(logprob) - np.arange(len(generation), dtype=np.float32)
         encoder.add(Call(np.array(prompt, np.int32), np.array(generation, np.int32), logprobs, "stop"))
     said = text if text is not None else " ".join(map(str, calls[-1][1] if calls else []))
     messages = [{"role": "user", "content": f"question {task}"}]

@@ -26,6 +26,7 @@ from gymdata.experience.settings import ExperienceConfig
 from gymdata.experience.token_scores import Scorers
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
+from gymdata.rollouts.logprobs import SampledLogProbs
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.scores.chosen import default_score, scores_of, taken
 from gymdata.store import StageOutput, read_run_json, scan_batches
@@ -160,6 +161,7 @@ def _write(
         ours["optimal_value"] = credit.optimal_value(work.scores, work.config.optimal_value_beta, work.groups)
     counts = dict.fromkeys(("sequences", "trained_tokens", "tokens", "abandoned_turns", "rollouts_cut"), 0)
     seen = seen_kl = credit.Moments()
+    sampled = SampledLogProbs()
 
     def credited_tables() -> Iterator[pa.Table]:
         nonlocal seen, seen_kl
@@ -179,6 +181,12 @@ def _write(
             counts["tokens"] += len(table["input_ids"].combine_chunks().flatten())
             is_trained = table["loss_mask"].combine_chunks().flatten().to_numpy() != 0
             counts["trained_tokens"] += int(is_trained.sum())
+            greedy = np.repeat(
+                table["temperature"].to_numpy() == 0, pc.list_value_length(table["loss_mask"]).to_numpy()
+            )
+            drawn = is_trained & ~greedy
+            logprobs = table["logprobs"].combine_chunks().flatten().to_numpy()
+            sampled.add(logprobs[drawn], np.roll(drawn, 1)[drawn])
             advantages = table["advantages"].combine_chunks().flatten().to_numpy()
             seen = credit.running_moments(seen, advantages[is_trained])
             progress.update(done=row + n, total=len(work.rollouts), tokens=counts["tokens"])
@@ -195,6 +203,14 @@ def _write(
         table = replace(table, split=tuple(leaf for leaf in table.split if leaf not in leaves))
     batches = (b for t in chain([first], tables) for b in pa.Table.from_arrays(t.columns, schema=schema).to_batches())
     out.batches(name, batches, table, schema)
+    if why := sampled.fault():
+        if work.config.kl_coef > 0 or work.config.teacher_coef:
+            raise RefusedError(
+                f"the saved log-probabilities, to which a model's are compared, cannot be a sampler's: {why}",
+                code="L306",
+                hint="leave --kl-coef and --teacher-coef out, or export the log-probabilities that the engine returned",
+            )
+        report.notes.append(f"{why}: no sampler's (L306); train-rl refuses them unless --allow-biased-logprobs")
     report.counts |= counts
     report.advantage = {"mean": seen.mean, "std": seen.std}
     report.kl = kl_account(seen_kl, report.counts["rollouts_used"], work.config)

@@ -233,12 +233,18 @@ def stored_dtype(model: str) -> str | None:
     return next((str(dtype).removeprefix("torch.") for dtype in both if dtype), None)
 
 
+def no_run_names(runs: Sequence[RunFacts], what: str) -> str:
+    """That no run.json of a lineage names ``what``, and of which stages those are that there are."""
+    stages = ", ".join(sorted({str(run.get("stage") or "collect") for run in runs}))
+    return f"no run.json that it leads to ({stages or 'there is none'}) names {what}"
+
+
 def check_tokenizer(runs: Sequence[RunFacts], model: ModelFacts, source: str, progress: Progress) -> None:
     """Raises RefusedError when a run in the lineage had another tokenizer; says so when none is known."""
     identities = [identity for run in runs if (identity := identity_of(run))]
     hashes = {identity.get("tokenizer_hash") for identity in identities} - {None}
     if not hashes:
-        progress.message(f"warning: {source} does not lead back to a run: its tokenizer is not known and not checked")
+        progress.message(f"warning: {source}: {no_run_names(runs, 'a tokenizer')}, which is not checked")
     other = hashes - {model.tokenizer_hash}
     if other:
         raise RefusedError(

@@ -156,6 +156,68 @@ def sampled_at(temperature: Array) -> Array:
     return np.where(temperature > 0, temperature, 1.0)
 
 
+#: Fewer tokens than this may be alike by chance.
+LEAST_TOKENS = 64
+#: Nats: below the least normal float32 probability nothing is drawn. Sentinels are there: −100, −9999, −1e9.
+LEAST_LOG_PROB = float(np.log(np.finfo(np.float32).tiny))
+
+
+@dataclass(slots=True)
+class SampledLogProbs:
+    """Whether the log-probs of a file, which come in parts, can be a sampler's (L306). NaN, infinite and positive ones have
+    codes of their own and are not counted.
+
+    ``followers``: tokens after another of their turn; ``alike``: those of them that have its log-prob; ``rounded``: tokens
+    whose log-prob has at most two decimals.
+    """
+
+    tokens: int = 0
+    sentinels: int = 0
+    rounded: int = 0
+    followers: int = 0
+    alike: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, logprobs: Array, follows: npt.NDArray[np.bool_]) -> None:
+        """Log-probs of further tokens, float (n,); ``follows``, bool (n,): the token before is of the same turn."""
+        if not len(logprobs):
+            return
+        low, high = logprobs.min(), logprobs.max()
+        if self.rounded < self.tokens and self.alike < self.followers and low >= LEAST_LOG_PROB and high <= 0:
+            self.tokens += len(logprobs)  # neither rounded nor alike, whatever these are
+            return
+        usable = np.isfinite(logprobs) & (logprobs <= POSITIVE_TOLERANCE)
+        values = logprobs[usable]
+        follows = follows[1:] & usable[1:] & usable[:-1]
+        self.tokens += len(values)
+        self.sentinels += int((values < LEAST_LOG_PROB).sum())
+        self.rounded += int((np.round(values.astype(np.float64), 2).astype(values.dtype) == values).sum())
+        self.followers += int(follows.sum())
+        self.alike += int((follows & (logprobs[1:] == logprobs[:-1])).sum())
+        self.low = min(self.low, float(values.min(initial=math.inf)))
+        self.high = max(self.high, float(values.max(initial=-math.inf)))
+
+    def merge(self, other: SampledLogProbs) -> None:
+        """Count those of ``other``, too."""
+        for name in ("tokens", "sentinels", "rounded", "followers", "alike"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+
+    def fault(self) -> str:
+        """Why they cannot be, with the count; empty where they can, and where there are fewer than ``LEAST_TOKENS``."""
+        if self.tokens < LEAST_TOKENS:
+            return ""
+        if self.sentinels:
+            share = f"{self.sentinels:,} of {self.tokens:,} log-probabilities"
+            return f"{share} are below {LEAST_LOG_PROB:.1f} (least: {self.low:g}), less than float32 can sample"
+        if self.low == self.high:
+            return f"all {self.tokens:,} log-probabilities are {self.low + 0.0:g}"
+        if self.alike == self.followers >= LEAST_TOKENS // 2:
+            return f"all log-probabilities of a turn are equal, in every turn ({self.tokens:,} tokens)"
+        return f"all {self.tokens:,} log-probabilities have at most two decimals" * (self.rounded == self.tokens)
+
+
 @dataclass
 class Ratios:
     """How far a model is from the one that sampled, of tokens that come in parts.

@@ -6,10 +6,10 @@ import numpy as np
 
 from gymdata.credit.estimators import ALL
 from gymdata.errors import DataError, RefusedError, UsageError, counted
-from gymdata.models.model_identity import ModelFacts, check_tokenizer
+from gymdata.models.model_identity import ModelFacts, check_tokenizer, no_run_names
 from gymdata.models.scoring import refuse_unknown_ids
 from gymdata.progress import Progress
-from gymdata.rollouts.logprobs import sampling_biases, truncations
+from gymdata.rollouts.logprobs import SampledLogProbs, sampling_biases, truncations
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store.paths import RunFacts
@@ -39,19 +39,21 @@ def check(
     refuse_unknown_ids(data.sequences.extent, model.vocab_size, model.path, f"{source}: ")
     check_tokenizer(runs, model, source, progress)
     if isinstance(config, TrainDpoConfig) and config.ref == "saved":
-        _check_reference(source, runs, model)
+        _check_reference(source, runs, model, data)
     if isinstance(config, TrainRlConfig) and isinstance(data, TrainingExperiences):
         # The ratio to the sampler means something only when the saved log-probabilities are of what it sampled from.
         why = _sampling_faults(data, runs, source, "its log-probabilities were", progress)
+        code, hint = "L304", "collect with processed log-probs, top_p 1, top_k 0, min_p 0 and no penalties"
+        if not why and (why := _impossible(data)):
+            code, hint = "L306", "train-sft, train-dpo and train-kto need no log-probabilities"
         if why and not config.allow_biased_logprobs:
             raise RefusedError(
                 f"{source}: the saved log-probabilities are biased: {why}",
-                code="L304",
-                hint="collect with processed log-probs, top_p 1, top_k 0, min_p 0 and no penalties; "
-                "--allow-biased-logprobs trains all the same",
+                code=code,
+                hint=f"{hint}; --allow-biased-logprobs trains all the same",
             )
         if why:
-            progress.message(f"warning: {source}: training on biased log-probabilities (L304): {why}")
+            progress.message(f"warning: {source}: training on biased log-probabilities ({code}): {why}")
     if isinstance(config, TrainSftConfig) and config.distill and isinstance(data, TrainingExperiences):
         if why := _sampling_faults(data, runs, source, "its top_log_probs were", progress):
             raise RefusedError(
@@ -162,7 +164,7 @@ def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progr
         )
 
 
-def _check_reference(source: str, runs: list[RunFacts], model: ModelFacts) -> None:
+def _check_reference(source: str, runs: list[RunFacts], model: ModelFacts, data: TrainingData) -> None:
     """``ref: saved`` needs the sampler's log-probabilities to be the model's own, over its whole distribution."""
     rendered, policies, temperatures = (
         distinct(source, PAIRS, name) for name in ("rendered", "policy_hash", "temperature")
@@ -170,6 +172,7 @@ def _check_reference(source: str, runs: list[RunFacts], model: ModelFacts) -> No
     reasons = ["ids rendered from text have no log-probabilities (T213)"] if True in rendered else []
     reasons += [f"policy {p}, not {model.policy_hash}" for p in policies - {model.policy_hash}]
     reasons += [f"temperature {t:g}, not 1" for t in temperatures - {1.0}]
+    reasons += [f"{why} (L306)"] if (why := _impossible(data)) else []
     identities = [identity for run in runs if (identity := run.get("identity"))]
     if not identities:
         reasons.append("no run.json says how they were sampled")
@@ -183,6 +186,16 @@ def _check_reference(source: str, runs: list[RunFacts], model: ModelFacts) -> No
         )
 
 
+def _impossible(data: TrainingData) -> str:
+    """L306: why the saved log-probabilities of trained tokens cannot be a sampler's, or nothing."""
+    counts, sequences = SampledLogProbs(), data.sequences
+    for rows in chunks(sequences.loss_mask.offsets):
+        trained = part_of(sequences.loss_mask, rows).values != 0
+        logprobs, follows = part_of(sequences.logprobs, rows).values[trained], np.roll(trained, 1)[trained]
+        counts.add(logprobs, follows)
+    return counts.fault()
+
+
 def _sampling_faults(
     data: TrainingExperiences, runs: list[RunFacts], source: str, what: str, progress: Progress
 ) -> str:
@@ -190,7 +203,7 @@ def _sampling_faults(
     warns where no run says how they were made."""
     identities = [identity for run in runs if (identity := run.get("identity"))]
     if not identities:
-        progress.message(f"warning: {source} does not lead back to a run: how {what} made is not known")
+        progress.message(f"warning: {source}: {no_run_names(runs, 'sampling settings')}: how {what} made is not known")
     temperatures = set(data.temperature.tolist())
     reasons = {reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)}
     return "; ".join(sorted(reasons))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gymdata.errors import GymdataError
+from gymdata.errors import GymdataError, RefusedError
 from gymdata.models.model_identity import ModelFacts
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import write_table
+from gymdata.store import write_run_json, write_table
 from gymdata.train import run
 from gymdata.train.settings import TRAINERS
 from tests.rollout_files import experiences, rollout, rollouts_table, two_turns
@@ -157,3 +157,39 @@ def solved_and_not() -> list[dict[str, Any]]:
 
 def written(folder: Path, rows: list[dict[str, Any]]) -> str:
     return str(write_table(rollouts_table(rows), folder / "rollouts.parquet", ROLLOUTS))
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "why"),
+    [
+        ([0.0, 0.0, 0.0], "all 64 log-probabilities are 0"),
+        ([0.0, -0.5, -1.25], "at most two decimals"),
+        ([0.0, -0.503, -9999.0], "32 of 64 log-probabilities are below -87.3"),
+    ],
+)
+def test_ratios_to_what_no_sampler_recorded_are_refused(logprobs: list[float], why: str, tmp_path: Path) -> None:
+    """train-rl refuses 64 such log-probabilities (L306); the flag trains with a warning, and greedy rows are L304."""
+    source = experiences(tmp_path, [{"logprobs": logprobs}] * 32)
+    with pytest.raises(RefusedError, match=f"L306.*{why}") as refused:
+        train("rl", source, tmp_path)
+    assert "--allow-biased-logprobs" in str(refused.value.hint)
+    said = train("rl", source, tmp_path, allow_biased_logprobs=True)
+    assert any("biased log-probabilities (L306)" in line and why in line for line in said)
+    assert not any(
+        "L306" in line for line in train("rl", experiences(tmp_path, [{"logprobs": logprobs}] * 31), tmp_path)
+    )
+    greedy = experiences(tmp_path, [{"logprobs": logprobs, "temperature": 0.0}] * 32)
+    with pytest.raises(RefusedError, match=r"L304.*greedy"):
+        train("rl", greedy, tmp_path)
+
+
+def test_what_is_not_known_of_the_origin_is_said_as_it_is(tmp_path: Path) -> None:
+    """Of a file without run.json, and of one whose run names no tokenizer: two warnings that are true."""
+    source = experiences(tmp_path, [{}] * 4)
+    assert [line for line in train("rl", source, tmp_path) if "tokenizer" in line] == [
+        f"warning: {source}: no run.json that it leads to (there is none) names a tokenizer, which is not checked"
+    ]
+    write_run_json(tmp_path, {"stage": "import"})
+    assert [line for line in train("rl", source, tmp_path) if "tokenizer" in line] == [
+        f"warning: {source}: no run.json that it leads to (import) names a tokenizer, which is not checked"
+    ]

@@ -103,7 +103,7 @@ def test_an_unknown_origin_is_said(tmp_path: Path) -> None:
     """Pairs without a run behind them train, with a warning that their tokenizer was not checked."""
     notes = Watcher()
     go(write(tmp_path, identity=None), tmp_path / "out", notes=notes)
-    assert any("tokenizer is not known" in said for said in notes.said)
+    assert any("(pairs) names a tokenizer, which is not checked" in said for said in notes.said)
 
 
 def test_too_long_is_refused_or_counted(tmp_path: Path) -> None:

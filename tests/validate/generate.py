@@ -42,7 +42,9 @@ def conversation(rng: np.random.Generator, turns: int = 4) -> list[tuple[list[in
 def native_rows(n: int = 6, turns: int = 4, seed: int = 0) -> list[dict[str, Any]]:
     """Clean rollouts rows in groups of two with different rewards."""
     rng = np.random.default_rng(seed)
-    return [_lists(rollout(f"t{i // 2}", i % 2, float(i % 2), conversation(rng, turns))) for i in range(n)]
+    return [
+        _lists(rollout(f"t{i // 2}", i % 2, float(i % 2), conversation(rng, turns), logprob=-1.003)) for i in range(n)
+    ]
 
 
 def _lists(row: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def nemo_row(calls: list[tuple[list[int], list[int]]], question: str, reward: fl
         ids = {
             "prompt_token_ids": prompt,
             "generation_token_ids": generation,
-            "generation_log_probs": [-0.5 - i for i in range(len(generation))],
+            "generation_log_probs": [-0.503 - i for i in range(len(generation))],
         }
         if turn == len(calls) - 1:
             text = [{"type": "output_text", "text": "done", "annotations": []}]

@@ -48,7 +48,7 @@ class Talk:
         found: list[list[Any]] = []
         for kind, ids in self.parts:
             if kind == "generation":
-                found.append([list(held), list(ids), [-0.25 * (1 + i % 7) for i in range(len(ids))]])
+                found.append([list(held), list(ids), [-0.251 * (1 + i % 7) for i in range(len(ids))]])
             held += ids
         return found
 

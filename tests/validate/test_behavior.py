@@ -332,7 +332,7 @@ def test_a_part_that_dominates_is_found(tmp_path: Path, suffix: str) -> None:
 def test_behavior_never_makes_a_rollout_untrainable(tmp_path: Path, suffix: str) -> None:
     """Findings of family B are warnings and information: exit code 0, and every rollout stays trainable."""
     run = write_run(tmp_path / "run", sampled([*FRESH, *LOOP, 2]), suffix)
-    report = validate(run)
+    report = validate(run, ignore=["L306"])
     assert (report.by_code, report.errors, report.trainable) == ({"B801": 1}, 0, 1)
     assert main(["validate", str(run)]) == 0
     assert all(code.severity in ("warning", "info") for name, code in CODES.items() if name.startswith("B"))

@@ -1,12 +1,14 @@
-"""Log-probabilities: L301 to L305."""
+"""Log-probabilities: L301 to L306."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Self
 
 import numpy as np
 
-from gymdata.checks.violations import CHECKS, Check, Code, Violation
+from gymdata.checks.violations import CHECKS, Check, CheckSettings, Code, Violation
+from gymdata.rollouts.logprobs import SampledLogProbs
 from gymdata.rollouts.soundness import odd_log_probs, unless_rendered
 from gymdata.rollouts.turn_columns import Evidence
 
@@ -71,3 +73,53 @@ class LogProbs(Check):
             k, position = t.logprobs.locate(index)
             expected = "a finite number" if code == "L302" else "at most 0"
             yield self.at_turn(e, k, code, position=position, expected=expected, got=str(t.logprobs.values[index]))
+
+
+@CHECKS.register("possible_log_probs")
+class PossibleLogProbs(Check):
+    """L306, by file: over what was sampled at a temperature above 0. Greedy decoding may record 0 everywhere: it is L304."""
+
+    codes = (
+        Code(
+            "L306",
+            "cannot be a sampler's",
+            "warning",
+            "the log-probabilities of a file cannot be those of a sampler",
+            "Over at least 64 sampled tokens: all are 0 or another constant, all of a turn are equal, all have at most two "
+            "decimals, or some are sentinels such as -9999 (below -87.3 a float32 sampler draws nothing). One finding per "
+            "file. They were filled in, averaged or rounded after sampling, so ratios to the sampler mean nothing: training "
+            "that uses ratios refuses such files. Export the log-probabilities that the engine returned, or train with SFT, "
+            "DPO or KTO, which need none.",
+        ),
+    )
+
+    def __init__(self, settings: CheckSettings) -> None:
+        super().__init__(settings)
+        #: Of each file: its first row, and its log-probabilities.
+        self._by_file: dict[str | None, tuple[int, SampledLogProbs]] = {}
+
+    def find(self, e: Evidence) -> Iterable[Violation]:
+        """Nothing yet; ``finish`` judges."""
+        if not e.n:
+            return ()
+        _, counts = self._by_file.setdefault(e.file, (int(e.rows[0]), SampledLogProbs()))
+        t, greedy = e.turns, np.zeros(e.n, bool)
+        if e.settings:
+            greedy = np.array([row.get("temperature") == 0 for row in e.settings], bool)
+        elif e.temperature is not None:
+            greedy = e.temperature == 0
+        sampled = ~greedy[t.rollout] if t.rendered is None else ~greedy[t.rollout] & ~t.rendered
+        follows = np.ones(len(t.logprobs.values), bool)
+        follows[t.logprobs.offsets[:-1][t.logprobs.lengths > 0]] = False
+        chosen = t.logprobs.spread(sampled)
+        counts.add(t.logprobs.values[chosen], follows[chosen])
+        return ()
+
+    def append(self, other: Self) -> None:
+        for file, (row, counts) in other._by_file.items():
+            self._by_file.setdefault(file, (row, SampledLogProbs()))[1].merge(counts)
+
+    def finish(self) -> Iterator[Violation]:
+        for file, (row, counts) in self._by_file.items():
+            if why := counts.fault():
+                yield Violation("L306", row, detail=why, file=file)

@@ -38,6 +38,8 @@ from gymdata.train.trainers.policy_loss import PolicyLoss, k3
 #: Of another model's: with a share outside of ``NEAR`` and a loss of effective sample beyond this half, there is no ratio to
 #: learn from.
 _HALF = 0.5
+#: Below this effective sample size a file is another policy's: fewer than a tenth of its tokens carry all the weight.
+LEAST_EFFECTIVE = 0.1
 #: Tokens that the ratio before the first step is measured on.
 RATIO_TOKENS = 1 << 14
 #: The same in a dry run.
@@ -339,8 +341,9 @@ class BatchRLTrainer(Exact, Trainer):
         """Score the file with the model as it was loaded, announce the ratio, and keep what the loss needs of it. Of a large
         file whose scores the loss does not need, or where nothing is trained, some sequences are scored.
 
-        ``refuse``: log-probs that are not this model's are an error (L305) where it sampled the file; those that no policy
-        can have sampled with are named in any case.
+        ``refuse``: log-probs that are not this model's are an error (L305) where it sampled the file, and where a loss of
+        ratios has an effective sample size below ``LEAST_EFFECTIVE``; those that no policy can have sampled with are named
+        in any case.
         """
         sequences, reference = self.data.sequences, self.data.ref_logprobs
         needed = "ref_kl" in self.components or self.policy_loss.needs_reference
@@ -377,11 +380,16 @@ class BatchRLTrainer(Exact, Trainer):
                 f"mean ratio {mean:.3g}, and it is about 1 whichever model sampled; {outside:.1%} outside {list(NEAR)}, "
                 f"effective sample size {effective:.1%}"
             )
-        if why and refuse and self.on_policy:
+        foreign = self.of_ratios and effective < LEAST_EFFECTIVE
+        if foreign and not why:
+            why = f"effective sample size {effective:.1%}"
+        if why and refuse and (self.on_policy or foreign):
+            least = f" (expected: effective sample size of at least {LEAST_EFFECTIVE:.0%})" if foreign else ""
             raise RefusedError(
-                f"the saved log-probabilities are not this model's: {why}",
+                f"the saved log-probabilities are not this model's: {why}{least}",
                 code="L305",
-                hint="`gymdata audit` shows where; --allow-biased-logprobs trains all the same",
+                hint="train the model that sampled the rollouts; `gymdata audit` shows where they differ; "
+                "--allow-biased-logprobs trains all the same",
             )
         if why:
             self.note(f"warning: the saved log-probabilities are not those of the tokens (L305): {why}")

@@ -101,7 +101,7 @@ def test_one_token_is_refused_by_the_mean_ratio_alone(policy: Path, tmp_path: Pa
     rows = experience_rows(policy, noise=0.0)
     at = rows[0]["loss_mask"].index(1)
     rows[0]["logprobs"] = [saved + by * (k == at) for k, saved in enumerate(rows[0]["logprobs"])]
-    trainer, _ = start("rl", make(tmp_path, policy, rows), policy, tmp_path / "out", {})
+    trainer, _ = start("rl", make(tmp_path, policy, rows), policy, tmp_path / "out", {}, allow_biased_logprobs=True)
     trainer.on_policy = True
     if refused:
         with pytest.raises(RefusedError, match="mean ratio inf"):
@@ -144,6 +144,21 @@ def test_log_probs_of_no_model_are_named(
     ), texts[0]
     assert "ratio" in texts[1]
     assert "L305" not in texts[1] + texts[2]
+
+
+def test_tokens_of_another_policy_are_refused(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With an effective sample size below a tenth a loss of ratios is refused (L305); the flag and other losses train."""
+    rows = experience_rows(policy, noise=0.0)
+    at = rows[0]["loss_mask"].index(1)
+    rows[0]["logprobs"] = [saved - 8.0 * (k == at) for k, saved in enumerate(rows[0]["logprobs"])]
+    file = make(tmp_path, policy, rows)
+    with pytest.raises(RefusedError, match=r"L305.*effective sample size.*at least 10%") as refused:
+        start("rl", file, policy, tmp_path / "out", {})
+    assert "--allow-biased-logprobs" in str(refused.value.hint)
+    trainer, _ = start("rl", file, policy, tmp_path / "out", {}, allow_biased_logprobs=True)
+    assert trainer.compare(refuse=False)["effective_sample_size"] < 0.1
+    assert "warning: the saved log-probabilities are not those of the tokens (L305)" in capsys.readouterr().out
+    start("rl", file, policy, tmp_path / "out", {}, loss="filtered_bc")
 
 
 @pytest.mark.full
