@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
+
+import pydantic
 
 from gymdata.errors import MissingExtraError, UsageError
 from gymdata.finetune.published import translated
@@ -18,6 +23,8 @@ from gymdata.finetune.settings import (
     FinetuneConfig,
     FinetuningSection,
     Part,
+    is_known,
+    kinds_of,
     override,
 )
 from gymdata.settings import parse_value, read_yaml, section_of
@@ -80,14 +87,14 @@ def check(
         name = _section(values, "finetuning").get("trajectory_builder")
         key = f"trajectory_builders.{name if name in builders else next(iter(builders), 'NAME')}"
         text = f"{where}: the section{'s' * (len(sections) > 1)} {', '.join(map(repr, sections))} cannot be honoured"
-        served = f"{override(f'{key}.workflow_url', 'http://…')}; or take {'them' if len(sections) > 1 else 'it'} out"
         env = override(f"{key}.env", "path.py:Class")
-        hint = f"what stands in for the workflow: {env}, or, where it is served, {served}"
-        faults.append(UsageError(text, hint=hint))
+        served = f"or, where it is served, {key}.workflow_url URL; or take {'them' if len(sections) > 1 else 'it'} out"
+        faults.append(UsageError(text, hint=f"what stands in for the workflow: {env}; {served}"))
     try:
         config = FinetuneConfig.of(_with_keys(read, where), where, names)
     except UsageError as error:
         faults.append(error)
+        config = _without_unknown(values)
     faults += _part_faults(values, where, names)
     if config is not None:
         faults += _name_faults(config, where)
@@ -99,6 +106,22 @@ def check(
         raise UsageError.several(faults)
     assert config is not None
     return config
+
+
+def _without_unknown(values: Mapping[str, Any]) -> FinetuneConfig | None:
+    """The configuration without its unknown keys, so that all else that is wrong can be found too; None where more is
+    wrong with it than these."""
+    read = deepcopy({key: value for key, value in values.items() if key in FinetuneConfig.model_fields})
+    for _ in range(2):
+        try:
+            return FinetuneConfig.model_validate(read)
+        except pydantic.ValidationError as error:
+            faults = error.errors()
+            if any(fault["type"] != "extra_forbidden" for fault in faults):
+                return None
+            for fault in faults:
+                reduce(getitem, fault["loc"][:-1], read).pop(fault["loc"][-1])
+    return None
 
 
 def _with_keys(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -191,16 +214,6 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def find(path: str, beside: Path) -> str:
-    """``path`` itself when absolute, else beside the config file (absolute), else as the working directory has it."""
-    if Path(path).is_absolute():
-        return path
-    near = beside.absolute() / path
-    # A glob has no file of its own name; its folder decides.
-    exists = near.exists() or (any(c in path for c in "*?[") and near.parent.is_dir())
-    return str(near) if exists else path
-
-
 def _path_of(key: str) -> list[str]:
     """The words of a dotted key; one whose first word is no section is of ``finetuning``. Raises UsageError."""
     words = key.strip().split(".")
@@ -267,6 +280,11 @@ def _name_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
         except UsageError as error:
             yield error
             continue
+        if not is_known(section, part.type_):
+            key, kinds = f"{section}.{name}._type", kinds_of(section)
+            fault = UsageError.unknown_choice(f"{where}: {key}", part.type_, [*kinds, "path.py:Class"])
+            fault.hint = f"{fault.hint or ''} {override(key, kinds[0])}".strip()
+            yield fault
         if section != "trainer_adapters" or part.type_ != "trl" or loop.algorithm not in TRAINERS:
             continue
         # Faults that the training command would find only after the first rollouts were sampled.

@@ -12,9 +12,9 @@ from typing import Any
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.task_shapes import TEXT_FILES
 from gymdata.errors import UsageError, require
-from gymdata.finetune.config_file import find, part_of, shipped
+from gymdata.finetune.config_file import part_of, shipped
 from gymdata.finetune.port import Commands, TrainerAdapter, TrajectoryBuilder
-from gymdata.finetune.settings import KINDS, CommandAdapter, FinetuneConfig, Part
+from gymdata.finetune.settings import CommandAdapter, FinetuneConfig, Part, find
 from gymdata.rewards.loading import instance_of
 from gymdata.user_code import load_symbol, place_of
 
@@ -94,10 +94,8 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
     if part.type_.rpartition(":")[0].endswith(".py"):
         kind, _ = load_symbol(spec(part.type_, beside), flag)
     else:
-        points = {point.name: point for point in entry_points(group=f"gymdata.{section}")}
-        if part.type_ not in points:
-            raise UsageError.unknown_choice(flag, part.type_, [*KINDS[section], *points, "path.py:Class"])
-        kind = points[part.type_].load()
+        (point,) = entry_points(group=f"gymdata.{section}", name=part.type_)
+        kind = point.load()
     if not callable(kind) or inspect.iscoroutinefunction(kind):
         description = "an async function" if callable(kind) else f"a value of type {type(kind).__name__}"
         raise UsageError(f"{flag}: got {description}, expected a class", hint="see gymdata/finetune/port.py")

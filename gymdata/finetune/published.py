@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gymdata.errors import UsageError
-from gymdata.finetune.settings import IGNORED_KEYS, KINDS, override
+from gymdata.errors import DataError, UsageError
+from gymdata.finetune.settings import IGNORED_KEYS, KINDS, is_known, model_folder, override
 from gymdata.settings import Settings
 
 #: The toolkit's hyperparameters → settings of ``gymdata train-rl``.
@@ -45,6 +45,9 @@ _OF_CANDIDATES = (
     "max_pairs_per_turn",
     "compute_rewards",
 )
+#: Sampling keys of an llm that ask for what is kept in any case, and those of its client.
+_ALWAYS = ("logprobs", "top_logprobs", "return_token_ids", "return_tokens_as_token_ids")
+_RETRIES = ("max_retries", "num_retries", "do_auto_retry", "retry_on_status_codes", "retry_on_errors")
 _NOT_USED = "the service that it describes is not used"
 #: Translates a part of the toolkit: (its keys, the whole document, a note for each key that is left out).
 _Reader = Callable[["Document", str, Settings], Settings]
@@ -112,7 +115,8 @@ class Document:
         if not isinstance(part, Mapping):
             return
         stands_in = next((k for k in ("workflow_url", "env") if part.get(k)), None)
-        if stands_in is None and part.get("_type") in KINDS["trajectory_builders"]:
+        kind = part.get("_type")
+        if stands_in is None and (kind in KINDS["trajectory_builders"] or not is_known("trajectory_builders", kind)):
             return
         stands_in = stands_in or "_type"  # a builder of the user's
         for section in IGNORED_KEYS:
@@ -129,7 +133,15 @@ class Document:
                 del llms[name]
                 self.leave(f"llms.{name}", "it is not the policy")
         for name, llm in llms.items():
-            if not isinstance(llm, dict) or not (llm.get("_type") == "nim" or (self.art and self._local(llm))):
+            for key in _ALWAYS if isinstance(llm, dict) else ():
+                if llm.pop(key, None) is not None:
+                    self.leave(f"llms.{name}.{key}", "always kept: the id and the log-prob of every sampled token")
+            for key in _RETRIES if isinstance(llm, dict) else ():
+                if llm.pop(key, None) is not None:
+                    self.leave(f"llms.{name}.{key}", "the builder's own retries and max_attempts decide")
+            if not isinstance(llm, dict) or not (
+                llm.get("_type") in ("nim", "vllm") or (self.art and self._local(llm))
+            ):
                 continue
             keys = {key: value for key, value in llm.items() if key not in ("_type", "model", "base_url", "api_key")}
             llms[name] = {**keys, "_type": "vllm"}
@@ -140,10 +152,13 @@ class Document:
                     self.leave(f"llms.{name}.{key}", "the policy is sampled in this machine")
 
     def _local(self, llm: Settings) -> bool:
-        folder = llm.get("model") or llm.get("model_name")
-        if not isinstance(folder, str) or self.section("finetuning").get("deploy"):
+        name = llm.get("model") or llm.get("model_name")
+        if not isinstance(name, str) or self.section("finetuning").get("deploy"):
             return False
-        return (self.beside / folder).is_dir() or Path(folder).is_dir()
+        try:
+            return model_folder(name, self.beside).is_dir()
+        except DataError:
+            return False
 
     def outputs(self) -> None:
         """Where the toolkit writes what it evaluated, and its measurements."""

@@ -19,7 +19,6 @@ from gymdata.curriculum import CurriculumConfig
 from gymdata.errors import DataError, UsageError, counted, option, redacted
 from gymdata.finetune.config_file import (
     Overrides,
-    find,
     for_validation,
     load,
     part_of,
@@ -35,6 +34,8 @@ from gymdata.finetune.settings import (
     EpochsTrainer,
     FinetuneConfig,
     LlmSection,
+    find,
+    model_folder,
     output_dir,
     override,
 )
@@ -164,11 +165,20 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
     """Files that the configuration names and that are missing, to be reported with all other faults."""
     where, beside = str(file), file.parent
     name, loop = target_of(config), config.finetuning
+    if name not in config.llms:
+        return []  # reported as that
+    llm, here = config.llms[name], override(f"llms.{name}.model_name", "FOLDER")
+    if llm.base_url is not None:
+        here = f"{override(f'llms.{name}._type', 'vllm')} {here}; or, served, llms.{name}.model and finetuning.deploy"
+
+    def policy() -> None:
+        _start(llm, beside)
+        _check_lag(config, where)
+
     evaluator = config.eval.evaluators.get(loop.reward_function.name)
     checks: dict[str, Callable[[], object]] = {
-        f"llms.{name}": lambda: _start(_llm(config), beside, where),
+        f"llms.{name}": policy,
         "": lambda: _tasks(config.eval.general.dataset, beside, f"{where}: eval.general.dataset"),
-        "finetuning": lambda: _check_lag(config, where),
         "environment": lambda: check_environment(config, where, beside, {}),
     }
     # An evaluator of an unknown kind is reported as that.
@@ -179,7 +189,9 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
         try:
             check()
         except (UsageError, DataError) as error:
-            hint = override(f"llms.{name}.model_name", "FOLDER") if section.startswith("llms") else error.hint
+            hint = error.hint
+            if isinstance(error, DataError):
+                hint = {"": override("eval.general.dataset", "FILE"), f"llms.{name}": here}.get(section, hint)
             names_it = (error.where or "").startswith(where)
             prefix = f"{where}: {section}: " if section and not names_it else ""
             faults.append(UsageError(f"{prefix}{error.message}", hint=hint))
@@ -234,12 +246,12 @@ def plan_of(
 
     where, beside, loop, commands = str(file), file.parent, config.finetuning, CommandRunner()
     llm = _llm(config)
-    start, served = _start(llm, beside, where), llm.base_url is not None
+    start, served = _start(llm, beside), llm.base_url is not None
     tasks = _tasks(config.eval.general.dataset, beside, f"{where}: eval.general.dataset")
     reward, judging = _scoring(config, beside, where)
     _check_lag(config, where)
     require_extras(config, where, served=served)
-    builder = builder_of(config, where, beside, commands, _base(config, llm, beside, where))
+    builder = builder_of(config, where, beside, commands, _base(config, llm, beside))
     validation, val_config = _validation(config, file, builder, (reward, judging), overrides)
     _, part = part_of(config, "trainers")
     trainer = shipped("trainers", "trainer", part, where)
@@ -297,23 +309,21 @@ def _check_lag(config: FinetuneConfig, where: str) -> None:
         text = (
             f"{where}: {llm.base_url} keeps serving the first policy, {behind}, max_policy_lag is {loop.max_policy_lag}"
         )
-        hint = "finetuning.deploy names a command that makes it serve {model}; or raise finetuning.max_policy_lag"
+        hint = f"{override(f'llms.{target_of(config)}._type', 'vllm')} samples in this machine; or "
+        hint += "finetuning.deploy names a command that makes it serve {model}; or raise finetuning.max_policy_lag"
         raise UsageError(text, hint=hint)
 
 
-def _start(llm: LlmSection, beside: Path, where: str) -> Path:
+def _start(llm: LlmSection, beside: Path) -> Path:
     """The folder that training starts from."""
-    folder = Path(find(llm.model or llm.model_name, beside)).absolute()
-    if not folder.is_dir():
-        raise DataError.missing_path(folder, f"the model folder that {where} names under llms")
-    return folder
+    return model_folder(llm.model or llm.model_name, beside)
 
 
 def _tasks(dataset: DatasetSection | str | None, beside: Path, where: str) -> str:
     from gymdata.collect.task_files import HUB, task_files
 
     if dataset is None:
-        raise UsageError(f"{where} is missing", hint=f"a task file, or give {option('dataset')}")
+        raise UsageError(f"{where} is missing", hint=override(where.rpartition(" ")[2], "FILE"))
     path = find(dataset if isinstance(dataset, str) else dataset.file_path, beside)
     tasks = path if path.startswith(HUB) else str(Path(path).absolute())
     task_files(tasks)  # a missing file is reported at once
@@ -348,7 +358,7 @@ def _scoring(config: FinetuneConfig, beside: Path, where: str) -> tuple[tuple[st
     return (), Judging(name, settings)
 
 
-def _base(config: FinetuneConfig, llm: LlmSection, beside: Path, where: str) -> Settings:
+def _base(config: FinetuneConfig, llm: LlmSection, beside: Path) -> Settings:
     """Collect settings that other sections hold."""
     sampling = {k: v for k in ("temperature", "top_p", "max_tokens") if (v := getattr(llm, k)) is not None}
     base: Settings = dict(sampling)
@@ -360,7 +370,7 @@ def _base(config: FinetuneConfig, llm: LlmSection, beside: Path, where: str) -> 
     if llm.base_url is not None:
         timeout = config.finetuning.endpoint_timeout
         base |= {"endpoint": llm.base_url, "model": llm.model_name, "request_timeout": timeout}
-        start = _start(llm, beside, where)
+        start = _start(llm, beside)
         base["tokenizer"] = str(start)
     if llm.tokenizer is not None:
         base["tokenizer"] = find(llm.tokenizer, beside)
@@ -383,7 +393,7 @@ def _validation(
         path = Path(find(section.config, beside))
         val_config, where = for_validation(config, path, overrides), str(path)
         section, llm = val_config.finetuning.validation, _llm(val_config)
-        builder = builder_of(val_config, where, beside, CommandRunner(), _base(val_config, llm, beside, where))
+        builder = builder_of(val_config, where, beside, CommandRunner(), _base(val_config, llm, beside))
         scoring = _scoring(val_config, beside, where)
         # These keys of the file are meant for validation; those of the main one for training.
         document = read_yaml(path)

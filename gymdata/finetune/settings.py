@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Set
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -59,8 +60,6 @@ class LlmSection(Config):
     def _served(self) -> LlmSection:
         if self.type_ == "openai" and self.base_url is None:
             raise ValueError("base_url is needed with _type: openai")
-        if self.type_ == "vllm" and self.base_url is not None:
-            raise ValueError("base_url needs _type: openai")
         return self
 
 
@@ -342,6 +341,18 @@ KINDS: dict[str, dict[str, type[Any]]] = {
     "trainers": {"epochs": EpochsTrainer},
 }
 EVALUATORS = (*KINDS["eval.evaluators"], "path.py:Class")
+
+
+def kinds_of(section: str) -> list[str]:
+    """What ``_type`` may be in a section of parts: shipped kinds, the most usual first, and entry points."""
+    return [*KINDS[section], *(point.name for point in entry_points(group=f"gymdata.{section}"))]
+
+
+def is_known(section: str, type_: object) -> bool:
+    """Whether ``type_`` is a kind of ``section``, or a class in a file."""
+    return type_ in kinds_of(section) or ".py:" in str(type_)
+
+
 #: Sections of the NeMo Agent Toolkit that are not read here, and what replaces them. They may stay in the file when an
 #: environment or a workflow's server replaces the workflow.
 IGNORED_KEYS = (
@@ -364,3 +375,21 @@ def override(key: str, value: str = "") -> str:
 def output_dir(config: FinetuneConfig) -> Path:
     """``finetuning.output_dir``, with {algorithm} filled in."""
     return Path(config.finetuning.output_dir.replace("{algorithm}", config.finetuning.algorithm))
+
+
+def find(path: str, beside: Path) -> str:
+    """``path`` itself when absolute, else beside the config file (absolute), else as the working directory has it."""
+    if Path(path).is_absolute():
+        return path
+    near = beside.absolute() / path
+    # A glob has no file of its own name; its folder decides.
+    exists = near.exists() or (any(c in path for c in "*?[") and near.parent.is_dir())
+    return str(near) if exists else path
+
+
+def model_folder(name: str, beside: Path) -> Path:
+    """The folder of a model: ``name`` where ``find`` has it, or the snapshot of that hub name in the local cache. Raises
+    DataError when there is neither."""
+    from gymdata.models._transformers import local_folder
+
+    return local_folder(find(name, beside)).absolute()

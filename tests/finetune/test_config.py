@@ -11,9 +11,10 @@ import yaml
 
 from gymdata.errors import UsageError
 from gymdata.finetune import json_schema
-from gymdata.finetune.config_file import find, load
+from gymdata.finetune.config_file import load
 from gymdata.finetune.parts import adapter_of, in_place
 from gymdata.finetune.run import finetune, plan_of
+from gymdata.finetune.settings import find
 from tests.finetune.parts import MINIMAL, ROOT, write
 
 SHIPPED = ROOT / "sample_data" / "finetune.yaml"

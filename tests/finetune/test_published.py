@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import yaml
 from gymdata.cli.main import main
 from gymdata.errors import UsageError
 from gymdata.finetune.config_file import load
+from gymdata.finetune.epochs import EpochLoop
 from gymdata.finetune.plan import Plan
 from gymdata.finetune.run import finetune, plan_of
 from gymdata.rollouts.schema import ROLLOUTS
@@ -41,7 +44,7 @@ ART: dict[str, Any] = {
     "llms": {
         "big": {"_type": "nim", "model_name": "some/model-70b", "temperature": 0.1},
         "player": {"_type": "openai", "model_name": "Some/Model-3B", "base_url": "http://localhost:8000/v1",
-                   "api_key": "default", "temperature": 1.0},
+                   "api_key": "default", "temperature": 1.0, "logprobs": True, "top_logprobs": 1},
     },
     "workflow": {"_type": "sums", "larger_model": "big", "smaller_model": "player", "max_parser_retries": 3},
     "eval": {
@@ -85,6 +88,23 @@ CUSTOMIZER: dict[str, Any] = {
     "finetuning": {"enabled": True, "trainer": "customizer_trainer", "trajectory_builder": "dpo_builder",
                    "trainer_adapter": "customizer", "output_dir": "./.tmp/nat/finetuning/dpo"},
 }  # fmt: skip
+#: Every part is one of the writer's own, and the policy is behind a server.
+MINIMAL: dict[str, Any] = {
+    "llms": {"player": {"_type": "openai", "model_name": "Some/Model-3B", "base_url": "http://localhost:8000/v1",
+                        "api_key": "default"}},
+    "workflow": {"_type": "my_workflow", "llm": "player"},
+    "eval": {
+        "general": {"max_concurrency": 16, "output_dir": ".tmp/nat/eval",
+                    "dataset": {"_type": "json", "file_path": "data/none.json"}},
+        "evaluators": {"accuracy": {"_type": "my_accuracy"}},
+    },
+    "trajectory_builders": {"my_builder": {"_type": "my_builder", "num_generations": 2}},
+    "trainer_adapters": {"my_adapter": {"_type": "my_adapter"}},
+    "trainers": {"my_trainer": {"_type": "my_trainer"}},
+    "finetuning": {"enabled": True, "trainer": "my_trainer", "trajectory_builder": "my_builder",
+                   "trainer_adapter": "my_adapter", "reward_function": {"name": "accuracy"}, "num_epochs": 10,
+                   "output_dir": ".tmp/nat/finetuning"},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -95,7 +115,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     questions = [{"id": n, "question": row["prompt"], "answer": row["answer"]} for n, row in enumerate(rows)]
     (tmp_path / "data" / "data.json").write_text(json.dumps(questions))
     (tmp_path / "evaluator.py").write_text(EVALUATOR)
-    for name, values in (("art", ART), ("customizer", CUSTOMIZER)):
+    for name, values in (("art", ART), ("customizer", CUSTOMIZER), ("minimal", MINIMAL)):
         (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(values, sort_keys=False))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -136,6 +156,86 @@ def test_everything_that_is_missing_is_listed_at_once(folder: Path, capsys: pyte
     ):
         assert [hint for text, hint in faults if what in text and cure in hint], what
     assert len(faults) == 4
+
+
+@pytest.mark.parametrize("file", ["art.yml", "customizer.yml", "minimal.yml"])
+def test_what_is_listed_at_once_is_enough_to_start(
+    file: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one error names every `-o KEY VALUE` that is needed: with these, and nothing else, the loop begins."""
+    values = {"FOLDER": DATA / "policy", "FILE": folder / "data" / "data.json"}
+    classes = {"env": DATA / "calculator.py:Calculator", "_type": "evaluator.py:Accuracy"}
+    assert main(["finetune", str(folder / file), "--json"]) == 2
+    faults = json.loads(capsys.readouterr().out)["error"]["faults"]
+    listed = [re.findall(r"-o (\S+) ([^\s;]+)", fault["hint"] or "") for fault in faults]
+    assert all(listed), faults
+    given = [
+        (key, str(classes[key.rpartition(".")[2]] if value == "path.py:Class" else values.get(value, value)))
+        for key, value in chain.from_iterable(listed)
+    ]
+    begun: list[Plan] = []
+
+    def begins(_: EpochLoop, plan: Plan, *parts: Any) -> dict[str, Any]:
+        begun.append(plan)
+        return {}
+
+    monkeypatch.setattr(EpochLoop, "run", begins)
+    finetune(folder / file, given)
+    assert [(plan.start, plan.served) for plan in begun] == [(DATA / "policy", False)]
+
+
+def test_an_unknown_key_does_not_hide_what_else_is_missing(folder: Path) -> None:
+    """It is listed with the rest."""
+    with pytest.raises(UsageError) as refused:
+        finetune(folder / "minimal.yml", [("llms.player.presence", 1)])
+    texts = [fault.message for fault in refused.value.faults]
+    assert len(texts) == 8
+    assert any("unknown key 'presence'" in text for text in texts)
+
+
+def test_sampling_keys_of_what_is_always_kept_are_named(folder: Path) -> None:
+    """``logprobs`` and ``top_logprobs`` of a published section are accepted, with a line that says so."""
+    notes: list[str] = []
+    with pytest.raises(UsageError):
+        load(folder / "art.yml", notes=notes)
+    load(folder / "customizer.yml", [*DPO, ("llms.player.logprobs", True), ("llms.player.max_retries", 3)], notes=notes)
+    assert "llms.player.logprobs is not read: always kept: the id and the log-prob of every sampled token" in notes
+    assert any(note.startswith("llms.player.max_retries is not read") for note in notes)
+
+
+def test_a_policy_is_a_name_in_the_local_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``acme/tiny`` is the snapshot of that name, as ``collect -m`` takes it."""
+    cached = folder / "hub" / "models--acme--tiny"
+    snapshot = cached / "snapshots" / "0123"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to(DATA / "policy")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
+    plan, _ = plan_of(
+        load(folder / "customizer.yml", [("llms.player.model_name", "acme/tiny"), DPO[1]]), folder / "customizer.yml"
+    )
+    assert plan.start == snapshot
+
+
+def test_a_served_policy_is_sampled_here_by_its_type(folder: Path) -> None:
+    """``_type vllm`` is enough: the server's address and key stay unread, with a line each."""
+    notes: list[str] = []
+    given = [("llms.player._type", "vllm"), ("llms.player.model_name", str(DATA / "policy")), *(
+        (f"{section}._type", kind) for section, kind in (("trainers.my_trainer", "epochs"),
+        ("trainer_adapters.my_adapter", "trl"), ("trajectory_builders.my_builder", "collect"))),
+        ("trajectory_builders.my_builder.env", "x.py:X"),
+        ("eval.evaluators.accuracy._type", "evaluator.py:Accuracy")]  # fmt: skip
+    config = load(folder / "minimal.yml", given, notes=notes)
+    assert config.llms["player"].base_url is None
+    assert {"llms.player.base_url", "llms.player.api_key"} <= {note.partition(" ")[0] for note in notes}
+
+
+@pytest.mark.parametrize("model", ["other", "playr"])
+def test_a_target_model_that_is_not_there_is_named(model: str, folder: Path) -> None:
+    """With the names that are."""
+    with pytest.raises(UsageError, match=rf"finetuning.target_model: got '{model}', expected one of player"):
+        finetune(folder / "customizer.yml", [*DPO, ("finetuning.target_model", model)])
 
 
 @pytest.mark.parametrize(
