@@ -44,14 +44,18 @@ def estimators() -> Iterator[str]:
 def imports() -> Iterator[str]:
     """What is read of each format, what its rows have, and what is lost."""
     from gymdata.interop.formats import exported, imported
+    from gymdata.rollouts.failures import SIGNALS
 
-    yield "| format | rows | token ids | log-probabilities | reward | written, too | what is read, and what is not |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    more = "masked or failed by | written, too | what is read, and what is not"
+    yield f"| format | rows | token ids | log-probabilities | reward | {more} |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     written = exported()
     for name, form in imported().items():
-        facts = (form.holds_ids, form.holds_logprobs, form.holds_reward, name in written)
+        facts = ("yes" if fact else "–" for fact in (form.holds_ids, form.holds_logprobs, form.holds_reward))
+        failing = "; ".join(map(str, SIGNALS.get(name, ()))) or ("no field" if form.table == "rollouts" else "–")
         read = " ".join((form.__doc__ or "").split()).replace("``", "`")
-        yield f"| `{name}` | {form.table} | {' | '.join('yes' if fact else '–' for fact in facts)} | {read} |"
+        cells = (f"`{name}`", form.table, *facts, failing, "yes" if name in written else "–", read)
+        yield f"| {' | '.join(cells)} |"
 
 
 def exports() -> Iterator[str]:

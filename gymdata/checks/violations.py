@@ -297,6 +297,11 @@ class ValidationReport(Report):
         return dict(sorted(Counter(v.code for v in self.violations).items()))
 
     @property
+    def masked(self) -> dict[str, int]:
+        """Rows whose writer masked them or says that they failed, by reason."""
+        return dict(Counter(v.detail for v in self.violations if v.code == "R501" and v.detail).most_common())
+
+    @property
     def ok(self) -> bool:
         """There are rows, and no errors."""
         return self.rollouts > 0 and not any(v.severity == "error" for v in self.violations)
@@ -314,7 +319,7 @@ class ValidationReport(Report):
     def rows(self) -> list[Row]:
         """How many rollouts can be trained; the meaning and the count of each code that was found."""
         counts = [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
-        return [("trainable", f"{self.trainable:,} of {self.rollouts:,} rollouts"), *counts]
+        return [("trainable", f"{self.trainable:,} of {self.rollouts:,} rollouts"), *counts, *self.masked.items()]
 
     def to_dict(self) -> Figures:
         """The object that ``--json`` prints. Complete, never capped."""
@@ -327,6 +332,7 @@ class ValidationReport(Report):
             "warnings": self.warnings,
             "infos": self.infos,
             "by_code": self.by_code,
+            "masked": self.masked,
             "files": self.files,
             "violations": [v.as_dict() for v in self.violations],
         }

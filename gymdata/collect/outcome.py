@@ -10,6 +10,7 @@
 | ``--time-limit`` seconds passed | truncated | ``time_limit`` |
 | the engine raised, or aborted a request that we did not cancel | failed, kind ``engine`` | |
 | the environment raised or hung, its verdict included | failed, kind ``environment`` | |
+| the verdict says that the environment, or its judge, failed | failed, kind ``environment`` or ``judge`` | |
 | a workflow says how its rollout ended | completed or truncated | what it says |
 | a workflow failed, or gave nothing within the time limit | failed, kind ``environment`` | |
 | the time limit passed before the environment had given a first prompt | failed, kind ``environment`` | |
@@ -39,7 +40,7 @@ from gymdata.environments.port import StepResult
 from gymdata.errors import GymdataError, OutsideError
 
 #: What is at fault for an attempt.
-Kind = Literal["engine", "environment", "agent"]
+Kind = Literal["engine", "environment", "agent", "judge"]
 COMPLETED = "completed"
 TRUNCATED = "truncated"
 
@@ -145,5 +146,5 @@ def server_was_gone(limits: Limits, phase: str) -> Failure:
 
 def failure(error: OutsideError, phase: str) -> Failure:
     """An outside fault in ``phase`` (turn k, environment start, …)."""
-    kinds: dict[str, Kind] = {"engine": "engine", "agent": "agent"}
+    kinds: dict[str, Kind] = {"engine": "engine", "agent": "agent", "judge": "judge"}
     return Failure(kinds.get(error.system, "environment"), phase, error.message, error.fatal, error.hint, error.final)

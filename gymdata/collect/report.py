@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from gymdata.environments.named import is_named
 from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, counted
 from gymdata.public import Figures, Report, Row
 from gymdata.rewards.scheduler import PartTally
+from gymdata.rollouts.failures import failures_in, short_reason
 from gymdata.settings import Settings
 from gymdata.stats import known_rewards, mean_ci
 from gymdata.store.paths import Identity
@@ -46,7 +48,8 @@ class CollectSummary(Report):
     ``behavior``: what the policy did that is odd, by code (family B of validate); ``slowed_by``: what the call waited
     for. ``agent_exits``: rollouts whose agent ended with an exit code other than 0. ``pending``: requested, not there, and
     to be tried again by the same command; ``exhausted``: out of attempts. ``away_s``: of ``seconds`` those in which no
-    server could be reached; ``tokens_per_s`` is without them. ``tokens_read``: prompt tokens of this call's requests, and
+    server could be reached; ``tokens_per_s`` is without them. ``masked``: rollouts that the environment took out of
+    training, by reason. ``tokens_read``: prompt tokens of this call's requests, and
     ``tokens_cached``: those that were in the prefix cache; None where the engine is in another process.
     """
 
@@ -77,6 +80,7 @@ class CollectSummary(Report):
     gave_up: bool
     behavior: dict[str, str] = field(default_factory=dict)
     slowed_by: str | None = None
+    masked: dict[str, int] = field(default_factory=dict)
     agent_exits: int = 0
     away_s: float = 0.0
     tokens_read: int | None = None
@@ -111,6 +115,7 @@ class CollectSummary(Report):
             ("out of attempts", self.exhausted),
             ("bad task rows skipped", self.skipped_rows),
         ]
+        rows += [(f"  without reward, {why}", n) for why, n in self.masked.items()]
         rows += self._scoring()
         rows += [(name, count) for name, count in optional if count]
         if self.interrupted:
@@ -260,6 +265,7 @@ def facts_of(rows: pa.Table) -> Figures:
         "breaks": _sum(rows["n_breaks"]),
         # An environment may name the reasons of its own.
         "agent_exits": _sum(pc.match_substring_regex(rows["stop_reason"].cast(pa.string()), "^exit_[0-9]+$")),
+        "masked": dict(Counter(map(short_reason, failures_in(rows["extra"].combine_chunks()).values()))),
         **_parts_of(rows),
         "reward": {
             "n": scored.num_rows,

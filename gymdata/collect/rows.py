@@ -27,6 +27,8 @@ def rollout_row(rollout: Rollout, parts: Sequence[RewardPart], faults: Mapping[s
         extra["ids_behind_stop"] = rollout.cut
     if verdict is not None and verdict.extra:
         extra["environment"] = dict(verdict.extra)
+    masked = verdict.masked if verdict is not None else {}
+    extra |= masked
     return {
         "rollout_id": rollout.rollout_id,
         "run_id": key.run_id,
@@ -39,8 +41,8 @@ def rollout_row(rollout: Rollout, parts: Sequence[RewardPart], faults: Mapping[s
         "status": rollout.outcome.status,
         "stop_reason": rollout.outcome.stop_reason,
         "finish_reason": rollout.finish_reason,
-        "reward": None if faults else total(parts),
-        "rewards": [{"name": part.name, "value": part.value} for part in parts],
+        "reward": None if faults or masked else total(parts),
+        "rewards": [{"name": part.name, "value": part.value} for part in parts if not masked],
         "temperature": rollout.setting.temperature,
         **encoder.columns(),
         "messages": [

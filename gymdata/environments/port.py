@@ -25,11 +25,13 @@ class StepResult:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """An environment's verdict on a rollout. ``reward`` None: it did not score it; ``extra``: all other fields.
-    ``last_step``: the verdict is on the last turn only, and its reward is added to that turn's."""
+    ``last_step``: the verdict is on the last turn only, and its reward is added to that turn's. ``masked``: what the row's
+    ``extra`` says of a rollout that the environment took out of training (``failure``, ``unscored``); it has no reward."""
 
     reward: float | None
     extra: Mapping[str, Any] = field(default_factory=dict)
     last_step: float | None = None
+    masked: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Episode(Protocol):

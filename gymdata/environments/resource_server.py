@@ -27,6 +27,7 @@ from gymdata.environments.step import Step, plus, tool_message
 from gymdata.environments.tool_error import as_text, tool_error_message
 from gymdata.errors import OutsideError
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply, is_finite
+from gymdata.rollouts.failures import Failure, failure_of, masked_extra
 from gymdata.rollouts.messages import JsonObject, Message, Task, ToolDefinition
 from gymdata.store.paths import Identity
 from gymdata.urls import ENVIRONMENT_KEYS, address
@@ -135,7 +136,7 @@ class ServerEpisode:
         return StepResult(answers, reward=reward)
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:
-        """The verdict of /verify. A sample that the server masks (``mask_sample``) has no reward."""
+        """The verdict of /verify. Raises OutsideError("environment" or "judge") where it says that it failed."""
         body = verify_body(self._task, messages, stop_reason, self._server.model)
         http = self._server.http
         answer = await http.ask(
@@ -190,11 +191,20 @@ class ServerEpisode:
         return Step(as_text(answer), None if reward is None else float(reward), done)
 
 
+def outage(failure: Failure, where: str) -> OutsideError:
+    """The error of an answer that says that the environment or its judge failed; its reward is a default."""
+    message = f"{where}: {failure.reason}"
+    return OutsideError(failure.kind, message, retryable=not failure.final, final=failure.final)
+
+
 def read_verdict(answer: JsonObject, sent: JsonObject, where: str) -> Verdict:
-    """``reward``, and whatever the answer adds to what was sent. Raises OutsideError when there is no finite reward."""
+    """``reward``, and whatever the answer adds to what was sent. Raises OutsideError when the answer says that it failed, or
+    has no finite reward."""
     extra = {k: v for k, v in answer.items() if k not in _ECHOED and not (k in sent and sent[k] == v)}
-    if answer.get("mask_sample") is True:
-        return Verdict(None, extra)
+    if (failure := failure_of("nemo-gym", extra)) is not None:
+        if not failure.is_rollout:
+            raise outage(failure, where)
+        return Verdict(None, extra, masked=masked_extra(failure, {"reward": answer.get("reward")}))
     reward = answer.get("reward")
     if not is_finite(reward):
         reward_text = repr(reward)[:80] if "reward" in answer else "no reward"

@@ -26,10 +26,11 @@ from typing import Any, Literal, TypeGuard
 
 from gymdata.engines.port import Generation
 from gymdata.environments.port import RemoteRequest, RemoteRollout, Verdict
-from gymdata.environments.resource_server import read_verdict
+from gymdata.environments.resource_server import outage, read_verdict
 from gymdata.environments.responses import conversation_of, task_body
 from gymdata.errors import UsageError
 from gymdata.http import Advice, HttpClient
+from gymdata.rollouts.failures import Failure, failure_of, masked_extra
 from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, TOKEN_KEYS, JsonObject, Message, Task
 from gymdata.store.lines import NON_FINITE
 from gymdata.store.paths import Facts, Identity
@@ -119,9 +120,12 @@ class HttpWorkflow:
         turns, tokens = int(sampling.get("max_turns") or 1), int(sampling["max_tokens"])
         # Every call may repeat the whole prompt, ids and log-probabilities are numbers in decimal.
         most = _BESIDE_IDS_BYTES + _ID_BYTES * tokens * turns * (turns + 2)
-        return await self._http.ask(
+        rollout = await self._http.ask(
             "POST", "", body, lambda answer: self._read(answer, body, request.task), most_bytes=most
         )
+        if isinstance(rollout, Failure):  # another attempt may do better, the same request in a moment does not
+            raise outage(rollout, self._http.base)
+        return rollout
 
     async def close(self) -> None:
         """Close every connection. Safe to call twice."""
@@ -141,14 +145,20 @@ class HttpWorkflow:
             raise self._http.garbage(f"an object or a text at {spelt(self._path)} (result_json_path)", answer)
         return value
 
-    def _read(self, answer: JsonObject, sent: JsonObject, task: Task) -> RemoteRollout:
+    def _read(self, answer: JsonObject, sent: JsonObject, task: Task) -> RemoteRollout | Failure:
         result = self._result(answer)
+        new = {k: v for k, v in result.items() if not (k in sent and sent[k] == v)}
+        failure = failure_of("nemo-gym", new)
+        if failure is not None and not failure.is_rollout:
+            return failure
         messages, generations, limit_reason = self._conversation(result, task)
         if not any(message["role"] == "assistant" for message in messages):
             raise self._http.garbage("a conversation with an assistant message", result)
-        extra = {k: v for k, v in result.items() if k not in _READ and not (k in sent and sent[k] == v)}
+        extra = {k: v for k, v in new.items() if k not in _READ}
         verdict = Verdict(None, extra)
-        if result.get("reward") is not None:
+        if failure is not None:
+            verdict = Verdict(None, extra, masked=masked_extra(failure, {"reward": result.get("reward")}))
+        elif result.get("reward") is not None:
             verdict = read_verdict({**extra, "reward": result["reward"]}, {}, self._http.base)
         tools = result.get("tools")
         stop_reason = result.get("stop_reason")

@@ -5,6 +5,7 @@ Group statistics are of the whole input; a pass gives the same batches in the sa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,6 +39,8 @@ BATCH_ROWS = 4_096
 SUM_OF_STEPS = "steps"
 _NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS = "not_scored", "reward_not_finite", "truncated", "nothing_generated"
 _REASONS = (_NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS, "in_a_dropped_group", "no_baseline")
+#: The code of a rollout that its writer masked; what it says is its reason.
+_MASKED = len(_REASONS) + 1
 
 
 @dataclass(slots=True, repr=False)
@@ -65,7 +68,7 @@ class ExperiencesReport(Report):
         counts = self.counts
         return [
             ("rollouts", counts["rollouts"]),
-            *((f"  left out: {why.replace('_', ' ')}", n) for why, n in self.left_out.items()),
+            *((f"  left out: {why if ': ' in why else why.replace('_', ' ')}", n) for why, n in self.left_out.items()),
             ("groups", counts["groups"]),
             *((f"  dropped: {why.replace('_', ' ')}", len(ids)) for why, ids in self.dropped_groups.items()),
             ("sequences", counts["sequences"]),
@@ -139,6 +142,7 @@ class Crediting:
         steps = owner = None
         if outcome is not None:
             why[np.isnan(outcome)], why[np.isinf(outcome)] = 1, 2
+        why[list(rollouts.masked)] = _MASKED
         if uses_steps:
             steps, owner = self._step_rewards()
             if not np.isfinite(steps).any():
@@ -150,7 +154,7 @@ class Crediting:
             infinite = np.unique(owner[np.isinf(steps)])
             has = np.bincount(owner[np.isfinite(steps)], minlength=len(why)) > 0
             why[(why == 0) & ~has & (outcome is None)] = 1
-            why[infinite] = 2
+            why[infinite[why[infinite] != _MASKED]] = 2
         if self.baselines is not None and outcome is not None:
             outcome -= self.baselines
             why[(why == 0) & np.isnan(self.baselines)] = 6
@@ -177,6 +181,7 @@ class Crediting:
         why[(why == 0) & ~shaped.keep] = 5
         shaped.keep &= why == 0
         report.left_out = {reason: n for code, reason in enumerate(_REASONS, 1) if (n := int((why == code).sum()))}
+        report.left_out |= Counter(rollouts.masked.values())
         report.dropped_groups = {
             reason: self.group_ids.take(pa.array(codes)).to_pylist() for reason, codes in shaped.dropped.items()
         }
@@ -237,7 +242,7 @@ class Crediting:
 
     def _refuse_nothing(self, why: np.ndarray, generated: np.ndarray) -> None:
         n = len(why)
-        if bool(((why == 1) | (why == 2)).all()):
+        if bool(np.isin(why, (1, 2, _MASKED)).all()):
             raise RefusedError(
                 f"none of the {n:,} rollouts has a score {self.score!r}",
                 code="R501",

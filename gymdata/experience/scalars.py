@@ -16,7 +16,7 @@ from gymdata.errors import DataError, counted
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import known_rewards
 from gymdata.store import scan_batches
-from gymdata.store.lineage import keys_of, lineage, refuse_repeats
+from gymdata.store.lineage import keys_of, lineage, masked_rollouts, refuse_repeats
 
 _COLUMNS = ("rollout_id", "group_id", "status", "reward", "temperature", "n_generated_tokens")
 _NAMED = ("rollout_id", "reward", "rewards")
@@ -26,7 +26,7 @@ _NAMED = ("rollout_id", "reward", "rewards")
 class Scalars:
     """One entry per rollout. ``keys``: hashes of the ids (see ``keys_of``); ``groups``: indices into ``group_ids``;
     ``reward``: NaN for none; ``generated``: number of sampled tokens; ``named``: ids and rewards by name, if
-    requested."""
+    requested; ``masked``: why the rollouts at these places are in no baseline (see ``masked_rollouts``)."""
 
     keys: npt.NDArray[np.uint64]
     groups: npt.NDArray[np.int32]
@@ -35,6 +35,7 @@ class Scalars:
     truncated: npt.NDArray[np.bool_]
     temperature: npt.NDArray[np.float32]
     generated: npt.NDArray[np.int32]
+    masked: dict[int, str]
     named: pa.Table | None = None
 
     @classmethod
@@ -63,7 +64,11 @@ class Scalars:
         columns = {name: table[name].to_numpy() for name in table.column_names if name != "groups"}
         ids = (b.column(0) for s in sources for b in scan_batches(s, ROLLOUTS, ("rollout_id",)))
         refuse_repeats(columns["keys"], ids, sources)
+        masked = masked_rollouts(sources)
+        why = dict(zip(keys_of(pa.array(masked, pa.string())).tolist(), masked.values(), strict=True))
+        rows = np.flatnonzero(np.isin(columns["keys"], list(why))).tolist()
         return cls(
+            masked={row: why[int(columns["keys"][row])] for row in rows},
             groups=groups.indices.to_numpy(),
             group_ids=groups.dictionary,
             named=pa.Table.from_batches(names) if names else None,

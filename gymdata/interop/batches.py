@@ -161,7 +161,9 @@ def _numbered(part: Imported, positions: Sequence[tuple[str, int]], run_id: str)
                 ids[row] = rollout_id_of(run_id, group, index)
             if tasks[row] == groups[row]:
                 tasks[row] = group
-            groups[row], indices[row] = group, index
+            groups[row] = group
+            if indices[row] < 0:
+                indices[row] = index
     numbered = dict(zip(names, (ids, tasks, groups, indices), strict=True))
     columns = [
         pa.array(numbered[field.name], field.type) if field.name in numbered else column

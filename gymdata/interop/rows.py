@@ -12,8 +12,10 @@ from typing import Any
 
 from gymdata.interop.importing import BadItem, Importing, rollout_id_of
 from gymdata.interop.words import as_float, score
+from gymdata.rollouts.failures import Failure, masked_extra
 from gymdata.rollouts.messages import ROLES, STRICT, Message, TableRow, meant_role
 from gymdata.rollouts.turns import TurnEncoder
+from gymdata.store.lines import encode_any
 
 #: The extra of a message that its file does not train.
 NOT_TRAINED = STRICT.encode({"weight": 0})
@@ -84,6 +86,18 @@ def foreign_row(
         "messages": messages,
         **turns.columns(),
     }
+
+
+def without_reward(row: TableRow, failure: Failure) -> TableRow:
+    """``row`` without its rewards, which measure nothing because of ``failure``; its numbers stay in ``extra``."""
+    rewards = row["rewards"] if isinstance(row["rewards"], dict) else {r["name"]: r["value"] for r in row["rewards"]}
+    extra = json.loads(row["extra"]) | masked_extra(failure, {"reward": row["reward"], "rewards": rewards})
+    return row | {"reward": None, "rewards": {}, "extra": encode_any(extra).decode()}
+
+
+def unread_row(item: Any, importing: Importing) -> TableRow:
+    """The row of a failed attempt whose messages cannot be read: ``extra`` has it as it is."""
+    return foreign_row(item, [], importing) | {"extra": encode_any({"source": item}).decode()}
 
 
 def given(messages: Sequence[Message]) -> list[Message]:

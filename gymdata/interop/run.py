@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -20,12 +20,17 @@ from gymdata.interop.exporting import Export
 from gymdata.interop.formats import Format, detect, format_named
 from gymdata.interop.formats import exported as exported_formats
 from gymdata.interop.formats import imported as imported_formats
-from gymdata.interop.importing import ODD, Keys, Rejected, Shape, reason_of
+from gymdata.interop.importing import ODD, JsonObject, Keys, Rejected, Shape, TableRow, reason_of
+from gymdata.interop.nemo_gym.rows import failures_file, main_file
 from gymdata.public import Figures, Report, Row, path_of, paths_of
 from gymdata.remote.reading import size_of
+from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
+from gymdata.rollouts.messages import loads, object_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
 from gymdata.scores.chosen import default_score, rescorings, taken
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
+from gymdata.store.columns import to_rows
+from gymdata.store.journal import FAILURES, failure_line
 from gymdata.store.lineage import parents_of, vocabulary
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, RunFacts, beside, placed_output, refuse_inputs
@@ -49,7 +54,8 @@ _MARK = "<image>"
 class ImportSummary(Report):
     """Summary of an import. ``rows_in`` (``rows`` in JSON) = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons``
     counts rejected rows by code, ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the
-    run as well).
+    run as well). ``failed``: attempts that failed, by reason, which are in failures.jsonl and also count in ``rows_in``;
+    ``masked``: rollouts that their writer masked or cancelled, by reason.
 
     ``prompts_rebuilt`` and ``prompts_refused``: prompts that calls with generations lacked, when a tokenizer was given.
     """
@@ -64,6 +70,8 @@ class ImportSummary(Report):
     breaks: int = 0
     without_token_data: int = 0
     without_reward: int = 0
+    masked: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
     duplicates: int = 0
     prompts_rebuilt: int = 0
     prompts_refused: int = 0
@@ -91,6 +99,9 @@ class ImportSummary(Report):
             ("breaks", self.breaks),
             ("rollouts without token data", self.without_token_data),
             ("rollouts without reward", self.without_reward),
+            *((f"  {why}", n) for why, n in self.masked.items()),
+            *([("failed attempts, in failures.jsonl", sum(self.failed.values()))] if self.failed else []),
+            *((f"  {why}", n) for why, n in self.failed.items()),
             ("duplicate rollouts", self.duplicates),
             *(rebuilt if self.prompts_rebuilt or self.prompts_refused else ()),
             ("written to", self.run),
@@ -137,6 +148,7 @@ def import_rollouts(
     overwrite: bool = False,
     format: str = "parquet",
     tokenizer: str | None = None,
+    failed: str = "keep",
     workers: int = 1,
     command: Sequence[str] = (),
 ) -> ImportSummary:
@@ -152,8 +164,10 @@ def import_rollouts(
     ``tokenizer``: the policy's folder. Missing prompts of NeMo Gym calls with captured generations are then rebuilt
     with its template; ``extra`` names their turns (``prompts_rebuilt``), an export writes them and marks them. What
     cannot be proved stays without ids and is named in ``output/not_rebuilt.jsonl``, with the position and the decoded
-    windows of both sides. Without it nothing is rebuilt. ``workers``: processes that read parts of NeMo Gym files; the
-    run is the same.
+    windows of both sides. Without it nothing is rebuilt. ``failed``: whether rows that their writer masked or cancelled are
+    rollouts without a reward (``keep``) or go to failures.jsonl (``drop``), where attempts that failed always go; those
+    that NeMo Gym wrote next to a file (``NAME_failures.jsonl``) are read with it. ``workers``: processes that read parts
+    of NeMo Gym files; the run is the same.
     """
     if source is not None and source not in (formats := imported_formats()):
         raise UsageError.unknown_choice("--from", source, formats)
@@ -163,8 +177,13 @@ def import_rollouts(
         if path.is_dir() and not (path / RUN_JSON).is_file():
             raise DataError(f"{path}: is a folder, expected files", hint=f"name them, or give a glob: '{path}/*.jsonl'")
     sources = [file for path in paths for file in resolve(path, ROLLOUTS)]
-    known_format = format_named(source) if source is not None else detect(sources)
+    rollout_files = [file for file in sources if main_file(file.path) is None] or sources
+    known_format = format_named(source) if source is not None else detect(rollout_files)
     name = known_format.name
+    if name == "nemo-gym":
+        listed = {file.path for file in sources}
+        sidecars = dict.fromkeys(failures_file(file.path) for file in rollout_files if file.kind != "parquet")
+        sources += [file for path in sidecars if path.is_file() and path not in listed for file in resolve(path)]
     if tokenizer is not None and not known_format.rebuilds_prompts:
         raise UsageError(
             f"--tokenizer {tokenizer}: prompts are rebuilt in NeMo Gym rows only, and these files are {name}",
@@ -172,7 +191,9 @@ def import_rollouts(
         )
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
     read = [{"path": str(s.path.resolve()), "bytes": size_of(s.path), "xxh3": hash_file(s.path)} for s in sources]
-    identity = {"imported": [f["xxh3"] for f in read], "format": name}
+    identity = {"imported": [f["xxh3"] for f in read], "format": name} | (
+        {"failed": failed} if failed != "keep" else {}
+    )
     facts: RunFacts = {
         "stage": "import",
         "format": name,
@@ -205,11 +226,12 @@ def import_rollouts(
         take_over=overwrite,
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
-        findings = _Findings()
+        findings = _Findings(failed == "drop")
         parts = findings.gathered(imported(Reader(name, run.run_id, tokenizer), sources, workers))
         run.write_batches(_counted(parts, summary, run.sealed_rows))
         findings.count(summary)
         _write_lines(Path(output) / REJECTED, _rejected_lines(findings.rejected))
+        _write_lines(Path(output) / FAILURES, findings.failures)
         if tokenizer is not None:
             _write_lines(Path(output) / NOT_REBUILT, findings.not_rebuilt)
         run.note(counts=_counts(summary))
@@ -220,13 +242,18 @@ def import_rollouts(
 
 @dataclass(slots=True)
 class _Findings:
-    """What an import found besides rows."""
+    """What an import found besides rows. ``drop_masked``: rows that their writer masked or cancelled are none."""
 
+    drop_masked: bool = False
     rejected: list[Rejected] = field(default_factory=list)
     shapes: list[Shape] = field(default_factory=list)
     prompts_rebuilt: int = 0
     #: JSON lines of prompts that were not rebuilt.
     not_rebuilt: list[bytes] = field(default_factory=list)
+    #: Lines of failures.jsonl, and how many rows there are of each reason: failed attempts, and masked rollouts.
+    failures: list[bytes] = field(default_factory=list)
+    failed: Counter[str] = field(default_factory=Counter)
+    masked: Counter[str] = field(default_factory=Counter)
     #: Rows with that placeholder in a message.
     marked: int = 0
 
@@ -245,12 +272,26 @@ class _Findings:
                 messages = part.batch.column("messages" if "messages" in part.batch.schema.names else "prompt")
                 marked = pc.match_substring(pc.list_flatten(messages).field("content"), _MARK)
                 self.marked += len(pc.list_parent_indices(messages).filter(marked).unique())
-                yield part.batch
+                yield self._rollouts(part.batch) if "extra" in part.batch.schema.names else part.batch
+
+    def _rollouts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """``batch`` without failed attempts, which become lines of failures.jsonl."""
+        import pyarrow as pa
+
+        failures = failures_in(batch.column("extra"))
+        rollout_kinds = () if self.drop_masked else (MASKED, CANCELLED)
+        failed = [row for row, failure in failures.items() if failure.get("kind") not in rollout_kinds]
+        self.masked.update(short_reason(failure) for row, failure in failures.items() if row not in failed)
+        self.failed.update(short_reason(failures[row]) for row in failed)
+        for row, attempt in zip(failed, to_rows(batch.take(pa.array(failed, pa.int64()))), strict=True):
+            self.failures.append(failure_line(encode_any(_attempt(attempt, failures[row]))))
+        return batch.take(pa.array([row for row in range(len(batch)) if row not in failed])) if failed else batch
 
     def count(self, summary: ImportSummary) -> None:
         """After the last row."""
         summary.rejected = len(self.rejected)
-        summary.rows_in = summary.rollouts + summary.pairs + summary.rejected
+        summary.failed, summary.masked = (dict(counts.most_common()) for counts in (self.failed, self.masked))
+        summary.rows_in = summary.rollouts + summary.pairs + summary.rejected + self.failed.total()
         summary.reasons = dict(sorted(Counter(row.code for row in self.rejected).items()))
         summary.prompts_rebuilt, summary.prompts_refused = self.prompts_rebuilt, len(self.not_rebuilt)
         if self.marked:
@@ -273,6 +314,22 @@ def _counted(batches: Iterator[pa.RecordBatch], summary: ImportSummary, skip: in
         skip -= done
         if done < batch.num_rows:
             yield batch.slice(done)
+
+
+def _attempt(row: TableRow, failure: Mapping[str, Any]) -> JsonObject:
+    """A failed attempt as a record of failures.jsonl: where its writer says so, and all that its row would hold."""
+    names = ("rollout_id", "run_id", "group_id", "task_id", "rollout_index", "turns", "messages", "duration_s")
+    return {
+        "kind": failure.get("kind"),
+        "place": failure.get("field"),
+        "message": failure.get("reason"),
+        "attempt": object_of(loads(row["task"])).get("_ng_attempt_index"),
+        "counts": True,
+        "final": bool(failure.get("final")),
+        **{name: row[name] for name in names},
+        "at": row["started_at"].isoformat(),
+        **{name: row[name] for name in ("policy", "tools", "task", "extra")},
+    }
 
 
 def _import_pairs(

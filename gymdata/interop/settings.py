@@ -25,6 +25,10 @@ class ImportConfig(Config):
     tokenizer: str | None = pydantic.Field(
         None, description="Policy tokenizer folder: rebuild prompts that NeMo Gym rows lack (default: do not)."
     )
+    failed: Literal["keep", "drop"] = pydantic.Field(
+        "keep",
+        description="Rows that their writer masked or cancelled: rollouts without a reward, or failures.jsonl (drop).",
+    )
     workers: Workers = 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -35,6 +36,7 @@ from gymdata.store import StageOutput, read_table, resolve
 from gymdata.store.lineage import (
     Paths,
     changed_rollouts,
+    masked_rollouts,
     parents_of,
     refuse_duplicates,
     stage_folder,
@@ -231,19 +233,7 @@ def _build(
     else:
         score_name, scores, scored_by = MARKS, heights(rollouts["rollout_id"].to_pylist(), preferred), []
     rollouts = rollouts.append_column("score", scores)
-    # A rollout with breaks has no single token sequence that was sampled as it stands.
-    broken = pc.greater(rollouts["n_breaks"], 0).to_numpy()
-    if preferred is not None:
-        broken &= rollouts["score"].is_valid().to_numpy()  # the others were compared by nobody
-    left_out = {"breaks": int(broken.sum())}
-    if left_out["breaks"] and config.breaks == "refuse":
-        raise RefusedError(
-            f"{left_out['breaks']:,} of {counted(rollouts.num_rows, 'rollout')} have breaks: their turns are no single "
-            "sequence of sampled tokens",
-            code="T200",
-            hint="`gymdata validate` shows where; `--breaks drop` makes pairs from the others",
-        )
-    sound = np.flatnonzero(~broken)
+    sound, left_out = _sound(rollouts, masked_rollouts(sources), config, preferred is not None)
     if len(sound) and not int(pc.sum(pc.is_finite(rollouts["score"].take(sound))).as_py() or 0):
         raise RefusedError(
             f"none of the {len(sound):,} rollouts has a score {score_name!r}",
@@ -298,6 +288,27 @@ def _build(
     return report, scored_by, by_side
 
 
+def _sound(
+    rollouts: pa.Table, masked: Mapping[str, str], config: PairsConfig, by_people: bool
+) -> tuple[np.ndarray, dict[str, int]]:
+    """The rows that may be in pairs, and how many of the others there are, by reason. Raises RefusedError (T200)."""
+    # A rollout with breaks has no single token sequence that was sampled as it stands.
+    broken = pc.greater(rollouts["n_breaks"], 0).to_numpy()
+    if by_people:
+        broken &= rollouts["score"].is_valid().to_numpy()  # the others were compared by nobody
+    # Also of comparisons and of what people chose, a masked one is neither side of a pair.
+    is_masked = pc.is_in(rollouts["rollout_id"], value_set=pa.array(masked, pa.string())).to_numpy()
+    n_broken = int((broken & ~is_masked).sum())
+    if n_broken and config.breaks == "refuse":
+        raise RefusedError(
+            f"{n_broken:,} of {counted(rollouts.num_rows, 'rollout')} have breaks: their turns are no single "
+            "sequence of sampled tokens",
+            code="T200",
+            hint="`gymdata validate` shows where; `--breaks drop` makes pairs from the others",
+        )
+    return np.flatnonzero(~broken & ~is_masked), {"breaks": n_broken, **Counter(masked.values())}
+
+
 def _preferred(sources: Sequence[str | Path], rollouts: pa.Table, notes: list[str]) -> dict[tuple[str, str], int]:
     """(better, worse) → by how many people more, without the tasks that people call bad, which are noted."""
     marks = read_marks(sources)
@@ -333,7 +344,7 @@ def _no_pairs(report: PairsReport, scores: Mapping[str, float | None]) -> str:
     if dropped:
         most = max(counts.dropped, key=lambda reason: counts.dropped[reason])
         remedy = _REMEDIES.get(most, "`gymdata show RUN` shows the rollouts")
-    elif any(report.left_out.values()):
+    elif report.left_out["breaks"] or report.left_out["branches"]:
         remedy = "`gymdata validate` shows where the breaks are"
     if counts.rollouts > 1 and scores["min"] is not None and scores["min"] == scores["max"]:
         remedy = (

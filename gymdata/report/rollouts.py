@@ -22,6 +22,7 @@ from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.scores.chosen import with_score
 from gymdata.stats import mean_ci, pass_at_k_by_task, wilson
 from gymdata.store import read_failures, scan_batches
+from gymdata.store.lineage import masked_rollouts
 from gymdata.store.run_json import moment
 from gymdata.store.tables import read_coded
 
@@ -179,6 +180,7 @@ def figures(path: str | Path, threshold: float, score: str | None, kind: Sample 
         "lengths": lengths,
         "truncated": share(_counts(table["status"]).get("truncated", 0), table.num_rows),
         "stop_reasons": _counts(table["stop_reason"]),
+        "masked": dict(Counter(masked_rollouts([path]).values())),
         "breaks": int(pc.sum(pc.greater(table["n_breaks"], 0)).as_py() or 0),
         **_of_turns(path),
         **_over_time(table, Path(path)),

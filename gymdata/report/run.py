@@ -256,8 +256,9 @@ def _headline(figures: Figures) -> str:
         # The others are of no task that a figure is about.
         scored = "scored " if rewards["n"] < rewards["rollouts"] else ""
         size = f"{counted(rewards['n'], scored + 'rollout')} of {counted(rewards['tasks'], 'task')}"
+        masked = "".join(f"; {why} {n:,}" for why, n in figures["masked"].items())
         if rewards["mean"] is None:
-            return f"{counted(rewards['rollouts'], 'rollout')}, none scored"
+            return f"{counted(rewards['rollouts'], 'rollout')}, none scored{masked}"
         if rewards["binary"]:
             text = f"{percent(rewards['mean'])} correct{span(rewards['ci95'], 100.0)}"
         else:
@@ -265,7 +266,7 @@ def _headline(figures: Figures) -> str:
         complete = [row for row in figures["pass_at_k"][1:] if not row["too_few"] and row["k"] <= _LARGEST_K]
         best = complete[-1] if complete else None
         more = f", pass@{best['k']} {percent(best['value'])}" if best else ""
-        return f"{text}{more}, {size}{_by(figures['score'])}"
+        return f"{text}{more}, {size}{_by(figures['score'])}{masked}"
     if figures["epochs"]:
         rewards = [row["reward_mean"] for row in figures["epochs"] if row.get("reward_mean") is not None]
         moved = f", training reward {rewards[0]:.3f} → {rewards[-1]:.3f}" if rewards else ""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from gymdata.errors import DataError
+from gymdata.rollouts.failures import failures_in, short_reason
 from gymdata.rollouts.messages import ROLES, SPELLED_CALL, TOOL_ERROR
 from gymdata.rollouts.ragged import Ints, Ragged, byte_view, list_parts, offsets_of
 from gymdata.rollouts.turns import Turn
@@ -308,6 +309,8 @@ class Evidence:
     #: (T,) whether a limit cut the generation, and where that is known; None: everywhere.
     cut: npt.NDArray[np.bool_] | None = None
     tells_cut: npt.NDArray[np.bool_] | None = None
+    #: Why rows have no reward that measures something, by their index (``failures.short_reason``).
+    failures: dict[int, str] = field(default_factory=dict)
     #: Rows of another project: turns have no digests, and what a turn lacks was lost.
     foreign: bool = False
     #: A key of the content of each row that has no id.
@@ -354,6 +357,8 @@ def from_arrow(batch: pa.RecordBatch, first_row: int) -> Evidence:
         reward = column("reward")
         evidence.reward_null = reward.is_null().to_numpy(zero_copy_only=False)
         evidence.reward = reward.to_numpy(zero_copy_only=False)
+    if "extra" in names:
+        evidence.failures = {row: short_reason(failure) for row, failure in failures_in(column("extra")).items()}
     if "rewards" in names:
         evidence.parts, evidence.bad_parts = _parts(column("rewards"))
     struct = list_parts(column("turns"))[1]

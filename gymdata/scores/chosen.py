@@ -21,7 +21,7 @@ from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.scores.marks import read_marks
 from gymdata.stats import known_rewards, unit_of
 from gymdata.store import hash_file, read_table
-from gymdata.store.lineage import run_folder, runs_of
+from gymdata.store.lineage import masked_rollouts, run_folder, runs_of
 from gymdata.store.paths import RUN_JSON, matches, read_facts
 
 #: The name of the total reward as people corrected it in ``view --annotate``.
@@ -98,9 +98,20 @@ def scores_of(
     re-scorings that it came from.
 
     Without a name, or with ``TOTAL``, the total reward that ``collect`` stored. A re-scoring has precedence over the reward
-    of the same name that was stored by ``collect``. ``setting``: what brought the name. Raises UsageError for an unknown
-    name, and for a re-scoring that one source has and another lacks: a stored reward of its name may be another one.
+    of the same name that was stored by ``collect``. ``setting``: what brought the name. Rollouts that their writer masked
+    have no score, whoever scored them. Raises UsageError for an unknown name, and for a re-scoring that one source has and
+    another lacks: a stored reward of its name may be another one.
     """
+    name, scores, folders = _scores_of(sources, rollouts, name, setting)
+    if name != TOTAL and (masked := masked_rollouts(sources)):
+        is_masked = pc.is_in(rollouts["rollout_id"], value_set=pa.array(list(masked)))
+        scores = pc.if_else(is_masked, pa.scalar(None, pa.float64()), scores)
+    return name, scores, folders
+
+
+def _scores_of(
+    sources: Sequence[str | Path], rollouts: pa.Table, name: str | None, setting: str
+) -> tuple[str, pa.ChunkedArray, list[Path]]:
     if name is None or name == TOTAL:
         return TOTAL, _known(rollouts["reward"]), []
     places = {path: run_folder(path) for source in sources for path in matches(source)}

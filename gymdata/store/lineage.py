@@ -16,6 +16,7 @@ from gymdata.errors import DataError, RefusedError, StoreError, UsageError, coun
 from gymdata.public import Paths as Paths
 from gymdata.remote.places import is_url
 from gymdata.remote.reading import described
+from gymdata.rollouts.failures import failures_in, short_reason
 from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json, scan_batches
@@ -32,6 +33,7 @@ from gymdata.store.paths import (
 )
 from gymdata.store.reading import SCORED, check_source, content_of
 from gymdata.store.run_json import differences
+from gymdata.store.tables import files_of, scan_source
 
 #: Stages whose output is made from rollouts in other folders.
 _MADE = ("experiences", "pairs")
@@ -215,6 +217,19 @@ def runs_of(sources: Iterable[str | Path]) -> list[Path]:
     """The run folders of path arguments, of a glob those of all that it matches, each once."""
     folders = (run_folder(path) for source in sources for path in matches(source))
     return [folder for folder in dict.fromkeys(folders) if folder is not None]
+
+
+def masked_rollouts(sources: Iterable[str | Path]) -> dict[str, str]:
+    """The rollouts whose writer masked or cancelled them, and why: they are in no baseline, no pair and no training, also
+    when they were scored since. They have no stored reward, so ``extra`` is read only of files where one is missing."""
+    masked: dict[str, str] = {}
+    for path in sources:
+        for source in files_of(path, ROLLOUTS):
+            if any(batch.column(0).null_count for batch in scan_source(source, ROLLOUTS, ("reward",))):
+                for batch in scan_source(source, ROLLOUTS, ("rollout_id", "extra")):
+                    ids, failures = batch.column("rollout_id"), failures_in(batch.column("extra"))
+                    masked |= {ids[row].as_py(): short_reason(failure) for row, failure in failures.items()}
+    return masked
 
 
 def parents_of(paths: Iterable[str | Path]) -> list[dict[str, object]]:

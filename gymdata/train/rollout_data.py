@@ -58,11 +58,14 @@ def rollouts_to_train(
     table: pa.Table, select: Select, min_reward: float | None, where: str, model: str | None
 ) -> tuple[np.ndarray, int]:
     """Row numbers, rising, of the rollouts that are trained by likelihood, among those of the policy ``model``, and in how
-    many groups ``best`` chose among equal rewards; the table needs no turns. Raises DataError for an empty table, and
+    many groups ``best`` chose among equal rewards; the table needs no turns, and those that are ``masked`` in it are left
+    out. Raises DataError for an empty table, and
     RefusedError when no rollout is chosen (R501)."""
     if not table.num_rows:
         raise DataError.empty(where, "rollouts")
     rows = of_model(table, model, where)
+    if "masked" in table.column_names:
+        rows = rows[~table["masked"].to_numpy()[rows]]
     chosen = chosen_rollouts(table.take(pa.array(rows)), select, min_reward)
     if not len(chosen):
         unset = "" if min_reward is None else " --set min_reward=null"

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pydantic
 from pydantic_core import PydanticCustomError
 
@@ -24,6 +25,7 @@ from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.scores.chosen import scores_of
 from gymdata.settings import Config, Names, OnlyWith, Settings, Switch
 from gymdata.store import read_table
+from gymdata.store.lineage import masked_rollouts
 from gymdata.train.losses import AGGREGATIONS, LOSSES, Aggregation, with_setting
 from gymdata.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, pairs_apart, training_pairs
 from gymdata.train.parts import ROWS, chosen_parts, experience_parts, held_out, parts, rollout_parts
@@ -370,6 +372,12 @@ class TrainSftConfig(RolloutsConfig):
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
+        masked = (
+            masked_rollouts([source]) if self.select == "all" else {}
+        )  # otherwise those without a reward are left out
+        if masked:
+            names = read_table(source, self.table, ("rollout_id",))["rollout_id"]
+            table = table.append_column("masked", pc.is_in(names, value_set=pa.array(masked, pa.string())))
         chosen, tied = rollouts_to_train(
             self.scored(table, source), self.select, self.min_reward, source, self.target_model
         )
@@ -384,6 +392,7 @@ class TrainSftConfig(RolloutsConfig):
         total, seen = table.num_rows, None if self.keep_duplicates else set[bytes]()
         for data in experiences:
             counts = {"rollouts": total, "rollouts_chosen": len(set(data.rollout_ids))}
+            counts |= {"left_out_masked": len(masked)} if masked and total else {}
             yield trained_once(data, counts | ({"groups_of_equal_rewards": tied} if tied else {}), seen)
             total = tied = 0
 

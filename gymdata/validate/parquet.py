@@ -24,7 +24,7 @@ from gymdata.workers.tuning import ahead
 
 _SCALARS = ("rollout_id", "group_id", "reward", "temperature", "n_turns", "n_context_tokens", "n_generated_tokens")
 #: Read if present: behavior is not a fault of the file.
-_WHERE_THERE = ("tools", "started_at")
+_WHERE_THERE = ("tools", "started_at", "extra")
 _NESTED = {
     "rewards": ("name", "value"),
     "messages": ("role", "turn", "tool_calls", "tool_call_id", "content", "reasoning"),
@@ -49,11 +49,21 @@ def columns_read(file: pq.ParquetFile, texts: bool = True) -> list[str]:
         path = file.schema.column(i).path.split(".")
         if not texts and path[0] == "messages" and path[-1] in _TEXTS:
             continue
+        if path == ["extra"] and not _lacks_rewards(file):
+            continue
         if (len(path) == 1 and path[0] in (*_SCALARS, *_WHERE_THERE)) or (
             len(path) > 3 and path[3] in _NESTED.get(path[0], ())
         ):
             paths.append(".".join(path))
     return paths
+
+
+def _lacks_rewards(file: pq.ParquetFile) -> bool:
+    """Whether a reward is missing, so that ``extra`` may say why."""
+    groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
+    columns = (group.column(i) for group in groups for i in range(group.num_columns))
+    of_reward = (column.statistics for column in columns if column.path_in_schema == "reward")
+    return any(statistics is None or statistics.null_count for statistics in of_reward)
 
 
 def scan(path: Path, texts: bool = True) -> Iterator[Evidence | Violation]:

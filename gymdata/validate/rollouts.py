@@ -158,7 +158,9 @@ def _checked(checks: Checks, source: Source, nemo_gym: bool) -> Iterator[_Checke
             yield _Checked(file, violations=[batch])
             continue
         batch.file = file
-        with_ids = batch.rows[batch.turns.has_ids()]
+        has_ids = batch.turns.has_ids()
+        has_ids[list(batch.failures)] = False  # never trained
+        with_ids = batch.rows[has_ids]
         yield _Checked(
             file,
             batch.n,

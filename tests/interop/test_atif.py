@@ -168,7 +168,6 @@ def test_subagents_are_turns_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
-        ({"schema_version": "ATIF-v1.8"}, "S104"),
         ({"schema_version": "ATIF-v2.0"}, "S103"),
         ({"steps": None}, "S103"),
         ({"steps": [{"step_id": 1, "source": "robot", "message": ""}]}, "S103"),

@@ -277,6 +277,11 @@ ROLLOUTS: dict[str, str | Twin] = {
     "stop_reasons": lambda p: counts(
         "SELECT stop_reason, count(*) FROM rollouts WHERE stop_reason IS NOT NULL GROUP BY 1", p
     ),
+    "masked": lambda p: counts(
+        """SELECT (extra->>'$.failure.kind') || ': ' || split_part((extra->>'$.failure.reason'), ': ', 1), count(*)
+        FROM rollouts WHERE (extra->>'$.failure.kind') IS NOT NULL GROUP BY 1""",
+        p,
+    ),
     "breaks": "SELECT count(*) FROM rollouts WHERE n_breaks > 0",
     "finish_reasons": lambda p: counts("SELECT finish_reason, count(*) FROM turns GROUP BY 1", p),
     "logprobs.tokens": f"SELECT count(*) FROM {LOGPROBS} WHERE isfinite(p)",

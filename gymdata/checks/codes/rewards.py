@@ -15,7 +15,8 @@ _CODES = (
         "no reward",
         "info",
         "the rollout has no reward",
-        "Not scored. An error when the run's run.json names a reward, for then scoring failed; otherwise for information.",
+        "Not scored, or masked or failed by its writer, which is named. An error when the run's run.json names a reward and "
+        "the rollout was not masked, for then scoring failed; otherwise for information.",
     ),
     Code(
         "R502",
@@ -36,8 +37,10 @@ class Rewards(Check):
     def find(self, e: Evidence) -> Iterator[Violation]:
         """R501, R502."""
         if e.reward is not None and e.reward_null is not None:
-            for r in np.flatnonzero(e.reward_null):
-                yield self.at_rollout(e, int(r), "R501", severity="error" if self.settings.reward_named else None)
+            for r in map(int, np.flatnonzero(e.reward_null)):
+                failure = e.failures.get(r)
+                severity = "error" if self.settings.reward_named and failure is None else None
+                yield self.at_rollout(e, r, "R501", severity=severity, detail=failure)
             for r in np.flatnonzero(~e.reward_null & ~np.isfinite(e.reward)):
                 yield self.at_rollout(e, int(r), "R502", expected="a finite number", got=str(e.reward[r]))
         for r, name, value in e.bad_parts:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from gymdata.errors import DataError, UsageError, json_kind, json_value
 from gymdata.interop.importing import ODD, BadItem, Importing, Shape, add_shape, documents, take_out, turn_down
-from gymdata.interop.rows import NOT_TRAINED
+from gymdata.interop.rows import NOT_TRAINED, unread_row, without_reward
 from gymdata.interop.text_rows import first_row
 from gymdata.interop.words import is_trained
+from gymdata.rollouts.failures import failure_of
 from gymdata.rollouts.messages import JsonObject, TableRow
 from gymdata.store.formats import FORMATS as FORMATS
 from gymdata.store.formats import OWN, ForeignFormat, format_of, instead
@@ -133,7 +134,14 @@ class Format(ForeignFormat):
             raise item
         if self.holds_text and not isinstance(item, dict):
             raise DataError(f"got {json_value(item)}, expected {self.item}")
-        row = self.row(item, importing)
+        failure = failure_of(self.name, item)
+        try:
+            row = self.row(item, importing)
+        except (BadItem, *ODD):
+            if failure is None or failure.is_rollout:
+                raise
+            row = unread_row(item, importing)
+        row = row if failure is None else without_reward(row, failure)
         if self.holds_text and not is_trained(item):
             if self.table == "pairs":
                 raise BadItem("S103", "the row says that it is not trained")

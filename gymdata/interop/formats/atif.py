@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @FORMATS.register("atif")
 class Atif(Format):
-    """ATIF trajectories, 1.0 to 1.7: a trajectory per line, or one or a list of them in a ``.json`` file."""
+    """ATIF trajectories, 1.x: a trajectory per line, or one or a list of them in a ``.json`` file."""
 
     content = "ATIF trajectories"
     item = "an ATIF trajectory"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing
+from gymdata.rollouts.failures import is_rollout
 from gymdata.rollouts.messages import RolloutRow, TableRow
 from gymdata.rollouts.ragged import Ragged, list_parts
 
@@ -43,7 +44,8 @@ class NemoGym(Format):
     def rollouts(self, source: Source) -> Iterator[RolloutRow]:
         from gymdata.interop.nemo_gym.read import table_rows
 
-        return table_rows([source])
+        # A failed attempt is no rollout; an import keeps it.
+        return (row for row in table_rows([source]) if is_rollout(row["extra"]))
 
     def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, TableRow]]:
         from gymdata.interop.nemo_gym.read import table_rows

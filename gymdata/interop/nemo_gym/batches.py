@@ -7,7 +7,7 @@ loads neither pyarrow nor polars.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,8 @@ import xxhash
 
 from gymdata.checks.violations import Violation
 from gymdata.errors import DataError
-from gymdata.interop.nemo_gym.rows import BadRow, Call, Row, read_row
+from gymdata.interop.nemo_gym.rows import BadRow, Call, Row, failed_attempt, failure_in, main_file, read_row
+from gymdata.rollouts.failures import short_reason
 from gymdata.rollouts.messages import SPELLED_CALL
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.turn_columns import Evidence, Messages, TurnColumns
@@ -35,6 +36,8 @@ _spells_call = re.compile(SPELLED_CALL).search
 def scan(source: Source) -> Iterator[Evidence | Violation]:
     """The batches of a file or a part of one, and violations for the rows that are in none."""
     rows: list[tuple[int, bytes | None, Row]] = []
+    failures: dict[int, str] = {}
+    of_failures = main_file(source.path) is not None
     tokens = 0
     # A process counts the rows before its part while others check them.
     before = () if source.part is None else iter_lines(replace(source, part=ByteRange(0, source.part.start)))
@@ -44,10 +47,15 @@ def scan(source: Source) -> Iterator[Evidence | Violation]:
             try:
                 row = read_row(line)
             except BadRow as bad:
+                if attempt := failed_attempt(line, of_failures):
+                    yield Violation("R501", number, detail=short_reason(attempt[1]._asdict()))
+                    continue
                 yield Violation(bad.code, number, detail=bad.detail, **bad.more)
                 continue
             # A seed of their own, so that no id is taken for a line.
             key = None if row.rollout_id is not None else xxhash.xxh3_128_digest(line.strip(), 1)
+            if (failure := failure_in(row.value, of_failures)) is not None:
+                failures[number], row.reward = short_reason(failure._asdict()), None
             # Of the value only its arrays are needed.
             row.value = {}
             rows.append((number, key, row))
@@ -55,15 +63,15 @@ def scan(source: Source) -> Iterator[Evidence | Violation]:
                 len(call.prompt.values) + len(call.generation.values) for call in row.calls if call is not None
             )
             if tokens >= _BATCH_TOKENS or len(rows) >= _BATCH_ROWS:
-                yield _gather(rows)
-                rows, tokens = [], 0
+                yield _gather(rows, failures)
+                rows, failures, tokens = [], {}, 0
     except DataError as error:
         yield Violation("S101", number + (number > first or bool(rows)), detail=error.message)
     if rows:
-        yield _gather(rows)
+        yield _gather(rows, failures)
 
 
-def _gather(numbered: Sequence[tuple[int, bytes | None, Row]]) -> Evidence:
+def _gather(numbered: Sequence[tuple[int, bytes | None, Row]], failures: Mapping[int, str]) -> Evidence:
     rows = [row for *_, row in numbered]
     calls = [call for row in rows for call in row.calls]
     offsets = offsets_of([len(row.calls) for row in rows])
@@ -104,6 +112,7 @@ def _gather(numbered: Sequence[tuple[int, bytes | None, Row]]) -> Evidence:
         tells_cut=tells,
         offers_tools=any(row.offers_tools for row in rows),
         settings=[row.settings for row in rows],
+        failures={k: failures[number] for k, (number, *_) in enumerate(numbered) if number in failures},
         foreign=True,
     )
 

@@ -21,6 +21,7 @@ import orjson
 
 from gymdata.interop.importing import (
     ODD,
+    BadItem,
     Importing,
     Numbering,
     reason_of,
@@ -31,6 +32,8 @@ from gymdata.interop.importing import (
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.batches import encoded
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, NotRebuilt, Outcome, Renders, filled
+from gymdata.interop.rows import unread_row, without_reward
+from gymdata.rollouts.failures import UNSCORED
 from gymdata.rollouts.messages import (
     STRICT,
     TOKEN_KEYS,
@@ -38,6 +41,7 @@ from gymdata.rollouts.messages import (
     Message,
     ResponseItem,
     RolloutRow,
+    flat_items,
     holds_ids,
     messages_of,
     object_of,
@@ -68,15 +72,25 @@ def table_rows(
     """
     importing = importing or Importing(run_id_of(sources), Numbering())
     for source in sources:
+        of_failures = nemo_rows.main_file(source.path) is not None
         for number, line in row_lines(source):
             try:
-                parsed = _read(line, chat)
+                try:
+                    parsed = _read(line, chat)
+                except nemo_rows.BadRow:
+                    if (attempt := _unread(line, importing, of_failures)) is None:
+                        raise
+                    importing.keys.append(importing.n_keys - 1)
+                    yield attempt
+                    continue
                 # Numbered before the check, so that rollouts are numbered alike with and without it.
                 group, index = importing.numbering.of_content(line.strip(), parsed.row.group)
                 rollout = _rollout(parsed, importing.run_id, group, index)
+                if (failure := nemo_rows.failure_in(parsed.row.value, of_failures)) is not None:
+                    rollout = without_reward(rollout, failure)
                 if importing.check is not None:
                     importing.check(rollout)
-            except (nemo_rows.BadRow, *ODD) as error:
+            except (nemo_rows.BadRow, BadItem, *ODD) as error:
                 bad = error if isinstance(error, nemo_rows.BadRow) else nemo_rows.BadRow("S102", reason_of(error))
                 labels = [f"{name} {bad.more[name]}" for name in ("turn", "position") if bad.more.get(name) is not None]
                 values = [f"{word} {bad.more[word]}" for word in ("expected", "got") if bad.more.get(word)]
@@ -90,6 +104,21 @@ def table_rows(
             own = object_of(parsed.row.value.get("gymdata")).get("rollout_index") == rollout["rollout_index"]
             importing.keys.append(None if own else importing.n_keys - 1)
             yield rollout
+
+
+def _unread(line: bytes, importing: Importing, of_failures: bool) -> RolloutRow | None:
+    """The row of a failed attempt that has no response to read; None for any other row."""
+    if (attempt := nemo_rows.failed_attempt(line, of_failures)) is None:
+        return None
+    value, failure = attempt
+    row = without_reward(unread_row(value, importing), failure)
+    return row | {"rollout_index": _index(value, row["rollout_index"]), "task": _json(value, None)}
+
+
+def _index(value: JsonObject, index: int) -> int:
+    """The index that NeMo Gym gave the rollout, which a failed attempt and its retry share; else ``index``."""
+    of_gym = value.get("_ng_rollout_index")
+    return of_gym if type(of_gym) is int and 0 <= of_gym < 2**31 else index
 
 
 @dataclass(slots=True)
@@ -264,7 +293,8 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
     model = str(response.get("model") or params.get("model") or "unknown")
     status, why = _status(response)
     # Rows that gymdata wrote have what NeMo Gym has no place for, and which limit it was.
-    own = object_of(value.get("gymdata"))
+    own, name = object_of(value.get("gymdata")), row.rollout_id or rollout_id_of(run, group, index)
+    index = _index(value, index)
     if row.rollout_id and type(own.get("rollout_index")) is int and 0 <= own["rollout_index"] < 2**31:
         index = own["rollout_index"]
     neutral = {"policy_hash": f"served:{model}", "policy_version": 0, "duration_s": 0.0}
@@ -279,7 +309,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
     task = value.get("task_id")
     has_time = type(seconds) in (int, float) and 0 <= seconds < 2**34
     return {
-        "rollout_id": row.rollout_id or rollout_id_of(run, group, index),
+        "rollout_id": name,
         "run_id": run,
         "task_id": str(task) if isinstance(task, (str, int)) else group,
         "group_id": group,
@@ -323,7 +353,9 @@ def _json(value: JsonObject, name: str | None, beside: Mapping[str, Any] = {}, *
 
 def _status(response: Any) -> tuple[str, str | None]:
     details = response.get("incomplete_details")
-    if response.get("status") == "incomplete" or details:
+    written = [item for item in flat_items(response["output"]) if isinstance(item, dict) and written_by_model(item)]
+    cut = bool(written) and written[-1].get("status") == "incomplete"
+    if response.get("status") == "incomplete" or details or cut:
         reason = details.get("reason") if hasattr(details, "get") else None
         return "truncated", str(reason) if reason else "incomplete"
     return "completed", None
@@ -342,4 +374,4 @@ def kept_rows(row: JsonObject) -> tuple[JsonObject, JsonObject, bool] | None:
     task, strict = parsed(row["task"] or "{}")
     if AS_TEXT in task:
         task, strict = parsed(task[AS_TEXT])
-    return fields, task, plain and strict
+    return fields | {UNSCORED: object_of(extra.get(UNSCORED))}, task, plain and strict

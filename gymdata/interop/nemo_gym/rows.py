@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ import xxhash
 from gymdata.errors import json_kind, json_value
 from gymdata.interop.rows import as_float
 from gymdata.rollouts import turns as encoding
+from gymdata.rollouts.failures import Failure, failure_of
 from gymdata.rollouts.messages import (
     GENERATION,
     LOG_PROBS,
@@ -52,6 +54,8 @@ _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
 _ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER}
 #: Where the metadata of a request has what its policy sees or hears, beside the messages.
 _MEDIA_URL = re.compile(r"\b(?:image|audio|video)_url(?=\\*['\"]\s*:)")
+#: How the names of files of failed attempts end.
+_SIDECAR = "_failures.jsonl"
 #: A list's key and bracket. A quote right before a key's colon is never inside a JSON text.
 _OPENING = re.compile(rb'"(%b)"[ \t]*:[ \t]*\[' % "|".join(TOKEN_KEYS).encode())
 #: The same as Python's json writes them when one list follows another.
@@ -142,6 +146,35 @@ class Row:
     offers_tools: bool
     #: How many ``TokenList`` the value has; then orjson writes the rest of it as Python's json does. None: Python's lists.
     cut_lists: int | None = None
+
+
+def failures_file(path: Path) -> Path:
+    """The file of failed attempts that NeMo Gym writes next to a file of rollouts."""
+    return path.with_name(f"{path.stem}{_SIDECAR}")
+
+
+def main_file(path: Path) -> Path | None:
+    """The file of rollouts whose failed attempts ``path`` has; None for any other file."""
+    main = path.with_name(path.name.removesuffix(_SIDECAR) + ".jsonl")
+    return main if path.name.endswith(_SIDECAR) and main.is_file() else None
+
+
+def failure_in(value: JsonObject, of_failures: bool) -> Failure | None:
+    """Why a row has no reward; ``of_failures``: it is of a file of failed attempts."""
+    failure = failure_of("nemo-gym", value)
+    if of_failures and (failure is None or failure.is_rollout):
+        return Failure("environment", f"a row of *{_SIDECAR}", _SIDECAR)
+    return failure
+
+
+def failed_attempt(line: bytes, of_failures: bool) -> tuple[JsonObject, Failure] | None:
+    """The value of a row that cannot be read because its attempt failed, and why it did; None for any other row."""
+    try:
+        value = load(line)
+    except BadRow:
+        return None
+    failure = failure_in(value, of_failures)
+    return None if failure is None or failure.is_rollout else (value, failure)
 
 
 def read_row(line: bytes) -> Row:

@@ -19,6 +19,7 @@ from gymdata.interop.nemo_gym.read import ROUNDED, kept_rows
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED
 from gymdata.interop.nemo_gym.token_text import Text, numbers
 from gymdata.interop.trajectories.own import shortest
+from gymdata.rollouts.failures import UNSCORED
 from gymdata.rollouts.messages import (
     GENERATION,
     LOG_PROBS,
@@ -100,12 +101,13 @@ def _nemo_gym_row(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int, bool,
         if number in rebuilt:
             items[index][MARK] = True
     values = {**rest, "response": response}
-    reward = row["reward"]
+    # A row that its writer masked keeps its number.
+    reward = fields[UNSCORED].get("reward") if row["reward"] is None else row["reward"]
     if "reward" in fields["keys"] or reward is not None:
         values["reward"] = fields["reward"] if "reward" in fields and _same(fields["reward"], reward) else reward
     # A later score comes last.
     names = [*fields["keys"], *(["reward"] if "reward" not in fields["keys"] else [])]
-    return {key: values[key] for key in names if key in values}, 0, rounded, plain and math.isfinite(row["reward"] or 0)
+    return {key: values[key] for key in names if key in values}, 0, rounded, plain and math.isfinite(reward or 0)
 
 
 def _rebuilt(row: RolloutRow) -> Collection[int]:
@@ -173,9 +175,10 @@ def _from_columns(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
     }
     # Fields that an imported and then repaired row kept besides these.
     beside = {k: v for k, v in task.items() if k not in ("responses_create_params", "response", "reward", "gymdata")}
-    nemo_row = {"responses_create_params": params, "response": response, "reward": row["reward"]} | beside
-    # Fields of a resource server's /verify besides the reward.
     extra = object_of(loads(row["extra"]))
+    reward = object_of(extra.pop(UNSCORED, None)).get("reward") if row["reward"] is None else row["reward"]
+    nemo_row = {"responses_create_params": params, "response": response, "reward": reward} | beside
+    # Fields of a resource server's /verify besides the reward.
     environment = object_of(extra.get("environment"))
     nemo_row |= {k: v for k, v in environment.items() if k not in nemo_row}
     nemo_row |= {"rollout_id": row["rollout_id"], "task_id": row["task_id"], "group_id": row["group_id"]}

@@ -1,4 +1,4 @@
-"""ATIF trajectories: 1.0 to 1.7 as rows of the rollouts table, and rollouts as ATIF 1.7.
+"""ATIF trajectories: 1.x as rows of the rollouts table, and rollouts as ATIF 1.7.
 
 A step of a written trajectory is a message that is no tool's answer; observations are on the step before. ``metrics`` of an
 agent's step have ``prompt_token_ids``, ``completion_token_ids`` and ``logprobs``; the reward, for which ATIF has no field,
@@ -58,9 +58,7 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
     version = str(source.get("schema_version", ""))
     number = version.removeprefix("ATIF-v1.")
     if number == version or not number.isdigit():
-        raise BadItem("S103", f"schema_version: got {version!r}, expected ATIF-v1.0 to ATIF-v1.7")
-    if int(number) > 7:
-        raise BadItem("S104", f"schema_version {version} is newer than this gymdata understands (ATIF-v1.7)")
+        raise BadItem("S103", f"schema_version: got {version!r}, expected ATIF-v1.0 or a later 1.x")
     if not isinstance(source.get("steps"), list):
         raise BadItem("S103", "it has no list `steps`")
     if not source["steps"]:

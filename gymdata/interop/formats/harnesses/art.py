@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from gymdata.interop.formats import FORMATS, Format
+from gymdata.interop.formats import FORMATS, Format, Place
 from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
 from gymdata.interop.text_rows import conversation, first_row, rollout_row
 from gymdata.interop.words import named_scores, score
@@ -12,8 +13,8 @@ from gymdata.interop.words import named_scores, score
 
 @FORMATS.register("art")
 class Art(Format):
-    """ART's groups of trajectories: ``messages_and_choices``, ``reward``, ``metrics`` as named rewards, ``metadata``. Logs
-    are not read; a trajectory with additional histories is refused."""
+    """ART's groups of trajectories: ``messages_and_choices``, ``reward``, ``metrics`` as named rewards, ``metadata``;
+    ``exceptions`` of a group are failed attempts. Logs are not read; a trajectory with additional histories is refused."""
 
     content = "trajectories of ART"
     item = "a trajectory of ART"
@@ -24,6 +25,13 @@ class Art(Format):
     def recognise_row(self, row: JsonObject) -> bool:
         trajectory = first_row(row["trajectories"]) if isinstance(row.get("trajectories"), list) else row
         return {"messages_and_choices", "reward"} <= trajectory.keys()
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        for n, group in enumerate(value if isinstance(value, list) else [value]):
+            exceptions = group.get("exceptions") or [] if isinstance(group, dict) else []
+            failed = [((k, n), {"exception": exception}) for k, exception in enumerate(exceptions)]
+            read = [] if failed and not group.get(self.several) else super().items(group)
+            yield from (*(((k, n), item) for (k, _), item in read), *failed)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         if item.get("additional_histories"):

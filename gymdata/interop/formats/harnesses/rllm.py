@@ -16,7 +16,7 @@ from gymdata.rollouts.messages import JsonObject
 class Rllm(Format):
     """rLLM's episodes: a rollout per trajectory, the messages of its last step, of which those of each step before must be
     the beginning; ``reward``, and ``is_correct`` and ``metrics`` by name. Ids and log-probabilities of its steps are not
-    read, and an episode that ended with an error has no reward."""
+    read."""
 
     content = "episodes of rLLM"
     item = "a trajectory of rLLM"
@@ -42,7 +42,6 @@ class Rllm(Format):
         task = trajectory.get("task") if trajectory.get("task") is not None else episode.get("task")
         row = dict(task) if isinstance(task, dict) else {"task": task}
         row |= {"name": trajectory.get("name"), "termination_reason": episode.get("termination_reason")}
-        failed = episode.get("termination_reason") == "error"
         episode_id = episode.get("id")
         name = episode_id.split(":")[0] if isinstance(episode_id, str) and episode_id else None
         return rollout_row(
@@ -50,9 +49,9 @@ class Rllm(Format):
             [],
             conversation(histories[-1], "chat_completions"),
             importing,
-            reward=None if failed else score(trajectory.get("reward"), "reward"),
-            rewards={} if failed else named_scores(named | metrics),
+            reward=score(trajectory.get("reward"), "reward"),
+            rewards=named_scores(named | metrics),
             about=("name", "termination_reason"),
             group=f"{name}-{trajectory['name']}" if name and trajectory.get("name") else name,
-            truncated=episode.get("termination_reason") in ("max_response_length_exceeded", "max_turns_exceeded"),
+            truncated=str(episode.get("termination_reason")).startswith("max_"),
         )

@@ -30,8 +30,7 @@ _LOST = ("trajectory", "reward", "completion", "tool_defs")
 @FORMATS.register("verifiers")
 class Verifiers(Format):
     """``results.jsonl`` of verifiers and rollouts of prime-rl: ``prompt`` and ``completion`` (messages or text), ``reward``,
-    ``metrics`` as named rewards. A rollout with an ``error`` has no reward, which would be the default. Ids and
-    log-probabilities of a ``trajectory`` are not read."""
+    ``metrics`` as named rewards. Ids and log-probabilities of a ``trajectory`` are not read."""
 
     content = "rollouts of verifiers"
     item = "a rollout of verifiers"
@@ -40,9 +39,8 @@ class Verifiers(Format):
     keys = ({"example_id", "prompt", "completion", "reward"},)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        failed = bool(item.get("error"))
         reward = score(item["reward"], "reward")
-        if reward is None and not failed:
+        if reward is None and item["reward"] is not None:
             raise BadItem("S102", f"reward: got {item['reward']!r}, expected a number")
         metrics = item.get("metrics")
         if not isinstance(metrics, dict):
@@ -54,8 +52,8 @@ class Verifiers(Format):
             _messages(item[column(item, "prompt")], "prompt", "user"),
             _messages(item[column(item, "completion")], "completion", "assistant"),
             importing,
-            reward=None if failed else reward,
-            rewards={} if failed else named_scores(metrics),
+            reward=reward,
+            rewards=named_scores(metrics),
             texts=(*_LOST, *metrics),
             about=_ABOUT,
             truncated=item.get("is_truncated") is True,

@@ -15,8 +15,8 @@ _ABOUT = ("ok", "is_completed", "is_timeout", "stop_condition", "errors", "metri
 @FORMATS.register("verifiers-traces")
 class VerifiersTraces(Format):
     """``traces.jsonl`` of verifiers (episodes) and prime-rl (traces): the messages of ``nodes``, ``rewards`` with their
-    weights, ``metrics``. Ids and log-probabilities, which the file rounds, are not read; a trace that failed has no
-    reward; one with several branches, or of an agent that is not trained, is refused."""
+    weights, ``metrics``. Ids and log-probabilities, which the file rounds, are not read; a trace with several branches,
+    or of an agent that is not trained, is refused."""
 
     content = "traces of verifiers"
     item = "a trace of verifiers"
@@ -40,9 +40,7 @@ class VerifiersTraces(Format):
         messages = [n["message"] | ({"weight": 0} if flag else {}) for n, flag in zip(nodes, input_flags, strict=True)]
         tools = [{k: t[k] for k in ("name", "description", "parameters") if k in t} for t in item.get("tools") or ()]
         terms = item.get("rewards") or {}
-        is_scored = (
-            item.get("ok") is not False and not item.get("errors") and all(isinstance(r, dict) for r in terms.values())
-        )
+        is_scored = all(isinstance(reward, dict) for reward in terms.values())
         scores = {name: reward["score"] for name, reward in terms.items()} if is_scored else {}
         total = sum(reward["score"] * reward.get("weight", 1.0) for reward in terms.values()) if scores else None
         named = scores | (item.get("metrics") or {} if is_scored else {})
