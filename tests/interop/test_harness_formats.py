@@ -140,6 +140,7 @@ def test_scores_of_inspect_are_named_and_a_failed_sample_has_none(tmp_path: Path
     log["samples"] = [sample | {"scores": scores}, sample | {"id": 2, "error": {"message": "x"}}]
     first, second = imported(write(tmp_path / "a.json", log), "inspect-ai")
     assert (first["reward"], first["rewards"]) == (None, {"match": 0.0, "judge/style": 0.5})
+    assert (second["reward"], second["rewards"]) == (None, {})
 
 
 def test_a_log_of_anthropic_has_calls_results_and_tools(tmp_path: Path) -> None:
