@@ -36,6 +36,19 @@ def report(paths: _Paths, *, settings: ReportConfig, json: Json = False) -> int:
             ends = "–" if gap is None or not gap["ci95"] else "{:+.4g} to {:+.4g}".format(*gap["ci95"])
             rate = "first" if gap is None else f"{gap['rate']:+.4g}"
             cells.append((row["name"], f"{row['mean']:.4g}", rate, ends, row["tasks"]))
+        if by_setting := summary.figures.get("by_setting"):
+            gaps = [row.get("difference") for row in by_setting]
+            cells_of = [
+                (
+                    row["name"],
+                    row["seeds"],
+                    f"{row['mean']:.4g}",
+                    "first" if gap is None else f"{gap['rate']:+.4g}",
+                    row["tasks"],
+                )
+                for row, gap in zip(by_setting, gaps, strict=True)
+            ]
+            grid(("setting", "seeds", "mean", "difference", "tasks"), cells_of)
         if cells:
             grid(("run", "mean", "difference", "95 %", "tasks"), cells)
         if rows is not None and (settings := summary.figures["settings"]):

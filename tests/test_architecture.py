@@ -72,6 +72,7 @@ EDGES = {
     ("status", "ls"): {"output", "run"},
     ("sweep", "finetune"): {"jobs"},
     ("sweep", "report"): {"rollouts"},
+    ("sweep", "scores"): {"chosen"},
     ("publish", "report"): {"run"},
     ("publish", "scan"): {"files", "patterns"},
     ("publish", "view"): {"evidence"},

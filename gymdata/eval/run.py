@@ -22,7 +22,7 @@ from gymdata.errors import DataError, UsageError, option
 from gymdata.eval.settings import EvalConfig
 from gymdata.progress import Progress
 from gymdata.public import Figures, Report, Row, markdown_table, path_of, rate_text
-from gymdata.report.compare import Paired, sampling_that_differs
+from gymdata.report.compare import Paired, Side, sampling_that_differs
 from gymdata.report.rollouts import Rewards, fields_to_split_by, pass_at_k, prompt_of, task_fields
 from gymdata.report.run import compared_headline
 from gymdata.rewards import Rewards as RewardFunctions
@@ -70,7 +70,7 @@ class EvalReport(Report):
     def rows(self) -> list[Row]:
         rows: list[Row] = [
             *(
-                (f"pass@{row['k']}", f"{rate_text({**row, 'rate': row['value']})} of {row['tasks']:,} tasks")
+                (f"pass@{row['k']}", f"{rate_text({**row, 'rate': row['value']})} of {_tasks_of(row)}")
                 for row in self.pass_at_k
             ),
             ("rollouts", self.rollouts),
@@ -100,7 +100,9 @@ class EvalReport(Report):
 
     def markdown(self) -> str:
         """The tables of results."""
-        rows: list[tuple[object, ...]] = [(f"pass@{row['k']}", *_cells(row)) for row in self.pass_at_k]
+        rows: list[tuple[object, ...]] = [
+            (f"pass@{row['k']}", *_cells(row)[:2], _tasks_of(row).removesuffix(" tasks")) for row in self.pass_at_k
+        ]
         lines = [f"# {self.model or 'Model'}", "", markdown_table(("", "value", "95 %", "tasks"), rows)]
         for name, values in self.by_field.items():
             rows = [(row["value"], *_cells(row)) for row in values]
@@ -184,14 +186,14 @@ def evaluate(
         )
     compared: Figures | None = None
     if against is not None and len(rewards.value):
-        paired = Paired.of(against, run, None)
+        paired = Paired.of(Side.read(against, None), Side.read(run, None))
         compared, rows = {"path": str(against), "difference": paired.difference()}, task_fields(table)
+        before, after = paired.first.by_task, paired.second.by_task
         compared["sampling"] = sampling_that_differs(against, run)
         for way, sign in (("regressed", "down"), ("improved", "up")):
             moved = [task for task, direction in paired.ways.items() if direction == sign]
             compared[way] = [
-                {"task_id": t, "before": paired.before[t], "after": paired.after[t], "prompt": prompt_of(rows[t])}
-                for t in moved
+                {"task_id": t, "before": before[t], "after": after[t], "prompt": prompt_of(rows[t])} for t in moved
             ]
     report = EvalReport(
         path=str(run),
@@ -251,3 +253,9 @@ def _cells(row: Figures) -> tuple[str, str, str]:
     rate, bounds = row["pass_at_1"] if "pass_at_1" in row else row["value"], row["ci95"]
     interval = f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}" if bounds else "–"
     return (f"{100 * rate:.1f} %", interval, f"{row['tasks']:,}")
+
+
+def _tasks_of(row: Figures) -> str:
+    """How many tasks a pass@k is over, of how many where others have fewer than k scored rollouts."""
+    of_all = f" of {row['tasks'] + row['too_few']:,}" if row["too_few"] else ""
+    return f"{row['tasks']:,}{of_all} tasks"

@@ -33,6 +33,7 @@ from gymdata.store import StageOutput, read_run_json, scan_batches
 from gymdata.store.lineage import Paths, changed_rollouts, lineage, parents_of, refuse_replaced, runs_of, stage_folder
 from gymdata.store.paths import output_file, refuse_inputs
 from gymdata.store.stage_output import described_by
+from gymdata.store.task_contents import other_contents, refuse_others, task_contents
 from gymdata.workers.tuning import ahead
 
 
@@ -132,7 +133,7 @@ def _scores(
 
 def _baselines(sources: Sequence[str | Path], baseline: str | None) -> np.ndarray | None:
     """The mean reward in the run ``baseline`` of each rollout's task, NaN for a task without one. Raises RefusedError for a
-    run that was not sampled greedily."""
+    run that was not sampled greedily, DataError for tasks of other content under the same id."""
     if baseline is None:
         return None
     table = pa.Table.from_batches(scan_batches(baseline, ROLLOUTS, ("task_id", "reward", "temperature")))
@@ -141,6 +142,9 @@ def _baselines(sources: Sequence[str | Path], baseline: str | None) -> np.ndarra
             f"--baseline {baseline}: its rollouts were sampled, and remax compares with greedy ones",
             hint="`gymdata collect … --temperature 0 -n 1` collects them",
         )
+    of_baseline = task_contents(baseline)
+    for source in sources:
+        refuse_others(baseline, source, other_contents(of_baseline, task_contents(source)))
     task_means = table.filter(pc.is_finite(table["reward"])).group_by("task_id").aggregate([("reward", "mean")])
     tasks = pa.chunked_array([b.column(0) for s in sources for b in scan_batches(s, ROLLOUTS, ("task_id",))])
     means = task_means["reward_mean"].take(pc.index_in(tasks, value_set=task_means["task_id"].combine_chunks()))

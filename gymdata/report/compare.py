@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 from gymdata.errors import DataError
 from gymdata.public import Figures
 from gymdata.report.rollouts import Rewards, fields_to_split_by, interval, task_fields
+from gymdata.rewards.named import answers_of
+from gymdata.rollouts.messages import object_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import TOTAL, with_score
 from gymdata.scores.marks import read_marks
@@ -20,13 +22,14 @@ from gymdata.stats import paired_difference_ci
 from gymdata.store import read_table
 from gymdata.store.lineage import lineage
 from gymdata.store.run_json import differences
+from gymdata.store.task_contents import TaskContent, named, other_contents, refuse_others, task_contents
 
 if TYPE_CHECKING:
     from gymdata.scores.marks import Marks
     from gymdata.show.run import ShownRollout
 
 #: Means closer than this are equal.
-_SAME = 1e-9
+SAME = 1e-9
 _EXAMPLES = 3
 #: Parts of the identity of a run that say how it was sampled, whatever the model.
 _SAMPLING = (
@@ -36,31 +39,50 @@ _SAMPLING = (
 
 
 @dataclass(frozen=True)
-class Paired:
-    """Two runs on the same tasks. ``before``, ``after``: task → mean score, of all that each has; ``ways``: each task that
-    both have → ``up``, ``down`` or ``same``."""
+class Side:
+    """A run of a comparison. ``by_task``: task → mean score, of all that it has."""
 
-    tables: list[pa.Table]
-    sides: list[Rewards]
-    before: dict[str, float]
-    after: dict[str, float]
-    ways: dict[str, str]
+    path: str | Path
+    table: pa.Table
+    rewards: Rewards
+    by_task: dict[str, float]
+    contents: dict[str, TaskContent]
 
     @classmethod
-    def of(cls, first: str | Path, second: str | Path, score: str | None) -> Paired:
-        """By a score, None for the total reward. Raises DataError without a task that both have scored."""
+    def read(cls, path: str | Path, score: str | None) -> Side:
+        """By a score, None for the total reward."""
         columns = ["rollout_id", "task_id", "reward", "task", *([] if score is None else ["rewards"])]
-        tables = [with_score([path], read_table(path, ROLLOUTS, columns), score)[0] for path in (first, second)]
-        sides = [Rewards.of(table) for table in tables]
-        before, after = (side.by_task() for side in sides)
-        tasks = sorted(before.keys() & after.keys())
-        if not tasks:
+        table = with_score([path], read_table(path, ROLLOUTS, columns), score)[0]
+        rewards = Rewards.of(table)
+        return cls(path, table, rewards, rewards.by_task(), task_contents(path))
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two runs on the same tasks, by id and content. ``ways``: each task that both have scored → ``up``, ``down`` or
+    ``same``; ``others``: each that both have scored and whose content differs → what differs."""
+
+    first: Side
+    second: Side
+    ways: dict[str, str]
+    others: dict[str, str]
+
+    @classmethod
+    def of(cls, first: Side, second: Side) -> Paired:
+        """Raises DataError without a task that both have scored."""
+        before, after = first.by_task, second.by_task
+        common = before.keys() & after.keys()
+        others = {t: why for t, why in other_contents(first.contents, second.contents).items() if t in common}
+        if common and len(others) == len(common):
+            refuse_others(first.path, second.path, others)
+        if not common:
             raise DataError(
-                f"{first} and {second}: have no scored task in common", hint="compare runs of the same task file"
+                f"{first.path} and {second.path}: have no scored task in common",
+                hint="compare runs of the same task file",
             )
-        gains = {t: after[t] - before[t] for t in tasks}
-        ways = {t: "same" if abs(gain) <= _SAME else "up" if gain > 0 else "down" for t, gain in gains.items()}
-        return cls(tables, sides, before, after, ways)
+        gains = {t: after[t] - before[t] for t in sorted(common - others.keys())}
+        ways = {t: "same" if abs(gain) <= SAME else "up" if gain > 0 else "down" for t, gain in gains.items()}
+        return cls(first, second, ways, others)
 
     @property
     def flips(self) -> dict[str, int]:
@@ -69,7 +91,7 @@ class Paired:
 
     def difference(self) -> Figures:
         """Mean of second minus first over the tasks of both, with its paired 95 % interval."""
-        a, b = ([side[t] for t in self.ways] for side in (self.before, self.after))
+        a, b = ([side.by_task[t] for t in self.ways] for side in (self.first, self.second))
         mean, low, high = paired_difference_ci(a, b)
         return {
             "rate": mean,
@@ -77,9 +99,10 @@ class Paired:
             "n": len(a),
             "before": sum(a) / len(a),
             "after": sum(b) / len(b),
-            "binary": all(side.binary for side in self.sides),
-            "only_first": len(self.before) - len(a),
-            "only_second": len(self.after) - len(a),
+            "binary": self.first.rewards.binary and self.second.rewards.binary,
+            "only_first": len(self.first.by_task) - len(a) - len(self.others),
+            "only_second": len(self.second.by_task) - len(a) - len(self.others),
+            **({"other_content": named(self.others)} if self.others else {}),
         }
 
 
@@ -111,10 +134,10 @@ def sampling_that_differs(before: Path, after: Path) -> dict[str, list[Any]]:
 def comparison(first: str | Path, second: str | Path, score: str | None) -> Figures:
     """``difference`` (second minus first) and ``flips`` by a score, None for the total reward. Raises DataError without a
     task that both have scored."""
-    paired = Paired.of(first, second, score)
-    before, after, ways = paired.before, paired.after, paired.ways
+    paired = Paired.of(Side.read(first, score), Side.read(second, score))
+    before, after, ways = paired.first.by_task, paired.second.by_task, paired.ways
     # Counts and mean scores by the values of each task field that has few.
-    fields_of = {name: task for name, task in task_fields(paired.tables[1]).items() if name in ways}
+    fields_of = {name: task for name, task in task_fields(paired.second.table).items() if name in ways}
     by_field: dict[str, list[Figures]] = {}
     for field in fields_to_split_by(list(fields_of.values())):
         counts: dict[Any, Figures] = {}
@@ -135,9 +158,15 @@ def comparison(first: str | Path, second: str | Path, score: str | None) -> Figu
 
 
 def example(shown: ShownRollout, score: str | None, value: float | None, marks: Marks) -> Figures:
-    """A rollout as ``show --json`` has it, with the value of the score that is reported on and what people marked."""
+    """A rollout as ``show --json`` has it, with the value of the score that is reported on, the task's ``expected`` answer
+    and what people marked."""
     row = (shown if score in (None, TOTAL) or value is None else replace(shown, score=(str(score), value))).to_dict()
-    return row | {"marks": marks.of_rollout(row["rollout_id"]) | {"bad_task": row["task_id"] in marks.bad_tasks}}
+    # As the rewards read it.
+    answers = answers_of(object_of(row["task"]))
+    return row | {
+        "expected": None if answers is None else " or ".join(answers),
+        "marks": marks.of_rollout(row["rollout_id"]) | {"bad_task": row["task_id"] in marks.bad_tasks},
+    }
 
 
 def _examples(paths: Sequence[str | Path], paired: Paired, score: str | None) -> dict[str, list[Figures]]:
@@ -145,7 +174,7 @@ def _examples(paths: Sequence[str | Path], paired: Paired, score: str | None) ->
     worst one before and the best one after."""
     from gymdata.show.run import show
 
-    marks, tables, before, after = read_marks(paths), paired.tables, paired.before, paired.after
+    marks, before, after = read_marks(paths), paired.first.by_task, paired.second.by_task
 
     def extreme(path: str | Path, table: pa.Table, task: str, *, best: bool) -> Figures:
         scored = table.filter(pc.and_(pc.equal(table["task_id"], task), pc.is_finite(table["reward"])))
@@ -160,8 +189,8 @@ def _examples(paths: Sequence[str | Path], paired: Paired, score: str | None) ->
         tasks.sort(key=lambda t: (sign * (after[t] - before[t]), t))
         examples[way] = [
             {"task_id": t, "before": before[t], "after": after[t]}
-            | {"first": extreme(paths[0], tables[0], t, best=way == "down")}
-            | {"second": extreme(paths[1], tables[1], t, best=way == "up")}
+            | {"first": extreme(paths[0], paired.first.table, t, best=way == "down")}
+            | {"second": extreme(paths[1], paired.second.table, t, best=way == "up")}
             for t in tasks[:_EXAMPLES]
         ]
     return examples

@@ -16,7 +16,7 @@ from gymdata.report.compare import comparison, example
 from gymdata.report.rollouts import figures as rollout_figures
 from gymdata.report.sampling import sampled_as
 from gymdata.report.settings import ReportConfig
-from gymdata.report.several import compared, names_of, settings_that_differ
+from gymdata.report.several import compared, expanded, names_of, settings_that_differ
 from gymdata.report.several import headline as several_headline
 from gymdata.report.stages import figures as stage_figures
 from gymdata.report.stages import stage_table
@@ -85,7 +85,8 @@ def report(
     files were changed.
     """
     config = ReportConfig.called_with(report, config, settings)
-    paths = [Path(path_of(run_path, "report")) for run_path in (path, *others)]
+    named = [Path(path_of(run_path, "report")) for run_path in (path, *others)]
+    paths = expanded(named)
     score, note = default_score(paths, config.reward)
     if note:
         warn(note)
@@ -97,9 +98,16 @@ def report(
         if not rewarded and not all(run["training"] for run in runs):
             lacking = next(p for p, run in zip(paths, runs, strict=True) if not run["rewards"])
             raise DataError.empty(lacking, "rollouts; without them only trainings are compared")
-        rows = compared(paths, score) if rewarded else []
-        title = several_headline(rows, runs, binary=rewarded and all(run["rewards"]["binary"] for run in runs))
-        figures = {"headline": title, "compared": rows, "settings": settings_that_differ(paths)}
+        rows, by_setting = compared(paths, score) if rewarded else ([], [])
+        title = several_headline(
+            rows, by_setting, runs, binary=rewarded and all(run["rewards"]["binary"] for run in runs)
+        )
+        figures = {
+            "headline": title,
+            "compared": rows,
+            "by_setting": by_setting,
+            "settings": settings_that_differ(paths),
+        }
         figures |= {"names": names_of(paths), "runs": runs, **_lists(runs)}
     elif len(runs) == 2:
         if not all(run["rewards"] for run in runs):
@@ -110,7 +118,7 @@ def report(
     else:
         figures = {"headline": _headline(figures), **figures}
     figures["paths"] = [shown(str(run_path)) for run_path in paths]
-    target = _target(paths, config) if write else None
+    target = _target([*paths, *(path for path in named[-1:] if path.is_dir())], config) if write else None
     charts: list[Path] = []
     from gymdata.report.charts import charts_of
     from gymdata.report.page import page
@@ -235,7 +243,8 @@ def compared_headline(compared: Figures) -> str:
         moved = f"{100 * d['rate']:+.1f} points{_signed(d['ci95'], 100.0, 1)}, {counted(d['n'], 'task')}"
     # The bootstrap of equal tasks has no variance, so there is no interval.
     equal = d["rate"] == 0 and d["ci95"] is None and d["n"] > 1
-    return f"{sides}, " + (f"all {d['n']:,} tasks equal" if equal else moved)
+    others = f"; left out: {d['other_content']}" if d.get("other_content") else ""
+    return f"{sides}, " + (f"all {d['n']:,} tasks equal" if equal else moved) + others
 
 
 def _signed(ends: Sequence[float] | None, scale: float, digits: int) -> str:

@@ -37,6 +37,8 @@ Facts = dict[str, Any]
 #: that the processes of a loop or a sweep have them, too.
 EXPERIMENT, TAGS = "GYMDATA_EXPERIMENT", "GYMDATA_TAGS"
 RUN_JSON = "run.json"
+#: What a cell of a sweep has done.
+CELL = "cell.json"
 ROLLOUTS_FOLDER = "rollouts"
 #: Calls of sessions that are being recorded.
 SESSIONS_FOLDER = "sessions"

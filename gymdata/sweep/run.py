@@ -1,6 +1,7 @@
 """``gymdata sweep``: run every cell of a grid, one command after the other, and compare what they evaluate to.
 
-Invariants: a step is done when CELL/cell.json says so, which it says only after the command has ended with 0; a cell is run
+Invariants: a step is done when CELL/cell.json says so, which it says only after the command has ended with 0, and for the
+content that its inputs had then: after a change it and the steps after it are run again, and resume or refuse; a cell is run
 by one process at a time, so that the same command started several times, here or on machines that share the folder, divides
 the cells; a cell that was begun with other commands is refused. Steps are commands that resume, so a kill repeats no work.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -34,15 +36,15 @@ from gymdata.progress import NullProgress, Progress
 from gymdata.public import Figures, Report, Row, markdown_table, rate_text
 from gymdata.store import find_run_json, write_run_json
 from gymdata.store.lock import Lock, is_held
-from gymdata.store.paths import RUN_JSON, local_output
+from gymdata.store.paths import CELL, RUN_JSON, local_output
 from gymdata.store.run_json import write_json, write_text
 from gymdata.store.stage_output import refuse_other_kind
-from gymdata.sweep.compare import Combination, combinations
+from gymdata.sweep.compare import Combination, alike, combinations, results_of
+from gymdata.sweep.inputs import inputs
 from gymdata.sweep.settings import Cell, SweepConfig
 
 __all__ = ["SweepPlan", "SweepReport", "sweep"]
 
-_CELL = "cell.json"
 RESULTS_JSON, RESULTS_MD = "results.json", "results.md"
 _INTERVALS = "bootstrap over tasks and seeds; differences are paired by both"
 
@@ -63,7 +65,7 @@ class SweepPlan(Report):
 @dataclass(frozen=True, slots=True, repr=False)
 class SweepReport(Report):
     """``combinations``: one for each point of the grid; ``failed``: cell → why its command ended; ``elsewhere``: cells that
-    other processes are running."""
+    other processes are running; ``alike``: sentences about cells that trained or earned the same."""
 
     path: Path
     cells: int
@@ -72,6 +74,7 @@ class SweepReport(Report):
     failed: dict[str, str] = field(default_factory=dict)
     elsewhere: list[str] = field(default_factory=list)
     interrupted: bool = False
+    alike: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
 
     @property
@@ -86,15 +89,16 @@ class SweepReport(Report):
             *([("run by others", len(self.elsewhere))] if self.elsewhere else []),
             *([("failed", len(self.failed)), ("  first", f"{first[0]}: {first[1]}")] if first else []),
             *([("interrupted", "rerun the same command to resume")] if self.interrupted else []),
+            *(("nothing was compared", sentence) for sentence in self.alike),
             ("intervals", _INTERVALS),
             *(("results", file) for file in self.files),
             ("written to", self.path),
         ]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows: the values that differ, the mean reward, the difference from the baseline, seeds and minutes. A
-        seed without a result is a dash."""
-        names = list(self.combinations[0].values)
+        """Header and rows: the values that differ, the mean reward, the difference from the baseline, seeds, the steps of
+        the cells' trainings, and minutes. A seed without a result is a dash."""
+        names, trained = list(self.combinations[0].values), any(point.steps for point in self.combinations)
         rows = []
         for point in self.combinations:
             gap = "baseline" if point.is_baseline else "–"
@@ -103,8 +107,10 @@ class SweepReport(Report):
             seeds = ", ".join([*(f"{100 * rate:.1f}" for rate in point.by_seed.values()), *["–"] * point.missing])
             rate = rate_text({"rate": point.rate, "ci95": point.ci95})
             values = [str(point.values[name]) for name in names]
-            rows.append([*values, rate, gap, seeds, f"{point.seconds / 60:.1f}"])
-        return [*names, "mean reward", "against the baseline", "by seed, %", "minutes"], rows
+            steps = [", ".join(point.steps)] if trained else []
+            rows.append([*values, rate, gap, seeds, *steps, f"{point.seconds / 60:.1f}"])
+        steps = ["steps"] if trained else []
+        return [*names, "mean reward", "against the baseline", "by seed, %", *steps, "minutes"], rows
 
 
 def sweep(
@@ -143,7 +149,8 @@ def sweep(
     if pending:
         # Another process that is started at the same time writes the same.
         with contextlib.suppress(StoreError):
-            _describe(folder, config, cells, failed, command)
+            left = [cell.name for _, cell in pending]
+            _describe(folder, config, cells, [cell for cell in cells if cell.name not in left], failed, command)
     for number, cell in pending:
         say.update(done=number, total=len(cells))
         try:
@@ -200,7 +207,7 @@ def _lock(cell: Cell, overwrite: bool) -> Lock:
 
 def _record(cell: Cell) -> Figures:
     """cell.json: ``commands`` that are done, each with its ``seconds``."""
-    file = cell.folder / _CELL
+    file = cell.folder / CELL
     if not file.is_file():
         return {"values": cell.values, "seed": cell.seed, "done": []}
     try:
@@ -215,7 +222,10 @@ def _steps_done(cell: Cell) -> int:
     if done != now[: len(done)]:
         steps = enumerate(zip(done, [*now, *[None] * len(done)], strict=False), 1)
         raise StoreError.other_identity(cell.folder, [(f"step {n}", was, new) for n, (was, new) in steps if was != new])
-    return len(done)
+    steps_done = zip(_record(cell)["done"], cell.commands, strict=False)
+    return next(
+        (n for n, (step, words) in enumerate(steps_done) if step.get("inputs") != inputs(words, cell.folder)), len(done)
+    )
 
 
 def _run(cell: Cell, progress: _CellProgress) -> None:
@@ -223,10 +233,11 @@ def _run(cell: Cell, progress: _CellProgress) -> None:
     first = _steps_done(cell)
     before, progress.share = progress.done, 1 / len(cell.commands)
     record = _record(cell)
+    del record["done"][first:]
     for number, words in enumerate(cell.commands[first:], first + 1):
         progress.message(f"{cell.name}: gymdata {shlex.join(words)}")
         progress.done = before + (number - 1) * progress.share
-        began = time.monotonic()
+        began, read = time.monotonic(), inputs(words, cell.folder)
         log = cell.folder / "logs" / f"{number}-{words[0]}.log"
         code = wait(start(gymdata_words(words), log), log, progress)
         if code in (EXIT_INTERRUPTED, -signal.SIGINT):
@@ -234,18 +245,25 @@ def _run(cell: Cell, progress: _CellProgress) -> None:
         if code != EXIT_OK:
             raise failure(f"`gymdata {words[0]}`", code, log)
         seconds = round(time.monotonic() - began, 3)
-        record["done"].append({"command": shlex.join(words), "seconds": seconds})
-        write_json(cell.folder / _CELL, record)
+        record["done"].append({"command": shlex.join(words), "seconds": seconds, "inputs": read})
+        write_json(cell.folder / CELL, record)
 
 
 def _describe(
-    folder: Path, config: SweepConfig, cells: Sequence[Cell], failed: Mapping[str, str], command: Sequence[str]
+    folder: Path,
+    config: SweepConfig,
+    cells: Sequence[Cell],
+    done: Sequence[Cell],
+    failed: Mapping[str, str],
+    command: Sequence[str],
 ) -> dict[str, int]:
     """Write the run.json of the sweep; returns its counts."""
-    done = sum(len(_record(cell)["done"]) == len(cell.commands) for cell in cells)
-    status = "completed" if done == len(cells) else "running"
+    status = "completed" if len(done) == len(cells) else "running"
     facts = {"stage": "sweep", "command": list(command), "config": config.model_dump(mode="json"), "status": status}
-    counts = {"cells": len(cells), "done": done, "failed": len(failed)}
+    counts = {"cells": len(cells), "done": len(done), "failed": len(failed)}
+    # The baseline is what the others are compared with, so it comes first.
+    results = sorted(done, key=lambda cell: not config.baseline.items() <= cell.values.items())
+    facts["results"] = [os.path.relpath(cell.result, folder) for cell in results]
     write_run_json(folder, {**facts, "counts": counts})
     return counts
 
@@ -262,7 +280,7 @@ def _finished(
 ) -> SweepReport:
     """The comparison of what is done, by this process and others, and its files."""
     records = {cell.name: _record(cell)["done"] for cell in cells}
-    done = [cell for cell in cells if len(records[cell.name]) == len(cell.commands)]
+    done = [cell for cell in cells if _steps_done(cell) == len(cell.commands)]
     for cell in done:
         if find_run_json(cell.result) is None:
             raise UsageError.bad_value(
@@ -270,12 +288,17 @@ def _finished(
             )
     seconds = {name: sum(step["seconds"] for step in steps) for name, steps in records.items()}
     baseline = next(cell.values for cell in cells if config.baseline.items() <= cell.values.items())
-    compared = combinations(cells, done, seconds, baseline)
-    report = SweepReport(folder, len(cells), len(done), compared, dict(failed), list(elsewhere), interrupted)
-    counts = _describe(folder, config, cells, failed, command)
+    results = results_of(done)
+    compared, equal = combinations(cells, results, seconds, baseline), alike(results)
+    report = SweepReport(folder, len(cells), len(done), compared, dict(failed), list(elsewhere), interrupted, equal)
+    counts = _describe(folder, config, cells, done, failed, command)
     texts = {
-        RESULTS_JSON: json.dumps({"combinations": [asdict(point) for point in compared], **counts}, indent=2) + "\n",
-        RESULTS_MD: f"{markdown_table(*report.table())}\nIntervals: {_INTERVALS}.\n",
+        RESULTS_JSON: json.dumps(
+            {"combinations": [asdict(point) for point in compared], "alike": equal, **counts}, indent=2
+        )
+        + "\n",
+        RESULTS_MD: f"{markdown_table(*report.table())}\nIntervals: {_INTERVALS}.\n"
+        + "".join(f"\n{line}.\n" for line in equal),
     }
     for name, text in texts.items():
         write_text(folder / name, text)

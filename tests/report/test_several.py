@@ -11,6 +11,8 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError
 from gymdata.report.compare import sampling_that_differs
+from gymdata.store import write_run_json
+from gymdata.sweep import run as sweeping
 from tests.rollout_files import rollout, two_turns, write_run
 
 
@@ -91,3 +93,104 @@ def test_another_version_of_the_environment_is_another_sampling(tmp_path: Path) 
     versions = sampling_that_differs(tmp_path / "a", tmp_path / "b")["env"]
     assert ["a1" in versions[0], "b2" in versions[1]] == [True, True]
     assert sampling_that_differs(tmp_path / "a", tmp_path / "a") == {}
+
+
+def test_the_first_run_may_be_the_best(tmp_path: Path) -> None:
+    """Then the next one is against it; equal ones are tied, and where all are, it is said."""
+    best, worse, worst = (
+        run_of(tmp_path / n, *r) for n, r in (("a", (1, 1, 1, 0)), ("b", (1, 1, 0, 0)), ("c", (0, 0, 0, 0)))
+    )
+    same = run_of(tmp_path / "d", 1, 1, 0, 1)
+
+    def headline(*paths: Path) -> str:
+        return str(gymdata.report(*paths, write=False).figures["headline"])
+
+    assert headline(best, worse, worst).startswith("3 runs; best a, 75.0 %; next b: -25 points")
+    assert headline(worst, best, same).startswith("3 runs; best a and d (tied), 75.0 %: +75 points")
+    assert headline(best, same, worst).startswith("3 runs; best a and d (tied), 75.0 %; next c: -75 points")
+    assert headline(best, same, run_of(tmp_path / "e", 0, 1, 1, 1)) == "3 runs; all equal, 75.0 %, 4 tasks"
+
+
+def evaluation(folder: Path, loss: str, seed: int, *rewards: float) -> Path:
+    """An evaluation of a model that was trained with a loss and a seed, each in a folder of its own."""
+    model, run = folder / "model", run_of(folder / "eval", *rewards)
+    write_run_json(model, {"stage": "train-dpo", "settings": {"loss": loss, "seed": seed, "output": str(model)}})
+    config = {"model": str(model), "temperature": 0.0}
+    facts = {"stage": "collect", "config": config, "parents": [{"path": str(model)}]}
+    write_run_json(run, {**json.loads((run / "run.json").read_text()), **facts})
+    return run
+
+
+def test_seeds_of_one_setting_are_put_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their mean over seeds under the setting's name, where nothing but the seed of what they were made from differs."""
+    runs = [evaluation(tmp_path / f"{loss}_seed-{seed}", loss, seed, *rewards)
+            for loss, seed, rewards in (("dpo", 1, (0, 0, 1, 0)), ("dpo", 2, (0, 0, 1, 1)),
+                                        ("ipo", 1, (1, 0, 1, 1)), ("ipo", 2, (1, 0, 1, 0)))]  # fmt: skip
+    figures = gymdata.report(*runs, write=False).figures
+    dpo, ipo = figures["by_setting"]
+    assert (dpo["name"], dpo["seeds"], dpo["mean"], "difference" in dpo) == ("dpo/eval", 2, 0.375, False)
+    assert (ipo["name"], ipo["seeds"], ipo["mean"], ipo["difference"]["rate"]) == ("ipo/eval", 2, 0.625, 0.25)
+    assert figures["headline"].startswith("4 runs of 2 settings; best ipo/eval, 62.5 %: +25 points")
+    assert main(["report", *map(str, runs), "-o", str(tmp_path / "page.html")]) == 0
+    assert "ipo/eval" in capsys.readouterr().out
+    assert "<th>seeds</th>" in (tmp_path / "page.html").read_text()
+    same_seed = [runs[0], evaluation(tmp_path / "again", "dpo", 1, 0, 0, 1, 0), runs[2]]
+    assert gymdata.report(*same_seed, write=False).figures["by_setting"] == []
+
+
+def test_a_sweep_and_a_glob_are_their_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a sweep the results of its cells by name, the baseline first; a sweep without one is refused."""
+    monkeypatch.setattr(sweeping, "start", lambda words, log: main(list(words)[words.index("gymdata.cli") + 1 :]))
+    monkeypatch.setattr(sweeping, "wait", lambda code, log, progress: code)
+    for choice, rewards in (("a", (0, 0, 1, 0)), ("b", (1, 1, 1, 0))):
+        run_of(tmp_path / f"source-{choice}", *rewards)
+    steps = [f"filter {tmp_path}/source-{{choice}} -o {{output}}/eval --where 'reward >= {{seed}}'"]
+    facts = {"output": str(tmp_path / "sweep"), "steps": steps, "grid": {"choice": ["a", "b"]}, "seeds": [0, -1],
+             "baseline": {"choice": "b"}}  # fmt: skip
+    (tmp_path / "sweep.yaml").write_text(json.dumps(facts))
+    write_run_json(tmp_path / "empty", {"stage": "sweep"})
+    with pytest.raises(DataError, match="cells with a result"):
+        gymdata.report(tmp_path / "empty", write=False)
+    assert main(["sweep", str(tmp_path / "sweep.yaml")]) == 0
+    figures = gymdata.report(tmp_path / "sweep").figures
+    assert [row["name"].partition("/")[0] for row in figures["compared"]] == [
+        "choice-b_seed-0", "choice-b_seed-1", "choice-a_seed-0", "choice-a_seed-1",
+    ]  # fmt: skip
+    assert [(row["seeds"], row["mean"]) for row in figures["by_setting"]] == [(2, 0.75), (2, 0.25)]
+    assert figures["headline"].startswith(
+        "4 runs of 2 settings; best choice-b/eval, 75.0 %; next choice-a/eval: -50 points"
+    )
+    assert (tmp_path / "sweep" / "report.html").is_file()
+    capsys.readouterr()
+    assert main(["report", f"{tmp_path}/source-*", "-o", str(tmp_path / "page.html")]) == 0
+    assert "25.0 % → 75.0 %" in capsys.readouterr().out
+
+
+def test_the_expected_answer_is_beside_the_answers(tmp_path: Path) -> None:
+    """As the rewards read it, several by name; of a task without one nothing."""
+    rows = [rollout(f"t{n}", 0, float(n > 0), two_turns(5 + n, 40)) for n in range(3)]
+    for row, answer in zip(rows, ('"answer": "forty-two"', '"answer": [7, 8]', '"other": 1'), strict=True):
+        row["task"] = "{" + answer + "}"
+    made = gymdata.report(write_run(tmp_path / "run", rows), sample="random", output=tmp_path / "page.html")
+    assert sorted(str(row["expected"]) for row in made.figures["examples"].values()) == ["7 or 8", "None", "forty-two"]
+    page = (tmp_path / "page.html").read_text()
+    assert "<pre>forty-two</pre>" in page
+    assert page.count("expected answer") == 2
+
+
+def test_a_larger_k_says_over_how_many_tasks_it_is(tmp_path: Path) -> None:
+    """Tasks with fewer scored rollouts than k are not among them."""
+    rows = [
+        rollout(f"t{n}", i, 1.0 if i < 2 or n else None, two_turns(5 + n, 40 + i)) for n in range(3) for i in range(4)
+    ]
+    made = gymdata.report(write_run(tmp_path / "run", rows), output=tmp_path / "page.html")
+    assert [(row["k"], row["tasks"], row["too_few"]) for row in made.figures["pass_at_k"]] == [
+        (1, 3, 0),
+        (2, 3, 0),
+        (4, 2, 1),
+    ]
+    page = (tmp_path / "page.html").read_text()
+    assert "pass@4, of the 2 of 3 tasks with 4 scored rollouts" in page
+    assert "pass@4" not in made.headline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.ls.run import ls
 from gymdata.progress import NullProgress, Progress
 from gymdata.status.run import status
+from gymdata.store import write_run_json
 from gymdata.store.lock import Lock
 from gymdata.sweep import run as running
 from gymdata.sweep.run import SweepPlan, SweepReport, sweep
@@ -257,3 +260,79 @@ def test_results_without_a_common_task_have_no_difference(tmp_path: Path) -> Non
     assert (a.rate, b.rate, b.n_tasks) == (pytest.approx(0.5), None, 0)
     assert b.difference is None
     assert "NaN" not in (tmp_path / "sweep" / "results.json").read_text()
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("changed", ["data", "config", "reward", "folder"])
+def test_a_cell_is_run_again_when_an_input_of_its_commands_changed(changed: str, tmp_path: Path) -> None:
+    """Data, a configuration, what it names, and a folder: their content counts, not their names or times. An input that was
+    written again with the same content changes nothing."""
+    gymdata.filter(written(tmp_path).parent / "source-a-1", output=tmp_path / "r.jsonl", where=["reward >= 0"])
+    (tmp_path / "rew.py").write_text("def good(completions, **_):\n    return [1.0] * len(completions)\n")
+    (tmp_path / "s.yaml").write_text(f"reward: ['{tmp_path}/rew.py:good']\n")
+    data = tmp_path / ("source-a-1" if changed == "folder" else "r.jsonl")
+    steps = [
+        f"score {tmp_path}/source-b-1 -o {{output}}/scores --config={tmp_path}/s.yaml --overwrite",
+        f"filter {data} -o {{output}}/eval --where 'reward >= 0' --overwrite",
+    ]
+    file = written(tmp_path, steps=steps, grid={}, seeds=[])
+    cell = tmp_path / "sweep" / "cell" / "cell.json"
+    assert swept(file).combinations[0].rate == pytest.approx(0.4)
+    before = cell.read_bytes()
+    (tmp_path / "r.jsonl").write_bytes((tmp_path / "r.jsonl").read_bytes())
+    assert swept(file).done == 1
+    assert cell.read_bytes() == before
+    if changed == "data":
+        gymdata.filter(tmp_path / "source-b-2", output=tmp_path / "r.jsonl", where=["reward >= 0"], overwrite=True)
+    elif changed == "config":
+        (tmp_path / "s.yaml").write_text(f"reward: ['{tmp_path}/rew.py:good']\nthreshold: 0.25\n")
+    elif changed == "reward":
+        (tmp_path / "rew.py").write_text("def good(completions, **_):\n    return [0.5] * len(completions)\n")
+    else:
+        write_run(data, [rollout("t0", 0, 1.0, two_turns(5, 40))])
+    report = swept(file)
+    assert (report.done, report.failed) == (1, {})
+    assert cell.read_bytes() != before
+    assert report.combinations[0].rate == pytest.approx(1.0 if changed in ("data", "folder") else 0.4)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_new_cell_is_compared_with_results_of_the_same_input(tmp_path: Path) -> None:
+    """What was made of the data as they were is not: of equal cells over other data than before, the difference is 0."""
+    steps = [f"filter {tmp_path}/r.jsonl -o {{output}}/eval --where 'n_turns > {{n}}'"]
+    gymdata.filter(written(tmp_path).parent / "source-a-1", output=tmp_path / "r.jsonl", where=["reward >= 0"])
+    file = written(tmp_path, steps=steps, grid={"n": [0]}, seeds=[])
+    assert swept(file).combinations[0].rate == pytest.approx(0.4)
+    gymdata.filter(tmp_path / "source-b-2", output=tmp_path / "r.jsonl", where=["reward >= 0"], overwrite=True)
+    written(tmp_path, steps=steps, grid={"n": [0, 1]}, seeds=[])
+    old, new = swept(file).combinations
+    assert (old.rate, new.rate) == (1.0, 1.0)
+    assert new.difference is not None
+    assert new.difference["rate"] == 0.0
+
+
+@pytest.mark.usefixtures("here")
+def test_cells_that_trained_or_earned_the_same_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
+    """With the steps of each cell as a column, on the terminal and in both files."""
+    file = written(tmp_path, steps=[f"filter {tmp_path}/source-a-1 -o {{output}}/eval --where 'reward >= {{low}}'"],
+                   grid={"low": [0, -1, -2]}, seeds=[])  # fmt: skip
+    swept(file)
+    for low, steps in (("0", 1), ("1", 1), ("2", 9)):
+        model = tmp_path / "sweep" / f"low-{low}" / "model"
+        shutil.copytree(policy, model)
+        write_run_json(model, {"stage": "train-rl", "steps": steps})
+    (model / "model.safetensors").unlink()
+    shutil.copy(Path(policy) / "config.json", model / "x.bin")
+    assert main(["sweep", str(file)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    weights, rewards = "1 step each, trained weights equal in low-0, low-1", "rewards of all 5 tasks equal in all cells"
+    assert weights in printed
+    assert rewards in printed
+    results = (tmp_path / "sweep" / "results.md").read_text()
+    assert "| steps |" in results
+    assert f"{weights}.\n" in results
+    written_results = json.loads((tmp_path / "sweep" / "results.json").read_text())
+    assert written_results["alike"] == [weights, rewards]
+    assert [point["steps"] for point in written_results["combinations"]] == [["1"], ["1"], ["9"]]
