@@ -56,6 +56,7 @@ class Reader:
     format: str
     run_id: str
     tokenizer: str | None = None
+    keep_contradicting: bool = False
 
     def __call__(self, sources: Sequence[Source]) -> Iterator[Imported]:
         done = 0
@@ -71,7 +72,7 @@ class Reader:
     def _read(self, sources: Sequence[Source], *, careful: bool) -> Iterator[Imported]:
         format, numbering, rejected = format_named(self.format), Unnumbered(), list[Rejected]()
         table = TABLES[format.table]
-        importing = Importing(self.run_id, numbering, rejected.append, None, self.tokenizer)
+        importing = Importing(self.run_id, numbering, rejected.append, None, self.tokenizer, self.keep_contradicting)
         if careful:
             importing.check = lambda row: _refuse_unfit(row, table)
         rows = format.read(sources, importing)

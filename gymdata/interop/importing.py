@@ -239,7 +239,8 @@ class Importing:
     """What rows get from their import, and what their format reports of them.
 
     ``reject``: gets rows that cannot be used (None: they raise DataError); ``check``: raises for a row that cannot be
-    stored; ``tokenizer``: the policy's folder, to rebuild prompts with.
+    stored; ``tokenizer``: the policy's folder, to rebuild prompts with; ``keep_contradicting``: take pairs whose own scores
+    prefer the rejected side.
     """
 
     run_id: str
@@ -247,6 +248,7 @@ class Importing:
     reject: Reject | None = None
     check: Check | None = None
     tokenizer: str | None = None
+    keep_contradicting: bool = False
     #: File, line and indices of the row in hand.
     origin: tuple[str | int, ...] = ()
     #: How each document was nested, for formats that nest (``Format.shape``).

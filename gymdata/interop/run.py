@@ -149,6 +149,7 @@ def import_rollouts(
     format: str = "parquet",
     tokenizer: str | None = None,
     failed: str = "keep",
+    keep_contradicting: bool = False,
     workers: int = 1,
     command: Sequence[str] = (),
 ) -> ImportSummary:
@@ -167,7 +168,8 @@ def import_rollouts(
     windows of both sides. Without it nothing is rebuilt. ``failed``: whether rows that their writer masked or cancelled are
     rollouts without a reward (``keep``) or go to failures.jsonl (``drop``), where attempts that failed always go; those
     that NeMo Gym wrote next to a file (``NAME_failures.jsonl``) are read with it. ``workers``: processes that read parts
-    of NeMo Gym files; the run is the same.
+    of NeMo Gym files; the run is the same. ``keep_contradicting``: also import pairs whose own
+    scores prefer the rejected side.
     """
     if source is not None and source not in (formats := imported_formats()):
         raise UsageError.unknown_choice("--from", source, formats)
@@ -189,11 +191,16 @@ def import_rollouts(
             f"--tokenizer {tokenizer}: prompts are rebuilt in NeMo Gym rows only, and these files are {name}",
             hint="leave --tokenizer out",
         )
+    if keep_contradicting and known_format.table != PAIRS.name:
+        raise UsageError(
+            f"--keep-contradicting: is for preference pairs, and these files are {name}", hint="leave it out"
+        )
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
     read = [{"path": str(s.path.resolve()), "bytes": size_of(s.path), "xxh3": hash_file(s.path)} for s in sources]
     identity = {"imported": [f["xxh3"] for f in read], "format": name} | (
         {"failed": failed} if failed != "keep" else {}
     )
+    identity |= {"keep_contradicting": True} if keep_contradicting else {}
     facts: RunFacts = {
         "stage": "import",
         "format": name,
@@ -208,7 +215,8 @@ def import_rollouts(
             if out.facts and not overwrite and (other := differences(out.facts.get("identity") or {}, identity)):
                 raise StoreError.other_identity(out.folder, other)
             run_id = run_id or Path(output).name
-            _import_pairs(Reader(name, run_id), sources, out, summary, facts | {"identity": identity, "run_id": run_id})
+            reader = Reader(name, run_id, keep_contradicting=keep_contradicting)
+            _import_pairs(reader, sources, out, summary, facts | {"identity": identity, "run_id": run_id})
         return summary
     if tokenizer is not None:
         from gymdata.interop.formats.nemo_gym import chat_of

@@ -29,6 +29,9 @@ class ImportConfig(Config):
         "keep",
         description="Rows that their writer masked or cancelled: rollouts without a reward, or failures.jsonl (drop).",
     )
+    keep_contradicting: bool = pydantic.Field(
+        False, description="Keep pairs whose own scores prefer the rejected side (default: leave them out, by name)."
+    )
     workers: Workers = 1
 
 

@@ -26,7 +26,7 @@ from gymdata.interop.rows import (
 )
 from gymdata.interop.words import is_trained, worth
 from gymdata.rollouts.messages import STRICT, JsonObject, Message, PairRow
-from gymdata.store.formats import OWN
+from gymdata.store.formats import is_own
 
 #: Roles of ShareGPT, whose messages have ``from`` and ``value``.
 _FROM = {
@@ -55,7 +55,7 @@ def first_row(value: Any) -> JsonObject:
     """The first row of a document, which is a list of rows or one; an empty object for anything else, and for gymdata's own
     rows."""
     row = value[0] if isinstance(value, list) and value else value
-    return row if isinstance(row, dict) and OWN.isdisjoint(row) else {}
+    return row if isinstance(row, dict) and not is_own(row) else {}
 
 
 def column(row: JsonObject, *names: str) -> str:
@@ -319,9 +319,18 @@ def pair_row(
         raise BadItem("S102", f"a side ends with a message of role {last!r}, expected 'assistant'")
     if chosen == rejected:
         raise BadItem("P601", "chosen and rejected are the same")
+    refuse_contradiction(margin, importing)
     tools = tools_of(row)
     pair = text_pair(importing.run_id, prompt_group(prompt, tools), list(prompt), chosen, rejected)
     return pair | {"pair_id": pair_id_of(importing, pair), "tools": tools, "margin": margin}
+
+
+def refuse_contradiction(margin: float, importing: Importing) -> None:
+    """Raises BadItem for a pair whose own scores say that rejected is the better side, unless such pairs are kept."""
+    if margin < 0 and not importing.keep_contradicting:
+        raise BadItem(
+            "P603", f"its scores prefer rejected by {-margin:g} (gymdata import --keep-contradicting takes it)"
+        )
 
 
 def pair_id_of(importing: Importing, pair: PairRow) -> str:

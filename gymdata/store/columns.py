@@ -132,6 +132,8 @@ def _check_keys(rows: Iterable[Any], table: Table) -> None:
     for row in rows:
         if type(row) is not dict:
             raise _MismatchError("", _describe(row), "an object")
+        if row.keys() >= {"pair_id", "run_id"} and "pair_id" not in names:
+            raise _MismatchError("", "a pair, which train-dpo and train-reward take", f"a row of {table.name}")
         if not row.keys() <= names:
             extra = sorted(row.keys() - names)
             raise _MismatchError("", _unknown_fields(extra), f"the columns of {table.name}")

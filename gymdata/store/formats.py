@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,8 +21,8 @@ from gymdata.store.paths import Source, resolve
 #: Rows that are looked at.
 _LOOKED_AT = 20
 #: Columns of gymdata's own tables.
-OWN = frozenset({"rollout_id", "pair_id", "comparison_id", "policy_hash", "rollout_index"})
-_OURS = OWN | {"messages", "run_id", "group_id", "task_id", "status", "stop_reason", "n_turns", "temperature"}
+_OWN = frozenset({"rollout_id", "comparison_id", "policy_hash", "rollout_index"})
+_OURS = _OWN | {"messages", "run_id", "group_id", "task_id", "status", "stop_reason", "n_turns", "temperature"}
 #: Keys of which a task has one, and keys that no task has.
 TASK = {"prompt", "responses_create_params"}
 ANSWERED = {"turns", "response", "chosen", "completion", "completions"}
@@ -32,6 +32,11 @@ _TEXTS = {"prompt", "conversations", "instruction", "question", "problem", "quer
 _NO_TASKS = ("response", "completion", "chosen", "reject", "output", "answers", "image", "audio", "video")
 #: Faulty lines that are named each.
 _FEW = 3
+
+
+def is_own(names: Collection[str]) -> bool:
+    """Whether columns are those of a table of gymdata's; others have a ``pair_id``, too."""
+    return not _OWN.isdisjoint(names) or {"pair_id", "run_id"}.issubset(names)
 
 
 class ForeignFormat:
@@ -87,8 +92,8 @@ def format_of(source: Source) -> ForeignFormat | None:
 
             with parquet_file(source.path) as file:
                 # None of gymdata's own, and no empty columns.
-                is_own = not OWN.isdisjoint(file.schema_arrow.names)
-                batch = None if is_own else next(file.iter_batches(_LOOKED_AT), None)
+                own = is_own(file.schema_arrow.names)
+                batch = None if own else next(file.iter_batches(_LOOKED_AT), None)
                 rows = batch.to_pylist() if batch is not None else []
             values: Iterable[Any] = [{name: cell for name, cell in row.items() if cell is not None} for row in rows]
             formats = [form for form in by_generality if form.marks] if values else []
@@ -100,7 +105,7 @@ def format_of(source: Source) -> ForeignFormat | None:
                 with contextlib.suppress(TypeError, LookupError, AttributeError):  # of another type than its format has
                     if form.recognise(value):
                         return form
-            if isinstance(value, dict) and not OWN.isdisjoint(value):
+            if isinstance(value, dict) and is_own(value):
                 return None
     except (DataError, OSError, ValueError):  # Arrow's errors of a Parquet file are ValueErrors
         # The reader reports what is wrong with the file.

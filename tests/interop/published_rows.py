@@ -276,6 +276,10 @@ PUBLISHED: dict[str, Callable[[int], dict[str, Any]]] = {
     "otel-genai": otel,
     "response-lists": lambda n: {"prompt": _ASKED, "responses": [str(n)], "rewards": [0.5]},
     "rllm": rllm,
+    "judge-bench": lambda n: {
+        "pair_id": "p", "original_id": "1", "source": "mmlu-pro", "question": _ASKED, "response_model": "m",
+        "response_A": "x", "response_B": str(n), "label": "B>A",
+    },
     "safe-rlhf": lambda n: {
         "prompt": _ASKED, "response_0": "x", "response_1": str(n), "is_response_0_safe": True, "is_response_1_safe": True,
         "better_response_id": 1, "safer_response_id": 0,

@@ -46,7 +46,7 @@ item_trajectory = st.builds(
     lambda more, row, reward: more | {"episode": [row], "reward": reward},
     some(shaped_rewards=value, metadata=st.one_of(value, some(example_id=text, score_diff=st.floats(0, 2)))),
     line,
-    st.floats(allow_nan=False),
+    st.floats(0, allow_nan=False),
 )
 
 

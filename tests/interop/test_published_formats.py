@@ -148,7 +148,8 @@ def test_a_published_rollout_has_its_messages_and_reward(
     ("name", "margin"),
     [
         ("alpaca-farm", None),
-        ("arena", None), ("gemini-preference", None), ("helpsteer-preference", 2.0), ("nectar", None), ("safe-rlhf", None),
+        ("arena", None), ("gemini-preference", None), ("helpsteer-preference", 2.0), ("judge-bench", None),
+        ("nectar", None), ("safe-rlhf", None),
         ("shp", 4.0), ("summarize-from-feedback", None), ("webgpt", 1.0),
     ],
 )  # fmt: skip
@@ -279,6 +280,8 @@ TRACE = ROWS["verifiers-traces"](5)["traces"][0]
         ("arena", {"winner": 3}, "winner: got 3, expected model_a or model_b"),
         ("helpsteer-preference", {"overall_preference": 0}, "a tie: neither answer is preferred"),
         ("helpsteer-preference", {"overall_preference": "x"}, "overall_preference: got 'x', expected a number"),
+        ("judge-bench", {"label": "A=B"}, "a tie: neither answer is preferred"),
+        ("judge-bench", {"label": "A"}, "label: got 'A', expected A>B or B>A"),
         ("safe-rlhf", {"better_response_id": 2}, "better_response_id: got 2, expected 0 or 1"),
         ("bedrock", {"messages": [{"role": "assistant", "content": [{"image": {}}]}]}, "got a part of type 'image'"),
         ("gemini", {"contents": [{"role": "model", "parts": [{"fileData": {}}]}]}, "got a part of type 'fileData'"),

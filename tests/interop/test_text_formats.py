@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gymdata
-from gymdata.errors import DataError
+from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
@@ -102,6 +102,8 @@ CONVERSATIONS = {"chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG]}
         ({"system": "", "question": ASKED, **SIDES}, math.nan),
         ({"input": ASKED, **SIDES, "chosen-rating": 5, "rejected-rating": 3}, 2.0),
         ({"messages": [QUESTION, ANSWER], "rejected_response": "6"}, math.nan),
+        ({"messages": [QUESTION, ANSWER], "rejected_messages": [QUESTION, WRONG]}, math.nan),
+        ({"messages": [QUESTION, ANSWER], "rejected_messages": [WRONG]}, math.nan),
         ({"conversations": [HUMAN], "chosen": GPT, "rejected": GPT | {"value": "6"}}, math.nan),
         ({"instruction": ASKED, "input": "", **SIDES}, math.nan),
         ({"input": {"messages": [QUESTION]}, "preferred_output": [ANSWER], "non_preferred_output": [WRONG]}, math.nan),
@@ -113,6 +115,58 @@ def test_a_preference_becomes_a_pair(row: dict[str, Any], margin: float, tmp_pat
     assert [said(pair[side]) for side in ("prompt", "chosen", "rejected")] == [[QUESTION], [ANSWER], [WRONG]]
     assert pair["margin"] == pytest.approx(margin, nan_ok=True)
     assert len(pair["chosen_ids"]) == 0
+
+
+def test_a_system_prompt_beside_messages_is_of_both_sides(tmp_path: Path) -> None:
+    """ms-swift's `system`, `messages` and `rejected_messages` are one pair, whose prompt begins with the system prompt."""
+    row = {"system": "Be brief.", "messages": [QUESTION, ANSWER], "rejected_messages": [QUESTION, WRONG]}
+    (pair,) = imported(write(tmp_path / "rows.jsonl", row))
+    assert said(pair["prompt"]) == [{"role": "system", "content": "Be brief."}, QUESTION]
+    assert (said(pair["chosen"]), said(pair["rejected"])) == ([ANSWER], [WRONG])
+
+
+CONTRADICTING = [
+    {"prompt": ASKED, **SIDES, "score_chosen": 1.0, "score_rejected": 5.0},
+    {"prompt": ASKED, **SIDES, "chosen-rating": "2", "rejected-rating": "4", "margin": 1.0},
+    {"prompt": ASKED, **SIDES, "margin": -0.5},
+    {"messages": [QUESTION, ANSWER], "rejected_messages": [WRONG], "chosen_score": 0, "rejected_score": 1},
+    {"history": ASKED, "human_ref_A": "5", "human_ref_B": "6", "labels": 1, "score_A": 2, "score_B": 9},
+]
+
+
+@pytest.mark.parametrize("row", CONTRADICTING, ids=lambda row: next(reversed(row)))
+def test_a_pair_that_its_own_scores_contradict_is_left_out_by_name(row: dict[str, Any], tmp_path: Path) -> None:
+    """It is a rejected row with its line and both code and reason; --keep-contradicting takes it, with a margin below 0."""
+    file = write(tmp_path / "rows.jsonl", row)
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    assert (summary.pairs, summary.reasons) == (0, {"P603": 1})
+    (line,) = (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()
+    assert (json.loads(line)["line"], "its scores prefer rejected" in line) == (1, True)
+    assert gymdata.import_rollouts(file, tmp_path / "all", keep_contradicting=True).pairs == 1
+    assert read_table(tmp_path / "all", PAIRS)["margin"][0].as_py() < 0
+
+
+def test_equal_scores_contradict_nothing_and_rollouts_have_no_such_flag(tmp_path: Path) -> None:
+    """A pair of equal scores is taken; the flag is for files of pairs alone."""
+    tie = write(tmp_path / "tie.jsonl", {"prompt": ASKED, **SIDES, "score_chosen": 3, "score_rejected": 3})
+    assert gymdata.import_rollouts(tie, tmp_path / "run").pairs == 1
+    answers = write(tmp_path / "answers.jsonl", {"prompt": ASKED, "completion": "5"})
+    with pytest.raises(UsageError, match="--keep-contradicting"):
+        gymdata.import_rollouts(answers, tmp_path / "answers", keep_contradicting=True)
+
+
+def test_a_column_pair_id_alone_is_not_gymdatas(tmp_path: Path) -> None:
+    """Rows of others that have one are of no known format, with their keys; gymdata's pairs where rollouts are read are
+    named with the commands that take them."""
+    other = write(tmp_path / "other.jsonl", {"pair_id": "p", "left": "5", "right": "6"})
+    with pytest.raises(DataError, match="known format") as refused:
+        gymdata.import_rollouts(other, tmp_path / "run")
+    assert "pair_id, left, right" in str(refused.value.hint)
+    with pytest.raises(DataError, match="unknown fields left, pair_id, right"):
+        read_table(other, ROLLOUTS)
+    ours = write(tmp_path / "pairs.jsonl", {"pair_id": "p", "run_id": "r", "chosen": [], "rejected": []})
+    with pytest.raises(DataError, match="a pair, which train-dpo and train-reward take"):
+        read_table(ours, ROLLOUTS)
 
 
 def test_what_both_sides_share_before_an_answer_is_the_prompt(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from gymdata.interop.words import is_trained
 from gymdata.rollouts.failures import failure_of
 from gymdata.rollouts.messages import JsonObject, TableRow
 from gymdata.store.formats import FORMATS as FORMATS
-from gymdata.store.formats import OWN, ForeignFormat, format_of, instead
+from gymdata.store.formats import ForeignFormat, format_of, instead, is_own
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -220,6 +220,6 @@ def _hint(source: Source) -> str:
     row = row[0] if isinstance(row, list) and row else row
     if not isinstance(row, Mapping):
         return f"its first value is {json_kind(row)}; rows are objects with a prompt and an answer"
-    if not OWN.isdisjoint(row):
+    if is_own(row):
         return "files of gymdata need no import"
     return f"the first row has the keys {', '.join(map(str, row))}; --from names a format" + instead(row, source.path)

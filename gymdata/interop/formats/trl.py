@@ -42,8 +42,10 @@ _APART = {
 }
 #: Columns of pairs that are not text alone, and of Step-DPO, whose sides continue what they begin with.
 _OTHERS = frozenset({"chosen_ids", "initial_reason_steps"})
+#: Columns of a pair's sides, beside ``messages``, too.
+_SIDES = frozenset({"chosen", "rejected_response", "rejected_messages"})
 #: Columns for the number of a side.
-_RATINGS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating")
+_RATINGS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating", "{}_avg_rating", "reward_{}", "{}_reward")
 
 
 def unclear(row: JsonObject) -> list[str]:
@@ -68,7 +70,7 @@ class TrlMessages(TextFormat):
         if _is_conversation(value) or (isinstance(value, list) and value and _is_conversation(value[0])):
             return True
         row = first_row(value)
-        return ends_with_answer(row.get("messages")) and "chosen" not in row and "rejected_response" not in row
+        return ends_with_answer(row.get("messages")) and _SIDES.isdisjoint(row)
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         for number, item in super().items([value] if _is_conversation(value) else value):
@@ -124,19 +126,21 @@ class TrlPreference(TextFormat):
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:
-        if "rejected_response" in row:
+        if "rejected_response" in row or ("rejected_messages" in row and "chosen_messages" not in row):
             return ends_with_answer(row.get("messages"))
         sides = [row.get(name, row.get(f"{name}_messages")) for name in ("chosen", "rejected")]
         return all(isinstance(side, (str, list, dict)) for side in sides) and _OTHERS.isdisjoint(row)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        if "rejected_messages" in item:
-            item = item | {name: item[f"{name}_messages"] for name in ("chosen", "rejected")}
+        if (rejected := item.get("rejected_messages")) is not None:
+            item = item | {"chosen": item.get("chosen_messages") or item["messages"], "rejected": rejected}
+            if "chosen_messages" not in item and ends_with_answer(rejected[:1]):  # the answer alone
+                item["rejected_response"] = rejected
         prompt, *sides = prompt_and_sides(item)
-        chosen, rejected = (_rating(item, side) for side in ("chosen", "rejected"))
+        better, worse = (_rating(item, side) for side in ("chosen", "rejected"))
         margin = score(item.get("margin"), "margin")
-        if margin is None:
-            margin = math.nan if chosen is None or rejected is None else chosen - rejected
+        scored = math.nan if better is None or worse is None else better - worse
+        margin = scored if margin is None or scored < 0 else margin
         return pair_row(item, prompt, (sides[0], sides[1]), importing, margin)
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:

@@ -19,7 +19,7 @@ from gymdata.errors import json_kind
 from gymdata.interop.importing import ODD, BadItem, Importing
 from gymdata.interop.rows import equal, message_of, number_or_none, refuse_other_name, refuse_surrogates
 from gymdata.interop.text_export import TOOLS, has_tools
-from gymdata.interop.text_rows import pair_id_of, text_pair
+from gymdata.interop.text_rows import pair_id_of, refuse_contradiction, text_pair
 from gymdata.interop.trajectories.own import OWN, list_of, shortest
 from gymdata.rollouts.messages import STRICT, JsonObject, Message, PairRow, object_of
 from gymdata.store.lines import name_non_finite
@@ -125,6 +125,7 @@ def _origin(message: Message) -> JsonObject:
 def row_of(value: Any, importing: Importing) -> PairRow:
     """The pairs row of a DPO row, or of a trajectory with one DPO item. Raises BadItem."""
     row = _row(value, importing.run_id)
+    refuse_contradiction(row["margin"], importing)
     return row | {"pair_id": row["pair_id"] or pair_id_of(importing, row)}
 
 
