@@ -456,6 +456,11 @@ ReplicaNeeds = Annotated[
 ]
 
 #: Affects only speed: not compared on a resume.
+Abandoned = Annotated[
+    Literal["keep", "drop"],
+    pydantic.Field(description="Unread turns: retries that nothing continues, clients that disconnected."),
+]
+
 Workers = Annotated[
     int,
     pydantic.Field(ge=1, le=1024, exclude=True, description="Processes that share the work; the output is the same."),

@@ -260,7 +260,7 @@ class Crediting:
         ``rollouts``."""
         row, sizes = 0, {source: vocabulary(source) for source in self.sources}
         for source in self.sources:
-            for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns", *carried), BATCH_ROWS):
+            for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns", "extra", *carried), BATCH_ROWS):
                 # A run that is being collected may have grown; the new rows were not scored when we began.
                 batch = batch.slice(0, len(self.rollouts) - row)
                 ids = batch.column("rollout_id")
@@ -268,7 +268,8 @@ class Crediting:
                     raise DataError(f"{source}: changed while it was read", hint="run the command again")
                 if batch.num_rows:
                     turns = batch.column("turns")
-                    stitched = stitch(turns, ids, self.config.abandoned, where=str(source), vocab_size=sizes[source])
+                    abandoned, extra = self.config.abandoned, batch.column("extra")
+                    stitched = stitch(turns, ids, abandoned, extra, where=str(source), vocab_size=sizes[source])
                     yield row, stitched, batch
                     row += batch.num_rows
 

@@ -196,10 +196,14 @@ def _refuse_beyond_float32(what: str, values: Array) -> None:
 
 
 def evidence_of(sampled: SampledTokens, columns: Mapping[str, pa.ListArray], rollout_ids: pa.Array) -> dict[str, Array]:
-    """Token columns of a batch (one list per rollout, one number per sampled token in turn order), flat."""
+    """Token columns of a batch (one list per rollout, one number per sampled token in turn order, or per one that is
+    trained where turns are left out), flat."""
     result = {}
     for name, column in columns.items():
         lists, lengths = Ragged.of(column), sampled.logprobs.lengths
+        if sampled.of_all is not None and np.array_equal(lists.lengths, sampled.of_all[0]):
+            result[name] = lists.values[sampled.of_all[1]]
+            continue
         for row in np.flatnonzero(lists.lengths != lengths)[:1]:
             raise DataError(
                 f"rollout {rollout_ids[int(row)].as_py()}: {name} has {lists.lengths[row]} numbers, the rollout has "

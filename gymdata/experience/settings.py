@@ -10,7 +10,7 @@ import pydantic
 
 from gymdata.credit.estimators import ALL, DEFAULT, SETTINGS, Estimator
 from gymdata.registry import own_fields
-from gymdata.settings import Config, Dtype, Names, OnlyWith, Settings, Workers
+from gymdata.settings import Abandoned, Config, Dtype, Names, OnlyWith, Settings, Workers
 
 if TYPE_CHECKING:
     EstimatorName = str
@@ -161,9 +161,7 @@ class ExperienceConfig(_Choice):
         None, description="Groups without reward variance (default: drop where the estimator compares rollouts)."
     )
     truncated: Literal["keep", "drop"] = pydantic.Field("keep", description="Truncated rollouts.")
-    abandoned: Literal["keep", "drop"] = pydantic.Field(
-        "keep", description="Abandoned branches: retries that nothing continues."
-    )
+    abandoned: Abandoned = "drop"
     token_columns: Path | None = pydantic.Field(
         None,
         description="Parquet table with rollout_id and any of ref_logprobs, values or entropy: one list per rollout.",

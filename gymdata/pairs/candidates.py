@@ -85,6 +85,7 @@ def read_contents(
             picked.column("turns"),
             picked.column("rollout_id"),
             agents,
+            extra=picked.column("extra"),
             where=str(file.source.path),
             vocab_size=file.vocab_size,
             rendered=rendered,
@@ -114,7 +115,7 @@ def read_rollouts(
         for source in files_of(path, ROLLOUTS):
             # Where a hash is missing, it is computed from the turns.
             for with_turns in (bool(agents), True):
-                columns = (*names, "turns") if with_turns else names
+                columns = (*names, "turns", "extra") if with_turns else names
                 scanned = scan_source(source, ROLLOUTS, columns, BATCH_ROWS)
                 batches = [_numbers(batch, (*_COLUMNS, *more), config, source, vocab_size) for batch in scanned]
                 if with_turns or not any(batch[name].null_count for batch in batches for name in HASHES):
@@ -140,6 +141,7 @@ def _numbers(
             batch.column("turns"),
             batch.column("rollout_id"),
             config.target_agents,
+            extra=batch.column("extra"),
             where=str(source.path),
             vocab_size=vocab_size,
             rendered=bool(config.allow_rendered),

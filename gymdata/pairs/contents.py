@@ -22,7 +22,7 @@ from gymdata.rollouts.sequences import stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 
 #: ``n_sequences`` is 1 for a usable row, 0 without token data, more when breaks or branches cut the rollout; the lists
-#: of an unusable row are empty. ``abandoned_turns``: retries that no later turn continues, whose tokens are left out.
+#: of an unusable row are empty. ``abandoned_turns``: unread turns, whose tokens are left out.
 #: ``rendered``: some of its ids were rendered from text; their log-probs are NaN.
 TOKENS = pa.schema(
     [
@@ -39,7 +39,7 @@ TOKENS = pa.schema(
 
 #: Columns of rollouts that contents have as they are, and all that they are made of.
 COPIED = ("rollout_id", "run_id", "task_id", "policy_hash", "policy_version", "temperature")
-COLUMNS = (*COPIED, "n_turns", "messages", "tools", "turns")
+COLUMNS = (*COPIED, "n_turns", "messages", "tools", "extra", "turns")
 _MESSAGES = ROLLOUTS.schema.field("messages").type
 #: Tools are few texts in many rows.
 CONTENTS = pa.schema(
@@ -58,6 +58,7 @@ def token_columns(
     rollout_ids: pa.Array,
     agents: Collection[str] = (),
     *,
+    extra: pa.Array | None = None,
     where: str = "",
     vocab_size: int | None = None,
     rendered: bool = False,
@@ -65,7 +66,7 @@ def token_columns(
     """One row of ``TOKENS`` a rollout, in order; ``turns`` is the rollouts column of that name (one chunk)."""
     n = len(turns)
     stitched = stitch(
-        turns, rollout_ids, "drop", where=where, vocab_size=vocab_size, prompts_apart=True, rendered=rendered
+        turns, rollout_ids, "drop", extra, where=where, vocab_size=vocab_size, prompts_apart=True, rendered=rendered
     )
     n_sequences = np.bincount(stitched.rollout, minlength=n)
     single = stitched.restricted(stitched.sampled.of_agents(agents)) if agents else stitched

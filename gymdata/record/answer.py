@@ -25,7 +25,7 @@ from gymdata.rollouts.messages import Message
 
 class Answer:
     """The answer to one request. ``stops``: texts that end a completion. ``complete``: all of a streamed answer went out;
-    ``unread``: its client went away before that."""
+    ``unread``: its client went away before it had the answer."""
 
     def __init__(self, chat: Chat, request: AgentRequest, stops: Sequence[str]) -> None:
         self._chat, self._request, self._stops = chat, request, stops

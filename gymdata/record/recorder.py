@@ -33,7 +33,7 @@ from gymdata.record.ending import FAILED, REPORTED, TRUNCATED, Ending
 from gymdata.record.log import SessionLog, facts_of, recorded
 from gymdata.record.messages import digests, tools_digest
 from gymdata.record.request import AgentCompletion, AgentRequest, RequestError
-from gymdata.record.rows import Groups, Member, label_turns, main_leaf, session_row
+from gymdata.record.rows import Groups, Member, label_turns, main_leaf, session_row, unread_turns
 from gymdata.record.sessions import Event, Plan, Session
 from gymdata.record.settings import RecordConfig
 from gymdata.rewards.port import RewardPart
@@ -365,7 +365,8 @@ class Recorder:
         for index, generation in enumerate(generations):
             message, completion = answer.read(session, generation, index)
             facts = {"id": answer.id, "finish_reason": completion.finish_reason, "temperature": temperature}
-            facts |= {"sampling": dict(chosen) or None, "clamped": clamped, "unread": answer.unread}
+            # Clients read the first choice, unless they go on from another.
+            facts |= {"sampling": dict(chosen) or None, "clamped": clamped, "unread": answer.unread or index > 0}
             facts |= {"number": numbers[index]}
             events.append(session.event(request, plan, generation, message, **facts))
             completions.append(completion)
@@ -426,7 +427,8 @@ class Recorder:
     async def write(self, session: Session, ending: Ending) -> tuple[RolloutRow, Mapping[str, str]]:
         """Score a session, whose lock is held, and write its row. Returns it, and the reward functions that failed."""
         labels = label_turns(session)
-        last = main_leaf(session, labels)
+        unread = unread_turns(session)
+        last = main_leaf(session, labels, unread)
         shown = session.numbered(last)
         status, stop_reason = ending.status, ending.stop_reason
         if session.spent is not None:
@@ -470,6 +472,7 @@ class Recorder:
             key=self.key,
             member=member,
             labels=labels,
+            unread=unread,
             status=status,
             stop_reason=stop_reason,
             reward=reward,
@@ -490,6 +493,7 @@ class Recorder:
         self._ended[session.rollout_id] = {"key": session.key, **_state_of(row), "agents": labels}
         self._groups.add(row)
         self.counts["rollouts_total"] += 1
+        self.counts["unread_turns_total"] += len(unread)
         self.discard(session)
         for name, message in faults.items():
             self._fail(session, "reward", f"reward {name}", message, member.task_id)

@@ -11,8 +11,9 @@ from gymdata.public import Figures, Report, Row
 @dataclass(frozen=True, slots=True, repr=False)
 class RecordSummary(Report):
     """The whole run (``rollouts`` … ``tokens_generated``) and this call: ``new_rollouts``, ``failures`` of the engine,
-    ``unparsed_calls``: answers that spell a tool call and have none, ``command_exit``: of the command that was run,
-    ``interrupted``: by a signal. ``open``: sessions that are not ended; the same command resumes them."""
+    ``unparsed_calls``: answers that spell a tool call and have none, ``unread_turns``: see ``stitch``, ``command_exit``: of
+    the command that was run, ``interrupted``: by a signal. ``open``: sessions that are not ended; the same command resumes
+    them."""
 
     path: str
     run_id: str
@@ -29,6 +30,7 @@ class RecordSummary(Report):
     interrupted: bool
     seconds: float
     unparsed_calls: int = 0
+    unread_turns: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -46,6 +48,7 @@ class RecordSummary(Report):
                 "unparsed tool calls",
                 self.unparsed_calls and f"{self.unparsed_calls:,}: they are text; see --tool-parser",
             ),
+            ("unread turns", self.unread_turns and f"{self.unread_turns:,}: trained with --abandoned keep alone"),
             ("open sessions", self.open and f"{counted(self.open, 'session')}: rerun to resume"),
             ("exit code of the command", self.command_exit),
         ]

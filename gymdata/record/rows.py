@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from gymdata.record.request import RequestError
 from gymdata.record.sessions import Session
 from gymdata.rewards.port import RewardPart
 from gymdata.rollouts.messages import RolloutRow, Task, TaskRow
-from gymdata.rollouts.turns import MAIN, kinds
+from gymdata.rollouts.turns import MAIN, chains, expand_prompts, kinds
 
 _NAME = re.compile(r"[^\w.-]+")
 
@@ -107,9 +107,19 @@ def label_turns(session: Session) -> list[str]:
     return labels
 
 
-def main_leaf(session: Session, labels: Sequence[str]) -> int:
-    """The last turn of the conversation that the row shows and rewards read: of ``main``, or its latest version."""
-    return max(turn for turn in session.last_turns() if f"{labels[session.steps[turn].thread]}.".startswith(f"{MAIN}."))
+def unread_turns(session: Session) -> list[int]:
+    """The unread turns of labelled ones: retries and further choices that nothing continues, and those whose client was
+    gone."""
+    turns = session.encoder.turns
+    cut = chains(turns, expand_prompts(turns, check_digests=False), "keep", session.unread)
+    return sorted(chain.turns[-1] for chain in cut if chain.abandoned)
+
+
+def main_leaf(session: Session, labels: Sequence[str], unread: Collection[int]) -> int:
+    """The last turn of the conversation that the row shows and rewards read: of ``main``, or its latest version. An
+    unread one only where nothing of them was read."""
+    ours = [k for k, step in enumerate(session.steps) if f"{labels[step.thread]}.".startswith(f"{MAIN}.")]
+    return max([turn for turn in ours if turn not in unread] or ours)
 
 
 class Member(NamedTuple):
@@ -166,6 +176,7 @@ def session_row(
     key: RunKey,
     member: Member,
     labels: Sequence[str],
+    unread: Sequence[int],
     status: str,
     stop_reason: str | None,
     reward: float | None,
@@ -174,9 +185,9 @@ def session_row(
     duration_s: float,
     left: Mapping[str, Any],
 ) -> RolloutRow:
-    """The table's row. ``labels``: of ``label_turns``. ``faults``: reward functions that failed, by name. ``left``: what
-    the agent's run left for rewards."""
-    last = main_leaf(session, labels)
+    """The table's row. ``labels``: of ``label_turns``; ``unread``: of ``unread_turns``. ``faults``: reward functions that
+    failed, by name. ``left``: what the agent's run left for rewards."""
+    last = main_leaf(session, labels, unread)
     shown = session.numbered(last)
     shown_turns = {turn for _, turn in shown}
     other_messages = [
@@ -209,7 +220,7 @@ def session_row(
     extra |= {"sampling": session.sampling} if session.sampling else {}
     extra |= {"clamped": session.clamped} if session.clamped else {}
     extra |= {"ids_behind_stop": session.cut} if session.cut else {}
-    extra |= {"unread_turns": session.unread} if session.unread else {}
+    extra |= {"unread_turns": list(unread)} if unread else {}
     return {
         "rollout_id": session.rollout_id,
         "run_id": key.run_id,

@@ -125,6 +125,7 @@ def record(
             new_rollouts=counts["rollouts_total"],
             failures=counts["upstream_failures_total"],
             unparsed_calls=counts["unparsed_calls_total"],
+            unread_turns=counts["unread_turns_total"],
             open=len(serving.recorder.sessions),
             command_exit=serving.command_exit,
             interrupted=interrupted,

@@ -85,6 +85,11 @@ class Service:
             answer = self.recorder.answer(agent_request)
             work = self._begin(self.recorder.complete(session, agent_request, answer))
             if not agent_request.stream:
+                # After its body a request says no more than that its client is gone.
+                gone = asyncio.ensure_future(request.receive())
+                await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
+                answer.unread = not work.done()
+                gone.cancel()
                 return _json(200, dialect.response(agent_request, await asyncio.shield(work)))
             # An error before anything was sampled has its status.
             work.add_done_callback(lambda _: answer.changed.set())

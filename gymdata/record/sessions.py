@@ -94,7 +94,7 @@ class Session:
     #: What clients chose per turn, where it differs from the run's settings, and lengths that were cut to the context.
     sampling: list[dict[str, Any]] = field(default_factory=list)
     clamped: list[dict[str, int]] = field(default_factory=list)
-    #: Turns whose client went away before it had all of a streamed answer.
+    #: Turns whose client went away before it had the answer, and choices after the first.
     unread: list[int] = field(default_factory=list)
     #: Turns whose engine gave ids behind the stop string, and how many were cut.
     cut: list[dict[str, int]] = field(default_factory=list)

@@ -7,7 +7,7 @@ digest was checked. ``gymdata.rollouts.turns.chains`` defines the cut; rollouts 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -18,11 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import DataError, RefusedError
+from gymdata.rollouts.messages import loads, object_of
 from gymdata.rollouts.ragged import Array, Ints, Ragged, list_parts, offsets_of, places
 from gymdata.rollouts.soundness import refuse_unsound_turns
 from gymdata.rollouts.turn_columns import ArrowTexts, TurnColumns
 from gymdata.rollouts.turns import MAIN, chains, expand_prompts
 
+#: Whether unread turns are trained.
+Abandoned = Literal["keep", "drop"]
 _COLUMNS = ("token_ids", "loss_mask", "logprobs")
 Bools = npt.NDArray[np.bool_]
 
@@ -68,7 +71,8 @@ class SampledTokens:
 
     Turn t of all that are kept is the batch's turn ``turn[t]``, ends before ``turn_ends[t]``, belongs to rollout
     ``turn_rollout[t]`` and is its ``turn_number[t]``-th that is kept; ``turn_reward`` is NaN and ``turn_agent`` null where a
-    turn has none.
+    turn has none. ``of_all``: where turns are left out, how many tokens each rollout sampled in all, and the places of
+    these among the tokens of all.
     """
 
     token_ids: Ragged
@@ -78,6 +82,7 @@ class SampledTokens:
     turn_rollout: Ints
     turn_reward: npt.NDArray[np.float64]
     turn_agent: pa.Array
+    of_all: tuple[Ints, Ints] | None = None
 
     @cached_property
     def turn_sizes(self) -> Ints:
@@ -165,7 +170,8 @@ def require_agents(turns: Iterable[pa.ListArray], agents: Collection[str], where
 def stitch(
     turns: pa.ListArray,
     rollout_ids: pa.Array,
-    abandoned: Literal["keep", "drop"] = "keep",
+    abandoned: Abandoned = "keep",
+    extra: pa.Array | None = None,
     *,
     where: str = "",
     vocab_size: int | None = None,
@@ -174,20 +180,22 @@ def stitch(
 ) -> RolloutSequences:
     """The sequences of a batch of rollouts (the column of that name, one chunk).
 
-    ``rollout`` numbers the rows of the batch. ``abandoned``: whether retries that the conversation did not continue are
-    sequences; ``prompts_apart``: see ``RolloutSequences``; ``rendered``: whether ids may be rendered from text (their
-    log-probabilities are NaN). Raises RefusedError (T206, T213, L301 to L303; see ``refuse_unsound_turns``), and
-    DataError (T209, T210) for changed or impossible turns, naming ``where`` (the file), rollout and turn.
+    ``rollout`` numbers the rows of the batch. ``abandoned``: whether unread turns are trained, which are retries that the
+    conversation did not continue, and ``unread_turns`` of the column ``extra``; ``prompts_apart``: see
+    ``RolloutSequences``; ``rendered``: whether ids may be rendered from text (their log-probabilities are NaN). Raises
+    RefusedError (T206, T213, L301 to L303; see ``refuse_unsound_turns``), and DataError (T209, T210) for changed or
+    impossible turns, naming ``where`` (the file), rollout and turn.
     """
     flat = TurnColumns.of(turns)
     refuse_unsound_turns(flat, rollout_ids, where, vocab_size, rendered=rendered)
     flat.refuse_altered(rollout_ids)
-    simple = flat.one_chain()
+    simple, unread = flat.one_chain(), _unread_turns(extra)
+    simple[list(unread)] = False
     if simple.all():
         # Every rollout is one chain, so deltas and generations simply follow each other.
         pieces = _Pieces(np.arange(len(simple)), np.zeros(len(simple), np.int32), flat.offsets, flat.delta)
     else:
-        pieces = _cut(flat, simple, abandoned)
+        pieces = _cut(flat, simple, abandoned, unread)
     if not prompts_apart:
         return _stitched(flat, pieces)
     opens = np.zeros(len(pieces.context), np.bool_)
@@ -211,7 +219,16 @@ class _Pieces:
     trained: Bools | None = None
 
 
-def _cut(flat: TurnColumns, simple: Bools, abandoned: Literal["keep", "drop"]) -> _Pieces:
+def _unread_turns(extra: pa.Array | None) -> dict[int, Collection[int]]:
+    """The unread turns of each rollout whose recorder names some."""
+    if extra is None:
+        return {}
+    marked = np.flatnonzero(pc.fill_null(pc.match_substring(extra, '"unread_turns"'), False))
+    named = {int(row): object_of(loads(extra[int(row)].as_py())).get("unread_turns") for row in marked}
+    return {row: turns for row, turns in named.items() if isinstance(turns, list)}
+
+
+def _cut(flat: TurnColumns, simple: Bools, abandoned: Abandoned, unread: Mapping[int, Collection[int]]) -> _Pieces:
     """Rollouts with breaks, branches or retries, one at a time, between those that are one chain."""
     chosen = np.flatnonzero(simple)
     sizes = np.diff(flat.offsets)[chosen]
@@ -221,7 +238,7 @@ def _cut(flat: TurnColumns, simple: Bools, abandoned: Literal["keep", "drop"]) -
     for row in np.flatnonzero(~simple).tolist():
         structs, first = flat.structs(row), int(flat.offsets[row])
         prompts = expand_prompts(structs, check_digests=False)
-        for number, chain in enumerate(chains(structs, prompts, abandoned)):
+        for number, chain in enumerate(chains(structs, prompts, abandoned, unread.get(row, ()))):
             rollout.append(row)
             index.append(number)
             lengths.append(len(chain.turns))
@@ -284,7 +301,10 @@ def _sampled(flat: TurnColumns, turns: Ints | None) -> SampledTokens:
     agent = flat.agent.array if isinstance(flat.agent, ArrowTexts) else pa.nulls(len(flat), pa.string())
     reward = flat.reward if flat.reward is not None else np.full(len(flat), np.nan)
     token_ids, logprobs, rollout, bounds = flat.generation, flat.logprobs, flat.rollout, flat.offsets
+    of_all = None
     if turns is not None:
+        kept, _ = places(flat.generation.offsets[turns], flat.generation.lengths[turns])
+        of_all = flat.generation.grouped(flat.offsets).lengths, kept
         token_ids, logprobs, rollout = token_ids.take(turns), logprobs.take(turns), rollout[turns]
         bounds, reward, agent = (
             np.searchsorted(rollout, np.arange(len(bounds))),
@@ -293,7 +313,7 @@ def _sampled(flat: TurnColumns, turns: Ints | None) -> SampledTokens:
         )
     lists = token_ids.grouped(bounds), logprobs.grouped(bounds)
     numbers = np.arange(len(flat)) if turns is None else turns
-    return SampledTokens(*lists, numbers, token_ids.offsets[1:], rollout, reward, agent)
+    return SampledTokens(*lists, numbers, token_ids.offsets[1:], rollout, reward, agent, of_all)
 
 
 def alternatives(turns: pa.ListArray, sampled: SampledTokens) -> tuple[Ragged, Ragged]:

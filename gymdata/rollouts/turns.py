@@ -7,7 +7,7 @@ parent's prompt ++ generation, by the ids and never assumed; content that does n
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -409,7 +409,7 @@ class TokenSequence:
 
     ``loss_mask`` is 1 on generated tokens that this sequence trains; ``logprobs`` is 0.0 on context; ``turn_starts`` is
     the position of the first generated token of each turn in ``turns``; ``trained`` says which of them have mask 1 here.
-    ``abandoned``: its last turn is a retry that the conversation did not continue.
+    ``abandoned``: its last turn is unread.
     """
 
     input_ids: Ids
@@ -424,19 +424,25 @@ class TokenSequence:
 @dataclass(frozen=True, slots=True)
 class Chain:
     """One way from a root of the turn tree to a leaf. ``trained``: which of its ``turns`` no earlier chain trains;
-    ``abandoned``: its last turn is a retry that the conversation did not continue."""
+    ``abandoned``: its last turn is unread."""
 
     turns: list[int]
     trained: list[bool]
     abandoned: bool
 
 
-def chains(turns: Sequence[Turn], prompts: Sequence[Ids], abandoned: Literal["keep", "drop"] = "keep") -> list[Chain]:
+def chains(
+    turns: Sequence[Turn],
+    prompts: Sequence[Ids],
+    abandoned: Literal["keep", "drop"] = "keep",
+    unread: Collection[int] = (),
+) -> list[Chain]:
     """The root-to-leaf chains of a rollout's turn tree, in the order of their last turns: one for each of its sequences.
 
-    A generation is trained in exactly one of them: the first one through it. A break starts a chain; a branch or retry
-    repeats the turns before it. Turns that repeat a prompt keep the one that the conversation continued (the last, when none
-    was continued); the others are abandoned. ``prompts``: the whole prompt of each turn.
+    A generation is trained in exactly one of them: the first one through it that was read. A break starts a chain; a branch
+    or retry repeats the turns before it. Of an agent's turns that repeat a prompt the one that the conversation continued
+    was read (the last, when none was continued); the others are abandoned, and so are turns in ``unread`` that nothing
+    continues. ``prompts``: the whole prompt of each turn.
     """
     # The turn whose H each prompt extends in full, or -1: the tree that sequences are cut from.
     attached = []
@@ -445,31 +451,34 @@ def chains(turns: Sequence[Turn], prompts: Sequence[Ids], abandoned: Literal["ke
         if kind in ("retry", "branch"):
             parent = _kept_ancestor(turns, prompts, parent, shared)[0]
         attached.append(parent if kind in ("continues", "retry", "branch") else _NO_PARENT)
-    has_child = set(attached)
-    leaves = [k for k in range(len(turns)) if k not in has_child]
-    # Leaves whose prompt was sampled again, other than the one that the conversation continued.
-    by_prompt: dict[bytes, list[int]] = {}
+    continued = set(attached)
+    by_prompt: dict[tuple[str, bytes], list[int]] = {}
     for index, prompt in enumerate(prompts):
-        by_prompt.setdefault(prompt.tobytes(), []).append(index)
+        agent = (turns[index]["agent"] or "").partition(".fork-")[0]
+        by_prompt.setdefault((agent, prompt.tobytes()), []).append(index)
     superseded: set[int] = set()
     for same in by_prompt.values():
-        idle = [k for k in same if k in leaves]
-        superseded.update(idle if len(idle) < len(same) else idle[:-1])
+        idle = [k for k in same if k not in continued]
+        last_read = [k for k in idle if k not in unread][-1:] if len(idle) == len(same) else []
+        superseded.update(k for k in idle if k not in last_read)
+    kept = [k for k in range(len(turns)) if k not in superseded]
+    kept_parents = {attached[k] for k in kept}
+    leaves = [k for k in kept if k not in kept_parents] + (sorted(superseded) if abandoned == "keep" else [])
     owned: set[int] = set()
     result = []
     for leaf in leaves:
-        if abandoned == "drop" and leaf in superseded:
-            continue
         chain = [leaf]
         while attached[chain[-1]] >= 0:
             chain.append(attached[chain[-1]])
         chain.reverse()
         result.append(Chain(chain, [turn not in owned for turn in chain], leaf in superseded))
         owned.update(chain)
-    return result
+    return sorted(result, key=lambda chain: chain.turns[-1])
 
 
-def sequences(turns: Sequence[Turn], abandoned: Literal["keep", "drop"] = "keep") -> list[TokenSequence]:
+def sequences(
+    turns: Sequence[Turn], abandoned: Literal["keep", "drop"] = "keep", unread: Collection[int] = ()
+) -> list[TokenSequence]:
     """The token sequences of one rollout, one for each of its ``chains``.
 
     A generation has mask 1 in exactly one sequence. A break starts a sequence with its whole prompt at mask 0; a branch or
@@ -477,7 +486,7 @@ def sequences(turns: Sequence[Turn], abandoned: Literal["keep", "drop"] = "keep"
     """
     prompts = expand_prompts(turns, check_digests=False)
     result = []
-    for chain in chains(turns, prompts, abandoned):
+    for chain in chains(turns, prompts, abandoned, unread):
         leaf = chain.turns[-1]
         ids = np.concatenate((prompts[leaf], np.asarray(turns[leaf]["generation_token_ids"], dtype=np.int32)))
         mask, logprobs = np.zeros(len(ids), np.int8), np.zeros(len(ids), np.float32)

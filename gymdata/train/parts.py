@@ -17,7 +17,7 @@ import xxhash
 from gymdata.errors import DataError, counted
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS, Table
-from gymdata.rollouts.sequences import require_agents
+from gymdata.rollouts.sequences import Abandoned, require_agents
 from gymdata.store import scan_batches
 from gymdata.train.pair_data import check_numbers
 from gymdata.train.rollout_data import made_sequences, no_token_ids
@@ -69,20 +69,21 @@ def rollout_parts(
     columns: Sequence[str],
     chosen: np.ndarray,
     agents: Collection[str],
+    abandoned: Abandoned,
     *,
     rendered: bool,
     rows: int = ROWS,
-) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:
-    """(numbers among ``chosen``, rollout_ids, sequences as ``made_sequences`` makes them) of the rollouts at ``chosen``,
-    row numbers that rise. Raises as it does."""
+) -> Iterator[tuple[np.ndarray, list[str], pa.Table, int]]:
+    """(numbers among ``chosen``, rollout_ids, and what ``made_sequences`` returns) of the rollouts at ``chosen``, row
+    numbers that rise. Raises as it does."""
     if agents:
         turns = (chunk for *_, part in chosen_parts(source, columns, chosen, rows) for chunk in part["turns"].chunks)
         require_agents(turns, agents, source)
     n_sequences = 0
     for numbers, rollouts in chosen_parts(source, columns, chosen, rows):
-        sequences = made_sequences(rollouts, source, agents, rendered=rendered)
+        sequences, n_abandoned = made_sequences(rollouts, source, agents, abandoned, rendered=rendered)
         n_sequences += sequences.num_rows
-        yield numbers, rollouts["rollout_id"].to_pylist(), sequences
+        yield numbers, rollouts["rollout_id"].to_pylist(), sequences, n_abandoned
     if not n_sequences:
         raise no_token_ids(source)
 

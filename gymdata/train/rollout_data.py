@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError, RefusedError, counted
 from gymdata.rollouts.ragged import Ragged, offsets_of, places
-from gymdata.rollouts.sequences import alternatives, require_agents, stitch
+from gymdata.rollouts.sequences import Abandoned, alternatives, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.scores.chosen import labels, unscored_hint
 from gymdata.stats import known_rewards
@@ -31,6 +31,7 @@ SFT_COLUMNS: tuple[str, ...] = (
     "policy",
     "policy_hash",
     "temperature",
+    "extra",
     "turns",
 )
 Select = Literal["best", "above", "all"]
@@ -84,10 +85,17 @@ def rollouts_to_train(
 
 
 def distilled_rollouts(
-    chosen: pa.Table, max_length: int | None, where: str, agents: Collection[str], *, rendered: bool
-) -> TrainingExperiences:
+    chosen: pa.Table,
+    max_length: int | None,
+    where: str,
+    agents: Collection[str],
+    abandoned: Abandoned,
+    *,
+    rendered: bool,
+) -> tuple[TrainingExperiences, int]:
     """The sequences of all chosen rollouts (``SFT_COLUMNS``) with the distributions that were saved with them, at the
-    rollouts' temperatures. Raises RefusedError for rollouts without those, and when the tokens must not be trained on."""
+    rollouts' temperatures, and how many turns are left out. Raises RefusedError for rollouts without those, and when the
+    tokens must not be trained on."""
     # The most alternatives that a sampled token has. Raises RefusedError unless every one of these rollouts has some.
     column = chosen["turns"].combine_chunks()
     turns = column.flatten()
@@ -107,8 +115,8 @@ def distilled_rollouts(
         )
     k = int(pc.max(counts).as_py())
     require_agents(chosen["turns"].chunks, agents, where)
-    sequences = made_sequences(chosen, where, agents, rendered=rendered, alternatives_per_token=k)
-    return TeacherDistributions.of(sequences, k, max_length, where)
+    sequences, unread = made_sequences(chosen, where, agents, abandoned, rendered=rendered, alternatives_per_token=k)
+    return TeacherDistributions.of(sequences, k, max_length, where), unread
 
 
 def trained_once(
@@ -172,21 +180,25 @@ def made_sequences(
     rollouts: pa.Table,
     where: str,
     agents: Collection[str] = (),
+    abandoned: Abandoned = "drop",
     *,
     rendered: bool = False,
     alternatives_per_token: int = 0,
-) -> pa.Table:
-    """The sequences of rollouts as ``training_experiences`` takes them: advantage 0, weight 1, temperature 1.
+) -> tuple[pa.Table, int]:
+    """The sequences of rollouts as ``training_experiences`` takes them: advantage 0, weight 1, temperature 1; and how many
+    turns are in none of them (see ``stitch``).
 
     ``agents``: only the turns of these are trained, when any are given; ``rendered``: ids rendered from text are taken,
     too (a column ``rendered`` says which); ``alternatives_per_token``: with columns ``top_ids`` and ``top_logprobs`` of
     ``k`` numbers per trained token, and the rollouts' temperatures. Raises RefusedError for log-probs or ids that are
     unusable (T206, T213, L301 to L303).
     """
-    tables = []
+    tables, n_abandoned = [], 0
     for batch in rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS):
         turns = batch.column("turns")
-        sequences = stitch(turns, batch.column("rollout_id"), where=where, rendered=rendered)
+        source = turns, batch.column("rollout_id"), abandoned, batch.column("extra")
+        sequences = stitch(*source, where=where, rendered=rendered)
+        n_abandoned += sequences.abandoned
         if agents:
             sequences = sequences.restricted(sequences.sampled.of_agents(agents))
         of, n = pa.array(sequences.rollout), len(sequences)
@@ -217,7 +229,7 @@ def made_sequences(
             "rendered": pa.array(TurnColumns.of(turns).has_rendered()).take(of),
         }
         tables.append(pa.table(columns))
-    return pa.concat_tables(tables)
+    return pa.concat_tables(tables), n_abandoned
 
 
 def no_token_ids(where: str) -> RefusedError:

@@ -23,7 +23,7 @@ from gymdata.errors import UsageError
 from gymdata.registry import shared_fields
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.scores.chosen import scores_of
-from gymdata.settings import Config, Names, OnlyWith, Settings, Switch
+from gymdata.settings import Abandoned, Config, Names, OnlyWith, Settings, Switch
 from gymdata.store import read_table
 from gymdata.store.lineage import masked_rollouts
 from gymdata.train.losses import AGGREGATIONS, LOSSES, Aggregation, with_setting
@@ -317,6 +317,7 @@ class RolloutsConfig(RenderedConfig):
     )
     target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
     target_model: str | None = pydantic.Field(None, description="Train only the rollouts of this policy.")
+    abandoned: Abandoned = "drop"
     keep_duplicates: bool = pydantic.Field(
         False, description="Keep rows with identical token IDs, mask and label (default: drop them)."
     )
@@ -337,10 +338,12 @@ class RolloutsConfig(RenderedConfig):
         )
         return values, rescorings
 
-    def sequences(self, source: str, chosen: np.ndarray, rows: int) -> Iterator[tuple[np.ndarray, list[str], pa.Table]]:
+    def sequences(
+        self, source: str, chosen: np.ndarray, rows: int
+    ) -> Iterator[tuple[np.ndarray, list[str], pa.Table, int]]:
         """``rollout_parts`` of the rollouts at ``chosen``."""
-        rendered = bool(self.allow_rendered)
-        return rollout_parts(source, self.columns, chosen, self.target_agents, rendered=rendered, rows=rows)
+        agents, rendered = self.target_agents, bool(self.allow_rendered)
+        return rollout_parts(source, self.columns, chosen, agents, self.abandoned, rendered=rendered, rows=rows)
 
 
 class TrainSftConfig(RolloutsConfig):
@@ -381,19 +384,22 @@ class TrainSftConfig(RolloutsConfig):
         chosen, tied = rollouts_to_train(
             self.scored(table, source), self.select, self.min_reward, source, self.target_model
         )
-        experiences: Iterable[TrainingExperiences]
+        experiences: Iterable[tuple[TrainingExperiences, int]]
         if self.distill:  # how many alternatives a token has is known only from the whole file
             rollouts = pa.concat_tables(part for _, part in chosen_parts(source, self.columns, chosen, rows))
             agents, rendered = self.target_agents, bool(self.allow_rendered)
-            experiences = [distilled_rollouts(rollouts, self.max_length, source, agents, rendered=rendered)]
+            options = agents, self.abandoned
+            experiences = [distilled_rollouts(rollouts, self.max_length, source, *options, rendered=rendered)]
         else:
             sequences = self.sequences(source, chosen, rows)
-            experiences = (training_experiences(part, self.max_length, source) for *_, part in sequences)
+            experiences = ((training_experiences(part, self.max_length, source), n) for *_, part, n in sequences)
         total, seen = table.num_rows, None if self.keep_duplicates else set[bytes]()
-        for data in experiences:
+        for data, unread in experiences:
             counts = {"rollouts": total, "rollouts_chosen": len(set(data.rollout_ids))}
             counts |= {"left_out_masked": len(masked)} if masked and total else {}
-            yield trained_once(data, counts | ({"groups_of_equal_rewards": tied} if tied else {}), seen)
+            counts |= {"groups_of_equal_rewards": tied} if tied else {}
+            counts |= {"left_out_unread": unread} if unread else {}
+            yield trained_once(data, counts, seen)
             total = tied = 0
 
 
@@ -424,10 +430,11 @@ class TrainKtoConfig(RolloutsConfig):
             self.scored(table, source), self.threshold, source, self.target_model
         )
         seen = None if self.keep_duplicates else set[bytes]()
-        for numbers, ids, part in self.sequences(source, chosen, rows):
+        for numbers, ids, part, unread in self.sequences(source, chosen, rows):
             label_of = dict(zip(ids, desirable[numbers].tolist(), strict=True))
             data = training_experiences(part, self.max_length, source)
             label = np.array([label_of[rollout] for rollout in data.rollout_ids], np.bool_)
+            counts |= {"left_out_unread": unread} if unread else {}
             yield trained_once(TrainingLabels(**vars(data), label=label), counts, seen, label)
             counts = {}
 

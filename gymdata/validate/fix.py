@@ -110,9 +110,10 @@ def _rollout(
     (row,) = to_rows(batch)
     extra = json.loads(row["extra"] or "{}")
     extra["fixed"] = {"choice": choice, "rollout_id": row["rollout_id"], "codes": sorted({v.code for v in faults})}
-    rebuilt, rows = extra.get("prompts_rebuilt"), []
+    # Lists of turns, which have other numbers in a part.
+    numbered, rows = {key: extra[key] for key in ("prompts_rebuilt", "unread_turns") if key in extra}, []
     for repaired, part in zip(repair.parts_of(row, plans[choice]), plans[choice], strict=True):
-        if rebuilt is not None:
-            extra["prompts_rebuilt"] = [n for n, turn in enumerate(part) if turn in rebuilt]
+        for key, named in numbered.items():
+            extra[key] = [n for n, turn in enumerate(part) if turn in named]
         rows.append({**repaired, "extra": json.dumps(extra)})
     return rows

@@ -17,12 +17,15 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import GymdataError, RefusedError, UsageError
 from gymdata.rollouts import turns as tokens
-from gymdata.rollouts.schema import EXPERIENCES, SCORES
+from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.formulas import slow_shape
 from tests.rollout_files import BRANCH, BREAK, RETRY, rollout, two_turns, write_run
 
 ESTIMATORS = ["grpo", "rloo", "reinforce", "reinforce-baseline", "gae", "cpgd", "dr-grpo"]
+
+#: The loops train retries, too.
+KEEP = {"abandoned": "keep"}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -93,7 +96,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_outcome_credit_is_the_loops(run: Path, estimator: str) -> None:
     """Each estimator, discounted by token, over chains, breaks, branches and retries, in the file's precision."""
-    report = gymdata.experience(run, estimator=estimator, gamma=0.9, lam=0.8 if estimator == "gae" else 1.0)
+    report = gymdata.experience(run, estimator=estimator, gamma=0.9, lam=0.8 if estimator == "gae" else 1.0, **KEEP)
     assert report.path == run / f"experiences-{estimator}" / "experiences.parquet"
     expected = slow(rows(), estimator, "outcome", "token", 0.9, 0.8)
     found = load(report)
@@ -112,7 +115,9 @@ def test_step_rewards_are_the_loops(run: Path, estimator: str, rewards: str, uni
     made = [r for r in rows() if r["task_id"] in "abcd" and r["reward"] is not None and math.isfinite(r["reward"])]
     run = write_run(run.parent / "steps", made)
     lam = 0.9 if estimator == "gae" else 1.0
-    report = gymdata.experience(run, estimator=estimator, rewards=rewards, discount_unit=unit, gamma=0.5, lam=lam)
+    report = gymdata.experience(
+        run, estimator=estimator, rewards=rewards, discount_unit=unit, gamma=0.5, lam=lam, **KEEP
+    )
     expected = slow(made, estimator, rewards, unit, 0.5, 0.9)
     for key, row in load(report).items():
         np.testing.assert_allclose(row["advantages"], expected[key], rtol=1e-5, atol=1e-6)
@@ -120,7 +125,7 @@ def test_step_rewards_are_the_loops(run: Path, estimator: str, rewards: str, uni
 
 def test_the_tokens_are_the_saved_ones(run: Path) -> None:
     """Ids, masks, log-probs and turn starts are those of the sequences; every row carries its rollout's facts."""
-    found = load(gymdata.experience(run, estimator="rloo"))
+    found = load(gymdata.experience(run, estimator="rloo", **KEEP))
     for row in rows():
         for number, s in enumerate(tokens.sequences(row["turns"])):
             if (one := found.get((row["rollout_id"], number))) is None:
@@ -230,7 +235,7 @@ def test_token_columns_bring_reference_values_and_entropy(run: Path) -> None:
     file = run.parent / "columns.parquet"
     pq.write_table(pa.table(columns), file)
     report = gymdata.experience(run, estimator="gae", gamma=0.9, lam=0.7, kl_coef=0.1, kl_estimator="k3",
-                               entropy_ratio=0.5, token_columns=file)  # fmt: skip
+                               entropy_ratio=0.5, token_columns=file, **KEEP)  # fmt: skip
     for row, values, ref, entropy in zip(
         made, *(columns[n] for n in ("values", "ref_logprobs", "entropy")), strict=True
     ):
@@ -251,6 +256,22 @@ def test_token_columns_bring_reference_values_and_entropy(run: Path) -> None:
         np.testing.assert_allclose(sorted(trained), sorted(advantages[t] for t in chosen), rtol=1e-4, atol=1e-5)
         assert sum(map(sum, (r["loss_mask"] for r in found))) == len(chosen)
     assert {"ref_logprobs", "values", "entropy", "kl"} <= set(read_table(report.path, EXPERIENCES).column_names)
+
+
+@pytest.mark.parametrize("abandoned", ["keep", "drop"])
+def test_token_columns_have_numbers_of_retries_too(tmp_path: Path, abandoned: str) -> None:
+    """As audits write them: those of turns that are left out are left out."""
+    run = write_run(tmp_path / "run", [rollout("a", index, float(index), RETRY) for index in range(2)])
+    ids = [row["rollout_id"] for row in read_table(run, ROLLOUTS).to_pylist()]
+    sizes = [len(generation) for _, generation in RETRY]
+    values = [float(turn) for turn, size in enumerate(sizes) for _ in range(size)]
+    pq.write_table(pa.table({"rollout_id": ids, "values": [values] * 2}), tmp_path / "v.parquet")
+    given = {"estimator": "gae", "token_columns": tmp_path / "v.parquet", "zero_variance": "keep"}
+    made = load(gymdata.experience(run, abandoned=abandoned, **given)).values()
+    kept = {turn for s in tokens.sequences(rollout("a", 0, 0.0, RETRY)["turns"], abandoned) for turn in s.turns}
+    found = {v for row in made for v, m in zip(row["values"], row["loss_mask"], strict=True) if m}
+    assert found == {float(turn) for turn in kept}
+    assert (len(kept) < len(RETRY)) == (abandoned == "drop")
 
 
 def test_the_optimal_value_of_a_group_is_written(run: Path) -> None:
@@ -278,7 +299,7 @@ def test_a_kl_target_gives_the_next_coefficient(run: Path) -> None:
     columns = {"rollout_id": [r["rollout_id"] for r in made], "ref_logprobs": [[x - 0.3 for x in s] for s in saved]}
     run = write_run(run.parent / "more", made)
     pq.write_table(pa.table(columns), run.parent / "columns.parquet")
-    given = {"estimator": "reinforce", "kl_coef": 0.1, "token_columns": run.parent / "columns.parquet"}
+    given = {"estimator": "reinforce", "kl_coef": 0.1, "token_columns": run.parent / "columns.parquet", **KEEP}
     for target, factor in ((0.3, 0.0), (0.2, 0.2), (10.0, -0.2), (0.29, 0.3 / 0.29 - 1)):
         report = gymdata.experience(run, overwrite=True, kl_target=target, kl_horizon=100, **given)
         used = report.counts["rollouts_used"]

@@ -86,7 +86,7 @@ def values_of(folder: Path, rollout: dict[str, Any]) -> tuple[list[float], float
 def test_the_reference_fills_its_columns(run: Path, rows: Rows, model: Any, policy: Path) -> None:
     """Log-probs, entropy and KL are those of the reference at each row's temperature, under the prompt of each turn; with
     the policy itself the KL is zero."""
-    report = gymdata.experience(run, reference=str(policy), zero_variance="keep")
+    report = gymdata.experience(run, reference=str(policy), zero_variance="keep", abandoned="keep")
     made = read_table(report.path, EXPERIENCES).to_pylist()
     assert np.abs(tokens_of(made, "kl")).max() < 1e-4
     assert np.abs(tokens_of(made, "ref_logprobs") - tokens_of(made, "logprobs")).max() < 1e-4
@@ -137,7 +137,7 @@ def test_the_critic_gives_values_and_what_comes_after(run: Path, rows: Rows, cri
     last token, while one that ended does not."""
     rows[0] = {**rows[0], "status": "truncated"}
     write_run(run, rows)
-    report = gymdata.experience(run, critic=str(critic), estimator="gae", gamma=0.9, lam=0.8)
+    report = gymdata.experience(run, critic=str(critic), estimator="gae", gamma=0.9, lam=0.8, abandoned="keep")
     assert report.notes == []
     made = read_table(report.path, EXPERIENCES).to_pylist()
     for row in rows:

@@ -100,7 +100,7 @@ def test_data_sets_load_what_was_sampled_whatever_its_shape(name: str, tmp_path:
     gymdata.export(run, tmp_path / "ids.jsonl", name)
     cache = str(tmp_path / "cache")
     loaded = load_dataset("json", data_files=str(tmp_path / "ids.jsonl"), split="train", cache_dir=cache)
-    made = [one for row in to_rows(read_table(run, ROLLOUTS)) for one in sequences(row["turns"])]
+    made = [one for row in to_rows(read_table(run, ROLLOUTS)) for one in sequences(row["turns"], "drop")]
     made = [one for one in made if one.loss_mask[1:].any()]
     assert loaded["input_ids"][:] == [one.input_ids.tolist() for one in made]
     masks = [one.loss_mask.tolist() for one in made]

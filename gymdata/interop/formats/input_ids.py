@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gymdata.rollouts.ragged import Array
 
 MESSAGES, RENDERED = "messages and tools, as text", "that ids were rendered from text (T213)"
+UNREAD = "unread turns (left out)"
 NO_TOKENS = "rollouts without a sampled token (left out)"
 
 
@@ -27,7 +28,7 @@ class Tokenized(Format):
     """A line per sequence of a rollout, which has one for each break more: those that `train-sft` trains."""
 
     suffixes = (".jsonl",)
-    columns = ("rollout_id", "reward", "turns")
+    columns = ("rollout_id", "reward", "extra", "turns")
     unread = ("turns.top_log_probs", "turns.server", "turns.weight_versions")
     holds_ids = True
 
@@ -40,7 +41,9 @@ class Tokenized(Format):
 
         for batch in batches:
             turns = batch.column("turns")
-            sequences = stitch(turns, batch.column("rollout_id"), where=export.path, rendered=True)
+            ids, extra = batch.column("rollout_id"), batch.column("extra")
+            sequences = stitch(turns, ids, "drop", extra, where=export.path, rendered=True)
+            export.lost[UNREAD] += sequences.abandoned
             # The first token of a sequence is never trained.
             trainable = np.array([n for n in range(len(sequences)) if sequences.loss_mask[n][1:].any()], np.int64)
             n_rollouts = len(np.unique(sequences.rollout[trainable]))

@@ -19,7 +19,7 @@ from gymdata.checks.breaks import Reading, Relation, relations
 from gymdata.checks.violations import Violation
 from gymdata.errors import printable
 from gymdata.models.vocabulary import Vocabulary
-from gymdata.rollouts.messages import RolloutRow
+from gymdata.rollouts.messages import RolloutRow, loads, object_of
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
 from gymdata.show.conversations import ConversationView
 from gymdata.view.evidence.stages import Stages, facts_of
@@ -64,6 +64,7 @@ class Tokens:
         self.prompts = expand_prompts(self.turns, rollout=self.rollout_id)
         self.kinds = kinds(self.turns, self.prompts)
         self.notes: list[str] = []
+        self._unread: list[int] = object_of(loads(row.get("extra"))).get("unread_turns") or []
         #: Per turn, one number for each sampled token; None where it is not known.
         unknown: list[Array | None] = [None] * len(self.turns)
         self.reference, self.entropy, self.advantages, self.mask = (list(unknown) for _ in range(4))
@@ -113,9 +114,9 @@ class Tokens:
         file = rows.file(numbers[0])
         of_rollout = [rows.row(number) for number in numbers if rows.file(number) == file]
         # A retry may have sampled the same tokens: each row is of the next of the sequences with its ids.
-        stitched, by_ids = sequences(self.turns), dict[bytes, list[TokenSequence]]()
-        if len(of_rollout) < len(stitched):
-            stitched.sort(key=lambda sequence: sequence.abandoned)  # those are not in the file
+        stitched, by_ids = sequences(self.turns, "drop", self._unread), dict[bytes, list[TokenSequence]]()
+        if sorted(s.input_ids.tolist() for s in stitched) != sorted(list(row["input_ids"]) for row in of_rollout):
+            stitched = sequences(self.turns, "keep", self._unread)
         for sequence in stitched:
             by_ids.setdefault(sequence.input_ids.tobytes(), []).append(sequence)
         for row in sorted(of_rollout, key=lambda row: row["sequence_index"]):
