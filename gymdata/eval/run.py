@@ -30,6 +30,7 @@ from gymdata.rollouts.messages import TaskRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.run_json import write_text
+from gymdata.store.task_contents import trained_tasks
 
 __all__ = ["CollectPlan", "EvalReport", "evaluate"]
 
@@ -57,6 +58,8 @@ class EvalReport(Report):
     truncated: int
     by_field: dict[str, list[Figures]]
     against: Figures | None
+    #: Tasks that are in the training data of the model, as far as its parents lead to it.
+    trained_tasks: int = 0
     interrupted: bool = False
     files: list[Path] = field(default_factory=list)
     #: That of collecting: 130 interrupted; 1 while rollouts are missing or could not be scored; else 0.
@@ -69,6 +72,7 @@ class EvalReport(Report):
 
     def rows(self) -> list[Row]:
         rows: list[Row] = [
+            *([("trained on", self.trained_on)] if self.trained_tasks else []),
             *(
                 (f"pass@{row['k']}", f"{rate_text({**row, 'rate': row['value']})} of {_tasks_of(row)}")
                 for row in self.pass_at_k
@@ -90,6 +94,11 @@ class EvalReport(Report):
         written = [("results", file) for file in self.files]
         return [*rows, *written, ("written to", self.path)]
 
+    @property
+    def trained_on(self) -> str:
+        """How many of the tasks are in the training data of the model."""
+        return f"{self.trained_tasks:,} of {self.tasks:,} tasks are in the training data of this model"
+
     def _sampling(self) -> str:
         """The settings of sampling in which the earlier run differs, which the difference is of, too."""
         shown = (
@@ -103,7 +112,8 @@ class EvalReport(Report):
         rows: list[tuple[object, ...]] = [
             (f"pass@{row['k']}", *_cells(row)[:2], _tasks_of(row).removesuffix(" tasks")) for row in self.pass_at_k
         ]
-        lines = [f"# {self.model or 'Model'}", "", markdown_table(("", "value", "95 %", "tasks"), rows)]
+        trained = [f"{self.trained_on}.", ""] if self.trained_tasks else []
+        lines = [f"# {self.model or 'Model'}", "", *trained, markdown_table(("", "value", "95 %", "tasks"), rows)]
         for name, values in self.by_field.items():
             rows = [(row["value"], *_cells(row)) for row in values]
             lines += [f"## By {name}", "", markdown_table((name, "pass@1", "95 %", "tasks"), rows)]
@@ -207,6 +217,7 @@ def evaluate(
         truncated=summary.truncated,
         by_field=_by_field(rewards, task_fields(table), config.by, config.threshold),
         against=compared,
+        trained_tasks=trained_tasks(config.model, run) if config.model else 0,
         interrupted=summary.interrupted,
         exit_code=summary.exit_code,
     )

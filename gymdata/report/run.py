@@ -117,6 +117,9 @@ def report(
         figures |= {"settings": settings_that_differ(paths), **_lists(runs)}
     else:
         figures = {"headline": _headline(figures), **figures}
+    for run_path, run in zip(paths, runs, strict=True):
+        if "trained_on" in run:
+            figures["headline"] += f"; {f'{shown(str(run_path))}: ' if len(runs) > 1 else ''}{run['trained_on']}"
     figures["paths"] = [shown(str(run_path)) for run_path in paths]
     target = _target([*paths, *(path for path in named[-1:] if path.is_dir())], config) if write else None
     charts: list[Path] = []
@@ -194,6 +197,10 @@ def _figures(path: Path, config: ReportConfig, score: str | None) -> Figures:
     file = path / "result.json"
     end = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     end = end if isinstance(end, dict) else None
+    file = path / "results.json"
+    measured = json.loads(file.read_text(encoding="utf-8")) if rollouts is not _NO_ROLLOUTS and file.is_file() else {}
+    if trained := measured.get("trained_tasks"):
+        rollouts["trained_on"] = f"{trained:,} of {measured['tasks']:,} tasks are in the training data of this model"
     return {"path": str(path), "what": _what(facts), "threshold": config.threshold, **rollouts, **stages, "end": end}
 
 

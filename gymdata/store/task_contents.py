@@ -6,8 +6,9 @@ one id that differ in any of these are two tasks.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,16 +17,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, counted
+from gymdata.errors import DataError, GymdataError, counted
 from gymdata.rollouts.messages import TaskRow, loads, object_of, split_messages
 from gymdata.rollouts.ragged import list_parts
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
+from gymdata.store.lineage import lineage, parent_paths, rollouts_behind
+from gymdata.store.paths import resolve
 from gymdata.store.tables import scan_batches
 
 _COLUMNS = ("task_id", "n_turns", "prompt_hash", "messages", "tools", "task")
 _TEXTS = ("role", "content", "tool_calls", "tool_call_id", "name")
 #: Fields of a task's row that are its given messages and tools, which are compared as they were given, and its id.
 _GIVEN = ("task_id", "prompt", "messages", "conversations", "responses_create_params", "tools")
+_SYSTEM = ("system", "developer")
 _BATCH = 4_096
 _NAMED = 3
 
@@ -45,14 +49,14 @@ class TaskContent:
         return next((name for name in sorted(names) if self.row[name] != other.row[name]), None)
 
 
-def given_hashes(messages: pa.ListArray, roles: tuple[str, ...] | None = None) -> npt.NDArray[np.uint64]:
-    """A hash of each list of messages, (n,), those of some ``roles`` or all; equal ones have equal hashes in a process."""
+def given_hashes(messages: pa.ListArray, without: tuple[str, ...] = ()) -> npt.NDArray[np.uint64]:
+    """A hash of each list of messages, (n,), ``without`` some roles; equal ones have equal hashes in a process."""
     import polars as pl
 
     offsets, flat = list_parts(messages)
     frame = pl.DataFrame({name: pl.Series(pl.from_arrow(flat.field(name)), dtype=pl.String) for name in _TEXTS})
     hashes = frame.with_columns(pl.all().fill_null("")).hash_rows().to_numpy()
-    counts = np.ones(len(hashes), bool) if roles is None else frame["role"].is_in(roles).to_numpy()
+    counts = ~frame["role"].fill_null("").is_in(without).to_numpy()
     # Each message's number among those that count, from 1: their order counts, too.
     before = np.append(0, np.cumsum(counts))
     numbers = before[1:] - np.repeat(before[offsets[:-1]], np.diff(offsets))
@@ -75,6 +79,34 @@ def task_contents(path: str | Path) -> dict[str, TaskContent]:
             prompts.setdefault(task, set()).add(hash((prompt, tools[offered])))
             rows.setdefault(task, row)
     return {task: TaskContent(frozenset(prompts[task]), object_of(loads(rows[task] or "{}"))) for task in prompts}
+
+
+def trained_tasks(model: str | Path, run: str | Path) -> int:
+    """How many tasks of ``run`` are in the data that ``model`` and the models behind it were trained on, as far as their
+    parents lead to it: by their given messages without the system's, which a training may have had otherwise."""
+    trained = set[int]()
+    for facts in lineage(model):
+        stage = str(facts.get("stage"))
+        for parent in parent_paths(facts) if stage.startswith("train-") else ():
+            with contextlib.suppress(GymdataError):  # moved or deleted, or a model
+                of_pairs = stage in ("train-dpo", "train-reward") and resolve(parent, PAIRS)
+                sources = [(parent, PAIRS)] if of_pairs else [(path, ROLLOUTS) for path in rollouts_behind(parent)]
+                trained |= {question for path, table in sources for _, question in _questions(path, table)}
+    return len({task for task, question in _questions(run, ROLLOUTS) if question in trained}) if trained else 0
+
+
+def _questions(path: str | Path, table: Table) -> Iterator[tuple[str, int]]:
+    """The task and the hash of the given messages of each row."""
+    columns = ("task_id", "prompt") if table is PAIRS else ("task_id", "n_turns", "messages")
+    for batch in scan_batches(path, table, columns, _BATCH):
+        opening = batch.column(columns[-1])
+        if table is not PAIRS:
+            opening = split_messages(opening, batch.column("n_turns").to_numpy())[0]
+        hashes = given_hashes(opening, _SYSTEM).tolist()
+        # Without a message nothing is asked.
+        yield from (
+            (task, hashed) for task, hashed in zip(batch.column("task_id").to_pylist(), hashes, strict=True) if hashed
+        )
 
 
 def _canonical(text: str | None) -> str:

@@ -15,7 +15,9 @@ from gymdata.collect.report import CollectPlan
 from gymdata.errors import DataError, UsageError
 from gymdata.eval.run import EvalReport, evaluate
 from gymdata.eval.settings import evaluation_of
+from gymdata.store import write_run_json
 from tests.collect.fake_parts import FakeSampler, engine_fault, parts
+from tests.rollout_files import rollout, two_turns, write_run
 
 #: Four tasks of each level; the answer is the task's number.
 TASKS = [
@@ -186,3 +188,31 @@ def test_a_dry_run_says_what_would_be_sampled(tmp_path: Path) -> None:
     plan = evaluate(None, TASKS, reward="numeric", parts=parts(), output=tmp_path / "run", dry_run=True)
     assert isinstance(plan, CollectPlan)
     assert (plan.rollouts_wanted, (tmp_path / "run").exists()) == (8, False)
+
+
+@pytest.mark.parametrize("way", ["rollouts", "pairs", "grandparent", "other"])
+def test_tasks_that_the_model_was_trained_on_are_counted(way: str, tmp_path: Path) -> None:
+    """By their content, through pairs and the models behind the model, whatever the system said; in the rows, in both
+    files and in the report."""
+    rows = [
+        rollout(f"row-{n}", i, float(i), two_turns(5 + n, 40 + i), messages=[
+            {"role": "system", "content": "Count."}, {"role": "user", "content": prompt},
+            {"role": "assistant", "content": str(i), "turn": 0}])
+        for n, prompt in enumerate(["elsewhere"] if way == "other" else ["easy 0", "hard 3", "elsewhere"]) for i in range(2)
+    ]  # fmt: skip
+    source = write_run(tmp_path / "data", rows)
+    if way == "pairs":
+        gymdata.pairs(source, output=tmp_path / "pairs")
+        source = tmp_path / "pairs" / "pairs.parquet"
+    write_run_json(tmp_path / "model", {"stage": "train-dpo" if way == "pairs" else "train-sft",
+                                        "parents": [{"path": str(source)}, {"path": str(tmp_path / "base")}]})  # fmt: skip
+    write_run_json(tmp_path / "child", {"stage": "train-sft", "parents": [{"path": str(tmp_path / "model")}]})
+    model = tmp_path / ("child" if way == "grandparent" else "model")
+    scored = parts(FakeSampler(knows("easy 0")), rewards=["numeric"])
+    report = evaluate(model, TASKS, reward="numeric", parts=scored, output=tmp_path / "run", seed=1)
+    assert isinstance(report, EvalReport)
+    sentence = "2 of 8 tasks are in the training data of this model"
+    texts = [str(dict(report.rows()).get("trained on")), (tmp_path / "run" / "results.md").read_text(),
+             str(gymdata.report(tmp_path / "run", write=False).figures["headline"])]  # fmt: skip
+    assert [sentence in text for text in texts] == [way != "other"] * 3
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["trained_tasks"] == (0 if way == "other" else 2)
