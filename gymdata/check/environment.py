@@ -29,7 +29,7 @@ from gymdata.environments.port import StepResult
 from gymdata.environments.python_tools import NOT_TOOLS, ToolEpisode
 from gymdata.environments.step import Step
 from gymdata.environments.tool_error import MAX_OUTPUT_BYTES
-from gymdata.errors import OutsideError, UsageError, brief, option, raised
+from gymdata.errors import OutsideError, UsageError, brief, counted, option, raised
 from gymdata.models._transformers import schema_of
 from gymdata.public import Figures, Report, Row, path_of
 from gymdata.rollouts.messages import Message, Task, ToolDefinition
@@ -37,6 +37,8 @@ from gymdata.user_code import from_here, load_symbol, place_of, raised_at
 
 #: Sampled calls of each tool and task; turns of a random play.
 _CALLS, _TURNS = 3, 8
+#: The least that may be a full reward.
+_FULL = 1.0
 #: Seconds without a beat after which an event loop is blocked, between two looks at it, and for its end.
 LIMIT_S, _LOOK_S, _END_S = 3.0, 0.25, 20.0
 #: How much slower time passes while a tool imports a module, which blocks the loop at its first call alone.
@@ -65,8 +67,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One episode. ``policy``: scripted (each tool once), random, or human; ``reward``: the sum of its steps' rewards, None
-    without any; ``ended``: why, None where the play stopped it; ``state``: the instance's public attributes at the end."""
+    """One episode. ``policy``: scripted (each tool once), random, empty (one empty answer), or human; ``reward``: the sum of
+    its steps' rewards, None without any; ``ended``: why, None where the play stopped it; ``state``: the instance's public
+    attributes at the end."""
 
     policy: str
     task_id: str
@@ -278,11 +281,20 @@ class _Trial:
                     "warning", "not the same twice", where, "two instances answered the same calls in different ways: "
                     "chance without a seed of the task, or state that instances share",
                 )  # fmt: skip
-            if self.schemas:
-                calls = [self._call(draw.choice(self.schemas), task, draw) for _ in range(_TURNS)]
-                await self._play("random", environment, task, _scripted(calls))
+            calls = [self._call(draw.choice(self.schemas), task, draw) for _ in range(_TURNS) if self.schemas]
+            await self._play("random", environment, task, _scripted(calls, str(draw.randrange(1_000))))
+            await self._play("empty", environment, task, _scripted([], ""))
             if self.human is not None:
                 await self._play("human", environment, task, self.human)
+        for policy in ("empty", "random"):
+            if (rewards := self._full_rewards(policy)) is not None:
+                tasks = counted(len(rewards), "task")
+                text = (
+                    f"{min(rewards):g} or more on {tasks}, and no other play earns more: the reward ignores the answer"
+                )
+                self.report(
+                    "warning", f"a policy of {policy} answers earns the full reward", self._defined(self._target), text
+                )
         for tool in self.schemas:
             name = str(tool["function"]["name"])
             errors = [error for of, error in self.raised if of == name]
@@ -290,6 +302,14 @@ class _Trial:
                 function = dict(self._public())[name]
                 text = f"all {len(errors)} sampled calls raised; the first: {raised(errors[0])}"
                 self.report("warning", f"tool {name} answers with errors only", raised_at(errors[0], function), text)
+
+    def _full_rewards(self, policy: str) -> list[float] | None:
+        """The rewards of a policy by task, where each is at least 1 and that of every other play; else None."""
+        best: dict[str, float] = {}
+        for play in self.plays:
+            best[play.task_id] = max(best.get(play.task_id, _FULL), play.reward or 0.0)
+        earned = {play.task_id: play.reward or 0.0 for play in self.plays if play.policy == policy}
+        return list(earned.values()) if earned and earned == {task: best[task] for task in earned} else None
 
     def _call(self, tool: ToolDefinition, task: Task, draw: random.Random) -> Message:
         """A message that calls a tool with arguments drawn from its schema."""
@@ -384,9 +404,9 @@ def calling(name: str, arguments: Any) -> Message:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-def _scripted(script: Sequence[Message]) -> Human:
+def _scripted(script: Sequence[Message], last: str = "Done.") -> Human:
     """Says the messages of a script, then a text that ends the episode."""
-    messages = iter([*script, {"role": "assistant", "content": "Done."}])
+    messages = iter([*script, {"role": "assistant", "content": last}])
     return lambda *_: next(messages, None)
 
 

@@ -93,8 +93,28 @@ def test_a_sound_environment_has_no_finding(tmp_path: Path) -> None:
     report = check_environment(f"{SAMPLE / 'calculator.py'}:Calculator", SAMPLE / "tasks" / "train.jsonl", limit=2)
     assert (report.ok, report.findings, report.tasks) == (True, [], 2)
     assert report.refused > 0
-    assert {play.policy for play in report.plays} == {"scripted", "random"}
-    assert checked(tmp_path, "def get_reward(self): return 1.0").findings == []
+    assert {play.policy for play in report.plays} == {"scripted", "random", "empty"}
+    assert checked(tmp_path, "def get_reward(self): return 0.5").findings == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("def get_reward(self): return 1.0", {"empty", "random"}),
+        ("def get_reward(self): return 10.0", {"empty", "random"}),
+        ("def step_reward(self, message): return float(not message.get('content') and not message.get('tool_calls'))",
+         {"empty"}),
+        ("def step_reward(self, message): return float(str(message.get('content')).isdigit())", {"random"}),
+        ("def step_reward(self, message): return float(message.get('content') == 'Done.')", set()),
+        ("def get_reward(self): return 0.0", set()),
+        ("def get_reward(self): return 0.5", set()),
+    ],
+)  # fmt: skip
+def test_a_full_reward_for_an_empty_or_a_random_answer_is_found(tmp_path: Path, lines: str, found: set[str]) -> None:
+    """A policy that answers nothing, or anything, and earns 1 or more and as much as any other play."""
+    findings = [one for one in checked(tmp_path, lines).findings if "full reward" in one.what]
+    assert {name for name in ("empty", "random") for one in findings if name in one.what} == found
+    assert all((one.severity, one.where) == ("warning", f"{tmp_path / 'env.py'}:2") for one in findings)
 
 
 def test_plays_show_rewards_and_state(tmp_path: Path) -> None:
