@@ -111,7 +111,8 @@ class ImportSummary(Report):
 @dataclass(slots=True, repr=False)
 class ExportSummary(Report):
     """Summary of an export: ``rows_out`` rows (``rows`` in JSON). ``lost``: what the format cannot hold → in how many
-    rows; ``skipped``: rows without a place in it."""
+    rows; ``skipped``: rows without a place in it; ``account``: kind → how many were ``read``, ``written`` and ``lost``
+    (``exporting.KINDS``, and failures); ``turns``, ``turns_lost``: of rollouts, the same numbers."""
 
     output: str
     format: str
@@ -120,6 +121,7 @@ class ExportSummary(Report):
     turns: int = 0
     turns_lost: int = 0
     lost: dict[str, int] = field(default_factory=dict)
+    account: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -134,7 +136,12 @@ class ExportSummary(Report):
             ("rows", self.rows_out),
             *([("left out", self.skipped)] if self.skipped else []),
             *((f"  lost: {kind}", n) for kind, n in self.lost.items()),
-            *([("turns delivered", self.turns - self.turns_lost)] if format_named(self.format).counts_turns else []),
+            *(
+                (f"{kind} written", f"{n['written']:,} of {n['read']:,}")
+                for kind, n in self.account.items()
+                if n["read"]
+            ),
+            *([] if self.lost or any(n["lost"] for n in self.account.values()) else [("lost", "nothing")]),
             ("written to", self.output),
         ]
 
@@ -457,10 +464,11 @@ def _export(
         else:
             hint = "`gymdata validate` shows what the files hold"
         raise DataError(f"{path}: got 0 {table.name}, expected at least 1 to export", hint=hint)
-    summary.turns, summary.turns_lost = account.turns, account.turns_lost
+    summary.account = account.account()
+    turns = summary.account.get("turns", {"read": 0, "lost": 0})
+    summary.turns, summary.turns_lost = turns["read"], turns["lost"]
     summary.skipped = account.read + account.further - summary.rows_out
-    lost = {**account.lost, "turns that no message names": account.turns_lost}
-    summary.lost = {kind: n for kind, n in lost.items() if n}
+    summary.lost = {kind: n for kind, n in account.lost.items() if n}
     return summary
 
 
@@ -484,7 +492,8 @@ class _Converter:
     export: Export
 
     def __call__(self, source: Source) -> Iterator[tuple[list[tuple[str | None, Any]], Export]]:
-        account, to = replace(self.export, lost=Counter()), format_named(self.export.format)
+        account = replace(self.export, lost=Counter(), totals=Counter(), carried=Counter())
+        to = format_named(self.export.format)
         with _naming_the_row(account):
             batches = account.batches(source, to.columns, to.unread)
             rows = [(account.current, row) for row in to.convert(batches, account)]

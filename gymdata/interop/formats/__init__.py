@@ -7,7 +7,7 @@ Files here are loaded when a file of unknown format is looked at, so they import
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -58,8 +58,8 @@ class Format(ForeignFormat):
     holds_reward: ClassVar[bool] = False
     #: Whether a row may need documents of other files of its import.
     joined: ClassVar[bool] = False
-    #: Whether the turns that its rows have are counted.
-    counts_turns: ClassVar[bool] = False
+    #: What of ``exporting.KINDS`` its rows have a place for.
+    carries: ClassVar[tuple[str, ...]] = ()
     #: Columns that it is written from, None for all of them; and fields in them that are not read.
     columns: ClassVar[Sequence[str] | None] = None
     unread: ClassVar[tuple[str, ...]] = ()
@@ -156,12 +156,18 @@ class Format(ForeignFormat):
         ``lost`` counts rows by what the format has no place for."""
         raise NotImplementedError
 
+    def written_turns(self, row: TableRow) -> Collection[int] | None:  # noqa: ARG002 - most write all or none
+        """The turns that the line of a row holds, where its messages say which; None: all."""
+        return None
+
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[Any]:
-        """What ``save`` takes of each row."""
+        """What ``save`` takes of each row, which is counted (``Export.carry``)."""
         from gymdata.store.columns import to_rows
 
         for row in export.rows(batches, to_rows):
+            turns = self.written_turns(row)
             if (line := self.write(row, export.lost)) is not None:
+                export.carry(self.carries, turns)
                 yield line
 
     def save(self, converted: Iterable[Any], part: Part, export: Export) -> None:

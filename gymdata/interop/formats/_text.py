@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Bytes of rows that are converted at once.
 _TEXT_BYTES = 8 << 20
-COLUMNS = ("rollout_id", "reward", "n_turns", "n_breaks", "messages", "tools", "turns")
+COLUMNS = ("rollout_id", "reward", "rewards", "n_turns", "n_breaks", "messages", "tools", "turns")
 
 
 class TextFormat(Format):
@@ -26,10 +26,7 @@ class TextFormat(Format):
     suffixes = (".jsonl",)
     columns: ClassVar[Sequence[str] | None] = COLUMNS
     #: No text format uses them. They are not read from Parquet: even an empty one takes time.
-    unread: ClassVar[tuple[str, ...]] = (
-        *("turns.finish_reason", "turns.agent", "turns.reward", "turns.top_log_probs"),
-        *("turns.server", "turns.weight_versions"),
-    )
+    unread: ClassVar[tuple[str, ...]] = ("turns.finish_reason", "turns.top_log_probs")
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Any:
         """The rows of a batch, as ``save`` takes them: by default ``chat_text.Lines``."""
@@ -68,3 +65,4 @@ class TextFormat(Format):
                 digest.update(lines.text)
                 export.written += lines.rows
         part.xxh3 = digest.hexdigest()
+        export.carry_all(self.carries)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
+from gymdata.interop.exporting import KINDS
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing
 from gymdata.interop.trajectories.atif import row_of, trajectory_of
+from gymdata.interop.trajectories.own import named_turns
 from gymdata.rollouts.messages import RolloutRow, TableRow, json_text
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class Atif(Format):
     marks = (b'"ATIF-',)
     suffixes = (".jsonl", ".json")
     holds_ids = holds_logprobs = holds_reward = True
+    carries = KINDS["rollouts"]
 
     def recognise(self, value: Any) -> bool:
         if isinstance(value, list):
@@ -33,6 +36,9 @@ class Atif(Format):
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         return row_of(item, importing)
+
+    def written_turns(self, row: TableRow) -> Collection[int] | None:
+        return named_turns(row, self.name)
 
     def write(self, row: RolloutRow, lost: Counter[str]) -> bytes | None:
         trajectory = trajectory_of(row, lost)

@@ -28,9 +28,10 @@ class Tokenized(Format):
     """A line per sequence of a rollout, which has one for each break more: those that `train-sft` trains."""
 
     suffixes = (".jsonl",)
-    columns = ("rollout_id", "reward", "extra", "turns")
-    unread = ("turns.top_log_probs", "turns.server", "turns.weight_versions")
+    columns = ("rollout_id", "reward", "rewards", "extra", "turns")
+    unread = ("turns.top_log_probs",)
     holds_ids = True
+    carries = ("turns", "branches")
 
     def fields(self, ids: Array, mask: Array) -> JsonObject:
         """The columns of a sequence. ``mask``: 1 for the sampled tokens."""
@@ -46,7 +47,10 @@ class Tokenized(Format):
             export.lost[UNREAD] += sequences.abandoned
             # The first token of a sequence is never trained.
             trainable = np.array([n for n in range(len(sequences)) if sequences.loss_mask[n][1:].any()], np.int64)
-            n_rollouts = len(np.unique(sequences.rollout[trainable]))
+            rollouts = np.unique(sequences.rollout[trainable])
+            n_rollouts = len(rollouts)
+            export.carry(self.carries, rows=rollouts)
+            export.carried["turns"] -= sequences.abandoned
             export.further += len(trainable) - n_rollouts
             export.lost[NO_TOKENS] += batch.num_rows - n_rollouts
             export.lost[RENDERED] += int(TurnColumns.of(turns).has_rendered().sum())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from gymdata.interop.exporting import KINDS
 from gymdata.interop.formats import FORMATS, Format, Place
 from gymdata.interop.importing import Importing, Shape
 from gymdata.interop.trajectories import nat, nat_pairs
+from gymdata.interop.trajectories.own import named_turns
 from gymdata.rollouts.messages import JsonObject, RolloutRow, TableRow
 from gymdata.store import find_run_json, read_run_json
 from gymdata.store.lines import encode_any
@@ -52,7 +54,9 @@ class _Nested(Format):
         from gymdata.store.columns import to_rows
 
         for row in export.rows(batches, to_rows):
+            turns = self.written_turns(row)
             if (trajectory := self.trajectory(row, export.lost)) is not None:
+                export.carry(self.carries, turns)
                 yield row[self.group], row["run_id"], trajectory
 
     def save(self, converted: Iterable[Any], part: Part, export: Export) -> None:
@@ -71,6 +75,10 @@ class NatTrajectories(_Nested):
     holds_ids = holds_logprobs = True
     item = "a trajectory"
     holds_reward = True
+    carries = KINDS["rollouts"]
+
+    def written_turns(self, row: TableRow) -> Collection[int] | None:
+        return named_turns(row, self.name)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         return nat.row_of(item, importing)
@@ -102,6 +110,7 @@ class NatDpoItems(_Pairs, _Nested):
 
     content = "trajectories of DPO items"
     holds_ids = True
+    carries = KINDS["pairs"]
     group = "task_id"
 
     def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:

@@ -31,8 +31,9 @@ class NemoGym(Format):
 
     content = "NeMo Gym rows"
     marks = (f'"{_REQUEST}"'.encode(), b'"response"')
-    read_in_place = rebuilds_prompts = holds_ids = holds_logprobs = holds_reward = counts_turns = True
+    read_in_place = rebuilds_prompts = holds_ids = holds_logprobs = holds_reward = True
     suffixes = (".jsonl",)
+    carries = ("turns", "branches", "rewards", "named rewards")
 
     def recognise(self, value: Any) -> bool:
         """A row with a response; rows with a request alone are tasks."""
@@ -68,8 +69,7 @@ class NemoGym(Format):
 
         for row in export.rows(batches, counted):
             line = nemo_gym_line(row)
-            export.turns += row["n_turns"]
-            export.turns_lost += line.lost
+            export.carry(self.carries, line.turns)
             export.lost[DIGITS] += line.rounded
             yield line.text
 

@@ -124,6 +124,7 @@ class TrlPreference(TextFormat):
     item = "a preference pair"
     marks = (b'"rejected"', b'"rejected_response"', b'"rejected_messages"')
     holds_text = True
+    carries = ("margins",)
 
     def recognise_row(self, row: JsonObject) -> bool:
         if "rejected_response" in row or ("rejected_messages" in row and "chosen_messages" not in row):

@@ -32,6 +32,7 @@ class Verl(TextFormat):
     suffixes = (".parquet",)
     columns: ClassVar[Sequence[str] | None] = (*COLUMNS, "task_id", "rollout_index", "task")
     holds_reward = True
+    carries: ClassVar[tuple[str, ...]] = ("rewards",)
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[JsonObject]:
         from gymdata.store.columns import to_rows
@@ -69,6 +70,7 @@ class Verl(TextFormat):
             while chunk := list(islice(rows, _ROWS)):
                 sink.write_table(pa.Table.from_pylist(chunk, schema=schema))
                 export.written += len(chunk)
+        export.carry_all(self.carries)
 
 
 def _row(row: RolloutRow, lost: Counter[str]) -> JsonObject:
@@ -105,6 +107,7 @@ class VerlSft(Verl):
 
     columns = COLUMNS
     holds_reward = False
+    carries = ()
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[JsonObject]:
         import pyarrow as pa

@@ -55,11 +55,11 @@ Lists = Callable[[Text], Any]
 
 
 class Line(NamedTuple):
-    """A written row. ``lost``: its turns that no item could hold; ``rounded``: whether it was imported from
+    """A written row. ``turns``: those that an item holds, None for all; ``rounded``: whether it was imported from
     log-probabilities with more digits than float32 holds."""
 
     text: bytes
-    lost: int
+    turns: Collection[int] | None
     rounded: bool
 
 
@@ -71,20 +71,20 @@ def nemo_gym_line(row: RolloutRow) -> Line:
         texts.append(text)
         return _PLACE.format(len(texts) - 1)
 
-    nemo_row, lost, rounded, plain = _nemo_gym_row(row, placeholder)
+    nemo_row, placed, rounded, plain = _nemo_gym_row(row, placeholder)
     first, *rest = _PLACED.split(orjson.dumps(nemo_row) if plain else _JSON.encode(nemo_row).encode())
     if rest[::2] != [b"%d" % n for n in range(len(texts))]:
         # A text of the row looks like a placeholder, or its items were moved: the row is written from its values.
-        return Line(_JSON.encode(_nemo_gym_row(row, numbers)[0]).encode() + b"\n", lost, rounded)
+        return Line(_JSON.encode(_nemo_gym_row(row, numbers)[0]).encode() + b"\n", placed, rounded)
     pieces: list[Text] = [first]
     for text, after in zip(texts, rest[1::2], strict=True):
         pieces += (b"[", text, b"]", after)
     pieces.append(b"\n")
-    return Line(b"".join(pieces), lost, rounded)
+    return Line(b"".join(pieces), placed, rounded)
 
 
-def _nemo_gym_row(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int, bool, bool]:
-    """The row, its turns without a place, whether it was rounded, and whether orjson can write it."""
+def _nemo_gym_row(row: RolloutRow, lists: Lists) -> tuple[JsonObject, Collection[int] | None, bool, bool]:
+    """The row, its turns that have a place (None: all), whether it was rounded, and whether orjson can write it."""
     origin = kept_rows(row)
     if origin is None:
         return *_from_columns(row, lists), False, False
@@ -107,7 +107,7 @@ def _nemo_gym_row(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int, bool,
         values["reward"] = fields["reward"] if "reward" in fields and _same(fields["reward"], reward) else reward
     # A later score comes last.
     names = [*fields["keys"], *(["reward"] if "reward" not in fields["keys"] else [])]
-    return {key: values[key] for key in names if key in values}, 0, rounded, plain and math.isfinite(reward or 0)
+    return {key: values[key] for key in names if key in values}, None, rounded, plain and math.isfinite(reward or 0)
 
 
 def _rebuilt(row: RolloutRow) -> Collection[int]:
@@ -130,7 +130,7 @@ def _same(raw: Any, reward: float | None) -> bool:
         return True
 
 
-def _from_columns(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
+def _from_columns(row: RolloutRow, lists: Lists) -> tuple[JsonObject, Collection[int]]:
     messages, turns = with_call_ids(row["messages"]()), row["turns"]
     of_turns = (i for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("turn") is not None)
     first = next(of_turns, None)
@@ -186,4 +186,4 @@ def _from_columns(row: RolloutRow, lists: Lists) -> tuple[JsonObject, int]:
     extra = {name: value for name, value in extra.items() if name not in ("environment", _REBUILT)}
     hidden = {k: v for k, v in task.items() if k in nemo_row and k != "responses_create_params" and nemo_row[k] != v}
     nemo_row["gymdata"] |= {k: v for k, v in (("extra", extra), ("task", hidden)) if v}
-    return nemo_row, len(turns) - len(placed)
+    return nemo_row, placed

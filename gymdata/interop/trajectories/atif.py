@@ -266,7 +266,6 @@ def _without_lists(source: JsonObject, paths: list[list[Any]], turns: list[Any])
 NAME = "atif"
 VERSION = "ATIF-v1.7"
 EMPTY = "rollouts without messages (left out: a trajectory has a step or more)"
-NO_MESSAGE = "turns that no message names"
 ROLES = "messages in roles that ATIF lacks, with no agent's step before them (now user's steps)"
 ODD_CALLS = "tool calls whose arguments are no object (they are in extra)"
 _ANSWERS = frozenset({"tool", "function", "environment"})
@@ -338,7 +337,6 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
                     facts["evidence"]["log_probs"] = [v if math.isfinite(v) else words.get(v, "NaN") for v in values]
         _note(step, facts | facts_beyond(message, read_step(step)))
         steps.append(step)
-    lost[NO_MESSAGE] += len(placed) < len(prompts)
     columns = own_columns(row)
     steps[0]["timestamp"] = columns["started_at"]
     import gymdata

@@ -246,7 +246,6 @@ def _alternatives(content: list[Any], where: str) -> list[list[TopLogProb]] | No
 NAME = "nat"
 PROMPT_IDS = "prompt_token_ids"
 NO_REWARD = "rollouts without a reward (left out: a trajectory must have one)"
-NO_MESSAGE = "turns that no message names"
 NO_LOG_PROBS = "that an answer has no log-probabilities (it must have some: an empty list)"
 STEP_REWARDS = "step rewards of some turns only, as shaped_rewards (they are in metadata)"
 
@@ -311,7 +310,6 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
             item["metadata"][OWN] = facts
         item["metadata"] = item["metadata"] or None
         episode.append(item)
-    lost[NO_MESSAGE] += len(placed) < len(prompts)
     lost[NO_LOG_PROBS] += without
     metadata = {"id": row["task_id"], "run_id": row["run_id"], "generation": row["rollout_index"]}
     return {

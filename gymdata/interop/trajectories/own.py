@@ -212,6 +212,14 @@ def keep(extra: str, name: str, origin: JsonObject) -> str:
         return json.dumps(value | {name: {"text": json.dumps(origin, ensure_ascii=False)}}, ensure_ascii=False)
 
 
+def named_turns(row: RolloutRow, name: str) -> set[int] | None:
+    """The turns that an answer of the messages names; None for all, in a row that came from the format ``name``."""
+    if kept_of(row, name) is not None:
+        return None
+    named = {message.get("turn") for message in row["messages"] if message["role"] == "assistant"}
+    return {turn for turn in named if turn is not None and 0 <= turn < len(row["turns"])}
+
+
 def kept_of(row: RolloutRow, name: str) -> JsonObject | None:
     """The source that ``keep`` stored; None for a row of another origin, or one that was repaired since."""
     extra = json.loads(row["extra"] or "{}")
