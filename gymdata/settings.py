@@ -87,7 +87,7 @@ class Config(pydantic.BaseModel):
         ``a.b=1`` in ``sets`` reaches into mappings. ``flags``: what errors call the settings that ``overrides`` gives.
         Raises UsageError for unknown keys, bad values or an unreadable file.
         """
-        values: Settings = read_yaml(file) if file is not None else {}
+        values: Settings = cls.of_file(read_yaml(file), file, overrides or {}) if file is not None else {}
         values |= {key: value for key, value in (overrides or {}).items() if value is not None}
         set_values: dict[str, str] = {}
         for text in sets:
@@ -103,6 +103,11 @@ class Config(pydantic.BaseModel):
         named = {key: name for key, name in (flags or {}).items() if (overrides or {}).get(key) is not None}
         named |= {key: f"{_SET}{key}" for key in set_values}
         return cls.of(values, str(file) if file is not None else "settings", named)
+
+    @classmethod
+    def of_file(cls, values: Settings, file: Path, given: Settings) -> Settings:  # noqa: ARG003 - for other programs' files
+        """The settings in the ``values`` of a ``file``; ``given``: those that beat them."""
+        return values
 
     @classmethod
     def called_with(cls, function: Callable[..., Any], config: Self | None, settings: Mapping[str, Any]) -> Self:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 from pydantic_core import PydanticCustomError
 
+from gymdata.collect.nemo_gym_config import of_nemo_gym
 from gymdata.collect.task_files import KINDS, Shard
 from gymdata.collect.task_shapes import FIELDS, checked
 from gymdata.errors import UsageError
@@ -79,6 +80,10 @@ ForcedSampling = Annotated[
 
 class CollectConfig(Config):
     """``gymdata collect``. Times are seconds, lengths are tokens."""
+
+    @classmethod
+    def of_file(cls, values: Settings, file: Path, given: Settings) -> Settings:
+        return of_nemo_gym(values, file, given)
 
     given_as: ClassVar[Mapping[str, str]] = {"tasks": "the tasks file as the argument"}
     only_with: ClassVar[OnlyWith] = (

@@ -41,6 +41,17 @@ from gymdata.store.paths import Facts
 OnTokens = Callable[[int, Sequence[int]], None]
 
 
+def refuse_second_start(error: Exception, log: Path | None) -> None:
+    """Raises UsageError where an engine could not start because its process ran the caller's script again: by ``error``,
+    or by the ``log`` of that process, whose multiprocessing then refuses to start another."""
+    text = log.read_text(errors="replace") if log is not None and log.is_file() else ""
+    if "bootstrapping phase" in f"{error}{text}":
+        raise UsageError(
+            "the engine's process ran this script again from its beginning, and could not start",
+            hint='put what the script does below the line: if __name__ == "__main__":',
+        ) from error
+
+
 class EngineLog:
     """A log file for one engine."""
 
@@ -388,6 +399,7 @@ class VllmSampler:
                     usage_context=UsageContext.LLM_CLASS,
                 )
         except Exception as error:  # start-up fails in as many ways as there are devices; the engine is at fault
+            refuse_second_start(error, self._log.path)
             raise OutsideError(
                 "engine",
                 f"vLLM could not start with {self.model}: {_first_line(error)}",

@@ -40,7 +40,8 @@ RESERVED = {
     "eval_strategy": "collect held-out rollouts with the checkpoint instead",
 }
 #: Short names of other trainers' options, and the setting of each.
-_SHORT = {"epochs": "num_train_epochs", "batch_size": "per_device_train_batch_size", "lr": "learning_rate"}
+_SHORT = dict.fromkeys(("epochs", "num_epochs", "n_epochs"), "num_train_epochs")
+_SHORT |= {"batch_size": "per_device_train_batch_size", "lr": "learning_rate"}
 _FROM_0 = (
     "learning_rate num_train_epochs warmup_steps weight_decay adam_epsilon max_grad_norm beta logging_steps save_steps "
     "dataloader_num_workers neftune_noise_alpha router_aux_loss_coef center_rewards_coefficient"

@@ -19,6 +19,7 @@ TRAIN = "train-dpo pairs -m model -o out"
         (TRAIN, "--max-steps 10", "--set max_steps=10"),
         (TRAIN, "--learning-rate=1e-5", "--set learning_rate=1e-5"),
         (TRAIN, "--epochs 3", "--set num_train_epochs=3"),
+        (TRAIN, "--num-epochs 3", "--set num_train_epochs=3"),
         (TRAIN, "--batch-size 8", "--set per_device_train_batch_size=8"),
         (TRAIN, "--bf16", "--set bf16=true"),
         (TRAIN, "--per_device_train_batch_size 4", "--set per_device_train_batch_size=4"),

@@ -101,6 +101,20 @@ def test_preferences_are_trained_though_their_margins_are_not_known(
         checked(kind, file, margin_scale=1.0, **settings)
 
 
+@pytest.mark.parametrize("nested", [True, False])
+def test_dpo_items_of_the_nemo_agent_toolkit_are_trained_by_one_command(nested: bool, tmp_path: Path) -> None:
+    """A collection of trajectories, and a trajectory per line."""
+    items = [
+        {
+            "episode": [{"prompt": f"How much is 2+{n}?", "chosen_response": str(2 + n), "rejected_response": "9"}],
+            "reward": 0.5,
+        }
+        for n in range(4)
+    ]
+    rows: list[dict[str, Any]] = [{"trajectories": [items], "run_id": "r"}] if nested else items
+    assert checked(TrainDpoConfig, write(tmp_path / ("a.json" if nested else "a.jsonl"), *rows))["pairs"] == 4
+
+
 def test_message_trees_are_paths_for_sft_and_pairs_for_dpo(tmp_path: Path) -> None:
     """One file, which each trainer reads as the table that it trains."""
     file = write(tmp_path / "trees.jsonl", *oasst_messages(4), *oasst_messages(5))

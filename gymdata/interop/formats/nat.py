@@ -92,6 +92,7 @@ class _Pairs(Format):
 
     table = "pairs"
     item = "a pair"
+    holds_text = True
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         lines = any(map(nat_pairs.is_dpo_line, value[:20])) if isinstance(value, list) else nat_pairs.is_dpo_line(value)
