@@ -117,9 +117,13 @@ class Answer:
         return message, completion
 
     def _logprobs(self, generation: Generation, ids: Sequence[int]) -> list[TokenLogprob]:
-        decode, top = self._chat.decode, generation.top_log_probs or [()] * len(ids)
+        top = generation.top_log_probs or [()] * len(ids)
+
+        def name(token: int) -> str:
+            return f"token_id:{token}" if self._request.tokens_as_ids else self._chat.decode([token])
+
         return [
-            TokenLogprob(decode([i]), float(p), [(decode([j]), float(q)) for j, q in row])
+            TokenLogprob(name(i), float(p), [(name(int(j)), float(q)) for j, q in row])
             for i, p, row in zip(ids, generation.log_probs, top, strict=True)
         ]
 

@@ -84,6 +84,9 @@ class AgentRequest:
     logprobs: int | None = None
     #: Whether the client wants ``prompt_token_ids`` and ``token_ids`` back (vLLM's ``return_token_ids``).
     return_token_ids: bool = False
+    #: Whether tokens of log-probabilities are named ``token_id:ID``, and ids and log-probabilities are on the message, too
+    #: (vLLM's ``return_tokens_as_token_ids``, which NeMo Gym asks for in training).
+    tokens_as_ids: bool = False
     #: The session, where the body or a header that only this dialect has names one.
     session_key: str | None = None
     #: What the client calls the conversation within the session (a thread, a sub-agent).

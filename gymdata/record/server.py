@@ -31,6 +31,7 @@ from gymdata.collect.episode import turns_as_json
 from gymdata.errors import GymdataError
 from gymdata.record.answer import Answer
 from gymdata.record.dialects import DIALECTS
+from gymdata.record.dialects.chat import tokenize_request
 from gymdata.record.ending import Ending
 from gymdata.record.log import recorded
 from gymdata.record.recorder import Recorder
@@ -208,6 +209,17 @@ class Service:
 
         return await self._plain(request, work)
 
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize, as vLLM has it: the ids of the prompt that a request with these messages and tools reads."""
+
+        async def work() -> JsonObject:
+            asked = tokenize_request(await self._body(request))
+            session = self.recorder.session_for(self._key(request), asked)
+            ids = list(self.recorder.prompt_of(session, asked).prompt)
+            return {"count": len(ids), "max_model_len": self.recorder.context, "tokens": ids, "token_strs": None}
+
+        return await self._plain(request, work)
+
     async def models(self, request: Request) -> Response:
         """GET /v1/models and /v1/models/ID, in the words of both OpenAI and Anthropic."""
 
@@ -294,7 +306,7 @@ def create_app(
 
     def add(path: str, method: str, work: Callable[[Request], Awaitable[Response]]) -> None:
         routes.append(Route(path, counted(path, work), methods=[method]))
-        if path.startswith("/v1/"):
+        if path.startswith(("/v1/", "/tokenize")):
             routes.append(Route(f"/s/{{key}}{path}", counted(path, work), methods=[method]))
 
     for entry in DIALECTS:
@@ -302,6 +314,7 @@ def create_app(
         for path in (*spoken.paths, *spoken.count_paths):
             count = path in spoken.count_paths
             add(path, "POST", partial(service.complete, dialect=spoken, count=count))
+    add("/tokenize", "POST", service.tokenize)
     add("/v1/models", "GET", service.models)
     add("/v1/models/{model:path}", "GET", service.models)
     add("/rollouts/{key}/finish", "POST", service.finish)

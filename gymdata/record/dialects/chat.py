@@ -20,7 +20,7 @@ from gymdata.record.dialects._wire import (
     usage,
 )
 from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
-from gymdata.rollouts.messages import JsonObject, field_at
+from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, JsonObject, field_at
 
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -74,6 +74,7 @@ class ChatCompletions(Choices):
             ),
             logprobs=(top or 0) if wants_logprobs else None,
             return_token_ids=fields.flag("return_token_ids"),
+            tokens_as_ids=fields.flag("return_tokens_as_token_ids"),
             # OpenCode's, whose sub-agents have sessions of their own.
             conversation_hint="sub-agent" if headers.get("x-parent-session-id") else None,
         )
@@ -115,6 +116,24 @@ class ChatCompletions(Choices):
         return of
 
 
+def tokenize_request(body: Body) -> AgentRequest:
+    """vLLM's ``/tokenize``: the messages and tools of a request, or a text. Raises RequestError."""
+    fields = Fields(body)
+    fields.refuse("chat_template", "chat_template_kwargs", "mm_processor_kwargs", "continue_final_message")
+    fields.refuse("add_special_tokens", "return_token_strs", "required_prefix_token_ids")
+    if not fields.flag("add_generation_prompt", True):
+        raise RequestError.field(
+            "add_generation_prompt", "got false: a prompt ends where the model begins", "unsupported"
+        )
+    if (prompt := fields.text("prompt")) is not None:
+        request = AgentRequest(model=fields.text("model") or "", messages=[], prompt=prompt)
+    else:
+        given = {name: fields.take(name, (str, list), "text or a list") for name in ("model", "messages", "tools")}
+        request = ChatCompletions().parse(given, {})
+    fields.refuse_rest()
+    return request
+
+
 def _prompt_ids(request: AgentRequest, completion: AgentCompletion) -> JsonObject:
     return {"prompt_token_ids": list(completion.prompt_token_ids)} if request.return_token_ids else {}
 
@@ -151,6 +170,12 @@ def _choice_of(request: AgentRequest, completion: AgentCompletion) -> JsonObject
     logprobs = None
     if request.logprobs is not None and completion.logprobs is not None:
         logprobs = {"content": [logprob_items(token) for token in completion.logprobs], "refusal": None}
+        if request.tokens_as_ids:
+            message |= {
+                PROMPT: list(completion.prompt_token_ids),
+                GENERATION: list(completion.token_ids),
+                LOG_PROBS: [token.logprob for token in completion.logprobs],
+            }
     return {
         "index": completion.index,
         "message": message | ({"tool_calls": calls} if calls else {}),
