@@ -104,6 +104,10 @@ def validate(
         _decode(report, rollouts, selection, run, tokenizer, reader, decode)
     report.files = [str(s.path) for s in sources]
     for run_json, facts in runs.items():
+        if rollouts and selection.wants("B809"):
+            from gymdata.validate.failures import dependent_failures
+
+            report.violations += selection.apply(dependent_failures(run_json.parent))
         if len(runs) == 1:
             report.state = state_of(run_json, facts)
         changed = altered(run_json, [s.path for s in sources])

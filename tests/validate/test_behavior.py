@@ -19,6 +19,7 @@ from gymdata.checks.violations import CODES
 from gymdata.cli.main import main
 from gymdata.rollouts.ragged import Ragged
 from gymdata.store import read_run_json, write_run_json
+from gymdata.store.journal import failure_line
 from gymdata.validate.run import validate
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -343,3 +344,47 @@ def test_clean_sample_rollouts_raise_no_alarm() -> None:
     folder = Path(gymdata.__file__).parent / "sample_data/rollouts"
     for name in ("clean.jsonl", "nemo_gym.jsonl"):
         assert validate(folder / name, select=["B"]).violations == []
+
+
+def attempts(folder: Path, tool: tuple[int, int], plain: tuple[int, int], **failure: Any) -> Path:
+    """A run with (rollouts, failed attempts) that called a tool, and that did not."""
+    calls = {"role": "assistant", "tool_calls": '[{"type": "function", "function": {"name": "add", "arguments": {}}}]'}
+    texts = {"role": "assistant", "content": "5"}
+    shapes = [(calls, *tool), (texts, *plain)]
+    kept = [message for message, n, _ in shapes for _ in range(n)]
+    rows = [rollout("t", i, float(i), [([1, 2], [40 + i, 2])], messages=[m]) for i, m in enumerate(kept)]
+    run = write_run(folder / "run", rows)
+    lines = [
+        failure_line(json.dumps({"kind": "environment", "counts": True, "messages": [m], **failure}).encode())
+        for m, _, n in shapes
+        for _ in range(n)
+    ]
+    (run / "failures.jsonl").write_bytes(b"".join(line.rstrip(b"\n") + b"\n" for line in lines))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("tool", "plain", "detail"),
+    [
+        ((8, 12), (30, 0), "12 of 20 attempts with a tool call failed (60%, 95 %: 39 to 78), "
+                           "0 of 30 attempts without a tool call failed (0%, 95 %: 0 to 11)"),
+        ((30, 0), (8, 12), "0 of 30 attempts with a tool call failed (0%, 95 %: 0 to 11), "
+                           "12 of 20 attempts without a tool call failed (60%, 95 %: 39 to 78)"),
+        ((18, 2), (28, 2), None),
+        ((2, 1), (3, 0), None),
+        ((0, 20), (0, 0), None),
+        ((20, 0), (20, 0), None),
+    ],
+)  # fmt: skip
+def test_failures_that_depend_on_what_the_rollout_did(
+    tmp_path: Path, tool: Any, plain: Any, detail: str | None
+) -> None:
+    """B809 gives both shares with their intervals where these do not overlap, and nothing where chance may do it."""
+    report = validate(attempts(tmp_path, tool, plain), select=["B809"])
+    assert [(v.detail, v.severity) for v in report.violations] == ([(detail, "warning")] if detail else [])
+
+
+@pytest.mark.parametrize("failure", [{"kind": "reward", "counts": False}, {"kind": "engine", "counts": False}])
+def test_an_outage_and_a_reward_that_failed_are_no_failed_attempts(tmp_path: Path, failure: dict[str, Any]) -> None:
+    """An engine that died fails all that is in flight, and a rollout whose reward failed was kept."""
+    assert not validate(attempts(tmp_path, (8, 12), (30, 0), **failure), select=["B809"]).violations

@@ -116,6 +116,16 @@ _CODES = (
         "less than two thirds of it (200 rollouts or more, difference beyond four standard errors). In one run of one "
         "policy the tasks are ordered by difficulty, or the server changed while it was sampled from. One finding per path.",
     ),
+    Code(
+        "B809",
+        "failures depend on the rollout",
+        "warning",
+        "attempts that called a tool fail more often than those that did not, or less often",
+        "The shares of failed attempts (rollouts and lines of failures.jsonl) with and without a tool call have 95 % "
+        "Wilson intervals that do not overlap. Failures are no rollouts, so what fails more often is missing from the data, "
+        "and its rewards look better or worse than they are. failures.jsonl says why; mend "
+        "it and resume the run. One finding per run.",
+    ),
 )
 
 

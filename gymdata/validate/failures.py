@@ -1,0 +1,39 @@
+"""B809: whether the attempts of a run failed depending on what they did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from gymdata.checks.violations import Violation
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.stats import wilson
+from gymdata.store import read_table
+from gymdata.store.journal import FAILURES, read_failure_file
+
+
+def dependent_failures(folder: Path) -> Iterator[Violation]:
+    """A finding when the shares of failed attempts among those that called a tool and those that did not have Wilson
+    intervals (95 %) that do not overlap. Attempts are the rollouts of ``folder`` and the lines of its failures.jsonl."""
+    file = folder / FAILURES
+    failed = Counter[bool]()
+    for row in read_failure_file(file):
+        if row.get("counts", True) and row.get("kind") != "reward":  # else no attempt failed by itself
+            failed[any(message.get("tool_calls") for message in row.get("messages") or ())] += 1
+    if not failed:
+        return
+    messages = read_table(folder, ROLLOUTS, ("messages",))["messages"].combine_chunks()
+    calls = pc.list_flatten(messages).field("tool_calls")
+    n_called = len(pc.unique(pc.filter(pc.list_parent_indices(messages), pc.is_valid(calls))))
+    made = Counter({True: n_called, False: len(messages) - n_called}) + failed
+    shares = {called: wilson(failed[called], made[called]) for called in made}
+    if len(shares) == 2 and (shares[True][0] > shares[False][1] or shares[False][0] > shares[True][1]):
+        texts = [
+            f"{failed[called]:,} of {made[called]:,} attempts {what} a tool call failed "
+            f"({failed[called] / made[called]:.0%}, 95 %: {100 * shares[called][0]:.0f} to {100 * shares[called][1]:.0f})"
+            for called, what in ((True, "with"), (False, "without"))
+        ]
+        yield Violation("B809", 0, detail=", ".join(texts), file=str(file))
