@@ -189,6 +189,8 @@ def import_rollouts(
     rollout_files = [file for file in sources if main_file(file.path) is None] or sources
     known_format = format_named(source) if source is not None else detect(rollout_files)
     name = known_format.name
+    if unread := known_format.without_ids(rollout_files):
+        warn(f"{name}: {unread}")
     if name == "nemo-gym":
         listed = {file.path for file in sources}
         sidecars = dict.fromkeys(failures_file(file.path) for file in rollout_files if file.kind != "parquet")

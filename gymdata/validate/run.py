@@ -265,7 +265,12 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
     if foreign:
         of_text = all(format.holds_text for _, format in foreign)
         kind = "as text, without token IDs" if of_text else "and is checked after an import"
-        lines = [f"{file.path}: contains {format.content}, {kind}" for file, format in foreign]
+        from gymdata.interop.formats import format_named
+
+        lines = []
+        for file, format in foreign:
+            unread = format_named(format.name).without_ids([file])
+            lines.append(f"{file.path}: contains {format.content}, {kind}{'; ' * bool(unread)}{unread}")
         files = " ".join(shlex.quote(str(file.path)) for file, _ in foreign)
         hint = f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`"
         if of_text:
@@ -273,7 +278,6 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
             import numpy as np
 
             from gymdata.interop.batches import Reader
-            from gymdata.interop.formats import format_named
             from gymdata.stats import known_rewards
 
             for name in dict.fromkeys(format.name for _, format in foreign):

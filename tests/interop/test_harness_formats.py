@@ -13,6 +13,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.errors import DataError
 from gymdata.interop.blocks import text_of
 from gymdata.interop.importing import BadItem
 from gymdata.store import read_table
@@ -47,6 +48,19 @@ def test_results_of_verifiers_keep_calls_tools_metrics_and_task(tmp_path: Path) 
         "example_id": 7, "answer": "5", "info": {"level": 1}, "task_id": "7", "messages": [QUESTION],
     }  # fmt: skip
     assert row["extra"]["stop_condition"] == "no_tools_called"
+
+
+@pytest.mark.parametrize("row", [{}, {"trajectory": [{"tokens": {"prompt_ids": [1], "completion_ids": [2]}}]}])
+def test_ids_that_are_not_read_are_named(
+    row: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`import` and `validate` say which column holds them, where a file has some; a file without has no such sentence."""
+    file = write(tmp_path / "results.jsonl", {k: v for k, v in VERIFIERS.items() if k != "trajectory"} | row)
+    assert main(["import", str(file), "-o", str(tmp_path / "run")]) == 0
+    assert ("its `trajectory` holds token ids, which are not read" in capsys.readouterr().err) == bool(row)
+    with pytest.raises(DataError) as refused:
+        gymdata.validate(file)
+    assert ("its `trajectory` holds token ids, which are not read" in refused.value.message) == bool(row)
 
 
 def test_earlier_results_of_verifiers_have_metrics_as_columns_and_texts(tmp_path: Path) -> None:

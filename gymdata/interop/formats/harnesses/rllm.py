@@ -21,6 +21,7 @@ class Rllm(Format):
     content = "episodes of rLLM"
     item = "a trajectory of rLLM"
     several = "trajectories"
+    unread_ids = ("steps", "response_ids")
     marks = (b'"chat_completions"',)
     holds_text = holds_reward = True
 

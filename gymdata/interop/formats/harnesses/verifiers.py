@@ -36,6 +36,7 @@ class Verifiers(Format):
     item = "a rollout of verifiers"
     marks = (b'"example_id"',)
     holds_text = holds_reward = True
+    unread_ids = ("trajectory", "prompt_ids")
     keys = ({"example_id", "prompt", "completion", "reward"},)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
