@@ -65,7 +65,6 @@ gymdata filter runs/x --group-where "0 < mean_reward < 1" --best-n 2 \\
     --dedupe -o runs/mixed""",
     ),
     "pairs": ("gymdata pairs runs/x", "gymdata pairs runs/x --strategy all --max-pairs-per-task 4 -o runs/pairs"),
-    "tokenize": ("gymdata tokenize runs/imported --tokenizer sample_data/policy -o runs/rendered",),
     "mix": (
         "gymdata mix runs/x=7 sample_data/rollouts/nemo_gym.jsonl=3 -o runs/xy",
         "gymdata mix runs/x=1 --near-duplicates 0.8 --test-share 0.1 -o runs/sides",

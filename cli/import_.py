@@ -24,7 +24,8 @@ def import_(
     files: _Files, output: _Output, *, settings: ImportConfig, overwrite: Overwrite = False, json: Json = False
 ) -> int:
     """Rollouts of NeMo Gym, NeMo Agent Toolkit, ATIF and other harnesses; answers and preferences as text of TRL, OpenAI,
-    Alpaca and ShareGPT. Exit code 1 when some rows were rejected.
+    Alpaca and ShareGPT. With -m token IDs of text are rendered, proven, and marked as rendered (T213). Exit code 1 when some
+    rows were rejected.
     """
     from gymdata.interop.run import NOT_REBUILT, REJECTED, import_rollouts
 
@@ -44,5 +45,8 @@ def import_(
             f"{done.without_token_data:,} of {counted(done.rollouts, 'rollout')} have no token data: "
             "they cannot be trained as they were sampled"
         )
-    then = "validate {}" if done.turns else "tokenize {} --tokenizer MODEL -o TOKENS"
+    if done.rendered:
+        then = f"train-{'dpo' if done.pairs else 'sft'} {{}} -m MODEL -o POLICY --allow-rendered"
+    else:
+        then = "validate {}" if done.turns else f"import {' '.join(map(str, files))} -m MODEL -o TOKENS"
     return finish(done, "import", json=json, then=then)

@@ -53,7 +53,6 @@ EDGES = {
     ("finetune", "train"): {"settings", "trainer_settings"},
     ("train", "interop"): {"formats", "run", "words"},
     ("interop", "train"): {"sequence_data"},
-    ("train", "tokenize"): {"run"},
     ("demo", "judge"): {"groups"},
     ("view", "filter"): {"columns", "conditions"},
     ("view", "judge"): {"groups"},

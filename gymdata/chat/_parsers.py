@@ -275,7 +275,7 @@ class VllmToolParser:
 
         completion, _ = _split_stop(ids, self._chat)
         text = self._chat.plain_text(completion, special=True)
-        reasoning, text = _split_reasoning(text, _opens_reasoning(self._chat))
+        reasoning, text = split_reasoning(text, _opens_reasoning(self._chat))
         try:
             body = {"messages": [], "tools": [dict(t) for t in tools or []] or None}
             request = ChatCompletionRequest.model_validate(body)
@@ -312,7 +312,7 @@ class _BeforeCalls:
             opened, begins = _opens_reasoning(self._chat), self._text.lstrip()[: len(_THINK)]
             if (opened or _THINK.startswith(begins)) and _THINK_ENDS not in self._text:
                 return "", ""
-            cut, self._text = _split_reasoning(self._text, opened)
+            cut, self._text = split_reasoning(self._text, opened)
             self._decided, self._lines = True, "\n" if cut is not None else ""
             reasoning = _shown_reasoning(cut, self._chat)
         self._text = self._text.lstrip(self._lines) if self._lines else self._text
@@ -443,7 +443,8 @@ def _opens_reasoning(chat: TemplateChat) -> bool:
     return chat.generation_prompt.rstrip().endswith(_THINK)
 
 
-def _split_reasoning(text: str, opened: bool) -> tuple[str | None, str]:
+def split_reasoning(text: str, opened: bool) -> tuple[str | None, str]:
+    """(reasoning between think tags, the rest); None for text without any. ``opened``: the prompt ended in the first tag."""
     start, _, rest = text.partition("<think>")
     if rest and not start.strip():
         text, opened = rest, True

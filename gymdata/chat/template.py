@@ -22,11 +22,12 @@ from gymdata.errors import DataError, UsageError
 from gymdata.models._transformers import (
     generation_eos_ids,
     load_tokenizer,
+    marked_chat,
     rendered_chat,
     writes_conversations_itself,
 )
 from gymdata.models.model_identity import tokenizer_facts, tokenizer_folder
-from gymdata.rollouts.messages import Message, Tools
+from gymdata.rollouts.messages import Message, Tools, call_arguments
 from gymdata.store.paths import Facts
 
 _TWIN = "_training"
@@ -54,6 +55,10 @@ def shipped_templates() -> dict[str, str]:
     return {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.jinja"))}
 
 
+class NoTemplateError(UsageError):
+    """A tokenizer has no chat template, and none was given."""
+
+
 #: Texts of up to this many characters are tokenised quickly.
 _LONG_TEXT = 200_000
 
@@ -75,7 +80,7 @@ class TransformersChat:
         keep_reasoning: bool = True,
     ) -> None:
         if not tokenizer.chat_template:
-            raise UsageError(
+            raise NoTemplateError(
                 f"{tokenizer.name_or_path}: the tokenizer has no chat template",
                 hint="give one with --chat-template FILE",
             )
@@ -277,7 +282,7 @@ class TransformersChat:
 
         from gymdata.chat.template_proof import TemplateLimitError
 
-        shaped = [_for_template(m, self._text_arguments, self._parts) for m in messages]
+        shaped = self._shaped(messages)
         try:
             return self._rendered(shaped, list(tools) if tools else None, generate)
         except TypeError as error:
@@ -296,6 +301,16 @@ class TransformersChat:
             ) from error
         except (TemplateError, KeyError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             raise _refusal(messages, error) from error
+
+    def generation_marks(self, messages: Sequence[Message], tools: Tools) -> list[tuple[int, int]] | None:
+        """Where ``text`` is what the template marks as generated, as (start, end) of characters; None without any mark."""
+        if not self.marks_generations or writes_conversations_itself(self.tokenizer):
+            return None
+        template, special = self.tokenizer.chat_template, self.tokenizer.special_tokens_map
+        return marked_chat(template, self._shaped(messages), list(tools) if tools else None, special)
+
+    def _shaped(self, messages: Sequence[Message]) -> list[Message]:
+        return [_for_template(m, self._text_arguments, self._parts) for m in messages]
 
     def _rendered(self, messages: list[Message], tools: list[Any] | None, generate: bool) -> str:
         from gymdata.chat.template_proof import CONVERSATIONS, refuse_endless
@@ -362,11 +377,14 @@ class TransformersChat:
 
 def _refusal(messages: Sequence[Message], error: Exception) -> DataError:
     roles = ", ".join(str(m["role"]) for m in messages)
-    return DataError(f"the chat template refuses a conversation of ({roles}): {error}")
+    refusal = DataError(f"the chat template refuses a conversation of ({roles}): {error}")
+    refusal.reason = f"the chat template refuses the conversation: {error}"
+    return refusal
 
 
 def _for_template(message: Message, text_arguments: bool, parts: bool) -> Message:
-    """A message in the shape that templates expect: no nulls, and reasoning under the names that they read."""
+    """A message in the shape that templates expect: no nulls, reasoning under the names that they read, and the arguments of
+    calls as objects, or as the text of one (``text_arguments``). Raises DataError for arguments that are no object."""
     out = {key: value for key, value in message.items() if value is not None}
     out.setdefault("content", "")
     if "reasoning" in out:
@@ -376,13 +394,12 @@ def _for_template(message: Message, text_arguments: bool, parts: bool) -> Messag
         out["content"] = _as_parts(out["content"])
     if not out.get("tool_calls"):
         out.pop("tool_calls", None)
-    elif text_arguments:
+    else:
+        arguments = [call_arguments(c["function"]) for c in out["tool_calls"]]
+        shaped = [json.dumps(a, ensure_ascii=False) for a in arguments] if text_arguments else arguments
         out["tool_calls"] = [
-            {
-                **c,
-                "function": {**c["function"], "arguments": json.dumps(c["function"]["arguments"], ensure_ascii=False)},
-            }
-            for c in out["tool_calls"]
+            {**c, "function": {**c["function"], "arguments": a}}
+            for c, a in zip(out["tool_calls"], shaped, strict=True)
         ]
     return out
 

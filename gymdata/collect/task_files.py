@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from gymdata.errors import DataError, UsageError
 from gymdata.remote.reading import located
-from gymdata.rollouts.messages import TaskRow
+from gymdata.rollouts.messages import TaskRow, drop_nulls
 from gymdata.store.lines import SEPARATORS, decode, row_lines
 from gymdata.store.paths import BOM, Compression, Source
 
@@ -98,15 +98,6 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
                 yield number, row
             else:
                 bad_line(file, number, short(row), expected)
-
-
-def drop_nulls(value: Any) -> Any:
-    """Arrow gives every struct all keys of the column; a null key means that it was not there."""
-    if isinstance(value, dict):
-        return {k: drop_nulls(v) for k, v in value.items() if v is not None}
-    if isinstance(value, list):
-        return [drop_nulls(v) for v in value]
-    return value
 
 
 def short(value: Any) -> str:

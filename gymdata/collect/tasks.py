@@ -37,11 +37,11 @@ from typing import Any
 import orjson
 import xxhash
 
-from gymdata.collect.task_files import Shard, drop_nulls, rows_of, short, task_files
+from gymdata.collect.task_files import Shard, rows_of, short, task_files
 from gymdata.collect.task_shapes import CONVERSATIONS, SOURCES, FieldError, Shaped, TaskShape
 from gymdata.errors import DataError, counted
 from gymdata.public import described, wrong_argument
-from gymdata.rollouts.messages import NOT_TEXT, Message, Task, TaskRow, ToolCall, ToolDefinition
+from gymdata.rollouts.messages import NOT_TEXT, Message, Task, TaskRow, ToolCall, ToolDefinition, drop_nulls
 from gymdata.store import hash_file
 from gymdata.store.formats import refuse_foreign
 from gymdata.store.paths import FileEntry

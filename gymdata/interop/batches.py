@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -47,6 +48,8 @@ class Imported:
     hashes: list[tuple[bytes, str | None]]
     #: For each row of the batch, its number in ``hashes``; None for one that has an index of its own.
     keys: list[int | None]
+    #: For each row of the batch, its file and line.
+    origins: list[tuple[Path, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,9 @@ def _taken(
         importing.not_rebuilt.copy(),
         numbering.keys.copy(),
         importing.keys.copy(),
+        importing.origins.copy(),
     )
-    for gathered in (rejected, importing.not_rebuilt, numbering.keys, importing.keys):
+    for gathered in (rejected, importing.not_rebuilt, numbering.keys, importing.keys, importing.origins):
         gathered.clear()
     importing.prompts_rebuilt = 0
     return imported

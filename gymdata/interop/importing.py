@@ -23,6 +23,7 @@ import xxhash
 from gymdata.errors import DataError
 from gymdata.rollouts.messages import JsonObject as JsonObject
 from gymdata.rollouts.messages import TableRow as TableRow
+from gymdata.rollouts.messages import drop_nulls
 from gymdata.store.lines import decode, iter_lines, values_over_lines
 from gymdata.store.paths import Source
 
@@ -129,8 +130,8 @@ def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:
         with parquet_file(source.path) as file:
             rows = (row for batch in file.iter_batches(256) for row in batch.to_pylist())
             for number, row in enumerate(rows, 1):
-                # Parquet has every column in every row, JSON lines have not.
-                value = {name: cell for name, cell in row.items() if cell is not None}
+                # Parquet has every column in every row, and every key in every struct; JSON lines have not.
+                value = drop_nulls(row)
                 yield number, value, encode_any({name: str(cell)[:200] for name, cell in value.items()})
     except (pa.ArrowException, OSError) as error:
         raise DataError.unreadable(source.path, str(error)) from error
@@ -255,6 +256,8 @@ class Importing:
     shapes: list[Shape] = field(default_factory=list)
     #: For each row that was read, its number in ``Unnumbered.keys``; None for one that has an index of its own.
     keys: list[int | None] = field(default_factory=list)
+    #: For each row that was read, its file and line.
+    origins: list[tuple[Path, int]] = field(default_factory=list)
     prompts_rebuilt: int = 0
     #: Prompts that were not rebuilt, with the number of their row.
     not_rebuilt: list[tuple[int, Any]] = field(default_factory=list)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError, counted
+from gymdata.errors import EXIT_FAULTS, DataError, RefusedError, StoreError, UsageError, counted
 from gymdata.interop.batches import Imported, Reader, imported
 from gymdata.interop.exporting import Export
 from gymdata.interop.formats import Format, detect, format_named
@@ -26,7 +26,7 @@ from gymdata.public import Figures, Report, Row, path_of, paths_of
 from gymdata.remote.reading import size_of
 from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
 from gymdata.rollouts.messages import loads, object_of
-from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES, Table
 from gymdata.scores.chosen import default_score, rescorings, taken
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
 from gymdata.store.columns import to_rows
@@ -42,6 +42,7 @@ from gymdata.workers.tuning import rare_collections
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from gymdata.chat.rendering import TextRenderer
     from gymdata.store.paths import Source
 
 REJECTED = "rejected.jsonl"
@@ -58,6 +59,8 @@ class ImportSummary(Report):
     ``masked``: rollouts that their writer masked or cancelled, by reason.
 
     ``prompts_rebuilt`` and ``prompts_refused``: prompts that calls with generations lacked, when a tokenizer was given.
+    ``rendered``: rows whose ids were rendered from their text, when a model was given; of the others ``refused`` has the
+    reasons, and ``rejected`` counts them. See ``gymdata.chat.rendering.RenderCounts``.
     """
 
     run: str
@@ -75,6 +78,13 @@ class ImportSummary(Report):
     duplicates: int = 0
     prompts_rebuilt: int = 0
     prompts_refused: int = 0
+    rendered: int = 0
+    tokens_generated: int = 0
+    tokens_context: int = 0
+    unopened: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    twins: dict[str, int] = field(default_factory=dict)
+    control_tokens: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
@@ -88,9 +98,11 @@ class ImportSummary(Report):
 
     def rows(self) -> list[Row]:
         rejected: list[Row] = [(f"  rejected, {code}", n) for code, n in self.reasons.items()]
-        first: list[Row] = [("format", self.format), ("rows", self.rows_in), *rejected]
+        rejected += [(f"    {reason}"[:300], n) for reason, n in self.refused.items()]
+        first: list[Row] = [("format", self.format), ("rows", self.rows_in), *rejected, *self._rendered()]
         if format_named(self.format).table == PAIRS.name:
-            return [*first, ("pairs, without token data", self.pairs), ("written to", self.run)]
+            without = "pairs" if self.rendered else "pairs, without token data"
+            return [*first, (without, self.pairs), ("written to", self.run)]
         rebuilt: list[Row] = [("prompts rebuilt", self.prompts_rebuilt), ("prompts not rebuilt", self.prompts_refused)]
         return [
             *first,
@@ -105,6 +117,17 @@ class ImportSummary(Report):
             ("duplicate rollouts", self.duplicates),
             *(rebuilt if self.prompts_rebuilt or self.prompts_refused else ()),
             ("written to", self.run),
+        ]
+
+    def _rendered(self) -> list[Row]:
+        if not self.rendered:
+            return []
+        return [
+            ("rendered from text (T213)", self.rendered),
+            *((f"  with the training template {name}", n) for name, n in self.twins.items()),
+            *((f"  with {token} in a text, as a control token", n) for token, n in self.control_tokens.items()),
+            *([("  answers without the reasoning that the prompt opens", self.unopened)] if self.unopened else []),
+            ("tokens", f"{self.tokens_generated:,} of the assistant, {self.tokens_context:,} of context"),
         ]
 
 
@@ -154,6 +177,8 @@ def import_rollouts(
     run_id: str | None = None,
     overwrite: bool = False,
     format: str = "parquet",
+    model: str | None = None,
+    chat_template: str | Path | None = None,
     tokenizer: str | None = None,
     failed: str = "keep",
     keep_contradicting: bool = False,
@@ -168,6 +193,10 @@ def import_rollouts(
     others become rollouts, those without token ids as well (they have no turns). Importing the same files again does
     nothing. Raises DataError when a file is missing, cannot be read to its end or is in no known format, StoreError when
     the run is of other files and not ``overwrite``.
+
+    ``model``: a model or tokenizer folder, or a cached hub name. Rows without token ids then get those that its chat
+    template, or ``chat_template`` (a file), gives their text; each is marked (T213), has no log-probabilities, and is proven
+    (``gymdata.chat.rendering``). What cannot be proven is rejected; RefusedError when that is every row.
 
     ``tokenizer``: the policy's folder. Missing prompts of NeMo Gym calls with captured generations are then rebuilt
     with its template; ``extra`` names their turns (``prompts_rebuilt``), an export writes them and marks them. What
@@ -204,6 +233,9 @@ def import_rollouts(
         raise UsageError(
             f"--keep-contradicting: is for preference pairs, and these files are {name}", hint="leave it out"
         )
+    if tokenizer is not None and model is not None:
+        raise UsageError("--tokenizer rebuilds prompts and --model renders text", hint="leave one of them out")
+    renderer = None if model is None else _renderer(model, chat_template, known_format)
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
     read = [{"path": str(s.path.resolve()), "bytes": size_of(s.path), "xxh3": hash_file(s.path)} for s in sources]
     identity = {"imported": [f["xxh3"] for f in read], "format": name} | (
@@ -217,6 +249,11 @@ def import_rollouts(
         "parents": [{"path": f["path"], "run_id": None, "run_json_xxh3": None, "xxh3": f["xxh3"]} for f in read],
         "sources": read,
     }
+    if renderer is not None:
+        how = {key: renderer.facts[key] for key in ("tokenizer_hash", "chat_template_hash")}
+        identity |= how
+        facts |= {"chat": renderer.facts, "rendered": {"tokenizer": model, **how}}
+        facts["notes"] = ["token ids were rendered from text, not sampled (T213)"]
     if known_format.table == PAIRS.name:
         with StageOutput(
             Path(output) / RUN_JSON, "import", ["pairs.parquet"], overwrite=overwrite, kind="import-pairs"
@@ -225,7 +262,8 @@ def import_rollouts(
                 raise StoreError.other_identity(out.folder, other)
             run_id = run_id or Path(output).name
             reader = Reader(name, run_id, keep_contradicting=keep_contradicting)
-            _import_pairs(reader, sources, out, summary, facts | {"identity": identity, "run_id": run_id})
+            facts |= {"identity": identity, "run_id": run_id}
+            _import_pairs(reader, sources, out, summary, facts, renderer)
         return summary
     if tokenizer is not None:
         from gymdata.interop.formats.nemo_gym import chat_of
@@ -244,17 +282,55 @@ def import_rollouts(
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
         findings = _Findings(failed == "drop")
-        parts = findings.gathered(imported(Reader(name, run.run_id, tokenizer), sources, workers))
-        run.write_batches(_counted(parts, summary, run.sealed_rows))
+        parts = _with_ids(imported(Reader(name, run.run_id, tokenizer), sources, workers), renderer, ROLLOUTS)
+        run.write_batches(_counted(findings.gathered(parts), summary, run.sealed_rows))
         findings.count(summary)
         _write_lines(Path(output) / REJECTED, _rejected_lines(findings.rejected))
         _write_lines(Path(output) / FAILURES, findings.failures)
+        _count_rendered(summary, renderer)
         if tokenizer is not None:
             _write_lines(Path(output) / NOT_REBUILT, findings.not_rebuilt)
         run.note(counts=_counts(summary))
         if findings.shapes:
             run.note(documents=findings.shapes)
     return summary
+
+
+def _renderer(model: str, chat_template: str | Path | None, format: Format) -> TextRenderer:
+    """Raises UsageError for conversations and a tokenizer without a template."""
+    from gymdata.chat.rendering import TextRenderer
+
+    renderer = TextRenderer.load(model, chat_template)
+    if renderer.plain and not format.holds_plain_text:
+        raise UsageError(
+            f"{model}: the tokenizer has no chat template, and {format.name} has conversations",
+            hint="give one with --chat-template FILE",
+        )
+    return renderer
+
+
+def _with_ids(parts: Iterator[Imported], renderer: TextRenderer | None, table: Table) -> Iterator[Imported]:
+    if renderer is None:
+        return parts
+    from gymdata.interop.rendering import rendered
+
+    return rendered(parts, renderer, table)
+
+
+def _count_rendered(summary: ImportSummary, renderer: TextRenderer | None) -> None:
+    """Raises RefusedError when no row was rendered, and none had ids."""
+    if renderer is None:
+        return
+    for name in (count.name for count in fields(renderer.counts)):
+        value = getattr(renderer.counts, name)
+        setattr(summary, name, dict(value.most_common()) if isinstance(value, Counter) else value)
+    if summary.refused and not summary.rollouts + summary.pairs:
+        reason, n = next(iter(summary.refused.items()))
+        more = f", and {len(summary.refused) - 1} other reasons" if len(summary.refused) > 1 else ""
+        raise RefusedError(
+            f"{summary.files[0]}: no row can be rendered, of {summary.rows_in:,}: {reason[:150]} ({n:,}{more})",
+            hint="give another template with --chat-template FILE, or mend the rows",
+        )
 
 
 @dataclass(slots=True)
@@ -351,12 +427,17 @@ def _attempt(row: TableRow, failure: Mapping[str, Any]) -> JsonObject:
 
 
 def _import_pairs(
-    reader: Reader, sources: list[Source], out: StageOutput, summary: ImportSummary, facts: RunFacts
+    reader: Reader,
+    sources: list[Source],
+    out: StageOutput,
+    summary: ImportSummary,
+    facts: RunFacts,
+    renderer: TextRenderer | None,
 ) -> None:
     import pyarrow as pa
 
     findings = _Findings()
-    batches = findings.gathered(reader(sources))
+    batches = findings.gathered(_with_ids(reader(sources), renderer, PAIRS))
     first = next(batches, None)
     columns = PAIRS.required() if first is None else first.schema.names
 
@@ -368,6 +449,7 @@ def _import_pairs(
     schema = pa.schema([PAIRS.schema.field(column) for column in columns], metadata=PAIRS.metadata)
     out.batches("pairs.parquet", counted(), PAIRS, schema)
     findings.count(summary)
+    _count_rendered(summary, renderer)
     if findings.rejected:
         part = out.part(REJECTED)
         part.path.write_bytes(b"".join(_rejected_lines(findings.rejected)))

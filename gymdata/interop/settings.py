@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pydantic
 
 from gymdata.interop.formats import exported, imported
-from gymdata.settings import Config, Workers
+from gymdata.settings import Config, OnlyWith, Workers
 
 if TYPE_CHECKING:
     SourceName = str
@@ -19,6 +20,13 @@ else:
 class ImportConfig(Config):
     """The keywords of ``gymdata.import_rollouts`` that a command line or a file gives."""
 
+    only_with: ClassVar[OnlyWith] = {"chat_template": ("--model", lambda c: c.model is not None)}
+    not_with: ClassVar[OnlyWith] = {"tokenizer": ("--model", lambda c: c.model is None)}
+
+    model: str | None = pydantic.Field(
+        None, description="Model or tokenizer folder: render token IDs of text with its chat template (default: do not)."
+    )
+    chat_template: Path | None = pydantic.Field(None, description="Chat template file that replaces the model's.")
     source: SourceName | None = pydantic.Field(None, description="Format of the files (default: auto-detect).")
     run_id: str | None = pydantic.Field(None, description="Run ID (default: random).")
     format: Literal["parquet", "jsonl"] = pydantic.Field("parquet", description="File format.")

@@ -134,6 +134,16 @@ def rendered_chat(template: str, messages: list[Any], tools: Any, generate: bool
     return str(rendered[0][0])
 
 
+def marked_chat(template: str, messages: list[Any], tools: Any, special: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Where the conversation as ``template`` writes it is between its generation marks, in characters."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered: Any = render_jinja_template(
+        [messages], tools=tools, chat_template=template, return_assistant_tokens_mask=True, **special
+    )
+    return [(int(start), int(end)) for start, end in rendered[1][0]]
+
+
 def writes_conversations_itself(tokenizer: Any) -> bool:
     """Whether the tokenizer renders chats by code of its own instead of a template."""
     from transformers import PreTrainedTokenizerBase

@@ -484,6 +484,20 @@ def chat_message(message: Message, where: str) -> Message:
     return {"content": None, **chat}
 
 
+def call_arguments(function: Mapping[str, Any]) -> JsonObject:
+    """The arguments of a call, which may be JSON text; empty text and null are an empty object. Raises DataError for what is
+    no object."""
+    arguments = function.get("arguments")
+    value = {} if arguments is None or arguments == "" else arguments
+    value = loads(value) if isinstance(value, str) else value
+    if not isinstance(value, dict):
+        reason = "the arguments of a call are not a JSON object"
+        error = DataError(f"{reason}: {function.get('name')}: got {json_text(arguments)[:100]}")
+        error.reason = reason
+        raise error
+    return value
+
+
 def loads(text: Any) -> Any:
     """The value of a JSON column; None when it is null or not JSON."""
     if not isinstance(text, str):
@@ -492,6 +506,15 @@ def loads(text: Any) -> Any:
         return parsed(text)[0]
     except (ValueError, RecursionError):
         return None
+
+
+def drop_nulls(value: Any) -> Any:
+    """Arrow gives every struct all keys of the column; a null key means that it was not there."""
+    if isinstance(value, dict):
+        return {k: drop_nulls(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [drop_nulls(v) for v in value]
+    return value
 
 
 def object_of(value: Any) -> JsonObject:

@@ -66,7 +66,6 @@ STAGES = {
     "judge": ("a judge's comparisons", "checks"),
     "filter": ("filtered rollouts", "rollouts"),
     "select": ("selected rollouts", "rollouts"),
-    "tokenize": ("rollouts rendered from text", "data"),
     "fix": ("repaired rollouts", "rollouts"),
     "merge": ("merged rollouts", "rollouts"),
     "redact": ("redacted rollouts", "rollouts"),

@@ -102,38 +102,46 @@ def rendered(
     progress: Progress,
     command: Sequence[str],
 ) -> tuple[str, _Settings]:
-    """(data, settings) to train with: ``files`` are imported into ``folder``/text and rendered with the template of the
-    model into ``folder``/tokens. Raises DataError when no row can be used."""
+    """(data, settings) to train with: ``files`` are imported into ``folder``/tokens, rendered with the template of the model.
+    Raises DataError when no row can be used."""
     from gymdata.interop.run import import_rollouts
-    from gymdata.tokenize.run import tokenize
 
-    text, tokens = folder / "text", folder / "tokens"
+    tokens = folder / "tokens"
     imported = import_rollouts(
-        [file.path for file in files], text, source=format.name, overwrite=overwrite, command=command
+        [file.path for file in files],
+        tokens,
+        source=format.name,
+        model=settings.model,
+        overwrite=overwrite,
+        command=command,
     )
     first = ""
     if imported.rejected:
-        with (text / "rejected.jsonl").open(encoding="utf-8") as lines:
+        with (tokens / "rejected.jsonl").open(encoding="utf-8") as lines:
             row = json.loads(next(lines))
         first = f"line {row['line']}: {row['reason']}"
     if not imported.rollouts + imported.pairs:
         raise DataError(f"{files[0].path}: no row can be used, of {imported.rows_in:,} (first: {first})")
-    report = tokenize(text, tokens, tokenizer=settings.model, overwrite=True, command=command, progress=progress)
     progress.message(
         f"{files[0].path}: contains {format.content} ({counted(imported.rows_in, 'row')}); their tokens are those of the "
         f"chat template of {settings.model}, not sampled (T213)"
     )
     if imported.rejected:
         progress.message(f"left out: {counted(imported.rejected, 'row')} that cannot be used (first: {first})")
-    if report.not_rendered:
-        name, why = next(iter(report.not_rendered.items()))
-        progress.message(f"left out: {counted(len(report.not_rendered), 'row')} without tokens (first: {name}: {why})")
+    for name, n in imported.refused.items():
+        progress.message(f"left out: {counted(n, 'row')}: {name[:250]}")
+    for name, n in imported.twins.items():
+        progress.message(f"{counted(n, 'row')} rendered with the training template {name}, which TRL ships")
+    for name, n in imported.control_tokens.items():
+        progress.message(f"{counted(n, 'row')} with {name} in a text: it is trained as the control token")
+    if imported.unopened:
+        progress.message(f"{counted(imported.unopened, 'answer')} without the reasoning that the prompt opens")
     update: dict[str, object] = {"allow_rendered": True}
     if isinstance(settings, TrainSftConfig) and imported.without_reward == imported.rollouts:
         update |= {"select": "all", "min_reward": None}
         if settings.min_reward is not None:
             progress.message(f"min_reward {settings.min_reward:g} is not applied: no row has a reward")
-    elif isinstance(settings, TrainSftConfig | TrainKtoConfig) and settings.reward is None and (label := _label(text)):
+    elif isinstance(settings, TrainSftConfig | TrainKtoConfig) and settings.reward is None and (label := _label(tokens)):
         # Beside a score, too: the label says which answers are good.
         update["reward"] = label
         settings = settings.model_copy(update=update)

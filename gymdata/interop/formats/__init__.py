@@ -65,6 +65,8 @@ class Format(ForeignFormat):
     #: Columns that it is written from, None for all of them; and fields in them that are not read.
     columns: ClassVar[Sequence[str] | None] = None
     unread: ClassVar[tuple[str, ...]] = ()
+    #: Whether its rows may be a prompt with its completion as plain text, which needs no chat template.
+    holds_plain_text: ClassVar[bool] = False
     #: Columns by which its rows are recognised, any of these sets; none where they are recognised in another way.
     keys: ClassVar[Sequence[set[str]]] = ()
 
@@ -129,6 +131,7 @@ class Format(ForeignFormat):
                     turn_down(bad.code, reason, source, line, text, importing.reject, self.item, error)
                 else:
                     importing.keys.append(n_keys if importing.n_keys > n_keys else None)
+                    importing.origins.append((source.path, line))
                     yield line, row
 
     def _named_items(self, value: Any) -> Iterator[tuple[Place, Any]]:

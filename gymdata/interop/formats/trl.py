@@ -93,7 +93,7 @@ class TrlPromptCompletion(TextFormat):
     content = "prompts with completions"
     item = "a row with a completion"
     marks = (b'"completion"', b'"response"')
-    holds_text = general = True
+    holds_text = holds_plain_text = general = True
 
     def recognise_row(self, row: JsonObject) -> bool:
         texts = [any(isinstance(as_text(row.get(n)), (str, list)) for n in names) for names in (_PROMPTS, _ANSWERS)]
@@ -123,7 +123,7 @@ class TrlPreference(TextFormat):
     content = "preference pairs"
     item = "a preference pair"
     marks = (b'"rejected"', b'"rejected_response"', b'"rejected_messages"')
-    holds_text = True
+    holds_text = holds_plain_text = True
     carries = ("margins",)
 
     def recognise_row(self, row: JsonObject) -> bool:

@@ -103,6 +103,7 @@ def table_rows(
                 importing.not_rebuilt.append((len(importing.keys), prompt))
             own = object_of(parsed.row.value.get("gymdata")).get("rollout_index") == rollout["rollout_index"]
             importing.keys.append(None if own else importing.n_keys - 1)
+            importing.origins.append((source.path, number))
             yield rollout
 
 

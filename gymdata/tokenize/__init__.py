@@ -1,1 +1,0 @@
-"""``gymdata tokenize``: token ids for rollouts that have only text, marked as rendered."""
