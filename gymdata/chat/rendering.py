@@ -3,8 +3,8 @@ is refused by name.
 
 Invariants, for each trained turn: the ids before it are those that inference reads of the messages before it; it ends with a
 token that the policy stops at; and it reads back as the content, the reasoning and the calls that its message states, white
-space at the ends aside. A row that fails is tried with the training form of its template that TRL ships. Rendered ids have no
-log-probabilities (NaN).
+space at the ends aside. A row that fails is tried with the training form of its template that TRL ships. Rendered ids have
+no log-probabilities (NaN).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Plain:
                 f"{name}: the tokenizer has no chat template and no end token",
                 hint="give a template with --chat-template FILE",
             )
-        self._eos = str(tokenizer.eos_token)
+        self.end = str(tokenizer.eos_token)
         self.stop_token_ids = (int(tokenizer.eos_token_id),)
 
     def text(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
@@ -106,7 +106,7 @@ class _Plain:
         if more or roles != (["user"] if generate else ["user", "assistant"]):
             raise UnprovenError("without a chat template only a prompt with its completion can be rendered")
         text = "".join(m["content"] or "" for m in messages)
-        return text if generate or text.endswith(self._eos) else text + self._eos
+        return text if generate or text.endswith(self.end) else text + self.end
 
     def generation_marks(self, messages: Sequence[Message], tools: Tools) -> None:  # noqa: ARG002 - as a chat template
         return None
@@ -310,7 +310,10 @@ class TextRenderer:
         such token. Raises UnprovenError when it does not read back."""
         (ids, text, offsets), (start, limit) = whole, region
         stops = frozenset(template.stop_token_ids)
-        stated = Stated.of(messages[index])
+        message = messages[index]
+        if isinstance(template, _Plain):
+            message = {**message, "content": (message["content"] or "").removesuffix(template.end)}
+        stated = Stated.of(message)
         opened = prompt.rstrip().endswith("<think>")
         normal = self._backend.normalizer.normalize_str if self._backend.normalizer is not None else str
         missing: str | None = None
@@ -359,9 +362,7 @@ class TextRenderer:
         counts.control_tokens.update(token for token in self._control if any(token in text for text in texts))
 
 
-def _refuse_unmarked(
-    index: int, marks: Sequence[tuple[int, int]] | None, text: str, border: int, end: int
-) -> None:
+def _refuse_unmarked(index: int, marks: Sequence[tuple[int, int]] | None, text: str, border: int, end: int) -> None:
     """Raises UnprovenError when the template marks other text as generated than the turn has, from ``border`` to ``end``."""
     if marks is None:
         return

@@ -398,8 +398,7 @@ def _for_template(message: Message, text_arguments: bool, parts: bool) -> Messag
         arguments = [call_arguments(c["function"]) for c in out["tool_calls"]]
         shaped = [json.dumps(a, ensure_ascii=False) for a in arguments] if text_arguments else arguments
         out["tool_calls"] = [
-            {**c, "function": {**c["function"], "arguments": a}}
-            for c, a in zip(out["tool_calls"], shaped, strict=True)
+            {**c, "function": {**c["function"], "arguments": a}} for c, a in zip(out["tool_calls"], shaped, strict=True)
         ]
     return out
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +40,7 @@ def rendered(parts: Iterator[Imported], renderer: TextRenderer, table: Table) ->
         text = _without_ids(batch, table)
         borders = [0, *(np.flatnonzero(np.diff(text)) + 1).tolist(), batch.num_rows]
         rejected = list(part.rejected)
-        for start, end in zip(borders, borders[1:], strict=False):
+        for start, end in pairwise(borders):
             piece = batch.slice(start, end - start)
             if text[start]:
                 piece = _piece(piece, table, renderer, part, start, rejected)
@@ -53,7 +54,9 @@ def _without_ids(batch: pa.RecordBatch, table: Table) -> np.ndarray:
     else:
         turns = TurnColumns.of(batch.column("turns"))
         n_ids = turns.count(turns.generation.lengths + turns.delta.lengths > 0)
-        n_ids[~np.array(list(map(is_rollout, batch.column("extra").to_pylist())), bool)] = 1  # a failed attempt stays text
+        n_ids[~np.array(list(map(is_rollout, batch.column("extra").to_pylist())), bool)] = (
+            1  # a failed attempt stays text
+        )
     return np.asarray(n_ids == 0)
 
 

@@ -24,7 +24,8 @@ class ImportConfig(Config):
     not_with: ClassVar[OnlyWith] = {"tokenizer": ("--model", lambda c: c.model is None)}
 
     model: str | None = pydantic.Field(
-        None, description="Model or tokenizer folder: render token IDs of text with its chat template (default: do not)."
+        None,
+        description="Model or tokenizer folder: render token IDs of text with its chat template (default: do not).",
     )
     chat_template: Path | None = pydantic.Field(None, description="Chat template file that replaces the model's.")
     source: SourceName | None = pydantic.Field(None, description="Format of the files (default: auto-detect).")

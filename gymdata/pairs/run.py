@@ -416,7 +416,7 @@ def _select(
                 f"{without:,} of {counted(len(used), 'rollout')} in pairs have no token ids, so no pair of them can be "
                 "trained as sampled",
                 code="T205",
-                hint="collect with gymdata, import files that carry token ids, or render them with `gymdata import FILE -m MODEL`",
+                hint="collect with gymdata, import files with token ids, or render text (`gymdata import FILE -m MODEL`)",
             )
         if (of_used == 1).all():
             return selection

@@ -102,7 +102,7 @@ def rendered(
     progress: Progress,
     command: Sequence[str],
 ) -> tuple[str, _Settings]:
-    """(data, settings) to train with: ``files`` are imported into ``folder``/tokens, rendered with the template of the model.
+    """(data, settings) to train with: ``files`` are imported into ``folder``/tokens, rendered with the model's template.
     Raises DataError when no row can be used."""
     from gymdata.interop.run import import_rollouts
 
@@ -141,7 +141,9 @@ def rendered(
         update |= {"select": "all", "min_reward": None}
         if settings.min_reward is not None:
             progress.message(f"min_reward {settings.min_reward:g} is not applied: no row has a reward")
-    elif isinstance(settings, TrainSftConfig | TrainKtoConfig) and settings.reward is None and (label := _label(tokens)):
+    elif (
+        isinstance(settings, TrainSftConfig | TrainKtoConfig) and settings.reward is None and (label := _label(tokens))
+    ):
         # Beside a score, too: the label says which answers are good.
         update["reward"] = label
         settings = settings.model_copy(update=update)

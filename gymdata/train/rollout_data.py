@@ -234,7 +234,9 @@ def made_sequences(
 
 def no_token_ids(where: str) -> RefusedError:
     """The error for rollouts without token ids."""
-    hint = "`gymdata import FILE -m MODEL` renders ids of text, as second class: training takes them with --allow-rendered"
+    hint = (
+        "`gymdata import FILE -m MODEL` renders ids of text, as second class: training takes them with --allow-rendered"
+    )
     return RefusedError(f"{where}: the chosen rollouts have no token ids", code="T205", hint=hint)
 
 

@@ -179,7 +179,7 @@ def test_settings_classes_are_accepted(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["audit", "collect", "experience", "filter", "judge", "pairs", "report", "score", "tokenize", "view"]
+    "name", ["audit", "collect", "experience", "filter", "judge", "pairs", "report", "score", "view"]
 )
 def test_a_misspelt_keyword_may_be_a_parameter(name: str, run: Path) -> None:
     """What a function takes besides its settings counts when the nearest name is looked for."""

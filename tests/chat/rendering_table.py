@@ -127,7 +127,7 @@ def tokenizer_of(kind: str, template: str) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=len(alphabet) + 60, special_tokens=["<unk>"], initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator([word for word in _WORDS[0].split()] * 20, trainer)
+    tokenizer.train_from_iterator(_WORDS[0].split() * 20, trainer)
     tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
     made = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token=ends[0], unk_token="<unk>", pad_token="<unk>"

@@ -92,7 +92,9 @@ def test_a_conversation_is_rendered_as_a_whole_or_refused(template: str, convers
             assert rendered.token_ids[:start] == prompt[:start], kind
             # DeepSeek's generation prompt opens the reasoning, which these answers do not have.
             assert tokenizer.decode(prompt[start:]).strip() in ("", "<think>")
-            assert rendered.token_ids[end - 1] in {tokenizer.convert_tokens_to_ids(e) for e in ENDS.get(template, ["</s>"])}
+            assert rendered.token_ids[end - 1] in {
+                tokenizer.convert_tokens_to_ids(e) for e in ENDS.get(template, ["</s>"])
+            }
             said = tokenizer.decode(rendered.token_ids[start : end - 1])
             assert messages[index]["content"] in said
             assert said.count('"name": "add"') == len(messages[index].get("tool_calls", ()))
@@ -133,7 +135,10 @@ def test_spans_are_those_of_the_templates_own_marks() -> None:
     marked = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
     spans = [n for start, end in rendered.spans for n in range(start, end)]
     assert spans == [n for n, mark in enumerate(marked["assistant_masks"]) if mark]
-    for marks in ("{{ m.content }}{% endgeneration %}<|im_end|>", "{{ m.content[:2] }}{% endgeneration %}{{ m.content[2:] }}<|im_end|>"):
+    for marks in (
+        "{{ m.content }}{% endgeneration %}<|im_end|>",
+        "{{ m.content[:2] }}{% endgeneration %}{{ m.content[2:] }}<|im_end|>",
+    ):
         renderer, _ = custom(MARKED.replace("{{ m.content }}<|im_end|>{% endgeneration %}", marks, 1))
         with pytest.raises(UnprovenError, match="generation marks are not those of the whole answer"):
             renderer.conversation(messages, [1, 3], None)
@@ -154,7 +159,9 @@ def merging(rstrip: bool) -> tuple[TextRenderer, Any]:
     from tokenizers import AddedToken
 
     tokenizer = copy.deepcopy(tokenizer_of("bytes", "mistral"))
-    across = AddedToken("[/INST]", rstrip=True, normalized=False) if rstrip else AddedToken("[/INST] The", normalized=False)
+    across = (
+        AddedToken("[/INST]", rstrip=True, normalized=False) if rstrip else AddedToken("[/INST] The", normalized=False)
+    )
     tokenizer.add_tokens([across])
     chat = TransformersChat(
         tokenizer, served_template=None, eos_ids=[tokenizer.eos_token_id], tool_parser="none", keep_reasoning=False
@@ -180,7 +187,9 @@ def test_text_that_the_tokenizer_does_not_keep_is_refused() -> None:
 def test_only_the_turn_ends_the_span(  # a template may write its end token behind the whole conversation
 ) -> None:
     """What follows the end of turn is not trained: a line break, or a further end of text."""
-    template = HEAD + "{{ m.content }}<|im_end|>\n{% endfor %}" + GENERATE.replace("{% endif %}", "{% else %}</s>{% endif %}")
+    template = (
+        HEAD + "{{ m.content }}<|im_end|>\n{% endfor %}" + GENERATE.replace("{% endif %}", "{% else %}</s>{% endif %}")
+    )
     renderer, tokenizer = custom(template)
     assert spoken(renderer, tokenizer, CONVERSATIONS["two turns"]) == ["The answer is 5.<|im_end|>", "6<|im_end|>"]
 
@@ -210,12 +219,8 @@ def test_arguments_that_are_no_object_refuse_the_row(arguments: Any) -> None:
 def test_a_tokenizer_that_is_not_fast_is_refused() -> None:
     """Where a token is in the text is not known without offsets."""
 
-    class Slow:
-        name_or_path = "slow"
-        added_tokens_decoder: dict[int, Any] = {}
-
     with pytest.raises(UsageError, match="does not say where each token is in the text"):
-        TextRenderer(Slow(), renderer_of("bytes", "chatml")._template, {}, plain=False, name="slow")
+        TextRenderer(object(), renderer_of("bytes", "chatml")._template, {}, plain=False, name="slow")
 
 
 def test_templates_are_as_they_are_published() -> None:

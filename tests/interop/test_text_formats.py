@@ -271,12 +271,11 @@ def test_the_format_is_that_of_the_first_row_that_has_one(suffix: str, tmp_path:
     assert (summary.format, summary.rollouts, summary.rejected) == ("trl-messages", 1, 1)
 
 
-@pytest.mark.parametrize("read", [gymdata.tokenize, gymdata.pairs, gymdata.report, gymdata.validate])
+@pytest.mark.parametrize("read", [gymdata.pairs, gymdata.report, gymdata.validate])
 def test_other_commands_say_what_such_a_file_is(read: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "rows.json", [{"messages": [QUESTION, ANSWER]}])
-    more = {"tokenizer": "sample_data/policy"} if read is gymdata.tokenize else {}
     with pytest.raises(DataError, match=r"chat messages with answers,? as text") as error:
-        read(file, **({} if read is gymdata.validate else {"output": tmp_path / "out.parquet"}), **more)
+        read(file, **({} if read is gymdata.validate else {"output": tmp_path / "out.parquet"}))
     assert f"gymdata import {file}" in str(error.value.hint)
 
 

@@ -244,7 +244,7 @@ def test_pairs_of_text_are_redacted_and_those_with_ids_left_out(tmp_path: Path) 
     made = read_table(tmp_path / "out", PAIRS).to_pylist()
     assert [row["chosen"][0]["content"] for row in made] == ["No.", "a"]
     assert "[redacted:" in made[0]["prompt"][0]["content"]
-    gymdata.tokenize(tmp_path / "run", tmp_path / "tokens", tokenizer=str(POLICY))
+    gymdata.import_rollouts(tmp_path / "a.jsonl", tmp_path / "tokens", model=str(POLICY))
     report = gymdata.scan(tmp_path / "tokens", tmp_path / "again", redact=True, tokenizer=POLICY)
     assert [len(ids) for ids in report.left_out.values()] == [1]
     assert read_table(tmp_path / "again", PAIRS).num_rows == 1

@@ -64,8 +64,6 @@ REPRESENTATIVES = {"pairs", "pairs, files", "score", "import", "filter, files", 
 #: Each process of these runs a model, or draws.
 SLOW = {
     "audit": "audit {clean} -m {policy} -o {out} -n 2 --write-as ref_logprobs",
-    "tokenize": "tokenize {text} -o {out} --tokenizer {policy}",
-    "tokenize, a file": "tokenize {text} -o {out}/t.jsonl --tokenizer {policy}",
     "merge-adapter": "merge-adapter {adapter} -o {out}",
     "tour": "tour -o {out} --no-view",
     "report, charts": "report {run} -o {out}/r.html --png {out}/charts",

@@ -10,12 +10,9 @@ import pytest
 pytest.importorskip("trl")
 
 import gymdata
-from gymdata.chat.template import TransformersChat
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.ls.run import ls
-from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, read_table
-from gymdata.store.columns import to_rows
 from gymdata.store.lineage import lineage
 from gymdata.train import run
 from gymdata.train.settings import TrainConfig, TrainDpoConfig, TrainKtoConfig, TrainRewardConfig, TrainSftConfig
@@ -27,28 +24,6 @@ pytestmark = pytest.mark.torch
 
 POLICY = "sample_data/policy"
 CONVERSATION = [{"role": "user", "content": "How much is 2+3?"}, {"role": "assistant", "content": "5"}]
-
-
-@pytest.mark.parametrize(("mask", "trained"), [("completion", "Yes."), ("assistant", "5Yes."), ("last", "Yes.")])
-def test_the_mask_says_which_messages_are_trained(mask: str, trained: str, tmp_path: Path) -> None:
-    prompt = [*CONVERSATION, {"role": "user", "content": "Sure?"}]
-    row = {"prompt": prompt, "completion": [{"role": "assistant", "content": "Yes."}]}
-    gymdata.import_rollouts(write(tmp_path / "rows.jsonl", row), tmp_path / "text")
-    gymdata.tokenize(tmp_path / "text", tmp_path / "tokens", tokenizer=POLICY, mask=mask)
-    (rollout,) = to_rows(read_table(tmp_path / "tokens"))
-    (sequence,) = sequences(rollout["turns"])
-    chat = TransformersChat.load(POLICY)
-    ids = sequence.input_ids[sequence.loss_mask == 1].tolist()
-    assert chat.tokenizer.decode(ids, skip_special_tokens=True) == trained
-
-
-def test_a_message_of_weight_0_is_not_trained(tmp_path: Path) -> None:
-    question, answer = CONVERSATION
-    row = {"messages": [question, {**answer, "weight": 0}, question, {**answer, "content": "six"}]}
-    gymdata.import_rollouts(write(tmp_path / "rows.jsonl", row), tmp_path / "text", source="openai")
-    report = gymdata.tokenize(tmp_path / "text", tmp_path / "tokens", tokenizer=POLICY)
-    (rollout,) = to_rows(read_table(tmp_path / "tokens"))
-    assert (report.turns, [m["turn"] for m in rollout["messages"]]) == (1, [None, None, None, 0])
 
 
 def test_a_file_of_answers_is_trained_by_one_command(tmp_path: Path) -> None:

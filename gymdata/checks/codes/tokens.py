@@ -17,7 +17,8 @@ _CODES = (
         "error",
         "prompt or generation ids are missing, null or empty",
         "The turn cannot be trained on as it was sampled. When a whole file has no ids (text rollouts), this is a warning, "
-        "one per turn; when only some turns lack them it is an error. `gymdata import FILE -m MODEL` renders ids from text (T213).",
+        "one per turn; when only some turns lack them it is an error. "
+        "`gymdata import FILE -m MODEL` renders ids from text (T213).",
     ),
     Code(
         "T206",
@@ -47,9 +48,10 @@ _CODES = (
         "rendered ids",
         "info",
         "ids rendered from text, not sampled",
-        "`gymdata import -m` or a training made the turn's ids from its text, with a tokenizer and its chat template: the model may have "
-        "sampled other ids for the same text, and no log-probability is known (NaN). Pairs, SFT, DPO, KTO and reward models "
-        "take such rollouts with --allow-rendered; `experience` and `train-rl` take sampled ids only. Not a fault.",
+        "`gymdata import -m` or a training made the turn's ids from its text, with a tokenizer and its chat template: "
+        "the model may have sampled other ids for the same text, and no log-probability is known (NaN). Pairs, SFT, DPO, "
+        "KTO and reward models take such rollouts with --allow-rendered; `experience` and `train-rl` take sampled ids only. "
+        "Not a fault.",
     ),
 )
 
