@@ -42,8 +42,8 @@ class Stated:
 
     def equals(self, other: Stated, normal: Normal) -> bool:
         """Whether both state the same, in any of their forms."""
-        mine = {form.normalised(normal) for form in self.forms()}
-        return any(form.normalised(normal) in mine for form in other.forms())
+        forms = {form.normalised(normal) for form in self.forms()}
+        return any(form.normalised(normal) in forms for form in other.forms())
 
     def normalised(self, normal: Normal) -> tuple[Any, ...]:
         """What is compared."""
@@ -64,10 +64,10 @@ def what_is_missing(stated: Stated, text: str, normal: Normal, *, opened: bool) 
             return "reasoning"
         return "content"
     for form in stated.forms():
-        content, said = form.content, read.content
-        if not said.startswith(content):
-            content, said = normal(content), normal(said)
-        calls = tuple(_calls_in(said[len(content) :])) if said.startswith(content) else ()
+        content, words = form.content, read.content
+        if not words.startswith(content):
+            content, words = normal(content), normal(words)
+        calls = tuple(_calls_in(words[len(content) :])) if words.startswith(content) else ()
         if Stated(form.content, read.reasoning, calls).normalised(normal) == form.normalised(normal):
             return None
     if tuple(_calls_in(rest)) != stated.calls:

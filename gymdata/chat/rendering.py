@@ -136,8 +136,8 @@ class TextRenderer:
         prompt is rendered with its completion alone. Raises DataError when there is no tokenizer, UsageError for one that is
         not fast, or that ends nothing."""
         try:
-            given = None if chat_template is None else str(chat_template)
-            chat = TransformersChat.load(model, chat_template=given, tool_parser="none", keep_reasoning=False)
+            template = None if chat_template is None else str(chat_template)
+            chat = TransformersChat.load(model, chat_template=template, tool_parser="none", keep_reasoning=False)
         except NoTemplateError:
             tokenizer = load_tokenizer(tokenizer_folder(model))
             facts = tokenizer_facts(tokenizer, None)
@@ -302,13 +302,13 @@ class TextRenderer:
         messages: Sequence[Message],
         index: int,
         tools: Tools,
-        whole: tuple[list[int], str, Sequence[tuple[int, int]]],
+        encoded: tuple[list[int], str, Sequence[tuple[int, int]]],
         region: tuple[int, int],
         prompt: str,
     ) -> int | None:
         """The end of a trained turn: behind the first end-of-turn token up to which it reads back; None when there is no
         such token. Raises UnprovenError when it does not read back."""
-        (ids, text, offsets), (start, limit) = whole, region
+        (ids, text, offsets), (start, limit) = encoded, region
         stops = frozenset(template.stop_token_ids)
         message = messages[index]
         if isinstance(template, _Plain):
@@ -333,11 +333,15 @@ class TextRenderer:
         return None
 
     def _refuse_prompt(self, index: int, read: Sequence[int], ids: Sequence[int]) -> None:
-        at = next((n for n, (a, b) in enumerate(zip(read, ids, strict=False)) if a != b), min(len(read), len(ids)))
-        was, now = (self._backend.decode(list(side[at : at + 6]), skip_special_tokens=False) for side in (read, ids))
+        position = next(
+            (n for n, (a, b) in enumerate(zip(read, ids, strict=False)) if a != b), min(len(read), len(ids))
+        )
+        was, now = (
+            self._backend.decode(list(side[position : position + 6]), skip_special_tokens=False) for side in (read, ids)
+        )
         raise UnprovenError(
             "the ids before an answer are not those that inference reads",
-            f"message {index}, from token {at}: {now!r} instead of {was!r}",
+            f"message {index}, from token {position}: {now!r} instead of {was!r}",
         )
 
     def _encode(self, text: str) -> list[int]:
@@ -353,11 +357,11 @@ class TextRenderer:
     def _count(self, messages: Sequence[Message], *rendered: Rendered) -> None:
         counts = self.counts
         counts.rendered += 1
-        for one in rendered:
-            generated_tokens = sum(end - start for start, end in one.spans)
+        for conversation in rendered:
+            generated_tokens = sum(end - start for start, end in conversation.spans)
             counts.tokens_generated += generated_tokens
-            counts.tokens_context += len(one.token_ids) - generated_tokens
-            counts.unopened += one.unopened
+            counts.tokens_context += len(conversation.token_ids) - generated_tokens
+            counts.unopened += conversation.unopened
         texts = [str(m.get(name)) for m in messages for name in ("content", "reasoning", "tool_calls") if m.get(name)]
         counts.control_tokens.update(token for token in self._control if any(token in text for text in texts))
 

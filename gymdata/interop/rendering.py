@@ -67,7 +67,7 @@ def _piece(
     rows = []
     for number, row in enumerate(to_rows(batch), first):
         try:
-            made = renderer.rollout(row) if table is ROLLOUTS else renderer.pair(row)
+            with_ids = renderer.rollout(row) if table is ROLLOUTS else renderer.pair(row)
         except DataError as error:
             renderer.counts.refused[error.reason] += 1
             file, line = part.origins[number]
@@ -75,7 +75,7 @@ def _piece(
             shown = json.dumps(texts, ensure_ascii=False, default=str)[:1000]
             rejected.append(Rejected(file, line, UNPROVEN, error.message, shown))
             continue
-        rows.append(decode(encode(made)))  # through JSON, from which batches are built
+        rows.append(decode(encode(with_ids)))  # through JSON, from which batches are built
     if not rows:
         return None
     return build(rows, table, batch.schema.names, f"rendered {table.name}", list(range(len(rows))))

@@ -137,13 +137,18 @@ def tokenizer_of(kind: str, template: str) -> Any:
 
 
 @functools.cache
-def renderer_of(kind: str, template: str) -> Any:
-    from gymdata.chat.rendering import TextRenderer
+def chat_of(kind: str, template: str) -> Any:
     from gymdata.chat.template import TransformersChat
 
     tokenizer = tokenizer_of(kind, template)
     eos = [tokenizer.convert_tokens_to_ids(end) for end in ENDS.get(template, ["</s>"])]
-    chat = TransformersChat(
+    return TransformersChat(
         tokenizer, served_template=tokenizer.chat_template, eos_ids=eos, tool_parser="none", keep_reasoning=False
     )
-    return TextRenderer.of(chat)
+
+
+@functools.cache
+def renderer_of(kind: str, template: str) -> Any:
+    from gymdata.chat.rendering import TextRenderer
+
+    return TextRenderer.of(chat_of(kind, template))

@@ -23,6 +23,7 @@ from tests.chat.rendering_table import (
     Message,
     answer,
     call,
+    chat_of,
     renderer_of,
     result,
     template_of,
@@ -107,7 +108,7 @@ def test_a_template_that_leaves_reasoning_out_is_replaced_by_its_training_form(k
     thought = [ASKED, answer("<think>\n2 and 3\n</think>\n\n5")]
     later = [ASKED, answer("5", reasoning="2 and 3"), user("And 3+3?"), answer("6", reasoning="3 and 3")]
     for template, messages, opening in (("deepseek_r1_distill", thought, ""), ("qwen3", later, "<think>\n")):
-        renderer = TextRenderer.of(renderer_of(kind, template)._template)
+        renderer = TextRenderer.of(chat_of(kind, template))
         said = spoken(renderer, tokenizer_of(kind, template), messages)
         assert said[0].startswith(f"{opening}2 and 3\n</think>\n\n5")
         assert renderer.counts.twins == {f"{template}_training": 1}
@@ -115,7 +116,7 @@ def test_a_template_that_leaves_reasoning_out_is_replaced_by_its_training_form(k
 
 def custom(template: str, kind: str = "bytes") -> tuple[TextRenderer, Any]:
     """A tokenizer of ChatML with another template."""
-    chat: TransformersChat = renderer_of(kind, "chatml")._template.with_template(template)
+    chat: TransformersChat = chat_of(kind, "chatml").with_template(template)
     return TextRenderer.of(chat), chat.tokenizer
 
 
@@ -220,7 +221,7 @@ def test_a_tokenizer_that_is_not_fast_is_refused() -> None:
     """Where a token is in the text is not known without offsets."""
 
     with pytest.raises(UsageError, match="does not say where each token is in the text"):
-        TextRenderer(object(), renderer_of("bytes", "chatml")._template, {}, plain=False, name="slow")
+        TextRenderer(object(), chat_of("bytes", "chatml"), {}, plain=False, name="slow")
 
 
 def test_templates_are_as_they_are_published() -> None:
