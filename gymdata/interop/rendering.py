@@ -9,13 +9,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.chat.rendering import TextRenderer
-from gymdata.errors import DataError
+from gymdata.errors import DataError, UsageError
 from gymdata.interop.batches import Imported
 from gymdata.interop.importing import Rejected
 from gymdata.rollouts.failures import is_rollout
@@ -24,14 +25,44 @@ from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store.columns import build, to_rows
 from gymdata.store.lines import decode, encode
 
+if TYPE_CHECKING:
+    from gymdata.chat.rendering import TextRenderer
+    from gymdata.interop.formats import Format
+    from gymdata.store.paths import RunFacts
+
 #: The code of a row without ids that can be proven.
 UNPROVEN = "T205"
 
 
-def rendered(parts: Iterator[Imported], renderer: TextRenderer, table: Table) -> Iterator[Imported]:
-    """``parts`` with the ids of their text, in order. ``renderer.counts`` has what came of them."""
+def renderer_of(model: str, chat_template: str | Path | None, tokenizer: str | None, format: Format) -> TextRenderer:
+    """The renderer of text in ``format``. Raises UsageError for settings that do not go together, and for conversations and a
+    tokenizer without a template."""
+    from gymdata.chat.rendering import TextRenderer
+
+    if tokenizer is not None:
+        raise UsageError("--tokenizer rebuilds prompts and --model renders text", hint="leave one of them out")
+    renderer = TextRenderer.load(model, chat_template)
+    if renderer.plain and not format.holds_plain_text:
+        raise UsageError(
+            f"{model}: the tokenizer has no chat template, and {format.name} has conversations",
+            hint="give one with --chat-template FILE",
+        )
+    return renderer
+
+
+def rendered_identity(renderer: TextRenderer, model: str, facts: RunFacts) -> dict[str, str | None]:
+    """What names the ids of rendered text, which is added to ``facts`` (a run.json)."""
+    identity = {key: renderer.facts[key] for key in ("tokenizer_hash", "chat_template_hash")}
+    facts |= {"chat": renderer.facts, "rendered": {"tokenizer": model, **identity}}
+    facts["notes"] = ["token ids were rendered from text, not sampled (T213)"]
+    return identity
+
+
+def rendered(parts: Iterator[Imported], renderer: TextRenderer | None, table: Table) -> Iterator[Imported]:
+    """``parts`` with the ids of their text, in order; as they are without a ``renderer``, whose counts have what came of
+    them."""
     for part in parts:
-        if part.batch is None:
+        if part.batch is None or renderer is None:
             yield part
             continue
         batch = part.batch

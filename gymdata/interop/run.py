@@ -22,11 +22,12 @@ from gymdata.interop.formats import exported as exported_formats
 from gymdata.interop.formats import imported as imported_formats
 from gymdata.interop.importing import ODD, JsonObject, Keys, Rejected, Shape, TableRow, reason_of
 from gymdata.interop.nemo_gym.rows import failures_file, main_file
+from gymdata.interop.rendering import rendered, rendered_identity, renderer_of
 from gymdata.public import Figures, Report, Row, path_of, paths_of
 from gymdata.remote.reading import size_of
 from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
 from gymdata.rollouts.messages import loads, object_of
-from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES, Table
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
 from gymdata.scores.chosen import default_score, rescorings, taken
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
 from gymdata.store.columns import to_rows
@@ -233,9 +234,7 @@ def import_rollouts(
         raise UsageError(
             f"--keep-contradicting: is for preference pairs, and these files are {name}", hint="leave it out"
         )
-    if tokenizer is not None and model is not None:
-        raise UsageError("--tokenizer rebuilds prompts and --model renders text", hint="leave one of them out")
-    renderer = None if model is None else _renderer(model, chat_template, known_format)
+    renderer = None if model is None else renderer_of(model, chat_template, tokenizer, known_format)
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
     read = [{"path": str(s.path.resolve()), "bytes": size_of(s.path), "xxh3": hash_file(s.path)} for s in sources]
     identity = {"imported": [f["xxh3"] for f in read], "format": name} | (
@@ -250,10 +249,7 @@ def import_rollouts(
         "sources": read,
     }
     if renderer is not None:
-        how = {key: renderer.facts[key] for key in ("tokenizer_hash", "chat_template_hash")}
-        identity |= how
-        facts |= {"chat": renderer.facts, "rendered": {"tokenizer": model, **how}}
-        facts["notes"] = ["token ids were rendered from text, not sampled (T213)"]
+        identity |= rendered_identity(renderer, str(model), facts)
     if known_format.table == PAIRS.name:
         with StageOutput(
             Path(output) / RUN_JSON, "import", ["pairs.parquet"], overwrite=overwrite, kind="import-pairs"
@@ -282,7 +278,7 @@ def import_rollouts(
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
         findings = _Findings(failed == "drop")
-        parts = _with_ids(imported(Reader(name, run.run_id, tokenizer), sources, workers), renderer, ROLLOUTS)
+        parts = rendered(imported(Reader(name, run.run_id, tokenizer), sources, workers), renderer, ROLLOUTS)
         run.write_batches(_counted(findings.gathered(parts), summary, run.sealed_rows))
         findings.count(summary)
         _write_lines(Path(output) / REJECTED, _rejected_lines(findings.rejected))
@@ -294,27 +290,6 @@ def import_rollouts(
         if findings.shapes:
             run.note(documents=findings.shapes)
     return summary
-
-
-def _renderer(model: str, chat_template: str | Path | None, format: Format) -> TextRenderer:
-    """Raises UsageError for conversations and a tokenizer without a template."""
-    from gymdata.chat.rendering import TextRenderer
-
-    renderer = TextRenderer.load(model, chat_template)
-    if renderer.plain and not format.holds_plain_text:
-        raise UsageError(
-            f"{model}: the tokenizer has no chat template, and {format.name} has conversations",
-            hint="give one with --chat-template FILE",
-        )
-    return renderer
-
-
-def _with_ids(parts: Iterator[Imported], renderer: TextRenderer | None, table: Table) -> Iterator[Imported]:
-    if renderer is None:
-        return parts
-    from gymdata.interop.rendering import rendered
-
-    return rendered(parts, renderer, table)
 
 
 def _count_rendered(summary: ImportSummary, renderer: TextRenderer | None) -> None:
@@ -437,7 +412,7 @@ def _import_pairs(
     import pyarrow as pa
 
     findings = _Findings()
-    batches = findings.gathered(_with_ids(reader(sources), renderer, PAIRS))
+    batches = findings.gathered(rendered(reader(sources), renderer, PAIRS))
     first = next(batches, None)
     columns = PAIRS.required() if first is None else first.schema.names
 
