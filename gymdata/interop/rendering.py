@@ -35,8 +35,8 @@ UNPROVEN = "T205"
 
 
 def renderer_of(model: str, chat_template: str | Path | None, tokenizer: str | None, format: Format) -> TextRenderer:
-    """The renderer of text in ``format``. Raises UsageError for settings that do not go together, and for conversations and a
-    tokenizer without a template."""
+    """The renderer of text in ``format``. Raises UsageError for settings that do not go together, and for conversations
+    without a template."""
     from gymdata.chat.rendering import TextRenderer
 
     if tokenizer is not None:
