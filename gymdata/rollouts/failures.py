@@ -109,7 +109,7 @@ def failure_of(format: str, row: Any) -> Failure | None:
 
 def masked_extra(failure: Failure, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``extra`` that say so; ``numbers``: what the writer gave in place of rewards."""
-    facts = {"kind": failure.kind, "reason": failure.reason}
+    facts: dict[str, object] = {"kind": failure.kind, "reason": failure.reason}
     facts |= {} if failure.is_rollout else {"field": failure.field, "final": failure.final}
     unscored = {name: value for name, value in numbers.items() if value not in (None, {})}
     return {FAILURE: facts, **({UNSCORED: unscored} if unscored else {})}
