@@ -164,7 +164,8 @@ def _call(call: Body) -> JsonObject:
 
 def _choice_of(request: AgentRequest, completion: AgentCompletion) -> JsonObject:
     calls = [_call(call) for call in completion.tool_calls]
-    message = {"role": "assistant", "content": completion.content or (None if calls else ""), "refusal": None}
+    content = completion.content or (None if calls else "")
+    message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
     if completion.reasoning:
         message["reasoning_content"] = completion.reasoning
     logprobs = None
