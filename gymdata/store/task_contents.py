@@ -27,8 +27,10 @@ from gymdata.store.tables import scan_batches
 
 _COLUMNS = ("task_id", "n_turns", "prompt_hash", "messages", "tools", "task")
 _TEXTS = ("role", "content", "tool_calls", "tool_call_id", "name")
-#: Fields of a task's row that are its given messages and tools, which are compared as they were given, and its id.
-_GIVEN = ("task_id", "prompt", "messages", "conversations", "responses_create_params", "tools")
+#: Fields of a task's row that hold its given messages.
+_ASKED = frozenset(["prompt", "messages", "conversations", "responses_create_params"])
+#: Its id, and the tools, which are compared as the rollouts had them.
+_UNCOMPARED = ("task_id", "tools")
 _SYSTEM = ("system", "developer")
 _BATCH = 4_096
 _NAMED = 3
@@ -45,7 +47,7 @@ class TaskContent:
         """What makes the other another task: ``messages or tools``, or a field that both rows have with other values."""
         if self.prompts != other.prompts:
             return "messages or tools"
-        names = (name for name in self.row.keys() & other.row.keys() if name not in _GIVEN and name[:1] != "_")
+        names = (name for name in self.row.keys() & other.row.keys() if name not in _UNCOMPARED and name[:1] != "_")
         return next((name for name in sorted(names) if self.row[name] != other.row[name]), None)
 
 
@@ -69,7 +71,11 @@ def task_contents(path: str | Path) -> dict[str, TaskContent]:
     prompts, rows = dict[str, set[int]](), dict[str, str]()
     for batch in scan_batches(path, ROLLOUTS, _COLUMNS, _BATCH):
         opening = split_messages(batch.column("messages"), batch.column("n_turns").to_numpy())[0]
-        hashes = given_hashes(opening)
+        # A row holds the system prompt that belongs to its task; another one is a setting of the run.
+        asked = np.array(
+            [not _ASKED.isdisjoint(object_of(loads(row or "{}"))) for row in batch.column("task").to_pylist()]
+        )
+        hashes = np.where(asked, given_hashes(opening, _SYSTEM), given_hashes(opening))
         # Without messages a prompt is its ids.
         ids = pc.fill_null(batch.column("prompt_hash"), 0).to_numpy().view(np.uint64)
         hashes = np.where(np.diff(list_parts(opening)[0]) > 0, hashes, ids)

@@ -56,6 +56,18 @@ def test_the_same_task_is_the_same_in_other_bytes(tmp_path: Path) -> None:
     assert (made.ways, made.others) == ({"t0": "same"}, {})
 
 
+def test_another_system_prompt_of_the_run_makes_no_other_task(tmp_path: Path) -> None:
+    """`collect --system` is a setting that two runs are compared by; in a row it belongs to the task."""
+    system = {"role": "system", "content": "Answer in one word."}
+    here, there = asked("2+2?"), asked("2+2?")
+    there["messages"] = [system, *there["messages"]]
+    assert paired(tmp_path / "setting", [here], [there]).others == {}
+    task = {"task_id": "t0", "messages": [system, {"role": "user", "content": "2+2?"}]}
+    other = {**task, "messages": task["messages"][1:]}
+    with pytest.raises(DataError, match="messages of t0"):
+        paired(tmp_path / "row", [{**here, "task": json.dumps(task)}], [{**there, "task": json.dumps(other)}])
+
+
 def test_tasks_of_other_content_are_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """How many and the first ids, on the terminal, on the page and in the figures; of several runs with the run's name."""
     rows = [rollout(f"t{n}", 0, 0.0, two_turns(5 + n, 40)) for n in range(6)]
