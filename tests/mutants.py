@@ -1,7 +1,7 @@
 """A seeded sample of small faults planted in the code, and which of them the tests of its room find.
 
 ``python -m tests.mutants OUT.json [ROOM …]`` copies the tree, plants one fault at a time (a comparison or sign turned round,
-an ``and`` for an ``or``, a condition negated, a number one too large) and runs the room's tests until the first that fails. A
+an ``and`` for an ``or``, a condition negated, a number one too large) and runs the room's tests until one fails. A
 fault is named by its function, so that the same functions can be tried again after a rewrite: ``--again FIRST.json``.
 """
 
