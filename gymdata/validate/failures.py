@@ -17,12 +17,15 @@ from gymdata.store.journal import FAILURES, read_failure_file
 
 def dependent_failures(folder: Path) -> Iterator[Violation]:
     """A finding when the shares of failed attempts among those that called a tool and those that did not have Wilson
-    intervals (95 %) that do not overlap. Attempts are the rollouts of ``folder`` and the lines of its failures.jsonl."""
+    intervals (95 %) that do not overlap. Attempts are the rollouts of ``folder`` and the lines
+    of its failures.jsonl with an answer of the model."""
     file = folder / FAILURES
     failed = Counter[bool]()
     for row in read_failure_file(file):
-        if row.get("counts", True) and row.get("kind") != "reward":  # else no attempt failed by itself
-            failed[any(message.get("tool_calls") for message in row.get("messages") or ())] += 1
+        answers = [message for message in row.get("messages") or () if message["role"] == "assistant"]
+        # Without an answer it is not known what the attempt would have done; some failures are of no attempt by itself.
+        if answers and row.get("counts", True) and row.get("kind") != "reward":
+            failed[any(message.get("tool_calls") for message in answers)] += 1
     if not failed:
         return
     messages = read_table(folder, ROLLOUTS, ("messages",))["messages"].combine_chunks()

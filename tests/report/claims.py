@@ -187,8 +187,9 @@ OVER_TIME = """WITH t AS (SELECT epoch(started_at) AS b, epoch(started_at) + dur
 #: Faults that the runs here have, by code, as SQL counts them.
 FAULTS = {
     "L301": "SELECT count(*) FROM turns WHERE len(generation_log_probs) <> len(generation_token_ids)",
-    "L302": f"SELECT count(*) FROM {LOGPROBS} WHERE NOT isfinite(p)",
+    "L302": f"SELECT count(*) FROM {LOGPROBS} WHERE p IS NULL OR NOT isfinite(p)",
     "L303": f"SELECT count(*) FROM {LOGPROBS} WHERE p > 0 AND isfinite(p)",
+    "L306": f"SELECT (count(*) >= 64 AND bool_and(abs(100 * p - round(100 * p)) < 1e-4))::INT FROM {LOGPROBS}",
     "R501": "SELECT count(*) FROM rollouts WHERE reward IS NULL",
     "R503": f"""SELECT count(*) FROM (SELECT 1 FROM {SCORED} GROUP BY group_id
       HAVING count(*) > 1 AND min(reward) = max(reward))""",
@@ -197,7 +198,7 @@ FAULTS = {
       list_filter(rewards, lambda p: p.name = 'style')[1].value AS s FROM {SCORED})""",
 }
 _BAD_TURN = """len(t.generation_log_probs) <> len(t.generation_token_ids)
-  OR len(list_filter(t.generation_log_probs, lambda p: NOT isfinite(p) OR p > 0)) > 0"""
+  OR len(list_filter(t.generation_log_probs, lambda p: p IS NULL OR NOT isfinite(p) OR p > 0)) > 0"""
 
 
 def by_code(path: Path) -> dict[str, int]:
@@ -286,7 +287,7 @@ ROLLOUTS: dict[str, str | Twin] = {
     "breaks": "SELECT count(*) FROM rollouts WHERE n_breaks > 0",
     "finish_reasons": lambda p: counts("SELECT finish_reason, count(*) FROM turns GROUP BY 1", p),
     "logprobs.tokens": f"SELECT count(*) FROM {LOGPROBS} WHERE isfinite(p)",
-    "logprobs.not_finite": f"SELECT count(*) FROM {LOGPROBS} WHERE NOT isfinite(p)",
+    "logprobs.not_finite": f"SELECT count(*) FROM {LOGPROBS} WHERE p IS NULL OR NOT isfinite(p)",
     "logprobs.mean": f"SELECT avg(p::DOUBLE) FROM {LOGPROBS} WHERE isfinite(p)",
     "logprobs.entropy": f"SELECT -avg(p::DOUBLE) FROM {LOGPROBS} WHERE isfinite(p)",
     # Bins of a half from −10 to 0; what is beyond belongs to the first or the last.
