@@ -63,6 +63,8 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
         code = finish(report, f"train-{kind.algorithm}" + (" (dry run)" if dry_run else ""), json=json)
         if not (code or json or dry_run):
             then = _NEXT.get(kind.algorithm)
+            if getattr(settings, "test_share", None):
+                source = str(settings.output / "data" / "split" / "test.parquet")
             say(f"next: gymdata {then.format(settings.output) if then else evaluation_of(settings.output, source)}")
         return code
 

@@ -12,11 +12,12 @@ from pydantic_core import PydanticCustomError
 
 from gymdata.collect.nemo_gym_config import of_nemo_gym
 from gymdata.collect.task_files import KINDS, Shard
-from gymdata.collect.task_shapes import FIELDS, checked
+from gymdata.collect.task_shapes import checked
 from gymdata.errors import UsageError
 from gymdata.record.presets import PRESETS
 from gymdata.remote.places import is_url
 from gymdata.rewards.setting import RewardSpecs
+from gymdata.rollouts.column_names import TASK_FIELDS
 from gymdata.rollouts.logprobs import BIASES
 from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, one_or_list, parse_value
 from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, USER_KEYS, WORKFLOW_KEYS, refuse_userinfo
@@ -123,7 +124,8 @@ class CollectConfig(Config):
     tasks: str = pydantic.Field(description=f"Task file or glob: {KINDS}.")
     map: list[str] = pydantic.Field(
         default_factory=list,
-        description=f"Column that a field is read from, such as prompt=question; repeatable. Fields: {', '.join(FIELDS)}.",
+        description="Column that a field is read from, such as prompt=question; repeatable. Fields: "
+        f"{', '.join(TASK_FIELDS)}.",
     )
     system: str | None = pydantic.Field(
         None, description="System message for tasks that have none: a text, or a file of it."

@@ -15,6 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymdata.collect.task_files import short
 from gymdata.errors import DataError, UsageError
+from gymdata.rollouts.column_names import (
+    ANSWERS,
+    CONVERSATIONS,
+    PROMPTS,
+    TASK_FIELDS,
+    column_at,
+    columns_of,
+    fields_in,
+    lower_case,
+)
 from gymdata.rollouts.messages import TaskRow
 from gymdata.store.run_json import flat
 
@@ -22,12 +32,8 @@ if TYPE_CHECKING:
     import jinja2
 
 SOURCES = ("prompt", "messages", "responses_create_params")
-#: The fields of ``--map``.
-FIELDS = ("prompt", "messages", "answer", "system", "tools", "task_id")
-#: Columns of published datasets, most telling first.
-PROMPTS = ("question", "problem", "instruction", "query", "input")
-CONVERSATIONS = ("conversations", "conversation")
-ANSWERS = ("solution", "target", "output", "expected_answer", "ground_truth", "response", "completion")
+#: Validates ``map``.
+checked = fields_in(TASK_FIELDS)
 #: Suffixes of file names that a system message hardly ends with.
 TEXT_FILES = (".txt", ".md", ".jinja", ".j2")
 #: Substrings of unknown column names that make good hints.
@@ -103,7 +109,7 @@ class TaskShape:
         """As the settings ``map``, ``system`` (text, or a file of it) and ``prompt_template`` say. Raises DataError."""
         system = text_or_file(system, "a system message") if system is not None else None
         prompt = TextTemplate(_text_of(template), "--prompt-template") if template is not None else None
-        return cls(dict(_pair(text) for text in columns), system, prompt)
+        return cls(columns_of(columns), system, prompt)
 
     @cached_property
     def _sources(self) -> Sequence[str]:
@@ -116,9 +122,14 @@ class TaskShape:
 
     def shape(self, source: TaskRow) -> Shaped:
         """``source`` with its prompt and answer found. Raises FieldError."""
-        row = {**source, **dict(self._mapped(source))} if self.columns else source
-        read_as = [f"{name} = {column}" for name, column in self.columns.items() if _at(source, column) is not None]
+        known = lower_case(source)
+        # User code and templates may name a column as the file spells it.
+        spelled, row = dict(zip(known, source, strict=True)), source if known is source else {**source, **known}
+        row = {**row, **dict(self._mapped(source))} if self.columns else row
+        read_as = [f"{n} = {column}" for n, column in self.columns.items() if column_at(source, column) is not None]
         column = next((name for name in self._sources if row.get(name) is not None), None)
+        if column is not None and spelled.get(column, column) != column:
+            read_as.append(f"{column} = {spelled[column]}")
         system = row.get("system", self.system) if "system" in self.columns else self.system
         if system is not None and not isinstance(system, str):
             raise FieldError(self.columns["system"], short(system), "text")
@@ -126,7 +137,7 @@ class TaskShape:
             system = row["system"] if _is_text(row.get("system")) else system
             column = next((name for name in (*CONVERSATIONS, *PROMPTS) if row.get(name) not in (None, "")), None)
             if column is not None:
-                read_as.append(f"{'messages' if column in CONVERSATIONS else 'prompt'} = {column}")
+                read_as.append(f"{'messages' if column in CONVERSATIONS else 'prompt'} = {spelled.get(column, column)}")
         value = row[column] if column is not None else None
         turns = row.get("turns") if column is None else value if column == "prompt" else None
         if isinstance(turns, list) and turns and all(map(_is_text, turns)):
@@ -155,7 +166,7 @@ class TaskShape:
             answer = next((name for name in ANSWERS if row.get(name) is not None and name != column), None)
             if answer is not None and "answer" not in self.columns:
                 row = {**row, "answer": row[answer]}
-                read_as.append(f"answer = {answer}")
+                read_as.append(f"answer = {spelled.get(answer, answer)}")
         return Shaped(row, str(column), value, system, tuple(read_as))
 
     def check_columns(self, read_as: Iterable[str], row: TaskRow) -> None:
@@ -168,39 +179,12 @@ class TaskShape:
 
     def _mapped(self, row: TaskRow) -> Iterator[tuple[str, Any]]:
         for name, column in self.columns.items():
-            value = _at(row, column)
+            value = column_at(row, column)
             if value is None and name in SOURCES:
                 expected = f"the column that --map {name}={column} names (columns: {', '.join(row)})"
                 raise FieldError(column, "none", expected, _hint(row))
             if value is not None:
                 yield name, value
-
-
-def checked(columns: Any) -> Any:
-    """``map`` as a list of ``FIELD=COLUMN``; a mapping is one, too. Raises ValueError."""
-    texts = [f"{k}={v}" for k, v in columns.items()] if isinstance(columns, Mapping) else columns
-    texts = [texts] if isinstance(texts, str) else texts
-    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"FIELD=COLUMN, where FIELD is one of {', '.join(FIELDS)}")
-    names = [_pair(text)[0] for text in texts]
-    for text, name in zip(texts, names, strict=True):
-        if name not in FIELDS or not _pair(text)[1] or names.count(name) > 1:
-            raise ValueError(f"FIELD=COLUMN, each FIELD once, one of {', '.join(FIELDS)}; not {text!r}")
-    return list(texts)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, _, column = text.partition("=")
-    return name.strip(), column.strip()
-
-
-def _at(row: TaskRow, column: str) -> Any:
-    """The value of a column, or inside one: ``extra_info.answer``."""
-    if column in row or "." not in column:
-        return row.get(column)
-    first, _, rest = column.partition(".")
-    inner = row.get(first)
-    return _at(inner, rest) if isinstance(inner, dict) else None
 
 
 def text_or_file(text: str, noun: str) -> str:

@@ -38,9 +38,10 @@ import orjson
 import xxhash
 
 from gymdata.collect.task_files import Shard, rows_of, short, task_files
-from gymdata.collect.task_shapes import CONVERSATIONS, SOURCES, FieldError, Shaped, TaskShape
+from gymdata.collect.task_shapes import SOURCES, FieldError, Shaped, TaskShape
 from gymdata.errors import DataError, counted
 from gymdata.public import described, wrong_argument
+from gymdata.rollouts.column_names import CONVERSATIONS
 from gymdata.rollouts.messages import NOT_TEXT, Message, Task, TaskRow, ToolCall, ToolDefinition, drop_nulls
 from gymdata.store import hash_file
 from gymdata.store.formats import refuse_foreign

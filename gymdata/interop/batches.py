@@ -6,8 +6,8 @@ Invariants: rows, ids, rejections and counts do not depend on the number of proc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,12 +54,14 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads files in ``format``; a worker. ``tokenizer``: to rebuild prompts with."""
+    """Reads files in ``format``; a worker. ``tokenizer``: to rebuild prompts with; ``columns``:
+    field → column, as of ``--map``."""
 
     format: str
     run_id: str
     tokenizer: str | None = None
     keep_contradicting: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, sources: Sequence[Source]) -> Iterator[Imported]:
         done = 0
@@ -75,7 +77,9 @@ class Reader:
     def _read(self, sources: Sequence[Source], *, careful: bool) -> Iterator[Imported]:
         format, numbering, rejected = format_named(self.format), Unnumbered(), list[Rejected]()
         table = TABLES[format.table]
-        importing = Importing(self.run_id, numbering, rejected.append, None, self.tokenizer, self.keep_contradicting)
+        importing = Importing(
+            self.run_id, numbering, rejected.append, None, self.tokenizer, self.keep_contradicting, self.columns
+        )
         if careful:
             importing.check = lambda row: _refuse_unfit(row, table)
         rows = format.read(sources, importing)

@@ -13,7 +13,7 @@ import itertools
 import json
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Required, TypedDict
@@ -250,6 +250,8 @@ class Importing:
     check: Check | None = None
     tokenizer: str | None = None
     keep_contradicting: bool = False
+    #: Field → column (``--map``).
+    columns: Mapping[str, str] = field(default_factory=dict)
     #: File, line and indices of the row in hand.
     origin: tuple[str | int, ...] = ()
     #: How each document was nested, for formats that nest (``Format.shape``).

@@ -23,8 +23,10 @@ from gymdata.interop.formats import imported as imported_formats
 from gymdata.interop.importing import ODD, JsonObject, Keys, Rejected, Shape, TableRow, reason_of
 from gymdata.interop.nemo_gym.rows import failures_file, main_file
 from gymdata.interop.rendering import rendered, rendered_identity, renderer_of
+from gymdata.interop.splitting import SPLIT, split_by_task
 from gymdata.public import Figures, Report, Row, path_of, paths_of
 from gymdata.remote.reading import size_of
+from gymdata.rollouts.column_names import TEXT_FIELDS, columns_of, fields_in
 from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
 from gymdata.rollouts.messages import loads, object_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
@@ -62,6 +64,7 @@ class ImportSummary(Report):
     ``prompts_rebuilt`` and ``prompts_refused``: prompts that calls with generations lacked, when a tokenizer was given.
     ``rendered``: rows whose ids were rendered from their text, when a model was given; of the others ``refused`` has the
     reasons, and ``rejected`` counts them. See ``gymdata.chat.rendering.RenderCounts``.
+    ``tasks``: of each side of ``test_share``.
     """
 
     run: str
@@ -87,6 +90,7 @@ class ImportSummary(Report):
     twins: dict[str, int] = field(default_factory=dict)
     control_tokens: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
+    tasks: dict[str, int] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
     @property
@@ -98,12 +102,13 @@ class ImportSummary(Report):
         return {"rows" if name == "rows_in" else name: value for name, value in asdict(self).items()}
 
     def rows(self) -> list[Row]:
+        split: list[Row] = [(f"  {side}, tasks", f"{n:,} in {SPLIT}/{side}.parquet") for side, n in self.tasks.items()]
         rejected: list[Row] = [(f"  rejected, {code}", n) for code, n in self.reasons.items()]
         rejected += [(f"    {reason}"[:300], n) for reason, n in self.refused.items()]
         first: list[Row] = [("format", self.format), ("rows", self.rows_in), *rejected, *self._rendered()]
         if format_named(self.format).table == PAIRS.name:
             without = "pairs" if self.rendered else "pairs, without token data"
-            return [*first, (without, self.pairs), ("written to", self.run)]
+            return [*first, (without, self.pairs), ("written to", self.run), *split]
         rebuilt: list[Row] = [("prompts rebuilt", self.prompts_rebuilt), ("prompts not rebuilt", self.prompts_refused)]
         return [
             *first,
@@ -118,6 +123,7 @@ class ImportSummary(Report):
             ("duplicate rollouts", self.duplicates),
             *(rebuilt if self.prompts_rebuilt or self.prompts_refused else ()),
             ("written to", self.run),
+            *split,
         ]
 
     def _rendered(self) -> list[Row]:
@@ -130,6 +136,12 @@ class ImportSummary(Report):
             *([("  answers without the reasoning that the prompt opens", self.unopened)] if self.unopened else []),
             ("tokens", f"{self.tokens_generated:,} of the assistant, {self.tokens_context:,} of context"),
         ]
+
+    def split(self, share: float | None, seed: int, command: Sequence[str]) -> None:
+        """Write the two sides of a split, where a ``share`` of the tasks is held out."""
+        if share is not None:
+            table = TABLES[format_named(self.format).table]
+            self.tasks = split_by_task(Path(self.run), table, Path(self.run) / SPLIT, share, seed, command)
 
 
 @dataclass(slots=True, repr=False)
@@ -183,6 +195,9 @@ def import_rollouts(
     tokenizer: str | None = None,
     failed: str = "keep",
     keep_contradicting: bool = False,
+    map: Sequence[str] | Mapping[str, str] = (),
+    test_share: float | None = None,
+    seed: int = 0,
     workers: int = 1,
     command: Sequence[str] = (),
 ) -> ImportSummary:
@@ -204,20 +219,23 @@ def import_rollouts(
     cannot be proved stays without ids and is named in ``output/not_rebuilt.jsonl``, with the position and the decoded
     windows of both sides. Without it nothing is rebuilt. ``failed``: whether rows that their writer masked or cancelled are
     rollouts without a reward (``keep``) or go to failures.jsonl (``drop``), where attempts that failed always go; those
-    that NeMo Gym wrote next to a file (``NAME_failures.jsonl``) are read with it. ``workers``: processes that read parts
-    of NeMo Gym files; the run is the same. ``keep_contradicting``: also import pairs whose own
-    scores prefer the rejected side.
+    that NeMo Gym wrote next to a file (``NAME_failures.jsonl``) are read with it. ``map``: columns
+    of answers and preferences as text, as ``prompt=COLUMN``. ``test_share``: share of the tasks, drawn with ``seed``, that
+    is held out in ``output/split/test.parquet``; the others are in ``train.parquet`` next to it. ``workers``: processes that
+    read parts of NeMo Gym files; the run is the same. ``keep_contradicting``: also import pairs whose own scores prefer
+    the rejected side.
     """
     if source is not None and source not in (formats := imported_formats()):
         raise UsageError.unknown_choice("--from", source, formats)
     output = placed_output(output)
     paths = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
-    for path in map(Path, paths):
+    for path in (Path(path) for path in paths):
         if path.is_dir() and not (path / RUN_JSON).is_file():
             raise DataError(f"{path}: is a folder, expected files", hint=f"name them, or give a glob: '{path}/*.jsonl'")
     sources = [file for path in paths for file in resolve(path, ROLLOUTS)]
+    columns = _columns(map)
     rollout_files = [file for file in sources if main_file(file.path) is None] or sources
-    known_format = format_named(source) if source is not None else detect(rollout_files)
+    known_format = _format_of(source, rollout_files, columns)
     name = known_format.name
     if unread := known_format.without_ids(rollout_files):
         warn(f"{name}: {unread}")
@@ -237,7 +255,7 @@ def import_rollouts(
     renderer = None if model is None else renderer_of(model, chat_template, tokenizer, known_format)
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
     read = [{"path": str(s.path.resolve()), "bytes": size_of(s.path), "xxh3": hash_file(s.path)} for s in sources]
-    identity = {"imported": [f["xxh3"] for f in read], "format": name} | (
+    identity = {"imported": [f["xxh3"] for f in read], "format": name, **({"map": columns} if columns else {})} | (
         {"failed": failed} if failed != "keep" else {}
     )
     identity |= {"keep_contradicting": True} if keep_contradicting else {}
@@ -257,9 +275,10 @@ def import_rollouts(
             if out.facts and not overwrite and (other := differences(out.facts.get("identity") or {}, identity)):
                 raise StoreError.other_identity(out.folder, other)
             run_id = run_id or Path(output).name
-            reader = Reader(name, run_id, keep_contradicting=keep_contradicting)
+            reader = Reader(name, run_id, keep_contradicting=keep_contradicting, columns=columns)
             facts |= {"identity": identity, "run_id": run_id}
             _import_pairs(reader, sources, out, summary, facts, renderer)
+        summary.split(test_share, seed, command)
         return summary
     if tokenizer is not None:
         from gymdata.interop.formats.nemo_gym import chat_of
@@ -278,7 +297,9 @@ def import_rollouts(
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
         findings = _Findings(failed == "drop")
-        parts = rendered(imported(Reader(name, run.run_id, tokenizer), sources, workers), renderer, ROLLOUTS)
+        parts = rendered(
+            imported(Reader(name, run.run_id, tokenizer, columns=columns), sources, workers), renderer, ROLLOUTS
+        )
         run.write_batches(_counted(findings.gathered(parts), summary, run.sealed_rows))
         findings.count(summary)
         _write_lines(Path(output) / REJECTED, _rejected_lines(findings.rejected))
@@ -289,6 +310,7 @@ def import_rollouts(
         run.note(counts=_counts(summary))
         if findings.shapes:
             run.note(documents=findings.shapes)
+    summary.split(test_share, seed, command)
     return summary
 
 
@@ -306,6 +328,23 @@ def _count_rendered(summary: ImportSummary, renderer: TextRenderer | None) -> No
             f"{summary.files[0]}: no row can be rendered, of {summary.rows_in:,}: {reason[:150]} ({n:,}{more})",
             hint="give another template with --chat-template FILE, or mend the rows",
         )
+
+
+def _format_of(name: str | None, files: Sequence[Source], columns: Mapping[str, str]) -> Format:
+    """The format of that name, or that ``files`` are in. Raises UsageError for ``columns`` of one that is not text."""
+    format = format_named(name) if name is not None else detect(files, columns)
+    if columns and not format.holds_text:
+        hint = "leave --map out: it is for answers and preferences as text"
+        raise UsageError(f"--map: {format.name} has columns of its own", hint=hint)
+    return format
+
+
+def _columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Field → column of ``map``. Raises UsageError."""
+    try:
+        return columns_of(fields_in(TEXT_FIELDS)(given))
+    except ValueError as error:
+        raise UsageError(f"--map: expected {error}") from None
 
 
 @dataclass(slots=True)

@@ -46,6 +46,8 @@ class ForeignFormat:
     content: ClassVar[str] = ""
     #: A file in whose first rows none of these bytes occurs is not in this format. Empty: it is never imported.
     marks: ClassVar[tuple[bytes, ...]] = ()
+    #: The table that its rows are of: "rollouts" or "pairs", or, of one that is exported, "experiences".
+    table: ClassVar[str] = "rollouts"
     #: Whether it is answers or preferences as text, without token ids.
     holds_text: ClassVar[bool] = False
     #: Whether commands read its rollouts without an import.
@@ -62,7 +64,8 @@ class ForeignFormat:
 
     def refused(self, source: Source, expected: str) -> DataError:
         """The error of a command that reads ``expected`` from a file of this format."""
-        trains = "; the training commands take it as it is" if self.holds_text else ""
+        scored = "train-sft and train-kto take it as it is, and train-dpo where it has rewards"
+        trains = f"; {scored if self.table == 'rollouts' else 'train-dpo takes it as it is'}" * self.holds_text
         hint = f"`gymdata import {shlex.quote(str(source.path))} -o RUN` reads it{trains}"
         content = self.content + " as text" * self.holds_text
         return DataError(f"{source.path}: contains {content}, expected {expected}", hint=hint)
@@ -87,18 +90,10 @@ def format_of(source: Source) -> ForeignFormat | None:
         return None
     try:
         by_generality = sorted((entry.object(entry.name) for entry in FORMATS), key=lambda form: form.general)
+        lines, values = first_values(source)
         if source.kind == "parquet":
-            from gymdata.remote.reading import parquet_file
-
-            with parquet_file(source.path) as file:
-                # None of gymdata's own, and no empty columns.
-                own = is_own(file.schema_arrow.names)
-                batch = None if own else next(file.iter_batches(_LOOKED_AT), None)
-                rows = batch.to_pylist() if batch is not None else []
-            values: Iterable[Any] = [{name: cell for name, cell in row.items() if cell is not None} for row in rows]
-            formats = [form for form in by_generality if form.marks] if values else []
+            formats = [form for form in by_generality if form.marks]
         else:
-            lines, values = _head_and_values(source)
             formats = [form for form in by_generality if any(mark in line for mark in form.marks for line in lines)]
         for value in values if formats else ():
             for form in formats:
@@ -163,16 +158,25 @@ def instead(row: Mapping[Any, Any], path: Path) -> str:
     if of_gym or is_asked or any(prompts):
         samples = f"; rows with a prompt alone are tasks: `gymdata collect {path} -m MODEL -o RUN` samples answers"
         return samples + (
-            "; to train on `answer`, rename it `completion`" if isinstance(row.get("answer"), str) else ""
+            "; `gymdata import` and train-sft read `answer`, too" if isinstance(row.get("answer"), str) else ""
         )
     if "text" in row and row.keys().isdisjoint(_TEXTS):
         return "; text alone has no prompt and no answer to train: rows need both, such as `prompt` and `completion`"
     return ""
 
 
-def _head_and_values(source: Source) -> tuple[Sequence[bytes], Iterator[Any]]:
+def first_values(source: Source) -> tuple[Sequence[bytes], Iterable[Any]]:
     """The first lines of a file, and their values; after a list the first of its rows. Where the first line is no value,
-    the file may be one over several lines: its text is the line then."""
+    the file may be one over several lines: its text is the line then. Of Parquet the first rows, without nulls, but none
+    of gymdata's own."""
+    if source.kind == "parquet":
+        from gymdata.remote.reading import parquet_file
+
+        with parquet_file(source.path) as file:
+            own = is_own(file.schema_arrow.names)
+            batch = None if own else next(file.iter_batches(_LOOKED_AT), None)
+            rows = batch.to_pylist() if batch is not None else []
+        return [], [{name: cell for name, cell in row.items() if cell is not None} for row in rows]
     lines = [line for _, line in islice(iter_lines(source), _LOOKED_AT)]
     parsed = list[Any]()
     for number, line in enumerate(lines):

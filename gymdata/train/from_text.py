@@ -7,17 +7,18 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from gymdata.errors import DataError, GymdataError, UsageError, counted
 from gymdata.progress import Progress
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.column_names import columns_of
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
 from gymdata.scores.chosen import DESIRABLE
 from gymdata.stats import known_rewards
 from gymdata.store import read_table
-from gymdata.store.formats import format_of, head, refuse_unknown
+from gymdata.store.formats import first_values, refuse_unknown
 from gymdata.train.settings import RenderedConfig, TrainConfig, TrainKtoConfig, TrainSftConfig
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 #: The folder in a training's output for what was made of its text.
 TEXT = "data"
-_Settings = TypeVar("_Settings", bound=TrainConfig)
+#: The folder in it with the two sides of a split by task.
+SPLIT = "split"
+_Settings = TypeVar("_Settings", bound=RenderedConfig)
 
 
 def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> Format | None:
@@ -36,9 +39,15 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
     reverse.
     """
     if Path(source).is_dir() or not files:
+        refuse_text_settings(settings, source)
         return None
-    formats = [format_of(file) or questions_answered(file) for file in files]
-    format = cast("Format | None", formats[0])
+    from gymdata.interop.formats import format_in, format_named
+
+    columns = columns_of(settings.map) if isinstance(settings, RenderedConfig) else {}
+    formats = [format_in(file, columns) for file in files]
+    format = formats[0]
+    if format is None or not format.holds_text:
+        refuse_text_settings(settings, source)
     if format is None:
         refuse_unknown(files[0], settings.table.name)
     if format is None or any(other is None or other.name != format.name for other in formats) or not format.holds_text:
@@ -49,9 +58,9 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
             hint="train-sft, train-dpo, train-kto and train-reward train from text",
         )
     if format.table != settings.table.name and format.other:
-        from gymdata.interop.formats import format_named
-
         format = format_named(format.other)
+    if format.table == "rollouts" and settings.table is PAIRS and (format.holds_reward or _scored(files)):
+        return format
     if format.table != settings.table.name:
         other = "train-dpo and train-reward" if format.table == "pairs" else "train-sft and train-kto"
         raise DataError(
@@ -60,24 +69,14 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
     return format
 
 
-def questions_answered(file: Source) -> Format | None:
-    """The format that reads rows of ``question`` and ``answer`` alone, which elsewhere are tasks, where ``file`` has these;
-    with a column that may belong to either, such as a context, what is asked is not certain."""
-    from gymdata.interop.formats.trl import unclear
-
-    if file.kind != "jsonl":
-        return None
-    try:
-        rows = [json.loads(line) for line in head(file)]
-    except (DataError, OSError, ValueError):  # the reader reports it
-        return None
-    for row in rows:
-        texts = isinstance(row, dict) and {n for n in ("question", "answer") if isinstance(row.get(n), str)}
-        if texts != {"question", "answer"} or unclear(row):
-            return None
-    from gymdata.interop.formats import format_named
-
-    return format_named("trl-prompt-completion") if rows else None
+def refuse_text_settings(settings: TrainConfig, source: str) -> None:
+    """Raises UsageError for settings of text where ``source`` has token ids."""
+    if isinstance(settings, RenderedConfig) and (settings.map or settings.test_share):
+        flag = "--map" if settings.map else "--test-share"
+        raise UsageError(
+            f"{flag}: {source} is not a file of answers or preferences as text",
+            hint="leave it out; `gymdata filter --split-by task` and `gymdata pairs --split` divide by task",
+        )
 
 
 @contextlib.contextmanager
@@ -102,8 +101,9 @@ def rendered(
     progress: Progress,
     command: Sequence[str],
 ) -> tuple[str, _Settings]:
-    """(data, settings) to train with: ``files`` are imported into ``folder``/tokens, rendered with the model's template.
-    Raises DataError when no row can be used."""
+    """(data, settings) to train with: ``files`` are imported into ``folder``/tokens, rendered with the template of the
+    model; a share of the tasks is held out in ``folder``/split/test.parquet, and answers with rewards
+    become ``folder``/pairs where pairs are trained. Raises DataError when no row can be used."""
     from gymdata.interop.run import import_rollouts
 
     tokens = folder / "tokens"
@@ -112,6 +112,7 @@ def rendered(
         tokens,
         source=format.name,
         model=settings.model,
+        map=settings.map,
         overwrite=overwrite,
         command=command,
     )
@@ -136,6 +137,7 @@ def rendered(
         progress.message(f"{counted(n, 'row')} with {name} in a text: it is trained as the control token")
     if imported.unopened:
         progress.message(f"{counted(imported.unopened, 'answer')} without the reasoning that the prompt opens")
+    source = _divided(format, settings, folder, progress, command)
     update: dict[str, object] = {"allow_rendered": True}
     if isinstance(settings, TrainSftConfig) and imported.without_reward == imported.rollouts:
         update |= {"select": "all", "min_reward": None}
@@ -154,8 +156,8 @@ def rendered(
             }
             progress.message("answers with a false label are not trained (--select all trains them)")
     if isinstance(settings, TrainKtoConfig) and settings.threshold is None:
-        stored = read_table(str(tokens), ROLLOUTS, ("task_id", "reward", "policy"))
-        rewards = known_rewards(settings.scored(stored, str(tokens))["reward"])
+        stored = read_table(str(source), ROLLOUTS, ("task_id", "reward", "policy"))
+        rewards = known_rewards(settings.scored(stored, str(source))["reward"])
         rewards = rewards[np.isfinite(rewards)]
         if len(rewards) and np.isin(rewards, (0, 1)).all():
             update["threshold"] = DESIRABLE
@@ -164,7 +166,44 @@ def rendered(
             progress.message(
                 "desirable: a score above the mean of its prompt's, undesirable: below it (--threshold X: above, below X)"
             )
-    return str(tokens), settings.model_copy(update=update)
+    return trained_of(folder, format, settings), settings.model_copy(update=update)
+
+
+def _divided(
+    format: Format, settings: RenderedConfig, folder: Path, progress: Progress, command: Sequence[str]
+) -> Path:
+    """The part of the tokens in ``folder`` that is trained; pairs are made of it where answers have rewards."""
+    from gymdata.interop.splitting import split_by_task
+    from gymdata.pairs.run import pairs
+    from gymdata.pairs.settings import PairsConfig
+
+    source = tokens = folder / "tokens"
+    if settings.test_share:
+        table, seed = TABLES[format.table], settings.trainer.get("seed", 0)
+        n = split_by_task(tokens, table, folder / SPLIT, settings.test_share, seed, command)
+        source = folder / SPLIT / "train.parquet"
+        where = settings.output / TEXT / SPLIT / "test.parquet"
+        progress.message(f"held out: {n['test']:,} of {counted(sum(n.values()), 'task')}, in {where}")
+    if format.table != settings.table.name:
+        how = PairsConfig(reward=_label(tokens), allow_rendered=True)
+        made = pairs(source, output=folder / "pairs", config=how, overwrite=True, command=command).counts.pairs
+        progress.message(f"{counted(made, 'pair')} of the best and the worst answer to each prompt, by reward")
+    return source
+
+
+def trained_of(folder: Path, format: Format, settings: RenderedConfig) -> str:
+    """The data to train on that ``rendered`` made in ``folder``."""
+    if format.table != settings.table.name:
+        return str(folder / "pairs")
+    return str(folder / SPLIT / "train.parquet" if settings.test_share else folder / "tokens")
+
+
+def _scored(files: Sequence[Source]) -> bool:
+    """Whether the first rows of ``files`` state what their answers are worth."""
+    from gymdata.interop.words import LABELS, SCORES
+
+    rows = [row for file in files for row in first_values(file)[1] if isinstance(row, dict)]
+    return any(row.get(name) is not None for row in rows for name in (*SCORES, *LABELS))
 
 
 def _label(text: Path) -> str | None:

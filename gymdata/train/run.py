@@ -34,7 +34,7 @@ from gymdata.store.tables import held_instead
 from gymdata.train import launch
 from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.data_checks import check
-from gymdata.train.from_text import TEXT, naming_file, rendered, text_format
+from gymdata.train.from_text import TEXT, naming_file, rendered, text_format, trained_of
 from gymdata.train.launch import Job
 from gymdata.train.prepared import DATA, prepare
 from gymdata.train.settings import (
@@ -278,7 +278,7 @@ def train(
             of_text = {"asked": plain({**asked.own(), "settings": asked.trainer, **made_of})}
             recorded = None if overwrite else _recorded_text(out, of_text["asked"], asked.defaults())
             if recorded is not None:
-                source, settings = str(out / TEXT / "tokens"), asked.model_copy(update=recorded)
+                source, settings = trained_of(out / TEXT, text, asked), asked.model_copy(update=recorded)
             else:
                 folder = out / TEXT
                 if dry_run or launch.machine_rank(settings) > 0:

@@ -319,10 +319,11 @@ def test_a_message_that_is_not_trained_has_the_weight_0_in_an_export(format: str
 
 
 def test_tasks_are_no_answers(tmp_path: Path) -> None:
-    """Prompts, and conversations that end with the user, are for `collect`."""
+    """Prompts, and conversations that end with the user, are for `collect`; a prompt with its answer only where answers are
+    asked for (`import`, training)."""
     of_mt_bench = {"question_id": 81, "category": "math", "turns": ["How much is 2+3?", "Sure?"], "reference": ["5"]}
     of_gym = {"responses_create_params": {"input": [QUESTION]}, "expected_output": [[0]]}
-    for row in ({"prompt": "How much is 2+3?", "answer": "5"}, {"messages": [QUESTION]}, of_mt_bench, of_gym):
+    for row in ({"prompt": "How much is 2+3?", "level": "5"}, {"messages": [QUESTION]}, of_mt_bench, of_gym):
         with pytest.raises(DataError, match="no row of a known format") as error:
             gymdata.import_rollouts(write(tmp_path / "tasks.jsonl", row), tmp_path / "run")
         assert "gymdata collect" in str(error.value.hint)

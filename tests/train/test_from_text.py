@@ -12,6 +12,7 @@ pytest.importorskip("trl")
 import gymdata
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.ls.run import ls
+from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
 from gymdata.store.lineage import lineage
 from gymdata.train import run
@@ -226,10 +227,13 @@ def test_questions_with_answers_alone_are_trained(tmp_path: Path) -> None:
 def test_rows_of_no_known_format_are_one_verdict(tmp_path: Path) -> None:
     """The one of `validate` and `import`: the keys of the first row, and what to do."""
     file = write(tmp_path / "rows.jsonl", {"question": "1+1?", "answer": "2", "context": "Add."})
+    with pytest.raises(DataError, match="context: may be part of the question") as error:
+        gymdata.train_sft(file, POLICY, tmp_path / "model")
+    assert error.value.hint == "name both: --map prompt=question --map answer=answer"
+    file = write(tmp_path / "odd.jsonl", {"id": 1, "words": ["x"]})
     with pytest.raises(DataError, match="contains rows of no known format, expected rollouts") as error:
         gymdata.train_sft(file, POLICY, tmp_path / "model")
-    assert "keys question, answer, context" in str(error.value.hint)
-    assert "to train on `answer`, rename it `completion`" in str(error.value.hint)
+    assert "keys id, words" in str(error.value.hint)
 
 
 def test_text_for_another_trainer_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -241,3 +245,27 @@ def test_text_for_another_trainer_is_refused_before_anything_is_written(tmp_path
         with pytest.raises(UsageError, match="takes tokens that a policy sampled"):
             train(pairs, POLICY, tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_answers_with_rewards_train_dpo_in_one_command(tmp_path: Path) -> None:
+    """The best and the worst answer to each prompt are a pair; without rewards it is refused."""
+    rows = [{"prompt": f"{n}+1?", "completion": str(n + k), "reward": k} for n in (1, 2) for k in (0, 1)]
+    assert checked(TrainDpoConfig, write(tmp_path / "rewarded.jsonl", *rows))["pairs"] == 2
+    bare = write(tmp_path / "bare.jsonl", *({k: v for k, v in row.items() if k != "reward"} for row in rows))
+    with pytest.raises(DataError, match="contains prompts with completions, expected pairs"):
+        checked(TrainDpoConfig, bare)
+
+
+def test_a_share_of_the_tasks_is_held_out_for_eval(tmp_path: Path) -> None:
+    """Of a file of text, by task; sampled rollouts are divided by their own commands."""
+    rows = [{"question": f"{n}+1?", "answer": a} for n in range(4) for a in (str(n + 1), f"It is {n + 1}.")]
+    file = write(tmp_path / "rows.jsonl", *rows)
+    done = gymdata.import_rollouts(file, tmp_path / "run", test_share=0.25)
+    assert done.tasks == {"train": 3, "test": 1}
+    sides = [read_table(tmp_path / f"run/split/{side}.parquet", ROLLOUTS, ["task_id"]) for side in done.tasks]
+    train, test = (set(side["task_id"].to_pylist()) for side in sides)
+    assert ([side.num_rows for side in sides], train & test) == ([6, 2], set())
+    report = gymdata.train_sft(file, POLICY, tmp_path / "model", test_share=0.25, dry_run=True)
+    assert report.counts["rollouts_chosen"] == 6
+    with pytest.raises(UsageError, match=r"--test-share: .* is not a file of answers or preferences as text"):
+        gymdata.train_sft("sample_data/rollouts/clean.jsonl", POLICY, tmp_path / "x", test_share=0.5)

@@ -6,6 +6,7 @@ Files here are loaded when a file of unknown format is looked at, so they import
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -17,10 +18,11 @@ from gymdata.interop.importing import ODD, BadItem, Importing, Shape, add_shape,
 from gymdata.interop.rows import NOT_TRAINED, unread_row, without_reward
 from gymdata.interop.text_rows import first_row
 from gymdata.interop.words import is_trained
+from gymdata.rollouts.column_names import renamed
 from gymdata.rollouts.failures import failure_of
 from gymdata.rollouts.messages import JsonObject, TableRow
 from gymdata.store.formats import FORMATS as FORMATS
-from gymdata.store.formats import ForeignFormat, format_of, head, instead, is_own
+from gymdata.store.formats import ForeignFormat, first_values, format_of, head, instead, is_own
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from gymdata.store.paths import Source
     from gymdata.store.stage_output import Part
 
+#: The fields of ``--map`` by which a format is told.
+_NAMING = {"prompt", "messages", "answer", "chosen", "rejected"}
 #: Write buffer in bytes.
 _BUFFER = 1 << 20
 Place = tuple[int, int]
@@ -38,8 +42,6 @@ class Format(ForeignFormat):
     """A format of rollouts or pairs. One that is imported has ``content``, ``marks``, ``recognise_row`` (or ``recognise``,
     or ``keys`` alone) and ``row``; one that is exported has ``suffixes`` and ``write``."""
 
-    #: The table that its rows are of: "rollouts" or "pairs", or, of one that is exported, "experiences".
-    table: ClassVar[str] = "rollouts"
     #: The format that reads the same files as rows of the other table; "" where none does.
     other: ClassVar[str] = ""
     #: What one of them is called.
@@ -115,6 +117,8 @@ class Format(ForeignFormat):
     def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, TableRow]]:
         """(line, row) of files."""
         for source, line, value, text in self.documents(sources):
+            if self.holds_text:
+                value = rows_renamed(value, importing.columns)
             if (shape := self.shape(value)) is not None:
                 add_shape(importing.shapes, shape)
             for (group, n), item in [((0, 0), value)] if isinstance(value, BadItem) else self._named_items(value):
@@ -190,6 +194,13 @@ class Format(ForeignFormat):
                 export.written += 1
 
 
+def rows_renamed(value: Any, columns: Mapping[str, str]) -> Any:
+    """A document, a row or a list of them, with the columns that are named, or known, under their known names."""
+    if isinstance(value, list):
+        return [renamed(row, columns) if isinstance(row, dict) else row for row in value]
+    return renamed(value, columns) if isinstance(value, dict) else value
+
+
 def format_named(name: str) -> Format:
     """The format of that name. Raises UsageError with the nearest name."""
     return cast(Format, FORMATS[name].object(name))
@@ -205,9 +216,39 @@ def exported() -> dict[str, Format]:
     return {entry.name: format for entry in FORMATS if (format := format_named(entry.name)).suffixes}
 
 
-def detect(sources: Sequence[Source]) -> Format:
-    """The format that all of ``sources`` are in. Raises UsageError or DataError when they have no known format, or
-    several."""
+def answered(source: Source, columns: Mapping[str, str]) -> Format | None:
+    """The format that reads a file as answers or preferences whose columns are named by ``columns`` (field → column), or
+    known: a question and its answer, which elsewhere are tasks. Raises DataError where other columns may be part of them."""
+    from gymdata.interop.formats.trl import TrlPromptCompletion
+
+    rows = list[JsonObject]()
+    with contextlib.suppress(DataError, OSError, ValueError):  # their reader reports them
+        named = (rows_renamed(value, columns) for value in first_values(source)[1])
+        rows = [
+            row for value in named for row in (value if isinstance(value, list) else [value]) if isinstance(row, dict)
+        ]
+    if any(is_own(row) for row in rows):
+        return None
+    for name in ("trl-preference", "trl-messages", "trl-prompt-completion"):
+        format = format_named(name)
+        for row in rows:
+            with contextlib.suppress(TypeError, LookupError, AttributeError):
+                if format.recognise(row):
+                    return format
+                if isinstance(format, TrlPromptCompletion) and format.answers(row, str(source.path)):
+                    return format
+    return None
+
+
+def format_in(source: Source, columns: Mapping[str, str]) -> Format | None:
+    """The format of a file that is imported or trained, with columns as of ``answered``; None for gymdata's own."""
+    format = None if columns.keys() & _NAMING else format_of(source)
+    return cast(Format, format) if format is not None else answered(source, columns)
+
+
+def detect(sources: Sequence[Source], columns: Mapping[str, str]) -> Format:
+    """The format that all of ``sources`` are in, with columns as of ``answered``. Raises UsageError or DataError when they
+    have no known format, or several."""
     if not sources:
         raise UsageError("no file to import", hint="gymdata import FILE… -o RUN")
     expected = "one that `gymdata docs your-data` lists"
@@ -215,7 +256,7 @@ def detect(sources: Sequence[Source]) -> Format:
     for source in sources:
         if source.path.stat().st_size == 0:
             raise DataError.empty(source.path, expected)
-        if (format := format_of(source)) is None:
+        if (format := format_in(source, columns)) is None:
             raise DataError(
                 f"{source.path}: got no row of a known format among its first lines, expected {expected}",
                 hint=_hint(source),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gymdata.errors import DataError
 from gymdata.interop.chat_text import Lines
 from gymdata.interop.formats import FORMATS, Place
 from gymdata.interop.formats._text import TextFormat
@@ -26,6 +27,7 @@ from gymdata.interop.text_rows import (
     spoken,
 )
 from gymdata.interop.words import LABELS, MARKS, SCORES, score
+from gymdata.rollouts.column_names import ANSWERS, PROMPTS
 from gymdata.rollouts.messages import JsonObject, Message
 
 if TYPE_CHECKING:
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
 
 #: Columns that become messages before an answer.
 BESIDE = ("system", "system_prompt", "history")
-_PROMPTS = ("prompt", "question", "query")
+_PROMPTS = ("prompt", *PROMPTS)
 _ANSWERS = ("completion", "response")
+#: Columns of an answer that may be a task's reference: it is trained only where that is asked for.
+_REFERENCES = ("answer", *(name for name in ANSWERS if name not in _ANSWERS))
 #: Columns of text beside a question and its answer that are part of neither.
 _APART = {
     *("id", "task_id", *BESIDE, *SCORES, *LABELS, *MARKS),
@@ -48,18 +52,16 @@ _SIDES = frozenset({"chosen", "rejected_response", "rejected_messages"})
 _RATINGS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating", "{}_avg_rating", "reward_{}", "{}_reward")
 
 
-def unclear(row: JsonObject) -> list[str]:
+def unclear(row: JsonObject, question: str, reply: str) -> list[str]:
     """The columns of text of a row of a question and its answer that may belong to either, as a context."""
-    return [
-        n for n, cell in row.items() if isinstance(cell, (str, list, dict)) and n not in _APART | {*_PROMPTS, "answer"}
-    ]
+    read = _APART | {question, reply} | ({"input"} if question == "instruction" else set())
+    return [name for name, cell in row.items() if isinstance(cell, (str, list, dict)) and name not in read]
 
 
 @FORMATS.register("trl-messages")
 class TrlMessages(TextFormat):
-    """Conversational language modelling, for SFT: ``messages`` (and ``tools``), or a list of messages alone. A message of
-    ``weight`` or ``loss_weight`` 0 (or of ``train``, ``training`` or ``loss`` false) is not trained; ``label`` or
-    ``kto_tag`` is the reward. Parts of a message may have their text in ``text`` or ``value``."""
+    """Conversational language modelling, for SFT: ``messages`` (and ``tools``), or a list of messages alone. Parts of a
+    message may have their text in ``text`` or ``value``."""
 
     content = "chat messages with answers"
     item = "a conversation"
@@ -86,9 +88,9 @@ class TrlMessages(TextFormat):
 
 @FORMATS.register("trl-prompt-completion")
 class TrlPromptCompletion(TextFormat):
-    """``prompt`` (or ``question``, ``query``) up to the first assistant message, ``completion`` (or ``response``) from it on
-    (and ``tools``). A ``reward``, ``score`` or ``label`` of the answer is its reward, HelpSteer's attributes are named
-    rewards."""
+    """``prompt`` (or ``question``, ``problem``, ``query``, ``input``) up to the first assistant message, ``completion`` (or
+    ``response``) from it on (and ``tools``). For `import` and training, ``answer``, ``solution``, ``target``, ``output`` and
+    other names of task files are completions, too. HelpSteer's attributes are named rewards."""
 
     content = "prompts with completions"
     item = "a row with a completion"
@@ -99,13 +101,26 @@ class TrlPromptCompletion(TextFormat):
         texts = [any(isinstance(as_text(row.get(n)), (str, list)) for n in names) for names in (_PROMPTS, _ANSWERS)]
         return all(texts) and "rejected" not in row
 
+    def answers(self, row: JsonObject, file: str) -> bool:
+        """Whether a row has a question and an answer, also of ``_REFERENCES``. Raises DataError for unclear columns."""
+        cells = [next((n for n in names if row.get(n) not in (None, "")), "") for names in (_PROMPTS, _REFERENCES)]
+        if not all(isinstance(as_text(row.get(name)), (str, list)) for name in cells):
+            return False
+        if ambiguous := unclear(row, *cells):
+            raise DataError(
+                f"{file}: {', '.join(ambiguous)}: may be part of the question ({cells[0]}) or its answer ({cells[1]})",
+                hint=f"name both: --map prompt={cells[0]} --map answer={cells[1]}",
+            )
+        return True
+
     def row(self, item: Any, importing: Importing) -> TableRow:
-        # An answer beside a question is one to train only where that is asked for: it may be a task's reference.
-        prompt_column, name = column(item, *_PROMPTS), column(item, *_ANSWERS, "answer")
-        if name == "answer" and (ambiguous := unclear(item)):
+        prompt_column, name = column(item, *_PROMPTS), column(item, *_ANSWERS, *_REFERENCES)
+        if name in _REFERENCES and (ambiguous := unclear(item, prompt_column, name)):
             raise BadItem("S103", f"{', '.join(ambiguous)}: may be part of the question or its answer")
-        prompt = in_context(item, conversation(item[prompt_column], prompt_column))
-        texts = (prompt_column, name, *BESIDE)
+        is_instruction = prompt_column == "instruction"
+        prompt = conversation(instruction(item) if is_instruction else item[prompt_column], prompt_column)
+        prompt = in_context(item, prompt)
+        texts = (prompt_column, *(("input",) if is_instruction else ()), name, *BESIDE)
         return rollout_row(item, prompt, answer(as_text(item[name]), name), importing, texts=texts)
 
     def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
@@ -183,6 +198,6 @@ def prompt_and_sides(item: JsonObject) -> tuple[Sequence[Message], Sequence[Mess
     if "instruction" in item:
         prompt = conversation(instruction(item), "instruction")
     else:
-        prompt_column = column(item, *_PROMPTS, "input", "conversations", "messages")
+        prompt_column = column(item, *_PROMPTS, "conversations", "messages")
         prompt = conversation(item[prompt_column], prompt_column)
     return in_context(item, prompt), answer(sides["chosen"], "chosen"), answer(sides["rejected"], "rejected")

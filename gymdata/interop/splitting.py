@@ -1,0 +1,48 @@
+"""Imported rows in two files, one to train on and one held out, divided by task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.rollouts.messages import split_tasks
+from gymdata.rollouts.schema import Table
+from gymdata.store import StageOutput, read_table, scan_batches
+from gymdata.store.lineage import chosen_rows, common_identity, parents_of
+from gymdata.store.paths import RUN_JSON
+
+#: The folder in an import, or beside the tokens of a training, with ``train.parquet`` and ``test.parquet``.
+SPLIT = "split"
+
+
+def split_by_task(
+    source: Path, table: Table, output: Path, share: float, seed: int, command: Sequence[str]
+) -> dict[str, int]:
+    """Write the rows of ``source`` to ``train.parquet`` and ``test.parquet`` of the folder ``output``; returns the tasks of
+    each. ``share`` of the tasks, drawn with ``seed``, is the test side. Raises UsageError for fewer than two tasks."""
+    key = table.schema.names[0]
+    rows = read_table(source, table, (key, "task_id"))
+    tasks = rows["task_id"].to_pylist()
+    held_out = split_tasks(tasks, share, seed)
+    in_test = pc.is_in(rows["task_id"], value_set=pa.array(sorted(held_out), pa.string())).to_numpy()
+    counts = {"train": len({*tasks} - held_out), "test": len(held_out)}
+    # Pairs have optional columns.
+    names = next(scan_batches(source, table, None, 1)).schema.names
+    schema = pa.schema([table.schema.field(name) for name in names], metadata=table.metadata)
+    with StageOutput(output / RUN_JSON, "filter", [f"{side}.parquet" for side in counts], overwrite=True) as out:
+        for side, mask in (("train", ~in_test), ("test", in_test)):
+            batches = chosen_rows([source], table, rows[key], mask)
+            out.batches(f"{side}.parquet", batches, table, schema, side=side)
+        out.finish(
+            {
+                "command": list(command),
+                "config": {"split_by": "task", "test_share": share, "seed": seed},
+                "parents": parents_of([source]),
+                "identity": common_identity([source]),
+                "counts": {f"tasks_{side}": n for side, n in counts.items()},
+            }
+        )
+    return counts
