@@ -86,6 +86,11 @@ class Format(ForeignFormat):
         """``recognise`` of a format that its first row tells (``first_row``)."""
         return any(keys <= row.keys() for keys in self.keys)
 
+    def answers(self, row: JsonObject, file: str) -> bool:  # noqa: ARG002 - what an override reads
+        """Whether a row has a question and an answer in columns that elsewhere are a task's. Raises DataError for unclear
+        columns."""
+        return False
+
     def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
         """(source, line, value, text) of each document of files."""
         return ((source, *document) for source in sources for document in documents(source))
@@ -219,8 +224,6 @@ def exported() -> dict[str, Format]:
 def answered(source: Source, columns: Mapping[str, str]) -> Format | None:
     """The format that reads a file as answers or preferences whose columns are named by ``columns`` (field → column), or
     known: a question and its answer, which elsewhere are tasks. Raises DataError where other columns may be part of them."""
-    from gymdata.interop.formats.trl import TrlPromptCompletion
-
     rows = list[JsonObject]()
     with contextlib.suppress(DataError, OSError, ValueError):  # their reader reports them
         named = (rows_renamed(value, columns) for value in first_values(source)[1])
@@ -233,9 +236,7 @@ def answered(source: Source, columns: Mapping[str, str]) -> Format | None:
         format = format_named(name)
         for row in rows:
             with contextlib.suppress(TypeError, LookupError, AttributeError):
-                if format.recognise(row):
-                    return format
-                if isinstance(format, TrlPromptCompletion) and format.answers(row, str(source.path)):
+                if format.recognise(row) or format.answers(row, str(source.path)):
                     return format
     return None
 
