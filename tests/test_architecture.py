@@ -50,7 +50,7 @@ EDGES = {
     ("finetune", "pairs"): {"settings"},
     ("finetune", "train"): {"settings", "trainer_settings"},
     ("train", "interop"): {"formats", "run", "splitting", "words"},
-    ("train", "pairs"): {"run", "settings"},
+    ("train", "pairs"): {"run"},
     ("interop", "train"): {"sequence_data"},
     ("demo", "judge"): {"groups"},
     ("view", "filter"): {"columns", "conditions"},

@@ -255,9 +255,11 @@ def import_rollouts(
     renderer = None if model is None else renderer_of(model, chat_template, tokenizer, known_format)
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
     read = [{"path": str(s.path.resolve()), "bytes": size_of(s.path), "xxh3": hash_file(s.path)} for s in sources]
-    identity = {"imported": [f["xxh3"] for f in read], "format": name, **({"map": columns} if columns else {})} | (
-        {"failed": failed} if failed != "keep" else {}
-    )
+    identity: Figures = {
+        "imported": [f["xxh3"] for f in read],
+        "format": name,
+        **({"map": columns} if columns else {}),
+    } | ({"failed": failed} if failed != "keep" else {})
     identity |= {"keep_contradicting": True} if keep_contradicting else {}
     facts: RunFacts = {
         "stage": "import",

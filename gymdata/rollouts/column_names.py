@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gymdata.rollouts.messages import JsonObject
-
 #: Columns of published datasets besides ``prompt``, ``messages`` and ``answer``, most telling first.
 PROMPTS = ("question", "problem", "instruction", "query", "input")
 CONVERSATIONS = ("conversations", "conversation")
@@ -18,7 +16,7 @@ TEXT_FIELDS = ("prompt", "messages", "answer", "chosen", "rejected", "label", "r
 _KNOWN = {*PROMPTS, *CONVERSATIONS, *ANSWERS, *TEXT_FIELDS, "system_prompt", "kto_tag", "score", "rewards", "margin"}
 
 
-def lower_case(row: JsonObject) -> JsonObject:
+def lower_case(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """``row`` with the columns that are known but for their case, and spaces around them, under their known names; the same
     object where it has none."""
     names = {name: name.strip().lower() for name in row if isinstance(name, str) and name not in _KNOWN}
@@ -26,7 +24,7 @@ def lower_case(row: JsonObject) -> JsonObject:
     return {names.get(name, name): value for name, value in row.items()} if names else row
 
 
-def renamed(row: JsonObject, columns: Mapping[str, str]) -> JsonObject:
+def renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
     """``lower_case`` of ``row`` with the columns that ``columns`` (field → column, a dotted name reaches into one) names
     under the names of their fields; an answer is its ``completion``, for an ``answer`` may be a reference beside one."""
     if columns:
@@ -36,7 +34,7 @@ def renamed(row: JsonObject, columns: Mapping[str, str]) -> JsonObject:
     return lower_case(row)
 
 
-def column_at(row: JsonObject, column: str) -> Any:
+def column_at(row: Mapping[str, Any], column: str) -> Any:
     """The value of a column, or inside one: ``extra_info.answer``."""
     if column in row or "." not in column:
         return row.get(column)

@@ -148,13 +148,13 @@ def rendered(
     ):
         # Beside a score, too: the label says which answers are good.
         update["reward"] = label
-        settings = settings.model_copy(update=update)
         if isinstance(settings, TrainSftConfig) and "select" not in settings.model_fields_set:
             update |= {
                 "select": "above",
                 "min_reward": DESIRABLE if settings.min_reward is None else settings.min_reward,
             }
             progress.message("answers with a false label are not trained (--select all trains them)")
+    settings = settings.model_copy(update=update)
     if isinstance(settings, TrainKtoConfig) and settings.threshold is None:
         stored = read_table(str(source), ROLLOUTS, ("task_id", "reward", "policy"))
         rewards = known_rewards(settings.scored(stored, str(source))["reward"])
@@ -175,7 +175,6 @@ def _divided(
     """The part of the tokens in ``folder`` that is trained; pairs are made of it where answers have rewards."""
     from gymdata.interop.splitting import split_by_task
     from gymdata.pairs.run import pairs
-    from gymdata.pairs.settings import PairsConfig
 
     source = tokens = folder / "tokens"
     if settings.test_share:
@@ -185,8 +184,15 @@ def _divided(
         where = settings.output / TEXT / SPLIT / "test.parquet"
         progress.message(f"held out: {n['test']:,} of {counted(sum(n.values()), 'task')}, in {where}")
     if format.table != settings.table.name:
-        how = PairsConfig(reward=_label(tokens), allow_rendered=True)
-        made = pairs(source, output=folder / "pairs", config=how, overwrite=True, command=command).counts.pairs
+        report = pairs(
+            source,
+            output=folder / "pairs",
+            overwrite=True,
+            command=command,
+            reward=_label(tokens),
+            allow_rendered=True,
+        )
+        made = report.counts.pairs
         progress.message(f"{counted(made, 'pair')} of the best and the worst answer to each prompt, by reward")
     return source
 

@@ -24,7 +24,7 @@ import orjson
 import xxhash
 
 from gymdata.errors import json_kind, json_value
-from gymdata.interop.rows import as_float
+from gymdata.interop.words import as_float
 from gymdata.rollouts import turns as encoding
 from gymdata.rollouts.failures import Failure, failure_of
 from gymdata.rollouts.messages import (

@@ -177,7 +177,7 @@ def _from_columns(row: RolloutRow, lists: Lists) -> tuple[JsonObject, Collection
     beside = {k: v for k, v in task.items() if k not in ("responses_create_params", "response", "reward", "gymdata")}
     extra = object_of(loads(row["extra"]))
     reward = object_of(extra.pop(UNSCORED, None)).get("reward") if row["reward"] is None else row["reward"]
-    nemo_row = {"responses_create_params": params, "response": response, "reward": reward} | beside
+    nemo_row: JsonObject = {"responses_create_params": params, "response": response, "reward": reward} | beside
     # Fields of a resource server's /verify besides the reward.
     environment = object_of(extra.get("environment"))
     nemo_row |= {k: v for k, v in environment.items() if k not in nemo_row}
