@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -116,12 +116,13 @@ class TextRenderer:
     """Renders rows of text with the template of a model; ``counts`` has what came of them."""
 
     def __init__(self, tokenizer: Any, template: _Template, facts: Facts, *, plain: bool, name: str) -> None:
-        self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        if self._backend is None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
             raise UsageError(
                 f"{name}: its tokenizer does not say where each token is in the text",
                 hint="text is rendered with a fast tokenizer (a folder with tokenizer.json)",
             )
+        self._backend: Any = backend
         self._backend.no_truncation()
         self._backend.no_padding()
         self._template, self._tokenizer, self.facts, self.plain = template, tokenizer, facts, plain
@@ -229,9 +230,9 @@ class TextRenderer:
         return None if twin is None else (twin[0], self._template.with_template(twin[1]))  # type: ignore[attr-defined]  # not plain
 
     @functools.cache  # noqa: B019 - lives as long as the command
-    def _parser(self, template: _Template) -> Any:
+    def _parser(self, template: Any) -> Any:
         """The parser of the template's answers, which takes a second to find."""
-        return choose_parser(template, "auto")  # type: ignore[arg-type]  # not plain
+        return choose_parser(template, "auto")
 
     def _proven(
         self, template: _Template, messages: Sequence[Message], trained: Sequence[int], tools: Tools, *, cut: bool
@@ -321,7 +322,7 @@ class TextRenderer:
             span = self._backend.decode(ids[start:end], skip_special_tokens=False)
             fault = what_is_missing(stated, span, normal, opened=opened)
             if fault is not None and not self.plain and (stated.reasoning or stated.calls):
-                read = Stated.of(self._parser(template).read(ids[start : end + 1], tools))
+                read = Stated.of(self._parser(template).read(ids[start : end + 1], tools))  # type: ignore[arg-type]  # by identity
                 fault = None if read.equals(stated, normal) else fault
             if fault is None:
                 return end + 1
@@ -332,7 +333,7 @@ class TextRenderer:
             raise UnprovenError(missing, f"message {index}")
         return None
 
-    def _refuse_prompt(self, index: int, read: Sequence[int], ids: Sequence[int]) -> None:
+    def _refuse_prompt(self, index: int, read: Sequence[int], ids: Sequence[int]) -> NoReturn:
         position = next(
             (n for n, (a, b) in enumerate(zip(read, ids, strict=False)) if a != b), min(len(read), len(ids))
         )

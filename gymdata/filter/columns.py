@@ -30,9 +30,10 @@ from gymdata.filter.conditions import (
     may_be_column,
     unknown_column,
 )
+from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.messages import field_at, joined_calls, joined_contents, object_of, split_messages
 from gymdata.rollouts.schema import AGENTS, ROLLOUTS, Table
-from gymdata.scores.chosen import TOTAL, default_score, named_scores, scores_of, with_score
+from gymdata.scores.chosen import default_score, named_scores, scores_of, with_score
 from gymdata.scores.marks import MARKED, read_marks
 from gymdata.stats import STATISTICS, group_statistic, known_rewards
 from gymdata.store import read_failures, read_table, scan_batches

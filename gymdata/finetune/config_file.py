@@ -6,8 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +118,11 @@ def _without_unknown(values: Mapping[str, Any]) -> FinetuneConfig | None:
             if any(fault["type"] != "extra_forbidden" for fault in faults):
                 return None
             for fault in faults:
-                reduce(getitem, fault["loc"][:-1], read).pop(fault["loc"][-1])
+                *above, key = fault["loc"]
+                section: Any = read
+                for name in above:
+                    section = section[name]
+                del section[key]
     return None
 
 

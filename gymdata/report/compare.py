@@ -14,9 +14,10 @@ from gymdata.errors import DataError
 from gymdata.public import Figures
 from gymdata.report.rollouts import Rewards, fields_to_split_by, interval, task_fields
 from gymdata.rewards.named import answers_of
+from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.messages import object_of
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.scores.chosen import TOTAL, with_score
+from gymdata.scores.chosen import with_score
 from gymdata.scores.marks import read_marks
 from gymdata.stats import paired_difference_ci
 from gymdata.store import read_table

@@ -20,9 +20,10 @@ from gymdata.report.several import compared, expanded, names_of, settings_that_d
 from gymdata.report.several import headline as several_headline
 from gymdata.report.stages import figures as stage_figures
 from gymdata.report.stages import stage_table
+from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scan.patterns import publishable
-from gymdata.scores.chosen import TOTAL, default_score
+from gymdata.scores.chosen import default_score
 from gymdata.scores.marks import read_marks
 from gymdata.store import find_run_json, read_run_json, resolve
 from gymdata.store.lineage import parent_paths

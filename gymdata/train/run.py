@@ -39,6 +39,7 @@ from gymdata.train.launch import Job
 from gymdata.train.prepared import DATA, prepare
 from gymdata.train.settings import (
     LAUNCHING,
+    RenderedConfig,
     RolloutsConfig,
     TrainConfig,
     TrainDpoConfig,
@@ -272,6 +273,7 @@ def train(
     of_text: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         if text is not None:
+            assert isinstance(settings, RenderedConfig)  # text_format refuses text for others
             model, asked = model or model_facts(settings.model), settings
             hashes = [hash_file(file.path) for file in files]
             made_of = {"text": text.name, "text_xxh3": hashes, "policy_hash": model.policy_hash}

@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 from gymdata import credit
 from gymdata.credit.estimators import ALL
 from gymdata.errors import GymdataError
+from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.messages import PairRow, RolloutRow
 from gymdata.rollouts.next_prompt import common_length
 from gymdata.rollouts.schema import AUDIT, EXPERIENCES
 from gymdata.rollouts.turns import sequences
-from gymdata.scores.chosen import TOTAL
 from gymdata.store.tables import read_table
 from gymdata.train.losses import LOSSES
 from gymdata.view.evidence.index import Snapshot

@@ -130,7 +130,7 @@ class RolloutIndex:
         self._looked = 0.0
         self._last = Snapshot(_HELD.empty_table(), (), 0, (), False)
         #: Of the last look: the problems of files, the times of scores, and the sizes of logs of marks.
-        self._state: tuple[tuple[str, ...], list[dict[str, int]], list[int]] = ((), [], [])
+        self._state: tuple[tuple[str, ...], list[dict[str, str]], list[int]] = ((), [], [])
 
     def close(self) -> None:
         """Remove what was put aside."""
