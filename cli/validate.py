@@ -147,6 +147,8 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     if report.violations:
         print()
     paragraphs(verdict)
+    if report.next_step:
+        paragraphs(report.next_step)
     if report.errors:
         worst = next(v.code for v in report.violations if v.severity == "error")
         print(f"gymdata validate --explain {worst} explains it")

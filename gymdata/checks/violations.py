@@ -279,6 +279,8 @@ class ValidationReport(Report):
     tokens: int = 0
     violations: list[Violation] = field(default_factory=list)
     seconds: float = 0.0
+    #: Where no row has token ids: the command that renders some.
+    next_step: str = ""
 
     @property
     def errors(self) -> int:

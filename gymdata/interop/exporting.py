@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gymdata.interop.formats import KINDS, OF_TURNS
 from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.soundness import refuse_unsound_rows
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
 
 _BATCH_ROWS = 1024
 _KEY_ROWS = 65_536
-#: What is counted of turns, and of rollouts besides; of pairs; and of experiences.
-OF_TURNS = ("turns", "branches", "step rewards", "facts of turns")
-KINDS = {
-    ROLLOUTS.name: (*OF_TURNS, "rewards", "named rewards"),
-    PAIRS.name: ("weights", "margins"),
-    EXPERIENCES.name: ("weights",),
-}
 _FACTS = ("agent", "server", "weight_versions")
 _IDS = ("prompt_delta_ids", "generation_token_ids")
 NO_MESSAGE = "turns that no message names"

@@ -148,7 +148,7 @@ class ImportSummary(Report):
 class ExportSummary(Report):
     """Summary of an export: ``rows_out`` rows (``rows`` in JSON). ``lost``: what the format cannot hold → in how many
     rows; ``skipped``: rows without a place in it; ``account``: kind → how many were ``read``, ``written`` and ``lost``
-    (``exporting.KINDS``, and failures); ``turns``, ``turns_lost``: of rollouts, the same numbers."""
+    (``formats.KINDS``, and failures); ``turns``, ``turns_lost``: of rollouts, the same numbers."""
 
     output: str
     format: str

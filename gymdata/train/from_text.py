@@ -18,7 +18,7 @@ from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
 from gymdata.scores.chosen import DESIRABLE
 from gymdata.stats import known_rewards
 from gymdata.store import read_table
-from gymdata.store.formats import first_values, refuse_unknown
+from gymdata.store.formats import first_values, head, refuse_unknown
 from gymdata.train.settings import RenderedConfig, TrainConfig, TrainKtoConfig, TrainSftConfig
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 TEXT = "data"
 #: The folder in it with the two sides of a split by task.
 SPLIT = "split"
+#: A list of token ids that is not empty.
+_IDS = re.compile(rb'_token_ids"\s*:\s*\[\s*\d')
 _Settings = TypeVar("_Settings", bound=RenderedConfig)
 
 
@@ -46,11 +48,12 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
     columns = columns_of(settings.map) if isinstance(settings, RenderedConfig) else {}
     formats = [format_in(file, columns) for file in files]
     format = formats[0]
-    if format is None or not format.holds_text:
+    of_text = format is not None and _is_text(format, files)
+    if not of_text:
         refuse_text_settings(settings, source)
     if format is None:
         refuse_unknown(files[0], settings.table.name)
-    if format is None or any(other is None or other.name != format.name for other in formats) or not format.holds_text:
+    if format is None or any(other is None or other.name != format.name for other in formats) or not of_text:
         return None
     if not isinstance(settings, RenderedConfig):
         raise UsageError(
@@ -67,6 +70,12 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
             f"{source}: contains {format.content}, expected {settings.table.name}", hint=f"{other} train from it"
         ).at(source, format.content, settings.table.name)
     return format
+
+
+def _is_text(format: Format, files: Sequence[Source]) -> bool:
+    """Whether rows have no token ids: of a format that never has any, or the first rows of one read in place."""
+    in_place = format.read_in_place and all(file.kind == "jsonl" for file in files)
+    return format.holds_text or (in_place and not any(_IDS.search(row) for file in files for row in head(file)))
 
 
 def refuse_text_settings(settings: TrainConfig, source: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,12 +50,12 @@ def validate_rollouts(
     reader: Reader | None = None,
     workers: int = 1,
     user_checks: Sequence[UserCheck] = (),
-    nemo_gym: bool = False,
+    kind: Kind = "rollouts",
 ) -> ValidationReport:
     """The report over the rollouts in ``sources``. ``runs``: the run.json files that describe them.
 
     ``reader`` loads the tokenizer; it is called at the first break. ``workers``: processes that check parts of the
-    files; ``user_checks``: those of the user; ``nemo_gym``: the files have NeMo Gym rows.
+    files; ``user_checks``: those of the user; ``kind``: of the files' rows.
     """
     report = ValidationReport(files=list(dict.fromkeys(str(source.path) for source in sources)))
     run = agreed(list(runs.values()))
@@ -72,7 +72,7 @@ def validate_rollouts(
     #: The rows with token ids of each file.
     with_ids: dict[str, list[Ints]] = {}
     violations: list[Violation] = []
-    checked = _checked_in_order(make, checks, sources, workers, nemo_gym)
+    checked = _checked_in_order(make, checks, sources, workers, kind)
     for file, of_file in itertools.groupby(checked, lambda part: part.file):
         in_file: list[Violation] = []
         strange: dict[str, UnknownKey] = {}
@@ -125,6 +125,8 @@ def validate_rollouts(
     return report
 
 
+#: What the rows of a file are.
+Kind = Literal["rollouts", "pairs", "nemo", "tasks", "foreign"]
 #: ``path.py:Class``, or the class.
 UserCheck = str | type[Check]
 _Make = Callable[[], Checks]
@@ -149,11 +151,11 @@ class _Checked:
     strange: dict[str, UnknownKey] = field(default_factory=dict)
 
 
-def _checked(checks: Checks, source: Source, nemo_gym: bool) -> Iterator[_Checked]:
+def _checked(checks: Checks, source: Source, kind: Kind) -> Iterator[_Checked]:
     """The findings in a file or a part of one, batch by batch."""
     file = str(source.path)
     rest = _Checked(file)
-    for batch in nemo_rows.scan(source) if nemo_gym else _scan(source, checks.texts, rest.strange):
+    for batch in _scan(source, checks.texts, rest.strange, kind):
         if isinstance(batch, Violation):
             yield _Checked(file, violations=[batch])
             continue
@@ -200,21 +202,23 @@ def load_checks(user_checks: Sequence[UserCheck]) -> list[type[Check]]:
     return checks
 
 
-def _checked_apart(make: _Make, nemo_gym: bool, source: Source) -> Iterator[tuple[list[_Checked], Checks]]:
+def _checked_apart(make: _Make, kind: Kind, source: Source) -> Iterator[tuple[list[_Checked], Checks]]:
     """All of a file, in a worker."""
     checks = make()
-    yield list(_checked(checks, source, nemo_gym)), checks
+    yield list(_checked(checks, source, kind)), checks
 
 
 def _checked_in_order(
-    make: _Make, checks: Checks, sources: Sequence[Source], workers: int, nemo_gym: bool
+    make: _Make, checks: Checks, sources: Sequence[Source], workers: int, kind: Kind
 ) -> Iterator[_Checked]:
     if workers == 1:
         for source in sources:
-            yield from _checked(checks, source, nemo_gym)
+            yield from _checked(checks, source, kind)
         return
-    work = partial(_checked_apart, make, nemo_gym)
-    with contextlib.closing(in_order(work, sources, workers, lambda source: str(source.path), light=nemo_gym)) as done:
+    work = partial(_checked_apart, make, kind)
+    with contextlib.closing(
+        in_order(work, sources, workers, lambda source: str(source.path), light=kind == "nemo")
+    ) as done:
         for parts, apart in done:
             checks.append(apart)
             yield from parts
@@ -238,8 +242,16 @@ def downgrade_t205(violations: list[Violation], has_ids: bool) -> list[Violation
     return violations if has_ids else [v._replace(severity="warning") if v.code == "T205" else v for v in violations]
 
 
-def _scan(source: Source, texts: bool, strange: dict[str, UnknownKey]) -> Iterator[Evidence | Violation]:
+def _scan(
+    source: Source, texts: bool, strange: dict[str, UnknownKey], kind: Kind = "rollouts"
+) -> Iterator[Evidence | Violation]:
+    if kind == "nemo":
+        return nemo_rows.scan(source)
     # Late, so that NeMo Gym rows are validated without pyarrow.
+    if kind == "foreign":
+        from gymdata.validate import foreign
+
+        return foreign.scan(source)
     if source.kind == "parquet":
         from gymdata.validate import parquet
 

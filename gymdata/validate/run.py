@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gymdata.checks.violations import Selection, ValidationReport, Violation
-from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageError, counted
+from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageError
 from gymdata.public import path_of
 from gymdata.store.formats import ANSWERED, format_of, head, refuse_unknown
 from gymdata.store.lines import decode
@@ -27,11 +27,10 @@ from gymdata.workers.tuning import rare_collections
 if TYPE_CHECKING:
     from gymdata.checks.breaks import Reader
     from gymdata.checks.repair import Choice, FixReport
-    from gymdata.validate.rollouts import UserCheck
+    from gymdata.validate.rollouts import Kind, UserCheck
 
 __all__ = ["ValidationReport", "Violation", "fix", "validate"]
 
-Kind = Literal["rollouts", "pairs", "nemo", "tasks", "foreign"]
 #: Tokens of which the rollouts are decoded unless all are to be; decoding takes longer than all other checks.
 DECODED_TOKENS = 2_000_000
 #: ByteRange of a file of NeMo Gym rows below which a second process costs more than it gives.
@@ -54,8 +53,9 @@ def validate(
 ) -> ValidationReport:
     """Check rollouts or pairs, token for token, and name every fault.
 
-    ``path``: a run folder, a Parquet or JSONL file (also .gz, .zst), or a glob; NeMo Gym rollouts and pairs files are
-    recognised. ``select`` and ``ignore`` take code prefixes (``"T2"``). ``strict`` makes warnings errors.
+    ``path``: a run folder, a Parquet or JSONL file (also .gz, .zst), or a glob; files of every format that is imported are
+    read as an import reads them, and those without token ids have T205 as a warning. ``select`` and ``ignore`` take code
+    prefixes (``"T2"``). ``strict`` makes warnings errors.
     ``tokenizer``: a folder whose vocabulary bounds the ids, and whose texts show the cause of a break (the default is
     the model folder that run.json names). Generations of a run are compared with their messages' text where its
     tokenizer is here, of about ``DECODED_TOKENS`` tokens, or with ``decode`` all of them. ``workers``: processes that
@@ -78,22 +78,23 @@ def validate(
     report = ValidationReport(path=str(path))
     split = [(kind, source) for source in sources for kind in [kind_of(source)]]
     _refuse_others(split)
-    rollouts, nemo, pairs = ([s for kind, s in split if kind == chosen] for chosen in ("rollouts", "nemo", "pairs"))
-    for files, nemo_gym in ((rollouts, False), (nemo, True)):
-        if not files:
-            continue
+    files_of: dict[Kind, list[Source]] = {}
+    for kind, source in split:
+        files_of.setdefault(kind, []).append(source)
+    rollouts, pairs = files_of.get("rollouts", []), files_of.pop("pairs", [])
+    for kind, files in files_of.items():
         from gymdata.validate.rollouts import validate_rollouts
 
-        parts = _halves(files[0]) if nemo_gym and workers == 1 and len(files) == 1 else files
+        parts = _halves(files[0]) if kind == "nemo" and workers == 1 and len(files) == 1 else files
         of_kind = validate_rollouts(
             parts,
             selection=selection,
-            runs={} if nemo_gym else runs,
+            runs=runs if kind == "rollouts" else {},
             vocab_size=vocab_size,
             reader=reader,
             workers=len(parts) if parts is not files else workers,
             user_checks=check,
-            nemo_gym=nemo_gym,
+            kind=kind,
         )
         _merge(report, of_kind)
     if pairs:
@@ -103,6 +104,8 @@ def validate(
     if decode or (rollouts and runs and selection.wants("T207")):
         _decode(report, rollouts, selection, run, tokenizer, reader, decode)
     report.files = [str(s.path) for s in sources]
+    if report.rollouts and not report.tokens:
+        report.next_step = _next_step(path, sources)
     for run_json, facts in runs.items():
         if rollouts and selection.wants("B809"):
             from gymdata.validate.failures import dependent_failures
@@ -141,9 +144,10 @@ def fix(
     split = [(kind_of(s), s) for s in sources]
     _refuse_others(split)
     kinds = {kind for kind, _ in split}
-    if len(kinds) != 1 or kinds == {"pairs"}:
+    if len(kinds) != 1 or not kinds <= {"rollouts", "nemo"}:
         held_kinds = ", ".join(sorted(kinds)) or "nothing"
-        raise UsageError(f"{path}: holds {held_kinds}; --fix repairs rollouts of one kind", hint="give one file or run")
+        hint = f"`gymdata import {path} -o RUN` first" if kinds == {"foreign"} else "give one file or run"
+        raise UsageError(f"{path}: holds {held_kinds}; --fix repairs rollouts of one kind", hint=hint)
     if kinds == {"nemo"} and target.suffix != ".jsonl":
         raise UsageError.bad_value("-o", str(output), "a name ending in .jsonl, for the rows stay NeMo Gym rows")
     account = FixReport(str(path), str(output), choice)
@@ -212,7 +216,7 @@ def kind_of(source: Source) -> Kind:
     if source.kind == "journal":
         return "rollouts"
     if (format := format_of(source)) is not None:
-        return "nemo" if format.read_in_place else "foreign"
+        return "pairs" if format.table == "pairs" else "nemo" if format.read_in_place else "foreign"
     if source.kind == "parquet":
         import pyarrow as pa
 
@@ -258,51 +262,23 @@ def _is_task(line: bytes) -> bool:
 
 
 def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
-    """Raises DataError for tasks, for text, and for what is to be imported first, naming each file once."""
-    foreign = [
-        (source, format) for kind, source in split if kind == "foreign" and (format := format_of(source)) is not None
-    ]
-    if foreign:
-        of_text = all(format.holds_text for _, format in foreign)
-        kind = "as text, without token IDs" if of_text else "and is checked after an import"
-        from gymdata.interop.formats import format_named
-
-        lines = []
-        for file, format in foreign:
-            unread = format_named(format.name).without_ids([file])
-            lines.append(f"{file.path}: contains {format.content}, {kind}{'; ' * bool(unread)}{unread}")
-        files = " ".join(shlex.quote(str(file.path)) for file, _ in foreign)
-        hint = f"import it first: `gymdata import {files} -o RUN`, then `gymdata validate RUN`"
-        if of_text:
-            hint = f"training commands read it as it is; `gymdata import {files} -o RUN`, then `tokenize`, makes IDs"
-            import numpy as np
-
-            from gymdata.interop.batches import Reader
-            from gymdata.stats import known_rewards
-
-            for name in dict.fromkeys(format.name for _, format in foreign):
-                n_used, n_scored, rejected, table = 0, 0, list[Any](), format_named(name).table
-                for part in Reader(name, "")([file for file, format in foreign if format.name == name]):
-                    if part.batch is not None:
-                        n_used += part.batch.num_rows
-                        if table == "rollouts":
-                            n_scored += int(np.isfinite(known_rewards(part.batch["reward"])).sum())
-                    rejected += part.rejected
-                trainers = "train-dpo and train-reward" if table == "pairs" else "train-sft"
-                trainers += " and train-kto" * (n_scored > 0)
-                rows = counted(n_used + len(rejected), "row")
-                used = f"{n_used:,} of {rows} can be used, as {table} of text for {trainers}"
-                if rejected:
-                    used += f"; {len(rejected):,} left out (first: line {rejected[0].line}: {rejected[0].reason})"
-                if other := format_named(name).other:
-                    used += f"; `--from {other}` reads them as {format_named(other).table}"
-                lines.append(used)
-        raise DataError("\n".join(lines), hint=hint)
+    """Raises DataError for tasks and for rows of no known format."""
     for kind, source in split:
         if kind == "tasks":
             raise DataError.tasks(source.path, "rollouts or pairs")
-        if kind in ("rollouts", "pairs"):
+        if kind in ("rollouts", "pairs") and format_of(source) is None:
             refuse_unknown(source, "rollouts or pairs")
+
+
+def _next_step(path: str | Path, sources: Sequence[Source]) -> str:
+    """What gives files without token ids some, for people."""
+    from gymdata.interop.formats import format_named
+
+    formats = [(source, format_named(format.name)) for source in sources if (format := format_of(source)) is not None]
+    unread = dict.fromkeys(format.without_ids([source]) for source, format in formats)
+    file = shlex.quote(str(path)) if len(formats) == len(sources) else "FILE"
+    step = f"no token ids: `gymdata import {file} -m MODEL -o RUN` renders ids of its text (T213)"
+    return "; ".join(filter(None, (*unread, step)))
 
 
 def _run_jsons(path: str | Path) -> dict[Path, RunFacts]:

@@ -271,11 +271,11 @@ def test_the_format_is_that_of_the_first_row_that_has_one(suffix: str, tmp_path:
     assert (summary.format, summary.rollouts, summary.rejected) == ("trl-messages", 1, 1)
 
 
-@pytest.mark.parametrize("read", [gymdata.pairs, gymdata.report, gymdata.validate])
+@pytest.mark.parametrize("read", [gymdata.pairs, gymdata.report])
 def test_other_commands_say_what_such_a_file_is(read: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "rows.json", [{"messages": [QUESTION, ANSWER]}])
     with pytest.raises(DataError, match=r"chat messages with answers,? as text") as error:
-        read(file, **({} if read is gymdata.validate else {"output": tmp_path / "out.parquet"}))
+        read(file, output=tmp_path / "out.parquet")
     assert f"gymdata import {file}" in str(error.value.hint)
 
 
@@ -440,16 +440,23 @@ def test_what_is_no_row_is_not_called_a_task(row: Any, why: str, tmp_path: Path)
     assert "gymdata collect" not in str(error.value.hint)
 
 
-def test_validate_says_what_training_takes_of_a_file_of_text(tmp_path: Path) -> None:
+def test_validate_reads_text_as_an_import_does(tmp_path: Path) -> None:
+    """Each row is checked or named with the reason of the import, by its line; rows that are the same in two files are an
+    example of each, and copies of a pair are named."""
     alpaca = {"instruction": "Add 2 and 3.", "output": "5"}
-    file = write(tmp_path / "a.jsonl", alpaca, alpaca | {"output": None}, alpaca | {"instruction": "Add 2 and 4."})
-    with pytest.raises(DataError) as error:
-        gymdata.validate(file)
-    assert "2 of 3 rows can be used, as rollouts of text for train-sft" in error.value.message
-    assert "1 left out (first: line 2: output and response: missing)" in error.value.message
-    pairs = write(tmp_path / "b.jsonl", {"prompt": "q", "chosen": "5", "rejected": "6"})
-    with pytest.raises(DataError, match="1 of 1 row can be used, as pairs of text for train-dpo and train-reward"):
-        gymdata.validate(pairs)
+    for name in ("a", "b"):
+        file = write(
+            tmp_path / f"{name}.jsonl", alpaca, alpaca | {"output": None}, alpaca | {"instruction": "Add 2 and 4."}
+        )
+    report = gymdata.validate(file)
+    assert (report.rollouts, report.trainable, report.errors) == (2, 0, 1)
+    (fault,) = (v for v in report.violations if v.severity == "error")
+    assert (fault.code, fault.row, fault.detail) == ("S103", 1, "output and response: missing")
+    assert gymdata.validate(tmp_path / "?.jsonl").by_code["T205"] == 4
+    assert not gymdata.validate(tmp_path / "?.jsonl").has("D701")
+    pair = {"prompt": "q", "chosen": "5", "rejected": "6"}
+    report = gymdata.validate(write(tmp_path / "pairs.jsonl", pair, pair | {"rejected": "5"}, pair))
+    assert [(v.code, v.row) for v in report.violations if v.code != "P603"] == [("P601", 1), ("P606", 2)]
 
 
 def test_pairs_of_files_of_one_name_have_ids_of_their_own(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import gymdata
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.ls.run import ls
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import read_run_json, read_table
+from gymdata.store import read_run_json, read_table, resolve
 from gymdata.store.lineage import lineage
 from gymdata.train import run
+from gymdata.train.from_text import text_format
 from gymdata.train.settings import TrainConfig, TrainDpoConfig, TrainKtoConfig, TrainRewardConfig, TrainSftConfig
 from tests.interop.published_rows import oasst_messages
 from tests.interop.trajectories import write
@@ -269,3 +271,16 @@ def test_a_share_of_the_tasks_is_held_out_for_eval(tmp_path: Path) -> None:
     assert report.counts["rollouts_chosen"] == 6
     with pytest.raises(UsageError, match=r"--test-share: .* is not a file of answers or preferences as text"):
         gymdata.train_sft("sample_data/rollouts/clean.jsonl", POLICY, tmp_path / "x", test_share=0.5)
+
+
+@pytest.mark.parametrize("kind", [TrainSftConfig, TrainDpoConfig])
+def test_rows_of_nemo_gym_without_ids_are_trained_from_their_text(kind: type[TrainConfig], tmp_path: Path) -> None:
+    """As files of any format without ids; rows with ids are trained as they were sampled, and not taken for text."""
+    rows = [json.loads(line) for line in Path("sample_data/rollouts/nemo_gym.jsonl").read_text().splitlines()]
+    with_ids = write(tmp_path / "ids.jsonl", *rows)
+    assert text_format(str(with_ids), resolve(with_ids), kind.load(None, {"model": POLICY, "output": tmp_path})) is None
+    for item in (item for row in rows for item in row["response"]["output"]):
+        for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
+            item.pop(name, None)
+    counts = checked(kind, write(tmp_path / "rows.jsonl", *rows))
+    assert counts["pairs" if kind is TrainDpoConfig else "rollouts_chosen"] == 8

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -122,23 +120,39 @@ TEXT = {
     "messages": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
     "completions": {"prompt": "a", "completion": "b", "label": True},
     "preferences": {"prompt": "a", "chosen": "b", "rejected": "c"},
-    "conversations": {"chosen": [{"role": "user", "content": "a"}], "rejected": []},
+    "conversations": {
+        side: [{"role": "user", "content": "a"}, {"role": "assistant", "content": side}]
+        for side in ("chosen", "rejected")
+    },
 }
 
 
-@pytest.mark.parametrize("row", TEXT.values(), ids=TEXT)
-def test_text_of_other_tools_is_refused_in_one_way(
-    tmp_path: Path, row: dict[str, Any], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", [*TEXT, "nemo"])
+def test_a_file_without_ids_is_one_state_in_every_format(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has no token IDs to check, and the message says what it is and how it gets some."""
-    path = write_lines(tmp_path / "a.jsonl", [row, row])
-    assert main(["validate", str(path)]) == 2
-    said = capsys.readouterr().err
-    assert re.search(
-        rf"{re.escape(str(path))}: contains (chat messages|prompts|preference pairs).*, as text, without token IDs",
-        said,
-    )
-    assert f"gymdata import {path} -o RUN" in said
+    """Exit code 0, nothing trainable, and the command that renders ids; 1 as soon as a row cannot be read. In rollouts T205
+    is a warning."""
+    row = TEXT.get(name) or nemo_rows(n=1)[0]
+    for item in row["response"]["output"] if name == "nemo" else ():
+        for key in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
+            item.pop(key, None)
+    path = write_lines(tmp_path / "a.jsonl", [row])
+    assert main(["validate", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "no errors" in shown
+    assert "trainable: 0 of 1" in shown
+    assert f"no token ids: `gymdata import {path} -m MODEL -o RUN` renders ids of its text (T213)" in shown
+    assert ("T205" in shown) == (name not in ("preferences", "conversations"))
+    write_lines(path, [row, "{"])
+    assert main(["validate", str(path)]) == 1
+    assert "line 2  S101" in capsys.readouterr().out
+
+
+def test_fix_repairs_no_file_that_is_imported_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [TEXT["messages"]])
+    assert main(["validate", str(path), "--fix", "drop", "-o", str(tmp_path / "b.jsonl")]) == 2
+    assert f"`gymdata import {path} -o RUN` first" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["nemo", "jsonl", "parquet"])

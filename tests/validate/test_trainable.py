@@ -114,23 +114,13 @@ def test_log_probs_that_are_not_there_are_not_biased(tmp_path: Path) -> None:
     assert not validate(tmp_path / "run").has("L304")
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "what"),
-    [
-        ("a.jsonl", [DPO, DPO], "contains DPO rows"),
-        ("a.jsonl", ATIF, "contains ATIF trajectories"),
-        ("a.jsonl", NAT, "contains trajectories of the NeMo Agent Toolkit"),
-    ],
-)
-def test_foreign_files_are_to_be_imported_first(name: str, rows: list[Any], what: str, tmp_path: Path) -> None:
-    """Each file is named once, with the command that imports it."""
-    files = [write_lines(tmp_path / f"{n} {name}", rows) for n in range(2)]
-    with pytest.raises(DataError, match="import it first") as refused:
-        validate(tmp_path / f"* {name}")
-    for file in files:
-        assert refused.value.message.count(str(file)) == 1
-        assert f"{file}: {what}" in refused.value.message
-        assert f"'{file}'" in (refused.value.hint or "")
-    (tmp_path / "b.json").write_text(json.dumps(rows[0], indent=1))
-    with pytest.raises(DataError, match="import it first"):
-        validate(tmp_path / "b.json")
+@pytest.mark.parametrize("rows", [[DPO, DPO | {"rejected_response": "c"}], ATIF, NAT], ids=["dpo", "atif", "nat"])
+def test_files_of_other_projects_are_checked_as_they_are_imported(rows: list[Any], tmp_path: Path) -> None:
+    """A file, the same as one list, and the run of an import have the same rows, tokens and trainable ones."""
+    file = write_lines(tmp_path / "a.jsonl", rows)
+    (tmp_path / "b.json").write_text(json.dumps(rows, indent=1))
+    import_rollouts(file, tmp_path / "run")
+    of = [validate(path) for path in (file, tmp_path / "b.json", tmp_path / "run")]
+    assert len({(r.rollouts, r.turns, r.tokens, r.trainable) for r in of}) == 1
+    assert of[0].rollouts > 0
+    assert bool(of[0].next_step) == (of[0].tokens == 0)

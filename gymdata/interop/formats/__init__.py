@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 _NAMING = {"prompt", "messages", "answer", "chosen", "rejected"}
 #: Write buffer in bytes.
 _BUFFER = 1 << 20
+#: What exports count of turns, and of rollouts besides; of pairs; and of experiences.
+OF_TURNS = ("turns", "branches", "step rewards", "facts of turns")
+KINDS = {
+    "rollouts": (*OF_TURNS, "rewards", "named rewards"),
+    "pairs": ("weights", "margins"),
+    "experiences": ("weights",),
+}
 Place = tuple[int, int]
 
 
@@ -62,7 +69,7 @@ class Format(ForeignFormat):
     unread_ids: ClassVar[tuple[str, str] | None] = None
     #: Whether a row may need documents of other files of its import.
     joined: ClassVar[bool] = False
-    #: What of ``exporting.KINDS`` its rows have a place for.
+    #: What of ``KINDS`` its rows have a place for.
     carries: ClassVar[tuple[str, ...]] = ()
     #: Columns that it is written from, None for all of them; and fields in them that are not read.
     columns: ClassVar[Sequence[str] | None] = None

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gymdata.interop.exporting import KINDS
-from gymdata.interop.formats import FORMATS, Format, Place
+from gymdata.interop.formats import FORMATS, KINDS, Format, Place
 from gymdata.interop.importing import Importing, Shape
 from gymdata.interop.trajectories import nat, nat_pairs
 from gymdata.interop.trajectories.own import named_turns
