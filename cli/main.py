@@ -83,9 +83,6 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "import": ("import_", "import_", "Import rollouts or preference pairs of other projects."),
         "export": ("export", "export", "Write rollouts in another project's format."),
         "merge": ("merge", "merge", "Put the rollouts of several runs into one output."),
-        "scan": ("scan", "scan", "Find keys, e-mail addresses and home paths in a run."),
-        "push": ("publish", "push", "Publish an output on the Hub or in a folder, with a card."),
-        "pull": ("publish", "pull", "Bring an output that was pushed to this machine."),
     },
     "Set up": {
         "docs": ("docs", "docs", "Read the documentation, topic by topic."),

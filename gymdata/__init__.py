@@ -7,7 +7,7 @@ Check them: check, check_endpoint, check_environment, check_recorder, check_rewa
 reading.
 Look at them, and measure a model: query, view, report, ls, status, eval.
 Score and choose: score, judge, serve_genrm, filter.
-Make training data: tokenize, pairs, experience, load_experiences, mix, export, merge, scan, push, pull.
+Make training data: tokenize, pairs, experience, load_experiences, mix, export, merge.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, merge_adapter, finetune,
 sweep, demo.
 This install: doctor, tour.
@@ -85,13 +85,10 @@ _HOME = {
     "mix": "mix.run",
     "open": "query.opened:open_run",
     "pairs": "pairs.run",
-    "pull": "publish.pull",
-    "push": "publish.push",
     "query": "query.run",
     "reading": "store.reading",
     "record": "record.run",
     "report": "report.run",
-    "scan": "scan.run",
     "score": "score.run",
     "serve": "serve.run",
     "serve_genrm": "judge.serve.run",

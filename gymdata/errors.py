@@ -33,7 +33,6 @@ BROUGHT_BY = {
     **dict.fromkeys(("jsonschema", "math_verify"), "rewards"),
     "tensorboard": "tensorboard",
     "obstore": "s3",
-    "detect_secrets": "scan",
     "ray": "ray",
     "rensa": "mix",
     "gguf": "real",

@@ -476,7 +476,7 @@ def _draw(tensorboard: bool, folder: Path, rows: list[EpochRow], facts: Figures)
     from gymdata.report.run import report
 
     draw_curve(folder / "curve.png", rows, facts)
-    report(folder, allow_findings=True)  # the run's own page, which is to appear
+    report(folder)
     if tensorboard:
         write_tensorboard(folder / "tensorboard", rows)
 

@@ -22,7 +22,6 @@ from gymdata.report.stages import figures as stage_figures
 from gymdata.report.stages import stage_table
 from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.scan.patterns import publishable
 from gymdata.scores.chosen import default_score
 from gymdata.scores.marks import read_marks
 from gymdata.store import find_run_json, read_run_json, resolve
@@ -130,7 +129,7 @@ def report(
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
-            temporary.write_text(publishable(page(figures), target, config.allow_findings), encoding="utf-8")
+            temporary.write_text(page(figures), encoding="utf-8")
     if config.png is not None:
         from gymdata.report._charts_png import draw
 

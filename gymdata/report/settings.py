@@ -21,9 +21,6 @@ class ReportConfig(Config):
     reward: str | None = pydantic.Field(
         None, description="Score to report on (default: the only re-scoring; without one the total reward)."
     )
-    allow_findings: bool = pydantic.Field(
-        False, description="Write the page although it holds keys or addresses that `gymdata scan` finds."
-    )
     sample: Sample | None = pydantic.Field(
         None,
         description="Rollouts shown as examples; mixed: of groups whose rewards differ, random: the same each time "

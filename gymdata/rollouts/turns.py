@@ -91,22 +91,19 @@ class Call:
     weight_versions: list[WeightSpan] | None = None
 
 
-def call_of(turn: Turn | Mapping[str, Any], prompt: Ids, end: int | None = None) -> Call:
-    """A stored turn as the call with another ``prompt``, and its generation up to ``end``."""
-    top, spans = turn["top_log_probs"], turn.get("weight_versions")
-    if spans is not None and end is not None:
-        spans = [{**span, "end": min(span["end"], end)} for span in spans if span["start"] < end] or None
+def call_of(turn: Turn | Mapping[str, Any], prompt: Ids) -> Call:
+    """A stored turn as the call with another ``prompt``."""
     return Call(
         prompt,
-        np.asarray(turn["generation_token_ids"], np.int32)[:end],
-        np.asarray(turn["generation_log_probs"], np.float32)[:end],
+        np.asarray(turn["generation_token_ids"], np.int32),
+        np.asarray(turn["generation_log_probs"], np.float32),
         turn["finish_reason"],
         turn["agent"],
         turn["reward"],
-        None if top is None else top[:end],
+        turn["top_log_probs"],
         turn.get("rendered"),
         turn.get("server"),
-        spans,
+        turn.get("weight_versions"),
     )
 
 

@@ -247,8 +247,8 @@ def refuse_unfinished(run_json: Path, file: Path | None = None) -> None:
     raise error
 
 
-def local_output(output: str | Path, flag: str = "-o") -> Path:
-    """An output, which ``flag`` gives, as a path on this machine. Raises UsageError for a URL and for a place in the spool,
+def local_output(output: str | Path) -> Path:
+    """An output as a path on this machine. Raises UsageError for a URL and for a place in the spool,
     and for ``-``, which elsewhere means standard output: what is written here are files, beside a run.json."""
     if str(output) == "-":
         raise UsageError(
@@ -258,7 +258,7 @@ def local_output(output: str | Path, flag: str = "-o") -> Path:
     remote = url_of(output) if is_url(output) else mirrored(output)
     if remote is not None:
         raise UsageError(
-            f"{flag} {remote}: object stores are not supported here", hint="give a local path, and copy from there"
+            f"-o {remote}: object stores are not supported here", hint="give a local path, and copy from there"
         )
     return Path(output)
 

@@ -68,7 +68,6 @@ STAGES = {
     "select": ("selected rollouts", "rollouts"),
     "fix": ("repaired rollouts", "rollouts"),
     "merge": ("merged rollouts", "rollouts"),
-    "redact": ("redacted rollouts", "rollouts"),
     "mix": ("a mixture", "data"),
     "export": ("an export", "data"),
     "audit": ("an audit", "checks"),

@@ -28,19 +28,13 @@ def decoded_faults(sources: Iterable[Source], reading: Reading, step: int = 1) -
     for source in sources:
         row = 0
         try:
-            for batch in scan_batches(
-                source.path, ROLLOUTS, ["rollout_id", "messages", "turns", "extra"], batch_size=256
-            ):
+            for batch in scan_batches(source.path, ROLLOUTS, ["rollout_id", "messages", "turns"], batch_size=256):
                 chosen = [k for k in range(len(batch)) if (row + k) % step == 0]
                 messages, turns = batch["messages"].take(chosen).to_pylist(), batch["turns"]
                 generations = turns.values.field("generation_token_ids")
                 for k, of_rollout in zip(chosen, messages, strict=True):
                     first, last = (turns.offsets[k + end].as_py() for end in (0, 1))
-                    extra = batch["extra"][k].as_py()
-                    # Turns whose generation `gymdata scan --redact` ended early.
-                    cut = (json.loads(extra).get("redacted") or {}).get("turns") or () if '"redacted"' in extra else ()
-                    uncut = [message for message in of_rollout or () if message["turn"] not in cut]
-                    for v in _rollout(uncut, generations.slice(first, last - first), reading):
+                    for v in _rollout(of_rollout or (), generations.slice(first, last - first), reading):
                         yield v._replace(row=row + k, rollout_id=batch["rollout_id"][k].as_py(), file=str(source.path))
                 row += len(batch)
         except DataError:

@@ -24,7 +24,6 @@ from gymdata.checks.violations import CODES
 from gymdata.errors import RefusedError, StoreError, UsageError, option
 from gymdata.report.rollouts import codes_of
 from gymdata.report.sampling import sample, sampled_as
-from gymdata.scan.patterns import publishable
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.view.app import HERE, environment
@@ -51,7 +50,6 @@ def export(paths: Sequence[Path], config: ViewConfig) -> str:
         raise UsageError.bad_value("--export", target.name, "a name ending in .html")
     with contextlib.closing(Pages(paths, config)) as pages:
         text, sampled = _page(pages, config)
-        text = publishable(text, target, config.allow_findings)
     if target.exists() and not config.overwrite and target.read_bytes() != text.encode():
         fault = f"{target}: is there already, and not the same page"
         raise StoreError(fault, hint=f"{option('overwrite', True)} replaces it; another file keeps both")

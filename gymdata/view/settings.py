@@ -17,7 +17,7 @@ class ViewConfig(Config):
 
     key_only: ClassVar[Set[str]] = frozenset({"sql_seconds", "sql_rows", "sql_memory"})
     only_with: ClassVar[OnlyWith] = dict.fromkeys(
-        ("allow_findings", "where", "sample", "limit", "overwrite"), ("{export}", lambda c: c.export is not None)
+        ("where", "sample", "limit", "overwrite"), ("{export}", lambda c: c.export is not None)
     )
     not_with: ClassVar[OnlyWith] = {"annotate": ("{export}", lambda c: c.export is None)}
 
@@ -34,9 +34,6 @@ class ViewConfig(Config):
         None, description="Write one self-contained HTML file instead of serving; opens offline."
     )
     overwrite: bool = pydantic.Field(False, description="Start over, replacing existing output.")
-    allow_findings: bool = pydantic.Field(
-        False, description="Export the page although it holds keys or addresses that `gymdata scan` finds."
-    )
     where: str | None = pydantic.Field(None, description="Export only rollouts that satisfy this condition.")
     sample: Sample = pydantic.Field(
         "first", description="Rollouts to export; mixed: of groups whose rewards differ, random: the same each time."

@@ -17,7 +17,7 @@ from tests.forks import TRAINING, forks
 LINES = [(command, line) for command, lines in EXAMPLES.items() for line in lines]
 #: What needs a server, torch or a folder that another example makes with torch; those with a dry run are tried with it.
 HEAVY = {"collect", "eval", "sweep", "check", "audit", "judge", "serve-genrm", "finetune", "demo"}
-HEAVY |= {"merge-adapter", "push", "pull"} | {name for name in COMMANDS if name.startswith("train-")}
+HEAVY |= {"merge-adapter"} | {name for name in COMMANDS if name.startswith("train-")}
 
 
 def words_of(line: str) -> list[str]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
-import io
-import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,37 +104,18 @@ class Hub:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     #: (ORG/NAME, branch) → commit.
     branches: dict[tuple[str, str], str] = field(default_factory=dict)
-    #: What was uploaded, by its SHA-256.
-    uploads: dict[str, bytes] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     status: int = 0
-    fail_uploads: int = 0
-    before_commit: Callable[[], None] | None = None
     url: str = ""
 
-    def commit(self, sha: str, files: dict[str, bytes], branch: str = "main", repo: str = "org/repo") -> None:
+    def commit(self, sha: str, files: dict[str, bytes]) -> None:
         self.commits[sha] = files
-        self.branches[repo, branch] = sha
-
-    def change(self, repo: str, files: dict[str, bytes]) -> str:
-        """Commit these files, with those that are there."""
-        sha = f"{len(self.commits) + 1:040x}"
-        self.commit(sha, {**self.files(repo), **files}, repo=repo)
-        return sha
-
-    def files(self, repo: str) -> dict[str, bytes]:
-        there = self.commits.get(self.branches.get((repo, "main"), ""), {})
-        return {name: body for name, body in there.items() if name != ".gitattributes"}
-
-    def open(self, repo: str, name: str) -> io.BytesIO:
-        return io.BytesIO(self.files(repo)[name])
+        self.branches["org/repo", "main"] = sha
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append((request.method, request.path))
         if self.status:
             return web.Response(status=self.status)
-        if request.method in ("POST", "PUT") and "paths-info" not in request.path:
-            return await self._written(request)
         found = re.fullmatch(r"(/api)?/datasets/([\w-]+/[\w-]+)(?:/(.*))?", request.path)
         if found is None or not any(repo == found[2] for repo, _ in self.branches):
             return web.Response(status=401, headers={"X-Error-Code": "RepoNotFound", "X-Error-Message": "no"})
@@ -165,62 +143,6 @@ class Hub:
             return web.Response(status=404, headers={"X-Error-Code": "EntryNotFound"})
         return web.json_response([self._entry(name, there[name]) for name in names])
 
-    async def _written(self, request: web.Request) -> web.StreamResponse:
-        if request.path.startswith("/upload/"):
-            if self.fail_uploads:
-                self.fail_uploads -= 1
-                return web.Response(status=400)
-            self.uploads[request.path.removeprefix("/upload/")] = await request.read()
-            return web.Response()
-        if request.path == "/api/validate-yaml":
-            return web.json_response({"errors": [], "warnings": []})
-        if request.path == "/api/repos/create":
-            asked = await request.json()
-            repo = f"{asked['organization']}/{asked['name']}"
-            if (repo, "main") in self.branches:
-                return web.json_response({"url": f"{self.url}/datasets/{repo}"}, status=409)
-            self.change(repo, {".gitattributes": b""})
-            return web.json_response({"url": f"{self.url}/datasets/{repo}"})
-        found = re.fullmatch(r"(?:/api)?/datasets/([\w-]+/[\w-]+?)(?:\.git)?/(info|preupload|commit)/.*", request.path)
-        assert found is not None, request.path
-        repo, there = found[1], self.commits[self.branches[found[1], "main"]]
-        if found[2] == "info":
-            objects = [
-                {**one, "actions": {"upload": {"href": f"{self.url}/upload/{one['oid']}"}}}
-                if one["oid"] not in self.uploads
-                else one
-                for one in (await request.json())["objects"]
-            ]
-            return web.json_response({"transfer": "basic", "objects": objects})
-        if found[2] == "preupload":
-            files = [
-                {
-                    "path": one["path"],
-                    "uploadMode": "lfs" if one["path"].endswith(".parquet") else "regular",
-                    "shouldIgnore": False,
-                    "oid": self._oid(one["path"], there[one["path"]]) if one["path"] in there else None,
-                }
-                for one in (await request.json())["files"]
-            ]
-            return web.json_response({"files": files})
-        lines = [json.loads(line) for line in (await request.read()).splitlines()]
-        if self.before_commit is not None:
-            self.before_commit()
-        if lines[0]["value"]["parentCommit"] != self.branches[repo, "main"]:
-            return web.json_response({"error": "the branch has moved"}, status=412)
-        files = dict(self.commits[self.branches[repo, "main"]])
-        for line in lines[1:]:
-            path, value = line["value"]["path"], line["value"]
-            if line["key"] == "deletedFile":
-                del files[path]
-            else:
-                files[path] = (
-                    self.uploads[value["oid"]] if line["key"] == "lfsFile" else base64.b64decode(value["content"])
-                )
-        sha = f"{len(self.commits) + 1:040x}"
-        self.commit(sha, files, repo=repo)
-        return web.json_response({"commitUrl": f"{self.url}/datasets/{repo}/commit/{sha}", "commitOid": sha})
-
     def _oid(self, name: str, body: bytes) -> str:
         return hashlib.sha256(body).hexdigest() if name.endswith(".parquet") else _git_hash(body)
 
@@ -242,7 +164,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     run = write_run(tmp_path / "seen", ROWS)
     files = {f"runs/a/{file.relative_to(run)}": file.read_bytes() for file in run.rglob("*") if file.is_file()}
     made.commit("c1", files)
-    app = web.Application(client_max_size=1 << 26)
+    app = web.Application()
     app.router.add_route("*", "/{path:.*}", made.answer)
     with serving(app) as made.url:
         monkeypatch.setenv("HF_ENDPOINT", made.url)

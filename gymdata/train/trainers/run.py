@@ -287,7 +287,7 @@ def save_model(trainer: Any, job: Job, out: Path) -> float:
         return 0.0
     copy_companions(job["model"], out)
     trainer.finish(out)
-    # A pickle, of which run.json holds the settings; and the form of peft for a model card, which `push` would keep.
+    # A pickle, of which run.json holds the settings; and the form of peft for a model card.
     for name in ("training_args.bin", "README.md"):
         (out / name).unlink(missing_ok=True)
     named = job.get("settings", {}).get("dtype")
