@@ -72,6 +72,8 @@ def _show(report: AuditReport) -> None:
             rest += f"{where}; {trains}"
         print(f"the saved log-probabilities are the model's{rest}")
         return
+    if any(v.code == "L306" for v in report.violations):
+        print("the saved log-probabilities cannot be a sampler's (L306): export those that the engine returned")
     if off := [v for v in report.violations if v.turn is not None]:
         print(f"L305 in {counted(len(off), 'turn')} of {counted(len({v.row for v in off}), 'rollout')}")
     for line in summary["departures"]:

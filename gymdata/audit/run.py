@@ -29,6 +29,7 @@ from gymdata.store import StageOutput, files_of, read_run_json, read_table
 from gymdata.store.lineage import Paths, lineage, own_run, parents_of, refuse_duplicates, stage_folder
 from gymdata.store.paths import RUN_JSON, Facts, Identity, RunFacts, placed_output
 from gymdata.store.stage_output import refuse_other_kind
+from gymdata.validate.run import validate
 
 if TYPE_CHECKING:
     from gymdata.engines.servers.served_policy import ServedPolicy
@@ -133,12 +134,17 @@ def _compare(
 ) -> tuple[AuditReport, Audit]:
     rounding = Rounding.of(facts["dtype"], *sampler_formats(runs, facts["checkpoint_dtype"]))
     report = AuditReport(facts, rounding if config.tolerance is None else rounding.tolerating(config.tolerance))
-    report.first = logprob_settings(rollouts["policy_hash"], rollouts["temperature"], runs, facts)
+    impossible = [v for source in sources for v in validate(source, select=("L306",)).violations]
+    report.first = [f"{v.file}: {v.detail}: no sampler's, so they say nothing of a model (L306)" for v in impossible]
+    report.first += logprob_settings(rollouts["policy_hash"], rollouts["temperature"], runs, facts)
     n = rollouts.num_rows
     chosen = np.unique(np.linspace(0, n - 1, min(config.limit or n, n)).astype(np.int64))
     work = Audit(sources, rollouts, chosen, loaded, report.rounding)
     work.run(report, entropy=config.write_as is not None, progress=progress)
-    if not report.ok:
+    if impossible:
+        # Filled in, averaged or rounded: another checkpoint explains none of it, and each turn would be a finding.
+        report.violations, report.summary["departures"] = impossible, []
+    elif not report.ok:
         off = np.unique([v.row for v in report.violations if v.turn is not None]).astype(np.int64)
         policies = rollouts["policy_hash"].take(pa.array(off if len(off) else work.compared.rows))
         metadata = run_metadata(policies, runs, facts["policy_hash"])

@@ -422,3 +422,21 @@ def test_the_command(clean_rows: Rows, tmp_path: Path, capsys: pytest.CaptureFix
     assert "█" in text
     assert main(["audit", str(clean), "--tolerance", "0"]) == 2
     assert main(["audit", str(clean), "--device", "cuda:77"]) == 2
+
+
+@pytest.mark.parametrize(("fill", "why"), [(0.0, "log-probabilities are 0"), (-9999.0, "less than float32 can sample")])
+def test_numbers_that_no_sampler_recorded_are_named_and_no_checkpoint(
+    clean_rows: Rows, fill: float, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """They are L306 by file, first of all, with the count; no turn is L305 of them and no cause is searched."""
+    filled = saved_run(
+        tmp_path / "run", [changed(r, lambda p, g, lp, n: (p, g, np.full_like(lp, fill))) for r in clean_rows]
+    )
+    report = audit(filled, str(POLICY))
+    assert (report.ok, {v.code for v in report.violations}, report.explanation) == (False, {"L306"}, None)
+    assert why in report.first[0]
+    assert "(L306)" in report.first[0]
+    assert main(["audit", str(filled), "-m", str(POLICY), "--overwrite"]) == 1
+    shown = capsys.readouterr().out
+    assert "cannot be a sampler's (L306)" in shown
+    assert "L305" not in shown
