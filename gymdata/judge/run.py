@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gymdata.errors import DataError, UsageError, counted
 from gymdata.judge.groups import (
@@ -38,7 +39,7 @@ from gymdata.remote.reading import located
 from gymdata.rewards.port import refuse_total
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
-from gymdata.store.lineage import parents_of, refuse_duplicates
+from gymdata.store.lineage import masked_rollouts, parents_of, refuse_duplicates
 from gymdata.store.paths import RUN_JSON, RunFacts, placed_output
 from gymdata.workers.tuning import rare_collections
 
@@ -108,6 +109,11 @@ def judge(
     config = config.model_copy(update={"path": str(located(config.path))})
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
     refuse_duplicates(rollouts, [config.path])
+    if masked := masked_rollouts([config.path]):
+        # Compared with the others, an answer that its writer took back would move their scores.
+        rollouts = rollouts.filter(pc.invert(pc.is_in(rollouts["rollout_id"], pa.array(list(masked)))))
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in Counter(masked.values()).items())
+        (progress or NullProgress()).message(f"{counted(len(masked), 'rollout')} not compared: {reasons}")
     field = group_comparisons(rollouts, config.show, config.principle_for(None), config.limit)
     if not field.comparisons:
         raise DataError.empty(config.path, "groups of at least two rollouts to compare (collect with -r 2 or more)")

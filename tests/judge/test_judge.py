@@ -102,6 +102,16 @@ def test_stopping_at_any_moment_repays_nothing(judge, run):
     assert len(behaviour.requests) - before == 4
 
 
+def test_a_masked_rollout_is_not_compared(judge, tmp_path):
+    """Its writer took it back: the others have the scores that they have without it."""
+    rows = [rollout("a", n, 0.0, two_turns(1, 40 + n), text=f"q={q} says {n}") for n, q in enumerate((1, 5, 2))]
+    rows[1] |= {"reward": None, "extra": json.dumps({"failure": {"kind": "masked", "reason": "mask_sample"}})}
+    summary = judged(write_run(tmp_path / "run", rows), judge[1])
+    assert sum(summary.comparisons.values()) == 2
+    scores = read_table(tmp_path / "run" / "judge-judge", SCORES)
+    assert scores["rollout_id"].to_pylist() == ["a-0", "a-2"]
+
+
 def test_a_rollout_that_is_there_twice_is_refused(judge, run, tmp_path):
     """It would be compared with itself, and paid for."""
     behaviour, url = judge
