@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, cast
 
 from gymdata.installed import NAME, install_command, update_advice
 from gymdata.texts import *  # noqa: F403 - who words an error imports all from here
-from gymdata.texts import brief, choices, option, plural, raised, redacted
+from gymdata.texts import abridged, brief, choices, option, plural, raised, redacted
 
 EXIT_OK = 0
 EXIT_FAULTS = 1
@@ -116,15 +116,15 @@ class UsageError(GymdataError):
     def unknown_key(cls, key: str, keys: Iterable[str], where: str, value: object = None) -> UsageError:
         """``value``: where settings are flat, what was given for the key, which may be a section of known keys."""
         names = sorted(keys)
-        listed = f"one of {', '.join(names)}"
+        expected = f"one of {', '.join(names)}"
         # With those of a library's trainer they would fill a screen.
-        hint = f"known keys: {', '.join(names)}" if len(listed) < _LONG else "`gymdata docs settings` lists the keys"
+        hint = f"known keys: {abridged(names)}" if len(expected) < _LONG else "`gymdata docs settings` lists the keys"
         inside = sorted(value.keys() & set(names)) if isinstance(value, dict) else []
         if inside:
-            hint = f"settings have no sections: move {', '.join(inside)} to the top level"
+            hint = f"settings have no sections: move {abridged(inside)} to the top level"
         else:
             hint = _nearest(key, names) or hint
-        return cls(f"{where}: unknown key {key!r}", hint=hint).at(where, key, listed)
+        return cls(f"{where}: unknown key {brief(key)}", hint=hint).at(where, key, expected)
 
     @classmethod
     def unknown_choice(cls, where: str, value: str, names: Iterable[str]) -> UsageError:
@@ -133,7 +133,7 @@ class UsageError(GymdataError):
 
     @classmethod
     def bad_value(cls, where: str, value: object, expected: str, hint: str | None = None) -> UsageError:
-        return cls(f"{where}: got {value!r}, expected {expected}", hint=hint).at(where, value, expected)
+        return cls(f"{where}: got {brief(value)}, expected {expected}", hint=hint).at(where, value, expected)
 
     @classmethod
     def missing_extra(cls, module: str, extra: str) -> UsageError:
@@ -176,7 +176,7 @@ def foreign_row_hint(keys: Sequence[str], table: str) -> str:
     """What to do about a row that has the keys of no table where ``table`` is read."""
     reads = "`gymdata docs your-data` lists which rows of other systems are read"
     advice = "; ".join(filter(None, (_instead("RUN", "", table), reads)))
-    return f"this does not look like the table {table}: its first keys are {', '.join(keys[:4])}; {advice}"
+    return f"this does not look like the table {table}: its first keys are {abridged(keys[:4])}; {advice}"
 
 
 class DataError(GymdataError):
@@ -210,7 +210,7 @@ class DataError(GymdataError):
     def empty(cls, path: Path | str, expected: str) -> DataError:
         folder = Path(path)
         inside = [p.name for p in folder.iterdir() if p.suffix in (".parquet", ".jsonl")] if folder.is_dir() else []
-        hint = f"it holds {', '.join(sorted(inside)[:6])}: give one of these, or another folder" if inside else None
+        hint = f"it holds {abridged(sorted(inside)[:6])}: give one of these, or another folder" if inside else None
         if inside == ["failures.jsonl"]:
             hint = f"all attempts failed so far: `gymdata query :failures {path}` says why"
         if any(folder.glob("*/cell.json")):
@@ -254,7 +254,7 @@ class DataError(GymdataError):
 
     @classmethod
     def not_a_run(cls, path: Path | str, names: Sequence[str]) -> DataError:
-        inside = ", ".join(names[:6]) or "nothing"
+        inside = abridged(names[:6]) or "nothing"
         runs = [name for name in names if (Path(path) / name / "run.json").is_file()]
         hint = "give a folder that `gymdata collect -o` wrote, or a file or glob inside this one"
         if runs:
@@ -354,8 +354,8 @@ class DataError(GymdataError):
     @classmethod
     def missing_columns(cls, path: Path | str, table: str, missing: Sequence[str], has: Sequence[str]) -> DataError:
         return cls(
-            f"{path}: table {table} lacks the {plural(len(missing), 'column')} {', '.join(missing)} "
-            f"(has {', '.join(has[:20])})",
+            f"{path}: table {table} lacks the {plural(len(missing), 'column')} {abridged(missing)} "
+            f"(has {abridged(has[:3])})",
             hint=None if "run_id" in has else f"rows of another system? `gymdata import {path} -o RUN` reads them",
             code="S103",
         )

@@ -98,10 +98,25 @@ def printable(text: str, *, lines: bool = True) -> str:
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 
+#: Characters of a list of names in a message, which has at most 300 with its hint.
+MOST = 100
+
+
+def abridged(names: Iterable[object]) -> str:
+    """Names for a message: those that fit in ``MOST`` characters, and how many more there are."""
+    every = [str(name) for name in names]
+    n, length = 0, 0
+    while n < len(every) and (length := length + len(every[n]) + 2) <= MOST + 2:
+        n += 1
+    shown = ", ".join(every[:n]) or "".join(every[:1])[:MOST] + "…" * bool(every)
+    more = len(every) - max(n, 1)
+    return f"{shown} and {more:,} more" if more > 0 else shown
+
+
 def choices(name: str, names: Sequence[str]) -> str:
-    """Names for a message: all of them; where they would fill a screen, how many there are and those nearest to ``name``."""
+    """Names for a message: all of them; where they are many, how many there are and those nearest to ``name``."""
     everything = ", ".join(names)
-    if len(everything) < 1_000:
+    if len(everything) <= MOST:
         return everything
     nearest = difflib.get_close_matches(name, names, n=5, cutoff=0.3) or names[:5]
     return f"{len(names):,}, such as {', '.join(nearest)}"

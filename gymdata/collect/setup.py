@@ -44,7 +44,7 @@ from gymdata.environments import (
 )
 from gymdata.environments.port import Environment, User
 from gymdata.environments.resource_server import ResourceServer
-from gymdata.errors import DataError, OutsideError, UsageError, require
+from gymdata.errors import DataError, OutsideError, UsageError, abridged, require
 from gymdata.http import why_unreachable
 from gymdata.record.agent import Agent, load_agent
 from gymdata.rewards import load_rewards
@@ -138,7 +138,7 @@ def _check_columns(parts: Parts, tasks: Iterable[Task]) -> None:
         first = next(iter(tasks), None)
         if first is None:
             continue
-        columns = f"the first has {', '.join(first.row)}"
+        columns = f"the first has {abridged(first.row)}"
         if isinstance(function, NamedReward):
             hint = answer_hint(first.row) if "`answer`" in str(function.needs) and "answer" not in first.row else None
             text = f"reward {function.name} applies to no task: it needs {function.needs}; {columns}"

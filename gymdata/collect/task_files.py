@@ -20,7 +20,7 @@ from typing import Any, Literal
 import orjson
 from pydantic_core import PydanticCustomError
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, abridged
 from gymdata.remote.reading import located
 from gymdata.rollouts.messages import TaskRow, drop_nulls
 from gymdata.store.lines import SEPARATORS, decode, row_lines
@@ -114,7 +114,7 @@ def _saved(folder: Path) -> list[Path]:
             names = orjson.loads(splits.read_bytes())["splits"]
             if len(names) != 1:
                 raise UsageError(
-                    f"{folder}: holds the splits {', '.join(names)}, expected one dataset",
+                    f"{folder}: holds the splits {abridged(names)}, expected one dataset",
                     hint=f"give the folder of one: {folder / names[0] if names else folder}",
                 )
             return _saved(folder / names[0])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymdata.collect.task_files import short
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, abridged
 from gymdata.rollouts.column_names import (
     ANSWERS,
     CONVERSATIONS,
@@ -80,7 +80,7 @@ class TextTemplate:
         except TemplateLimitError as error:
             raise UsageError(f"{self.flag}: {error}", hint="give another template") from error
         except jinja2.UndefinedError as error:
-            raise FieldError(None, f"the columns {', '.join(row)}", f"those of {self.flag} ({error})") from error
+            raise FieldError(None, f"the columns {abridged(row)}", f"those of {self.flag} ({error})") from error
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
             raise UsageError(f"{self.flag}: cannot be filled in: {error}") from error
 
@@ -174,14 +174,14 @@ class TaskShape:
         for name, column in self.columns.items():
             if f"{name} = {column}" not in read_as:
                 raise UsageError(
-                    f"--map {name}={column}: no task has this column", hint=f"the columns are {', '.join(row)}"
+                    f"--map {name}={column}: no task has this column", hint=f"the columns are {abridged(row)}"
                 )
 
     def _mapped(self, row: TaskRow) -> Iterator[tuple[str, Any]]:
         for name, column in self.columns.items():
             value = column_at(row, column)
             if value is None and name in SOURCES:
-                expected = f"the column that --map {name}={column} names (columns: {', '.join(row)})"
+                expected = f"the column that --map {name}={column} names (columns: {abridged(row)})"
                 raise FieldError(column, "none", expected, _hint(row))
             if value is not None:
                 yield name, value

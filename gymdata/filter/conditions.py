@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gymdata.errors import UsageError, first_line
+from gymdata.errors import UsageError, abridged, first_line
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.marks import MARKED
 from gymdata.stats import STATISTICS
@@ -305,4 +305,4 @@ def unknown_column(
     # A field of the task that is written without its "task." is the likeliest slip.
     near = [f"task.{name}"] if f"task.{name}" in names else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     lead = f"did you mean {near[0]!r}? " if near else ""
-    return UsageError(f"{where}: unknown column {name!r}", hint=f"{lead}there are: {', '.join(shown or names)}")
+    return UsageError(f"{where}: unknown column {name!r}", hint=f"{lead}there are: {abridged(shown or names)}")

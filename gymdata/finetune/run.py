@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.curriculum import CurriculumConfig
-from gymdata.errors import DataError, UsageError, counted, option, redacted
+from gymdata.errors import DataError, UsageError, abridged, counted, option, redacted
 from gymdata.finetune.config_file import (
     Overrides,
     for_validation,
@@ -455,7 +455,7 @@ def _served_by(read: Callable[..., FinetuneConfig], overrides: Overrides, endpoi
 
         names = [model.name for model in served_models(endpoint)]
         if len(names) != 1:
-            text = f"{option('endpoint', endpoint)}: serves {', '.join(names) or 'no model'}; which one is the policy?"
+            text = f"{option('endpoint', endpoint)}: serves {abridged(names) or 'no model'}; which one is the policy?"
             raise UsageError(text, hint="llms.NAME: {_type: openai, model_name: …, base_url: …, model: FOLDER}")
         served_name = names[0]
     served = {"_type": "openai", "base_url": endpoint, "model": llm.model or llm.model_name, "model_name": served_name}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from gymdata.engines.servers.fingerprint import Fingerprint
 from gymdata.engines.servers.many import Pool
 from gymdata.engines.servers.vllm_server import likeliest_tokens, not_served
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError, UsageError, abridged
 from gymdata.genrm.verdict import VERDICT_SCHEMA
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient
 from gymdata.judge.pairwise import digest
@@ -172,9 +172,7 @@ class HttpJudge:
                 "judge", f"{self.base}/v1/models lists no models", hint="is it still loading?", fatal=True
             )
         if len(names) > 1:
-            raise UsageError(
-                f"{self.base} serves {len(names)} models: {', '.join(names)}", hint="name one with --model"
-            )
+            raise UsageError(f"{self.base} serves {len(names)} models: {abridged(names)}", hint="name one with --model")
         return names[0]
 
     async def _answer(self, body: JsonObject) -> JudgeAnswer:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, RefusedError
+from gymdata.errors import DataError, RefusedError, abridged
 from gymdata.rollouts.messages import loads, object_of
 from gymdata.rollouts.ragged import Array, Ints, Ragged, list_parts, offsets_of, places
 from gymdata.rollouts.soundness import refuse_unsound_turns
@@ -164,7 +164,7 @@ def require_agents(turns: Iterable[pa.ListArray], agents: Collection[str], where
     missing = sorted(set(agents) - names)
     if missing:
         listed = ", ".join(sorted(name for name in names if name)) or "none is named"
-        raise RefusedError(f"{where}: no turn is of agent {', '.join(missing)}", hint=f"agents there: {listed}")
+        raise RefusedError(f"{where}: no turn is of agent {abridged(missing)}", hint=f"agents there: {listed}")
 
 
 def stitch(

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, counted, foreign_row_hint, json_kind, json_value, plural
+from gymdata.errors import DataError, abridged, counted, foreign_row_hint, json_kind, json_value, plural
 from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.ragged import Columns, Ragged, Runs, list_parts
 from gymdata.rollouts.schema import HASHES, MESSAGE, NAMED_VALUE, ROLLOUTS, TABLES, TURN, Table
@@ -226,7 +226,7 @@ def _build_struct(kind: pa.StructType, values: list[Any]) -> pa.Array:
     names = frozenset(f.name for f in kind)
     if not set().union(*values) <= names:
         wrong = next(value for value in values if not value.keys() <= names)
-        raise _MismatchError("", _unknown_fields(wrong.keys() - names), ", ".join(sorted(names)))
+        raise _MismatchError("", _unknown_fields(wrong.keys() - names), abridged(sorted(names)))
     children = []
     for f in kind:
         # Arrow creates the name at each access.
@@ -374,7 +374,7 @@ def _describe(value: Any) -> str:
 
 
 def _unknown_fields(names: Collection[str]) -> str:
-    return f"unknown {plural(len(names), 'field')} {', '.join(sorted(names))}"
+    return f"unknown {plural(len(names), 'field')} {abridged(sorted(names))}"
 
 
 def _expected(kind: pa.DataType) -> str:
@@ -427,13 +427,13 @@ def check_rollout(row: TableRow) -> None:
         raise _fault(row, "rewards", f"the names {names}", "distinct names")
     for i, message in enumerate(row["messages"]):
         if not message.keys() <= _MESSAGE_KEYS:
-            raise _fault(row, f"messages[{i}]", ", ".join(message), ", ".join(sorted(_MESSAGE_KEYS)))
+            raise _fault(row, f"messages[{i}]", abridged(message), abridged(sorted(_MESSAGE_KEYS)))
         for name, accepted in _MESSAGE:
             if not isinstance(message.get(name), accepted):
                 raise _fault(row, f"messages[{i}].{name}", repr(message.get(name))[:60], accepted[0].__name__)
     for i, turn in enumerate(row["turns"]):
         if not turn.keys() <= _TURN_KEYS or not turn.keys() >= _TURN_REQUIRED:
-            raise _fault(row, f"turns[{i}]", ", ".join(turn), ", ".join(sorted(_TURN_KEYS)))
+            raise _fault(row, f"turns[{i}]", abridged(turn), abridged(sorted(_TURN_KEYS)))
         for name, kind in _ARRAYS:
             values = turn[name]
             if not isinstance(values, np.ndarray):

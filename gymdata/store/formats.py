@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, abridged
 from gymdata.registry import Registry
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.store.lines import decode, iter_lines, row_lines, values_over_lines
@@ -136,8 +136,7 @@ def refuse_unknown(source: Source, expected: str) -> None:
     unknown = [row for row in rows if isinstance(row, dict) and row and _OURS.isdisjoint(row)]
     are_tasks = all(row.keys() & TASK and not row.keys() & ANSWERED for row in unknown)
     if unknown and len(unknown) == len(rows) and not faults and not are_tasks:
-        keys = ", ".join(map(str, islice(unknown[0], _LOOKED_AT)))
-        hint = f"its first row has the keys {keys}; `gymdata docs your-data` lists the formats that are read"
+        hint = f"its first row has the keys {abridged(unknown[0])}; `gymdata docs your-data` lists the formats that are read"
         hint += instead(unknown[0], source.path)
         raise DataError(f"{source.path}: contains rows of no known format, expected {expected}", hint=hint)
 

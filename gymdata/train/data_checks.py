@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gymdata.credit.estimators import ALL
-from gymdata.errors import DataError, RefusedError, UsageError, counted
+from gymdata.errors import DataError, RefusedError, UsageError, abridged, counted
 from gymdata.models.model_identity import ModelFacts, check_tokenizer, no_run_names
 from gymdata.models.scoring import refuse_unknown_ids
 from gymdata.progress import Progress
@@ -180,7 +180,7 @@ def _check_reference(source: str, runs: list[RunFacts], model: ModelFacts, data:
         reasons += truncations(identity)
     if reasons:
         raise RefusedError(
-            f"{source}: the saved log-probabilities are not the reference's: {'; '.join(sorted(set(reasons)))}",
+            f"{source}: the saved log-probabilities are not the reference's: {abridged(sorted(set(reasons)))}",
             code="L304",
             hint="--ref model computes the reference with the model",
         )

@@ -256,7 +256,7 @@ def test_pairs_of_text_are_named_with_what_reads_them(tmp_path: Path) -> None:
     file.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     with pytest.raises(
         DataError,
-        match=r"contains preference pairs as text, expected pairs\n.*gymdata import .*; the training commands take",
+        match=r"contains preference pairs as text, expected pairs\n.*gymdata import .*; train-dpo takes it",
     ):
         read_table(file, PAIRS)
 

@@ -20,7 +20,7 @@ from gymdata.engines.sampling import AnswerFaultError, Sampling
 from gymdata.engines.servers.completions_response import Evidence, generations, of_completion, of_generate
 from gymdata.engines.servers.completions_stream import CompletionStream
 from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINT_TEXT, PRINTS, Fingerprint
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError, UsageError, abridged
 from gymdata.http import Advice, HttpClient
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.messages import JsonObject
@@ -367,7 +367,7 @@ class ServerSampler:
         if card is None:
             if self.model is None:
                 raise UsageError(
-                    f"{self.base} serves {len(names)} models: {', '.join(names)}", hint="choose one with -m/--model"
+                    f"{self.base} serves {len(names)} models: {abridged(names)}", hint="choose one with -m/--model"
                 )
             raise not_served(self.base, self.model, names)
         self.model, self.model_found = str(card["id"]), True

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from gymdata.errors import DataError, UsageError, json_kind, json_value
+from gymdata.errors import DataError, UsageError, abridged, json_kind, json_value
 from gymdata.interop.importing import ODD, BadItem, Importing, Shape, add_shape, documents, take_out, turn_down
 from gymdata.interop.rows import NOT_TRAINED, unread_row, without_reward
 from gymdata.interop.text_rows import first_row
@@ -271,8 +271,8 @@ def detect(sources: Sequence[Source], columns: Mapping[str, str]) -> Format:
             )
         formats.setdefault(format.name, source.path)
     if len(formats) > 1:
-        listed = ", ".join(f"{path.name} is {name}" for name, path in formats.items())
-        raise UsageError(f"files of several formats: {listed}", hint="import them one format at a time")
+        several = abridged(f"{path.name} is {name}" for name, path in formats.items())
+        raise UsageError(f"files of several formats: {several}", hint="import them one format at a time")
     return format_named(next(iter(formats)))
 
 
@@ -289,4 +289,4 @@ def _hint(source: Source) -> str:
         return f"its first value is {json_kind(row)}; rows are objects with a prompt and an answer"
     if is_own(row):
         return "files of gymdata need no import"
-    return f"the first row has the keys {', '.join(map(str, row))}; --from names a format" + instead(row, source.path)
+    return f"the first row has the keys {abridged(row)}; --from names a format" + instead(row, source.path)
