@@ -40,6 +40,7 @@ EDGES = {
     ("check", "collect"): {"task_shapes", "tasks"},
     ("check", "record"): {"agent", "isolation", "presets"},
     ("record", "collect"): {"*"},
+    ("audit", "validate"): {"run"},
     ("score", "collect"): {"tasks", "task_files", "task_shapes"},
     ("pairs", "judge"): {"groups"},
     ("eval", "collect"): {"report", "run", "settings", "tasks"},

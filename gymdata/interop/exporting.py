@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gymdata.interop.formats import KINDS, OF_TURNS
+from gymdata.interop.rows import KINDS, OF_TURNS
 from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.soundness import refuse_unsound_rows

@@ -17,6 +17,13 @@ from gymdata.rollouts.messages import ROLES, STRICT, Message, TableRow, meant_ro
 from gymdata.rollouts.turns import TurnEncoder
 from gymdata.store.lines import encode_any
 
+#: What exports count of turns, and of rollouts besides; of pairs; and of experiences.
+OF_TURNS = ("turns", "branches", "step rewards", "facts of turns")
+KINDS = {
+    "rollouts": (*OF_TURNS, "rewards", "named rewards"),
+    "pairs": ("weights", "margins"),
+    "experiences": ("weights",),
+}
 #: The extra of a message that its file does not train.
 NOT_TRAINED = STRICT.encode({"weight": 0})
 #: What a message says.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +14,10 @@ from gymdata.errors import OutsideError
 from gymdata.record.server import Service, Stream
 from tests.collect.fake_parts import END
 from tests.kills import full_disk
-from tests.record.scripted_engine import Recording, recording
+from tests.record.scripted_engine import recording
+from tests.record.streaming import asked, streamed
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-
-
-async def streamed(
-    r: Recording,
-    path: str,
-    body: dict[str, Any],
-    seen: Callable[[str], bool] = lambda _: False,
-    service: Service | None = None,
-) -> tuple[int, str]:
-    """Status and text of a streamed answer; the client goes away as soon as ``seen`` is true of the text so far."""
-    sent, gone, text, status = [json.dumps({**body, "stream": True}).encode()], asyncio.Event(), "", 0
-
-    async def receive() -> dict[str, Any]:
-        if sent:
-            return {"type": "http.request", "body": sent.pop(), "more_body": False}
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: dict[str, Any]) -> None:
-        nonlocal text, status
-        status = message.get("status", status)
-        text += message.get("body", b"").decode()
-        if seen(text):
-            gone.set()
-            await asyncio.sleep(0)
-
-    headers = [(b"host", b"testserver"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST"}
-    scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers}
-    scope |= {"scheme": "http", "server": ("testserver", 80), "client": ("127.0.0.1", 1)}
-    async with asyncio.timeout(60):
-        await r.app(service)(scope, receive, send)
-    return status, text
-
-
-def asked(dialect: str, **more: Any) -> tuple[str, dict[str, Any]]:
-    message = [{"role": "user", "content": "x"}]
-    path, body = {
-        "chat": ("/s/k/v1/chat/completions", {"messages": message}),
-        "messages": ("/s/k/v1/messages", {"messages": message, "max_tokens": 50}),
-        "responses": ("/s/k/v1/responses", {"input": "x"}),
-        "completions": ("/s/k/v1/completions", {"prompt": "x", "max_tokens": 50}),
-    }[dialect]
-    return path, {"model": "m", **body, **more}
 
 
 #: What each dialect's last event has.

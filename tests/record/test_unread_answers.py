@@ -17,7 +17,7 @@ from gymdata.store import read_table
 from gymdata.train.settings import TrainKtoConfig, TrainSftConfig
 from tests.collect.fake_parts import END
 from tests.record.scripted_engine import Recording, recording
-from tests.record.test_streams import asked, streamed
+from tests.record.streaming import asked, streamed
 
 
 async def gone(r: Recording, path: str, body: dict[str, Any]) -> None:

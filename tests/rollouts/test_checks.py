@@ -106,7 +106,7 @@ def test_every_code_is_complete_and_explained() -> None:
 def test_prefixes_select_codes() -> None:
     """A prefix stands for all codes that begin with it; one that matches nothing is refused."""
     expanded = codes.expand_prefixes(["L30", "d701,D702"], "--select")
-    assert expanded == {"L301", "L302", "L303", "L304", "L305", "D701", "D702"}
+    assert expanded == {"L301", "L302", "L303", "L304", "L305", "L306", "D701", "D702"}
     with pytest.raises(UsageError, match="--select"):
         codes.expand_prefixes(["NONE"], "--select")
 

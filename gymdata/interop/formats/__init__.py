@@ -35,13 +35,6 @@ if TYPE_CHECKING:
 _NAMING = {"prompt", "messages", "answer", "chosen", "rejected"}
 #: Write buffer in bytes.
 _BUFFER = 1 << 20
-#: What exports count of turns, and of rollouts besides; of pairs; and of experiences.
-OF_TURNS = ("turns", "branches", "step rewards", "facts of turns")
-KINDS = {
-    "rollouts": (*OF_TURNS, "rewards", "named rewards"),
-    "pairs": ("weights", "margins"),
-    "experiences": ("weights",),
-}
 Place = tuple[int, int]
 
 

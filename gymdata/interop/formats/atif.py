@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from gymdata.interop.formats import FORMATS, KINDS, Format
+from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing
+from gymdata.interop.rows import KINDS
 from gymdata.interop.trajectories.atif import row_of, trajectory_of
 from gymdata.interop.trajectories.own import named_turns
 from gymdata.rollouts.messages import RolloutRow, TableRow, json_text

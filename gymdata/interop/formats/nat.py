@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gymdata.interop.formats import FORMATS, KINDS, Format, Place
+from gymdata.interop.formats import FORMATS, Format, Place
 from gymdata.interop.importing import Importing, Shape
+from gymdata.interop.rows import KINDS
 from gymdata.interop.trajectories import nat, nat_pairs
 from gymdata.interop.trajectories.own import named_turns
 from gymdata.rollouts.messages import JsonObject, RolloutRow, TableRow
