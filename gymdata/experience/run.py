@@ -212,7 +212,7 @@ def _write(
             raise RefusedError(
                 f"the saved log-probabilities, to which a model's are compared, cannot be a sampler's: {why}",
                 code="L306",
-                hint="leave --kl-coef and --teacher-coef out, or export the log-probabilities that the engine returned",
+                hint="leave --kl-coef and --teacher out, or export the log-probabilities that the engine returned",
             )
         report.notes.append(f"{why}: no sampler's (L306); train-rl refuses them unless --allow-biased-logprobs")
     report.counts |= counts

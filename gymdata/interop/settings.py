@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -23,6 +24,7 @@ class ImportConfig(Config):
 
     only_with: ClassVar[OnlyWith] = {"chat_template": ("--model", lambda c: c.model is not None)}
     not_with: ClassVar[OnlyWith] = {"tokenizer": ("--model", lambda c: c.model is None)}
+    sections: ClassVar[Mapping[str, str]] = {"failed": "Rows", "workers": "Options"}
 
     model: str | None = pydantic.Field(
         None,

@@ -35,7 +35,7 @@ def inputs(words: Sequence[str], output: Path) -> dict[str, str]:
 
 
 def _paths(words: Iterator[str] | Sequence[str]) -> Iterator[Path]:
-    """The paths in words such as FILE, --flag=FILE, FILE.py:function=0.5 and a glob."""
+    """The paths in words such as FILE, KEY=FILE, FILE.py:function=0.5 and a glob."""
     for word in words:
         for text in (word, word.partition("=")[2], word.rpartition("=")[0], word.partition(".py:")[0] + ".py"):
             with contextlib.suppress(GymdataError, OSError, ValueError):

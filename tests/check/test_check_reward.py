@@ -96,11 +96,11 @@ def test_rewards_that_are_all_equal_are_named(run: Path, capsys: pytest.CaptureF
 
 def test_columns_of_tasks_are_named_as_for_collect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The message about a file without a prompt names ``--map``, which this command takes, too."""
-    Path("odd.csv").write_text("Question;Right Answer\n2+5?;7\n3+5?;8\n")
+    Path("odd.csv").write_text("The Question;Right Answer\n2+5?;7\n3+5?;8\n")
     asked = ("--reward", "r.py:right", "--data", "odd.csv")
     assert main(["check", *asked]) == 2
-    assert "--map prompt=Question --map 'answer=Right Answer'" in capsys.readouterr().err
-    code, found = checked(capsys, *asked, "--map", "prompt=Question", "--map", "answer=Right Answer")
+    assert "--map 'prompt=The Question' --map 'answer=Right Answer'" in capsys.readouterr().err
+    code, found = checked(capsys, *asked, "--map", "prompt=The Question", "--map", "answer=Right Answer")
     assert (code, found["answers"]) == (0, {"reference": 1.0, "empty": 0.0, "wrong": 0.0})
 
 

@@ -3,6 +3,7 @@ and training."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gymdata
+from gymdata.cli.main import main
 from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import TaskFile
 from gymdata.errors import DataError, UsageError
@@ -116,9 +118,11 @@ def test_map_is_refused_where_it_names_no_field_and_where_it_means_nothing(tmp_p
         with pytest.raises(UsageError, match="each FIELD once"):
             gymdata.import_rollouts(file, tmp_path / "run", map=columns)
     with pytest.raises(UsageError, match="columns of its own"):
-        gymdata.import_rollouts("sample_data/rollouts/nemo_gym.jsonl", tmp_path / "run", map=["label=x"])
+        gymdata.import_rollouts("sample_data/rollouts/nemo_gym.jsonl", tmp_path / "run", map=["label=reward"])
     with pytest.raises(UsageError, match="--map"):
-        gymdata.train_sft("sample_data/rollouts/clean.jsonl", "sample_data/policy", tmp_path / "m", map=["label=x"])
+        gymdata.train_sft(
+            "sample_data/rollouts/clean.jsonl", "sample_data/policy", tmp_path / "m", map=["label=reward"]
+        )
 
 
 def test_a_number_as_an_answer_is_text_beside_a_question_too(tmp_path: Path) -> None:
@@ -128,3 +132,13 @@ def test_a_number_as_an_answer_is_text_beside_a_question_too(tmp_path: Path) -> 
         write(tmp_path / "b.jsonl", {"question": ASKED, "answer": 1}, {"question": ASKED, "answer": ""})
     )
     assert named["line"] == 2
+
+
+@pytest.mark.parametrize("named", ["reward=qualty", "answer=foo", "chosen=nope"])
+def test_a_column_that_no_row_has_is_refused(named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt column would leave the file's own ones in its place."""
+    file = tmp_path / "q.jsonl"
+    file.write_text(json.dumps({"prompt": "1+1?", "answer": "2", "quality": 1, "reward": 0}) + "\n")
+    assert main(["import", str(file), "--map", named, "-o", str(tmp_path / "run")]) == 2
+    assert f"--map {named}: no row at the beginning of q.jsonl has this column" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -177,11 +177,11 @@ def test_a_file_that_is_replaced_during_a_query_is_named(
 
 
 def test_statistics_are_not_taken_for_values(tmp_path: Path) -> None:
-    """A filter finds NaN, which a file's least and greatest values leave out."""
+    """A filter finds a stored NaN as NULL, which a file's least and greatest values leave out."""
     rows = [rollout("t0", i, r, two_turns(1, 5 + i)) for i, r in enumerate([0.0, float("nan"), 1.0])]
     run = write_run(tmp_path / "run", rows)
     assert gymdata.query("SELECT count(*) AS n FROM rollouts WHERE reward < 5", run)["n"].to_pylist() == [2]
-    assert gymdata.query("SELECT count(*) AS n FROM rollouts WHERE isnan(reward)", run)["n"].to_pylist() == [1]
+    assert gymdata.query("SELECT count(*) AS n FROM rollouts WHERE reward IS NULL", run)["n"].to_pylist() == [1]
 
 
 def test_a_query_reads_only_the_columns_that_it_names(tmp_path: Path) -> None:

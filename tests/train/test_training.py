@@ -95,7 +95,7 @@ def gymdata_command(*words: object) -> tuple[int, str]:
 def test_tasks_are_no_training_data(tmp_path: Path) -> None:
     """A file of tasks is named as one, with the command that samples rollouts of them."""
     tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    tasks.write_text('{"prompt": "1 + 1 =", "level": 2}\n')
     for algorithm, kind in TRAINERS.items():
         with pytest.raises(DataError, match=f"contains tasks, expected {kind.table.name}\n.*gymdata collect"):
             getattr(gymdata, f"train_{algorithm}")(tasks, tmp_path / "no-model", tmp_path / "out")

@@ -18,7 +18,7 @@ from gymdata.interop.importing import ODD, BadItem, Importing, Shape, add_shape,
 from gymdata.interop.rows import NOT_TRAINED, unread_row, without_reward
 from gymdata.interop.text_rows import first_row
 from gymdata.interop.words import is_trained
-from gymdata.rollouts.column_names import renamed
+from gymdata.rollouts.column_names import column_at, renamed
 from gymdata.rollouts.failures import failure_of
 from gymdata.rollouts.messages import JsonObject, TableRow
 from gymdata.store.formats import FORMATS as FORMATS
@@ -224,12 +224,7 @@ def exported() -> dict[str, Format]:
 def answered(source: Source, columns: Mapping[str, str]) -> Format | None:
     """The format that reads a file as answers or preferences whose columns are named by ``columns`` (field → column), or
     known: a question and its answer, which elsewhere are tasks. Raises DataError where other columns may be part of them."""
-    rows = list[JsonObject]()
-    with contextlib.suppress(DataError, OSError, ValueError):  # their reader reports them
-        named = (rows_renamed(value, columns) for value in first_values(source)[1])
-        rows = [
-            row for value in named for row in (value if isinstance(value, list) else [value]) if isinstance(row, dict)
-        ]
+    rows = [rows_renamed(row, columns) for row in _first_rows(source)]
     if any(is_own(row) for row in rows):
         return None
     for name in ("trl-preference", "trl-messages", "trl-prompt-completion"):
@@ -241,8 +236,23 @@ def answered(source: Source, columns: Mapping[str, str]) -> Format | None:
     return None
 
 
+def _first_rows(source: Source) -> list[JsonObject]:
+    with contextlib.suppress(DataError, OSError, ValueError):  # their reader reports them
+        values = [value if isinstance(value, list) else [value] for value in first_values(source)[1]]
+        return [row for several in values for row in several if isinstance(row, dict)]
+    return []
+
+
 def format_in(source: Source, columns: Mapping[str, str]) -> Format | None:
-    """The format of a file that is imported or trained, with columns as of ``answered``; None for gymdata's own."""
+    """The format of a file that is imported or trained, with columns as of ``answered``; None for gymdata's own. Raises
+    UsageError for a column that none of its first rows has."""
+    rows = _first_rows(source) if columns else []
+    for field, column in columns.items():
+        if rows and not any(column in row or column_at(row, column) is not None for row in rows):
+            raise UsageError(
+                f"--map {field}={column}: no row at the beginning of {source.path.name} has this column",
+                hint=f"the columns are {abridged(rows[0])}",
+            )
     format = None if columns.keys() & _NAMING else format_of(source)
     return cast(Format, format) if format is not None else answered(source, columns)
 
@@ -282,4 +292,5 @@ def _hint(source: Source) -> str:
         return f"its first value is {json_kind(row)}; rows are objects with a prompt and an answer"
     if is_own(row):
         return "files of gymdata need no import"
-    return f"the first row has the keys {abridged(row)}; --from names a format" + instead(row, source.path)
+    named = "--map prompt=COLUMN and --map answer=COLUMN name columns, --from a format"
+    return f"the first row has the keys {abridged(row)}; {named}" + instead(row, source.path)
