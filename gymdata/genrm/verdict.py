@@ -2,7 +2,7 @@
 
 Invariants: reading takes time proportional to the text, whatever the text is; ``parse_last`` never invents a number and
 takes no draft. ``parse_published`` looks first for an object in a json fence, then for the last anywhere; ``parse_last`` for
-the last outside of reasoning. An ``overall`` object inside is descended into.
+the last outside of reasoning, at any depth. An ``overall`` object inside is descended into.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ VERDICT_SCHEMA: dict[str, Any] = {
 _FENCE = re.compile(r"```(json)?", re.IGNORECASE)
 #: Inside an object: a brace, or a string (to the end of the text when it is never closed).
 _TOKEN = re.compile(r'[{}]|"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
+#: A key as a judge writes it, well or badly: behind a brace or a quote, or before a colon.
+_KEY = r"(?:score\\?_[12]|ranking)\b"
+_WRITTEN = re.compile(rf"""(?:\{{\s*|["'`“‘*]){_KEY}|\b{_KEY}\W?\s*[:=]""", re.IGNORECASE)
 #: A quote that is never closed hides braces; the text is read again from the first one hidden, at most this many times.
 _PASSES = 4
 _Span = tuple[int, int]
@@ -73,25 +76,61 @@ def parse_published(
 
 
 def parse_last(text: str, finish_reason: str | None = None) -> Verdict | None:
-    """The last complete verdict outside of reasoning, or None when it cannot be relied on.
+    """The last verdict outside of reasoning, or None when it cannot be relied on.
 
-    An answer that was cut (``finish_reason`` length and the like) or whose reasoning is never closed has none. A value that
-    is no finite number, is a boolean or is outside its scale makes the whole answer unparsed, whatever came before it, and
-    so does one score without the other. Two scores without a ranking are a verdict; so is a ranking alone.
+    An answer that was cut (``finish_reason`` length and the like) or whose reasoning is never closed has none. The last text
+    in braces that names a key of a verdict decides alone: it holds one object with such keys, at any depth, or the answer is
+    unparsed, whatever came before it. So it is for a value that is no finite number, is a boolean or is outside its scale,
+    and for one score without the other. Two scores without a ranking are a verdict; so is a ranking alone.
     """
-    parts = outside_reasoning(text) if finish_reason in _ENDED else None
-    for candidate in itertools.chain.from_iterable(map(_from_last, reversed(parts or ()))):
-        numbers = {key: _number(candidate[key]) for key in _KEYS if key in candidate}
-        if not numbers:
-            continue
-        for key, number in numbers.items():
-            low, high = RANKINGS if key == "ranking" else SCORES
-            if number is None or isinstance(candidate[key], bool) or not low <= number <= high:
-                return None
-        if ("score_1" in numbers) != ("score_2" in numbers):
+    for part in reversed((outside_reasoning(text) if finish_reason in _ENDED else None) or ()):
+        spans = [span for span in _objects(part) if _WRITTEN.search(part, *span)]
+        start, end = spans[-1] if spans else (0, 0)
+        later = part.find("{", end)
+        if later >= 0 and _WRITTEN.search(part, later):
             return None
-        return Verdict(numbers.get("score_1"), numbers.get("score_2"), numbers.get("ranking"))
+        if spans:
+            found = _verdicts(part[start:end])
+            return _valid(found[0]) if len(found) == 1 else None
     return None
+
+
+def _valid(candidate: dict[str, Any]) -> Verdict | None:
+    numbers = {key: _number(candidate[key]) for key in _KEYS if key in candidate}
+    for key, number in numbers.items():
+        low, high = RANKINGS if key == "ranking" else SCORES
+        if number is None or isinstance(candidate[key], bool) or not low <= number <= high:
+            return None
+    if ("score_1" in numbers) != ("score_2" in numbers):
+        return None
+    return Verdict(numbers.get("score_1"), numbers.get("score_2"), numbers.get("ranking"))
+
+
+def _verdicts(text: str) -> list[dict[str, Any]]:
+    """The objects with a verdict's keys in an object, or in braces around an object, as LaTeX has them."""
+    for _ in range(_PASSES):
+        try:
+            left: list[Any] = [json.loads(text)]
+            break
+        except (ValueError, RecursionError):
+            spans = [(start + 1, end + 1) for start, end in _objects(text[1:-1])]
+            spans = [span for span in spans if _WRITTEN.search(text, *span)]
+            if len(spans) != 1 or _WRITTEN.search(text, 0, spans[0][0]) or _WRITTEN.search(text, spans[0][1]):
+                return []
+            text = text[slice(*spans[0])]
+    else:
+        return []
+    found = []
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict) and isinstance(value.get("overall"), dict):
+            left.append(value["overall"])
+        elif isinstance(value, dict):
+            found += [value] if any(key in value for key in _KEYS) else []
+            left += value.values()
+    return found
 
 
 def _number(value: Any) -> float | None:

@@ -7,12 +7,12 @@ nothing.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gymdata.interop.importing import BadItem
 from gymdata.rollouts.messages import JsonObject
+from gymdata.rollouts.truth import NUMBER, is_number, truth
 
 #: Columns of whether an answer is desirable.
 LABELS = ("label", "kto_tag")
@@ -22,18 +22,6 @@ SCORES = ("reward", "rewards", "score")
 _RATINGS = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
 #: Whether a message, or a row, is trained. ``train_detail``: of axolotl, a mark for each span of a message.
 MARKS = ("weight", "loss_weight", "trainable", "train", "training", "loss", "loss_mask", "masked", "train_detail")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_YES = "true t yes y desirable chosen good positive correct right accepted accept preferred like pass"
-_NO = "false f no n undesirable rejected bad negative incorrect wrong refused reject dispreferred dislike fail"
-_WORDS = dict.fromkeys(_YES.split(), True) | dict.fromkeys(_NO.split(), False)
-
-
-def truth(value: Any) -> bool | None:
-    """A boolean, 1 or 0, or a text that says one of them; None for anything else."""
-    if isinstance(value, str):
-        word = value.strip().casefold()
-        value = _WORDS.get(word, float(word) if _NUMBER.fullmatch(word) else None)
-    return bool(value) if is_number(value) and value in (0, 1) else None
 
 
 def score(value: Any, name: str) -> float | None:
@@ -43,7 +31,7 @@ def score(value: Any, name: str) -> float | None:
         return None
     if isinstance(value, str):
         text = value.strip()
-        number = float(text) if _NUMBER.fullmatch(text) else {"true": 1.0, "false": 0.0}.get(text.casefold())
+        number = float(text) if NUMBER.fullmatch(text) else {"true": 1.0, "false": 0.0}.get(text.casefold())
     else:
         number = as_float(value) if is_number(value) else None
     if number is None:
@@ -76,13 +64,8 @@ def worth(row: JsonObject) -> tuple[float | None, dict[str, float]]:
     known = {name: number for name, number in rewards.items() if number is not None}
     total = next(iter(known.values() if known or len(named) != 1 else named.values()), None)
     # A category, as "hard", may have the name of a rating.
-    ratings = [n for n in _RATINGS if is_number(row.get(n)) or _NUMBER.fullmatch(str(row.get(n)))]
+    ratings = [n for n in _RATINGS if is_number(row.get(n)) or NUMBER.fullmatch(str(row.get(n)))]
     return total, known | named | named_scores(row, ratings)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a cell is a number or a boolean."""
-    return type(value) in (bool, int, float)
 
 
 def as_float(value: float) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymdata.rollouts.messages import field_at, loads, object_of
+from gymdata.rollouts.truth import truth
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 MASKED, CANCELLED = "masked", "cancelled"
 #: The key of ``extra`` that holds a rollout's failure, and that of the numbers which its writer gave it.
 FAILURE, UNSCORED = "failure", "unscored"
-_NOTHING = frozenset({"", "false", "0", "none", "null"})
+_NOTHING = frozenset({"", "false", "0", "0.0", "none", "null", "nan"})
 #: What is at fault for a failed attempt, by a part of the word that its writer has for it.
 _AT_FAULT = {"judge": "judge", "verifier": "judge", "grading": "judge", "model": "engine"}
 _NAMES, _TEXTS = ("exception_type", "type", "error", "code"), ("message", "exception_message", "error_chain_repr")
@@ -40,9 +41,9 @@ class Failure(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """``field``: where a row says it (keys joined by dots); ``words``: the values that mean it, by default any but null,
-    false, 0 and an empty one; ``but``: the values that do not; ``kind``: by default a failed attempt; ``more``: fields
-    that say why; ``without``: a field that decides where it is there."""
+    """``field``: where a row says it (keys joined by dots); ``words``: the values that mean it, by default any that
+    ``says_nothing`` is not true of; ``but``: the values that do not; ``kind``: by default a failed attempt; ``more``: fields
+    that say why; ``without``: a field that decides where it is there; ``flag``: a truth value, however it is written."""
 
     field: str
     words: tuple[str, ...] = ()
@@ -50,6 +51,7 @@ class Signal(NamedTuple):
     kind: str = ""
     more: tuple[str, ...] = ()
     without: str = ""
+    flag: bool = False
 
     def __str__(self) -> str:
         """For the documentation."""
@@ -65,12 +67,12 @@ _RLLM = ("env_done", "unknown", "max_turns_exceeded", "max_response_length_excee
 SIGNALS: Mapping[str, tuple[Signal, ...]] = {
     "nemo-gym": (
         Signal("_ng_failure_class", more=("_ng_failure_judge_error", "error", "error_message")),
-        Signal("_ng_no_persist"),
+        Signal("_ng_no_persist", flag=True),
         *map(Signal, ("error", "judge_error", "verifier_error", "response.error")),
         Signal("response.status", ("failed", "in_progress", "queued")),
         Signal("response.status", ("cancelled", "canceled"), kind=CANCELLED),
-        Signal("mask_sample", kind=MASKED, more=("_ng_token_capture.error",)),
-        Signal("instance_config.mask_sample", kind=MASKED),
+        Signal("mask_sample", kind=MASKED, more=("_ng_token_capture.error",), flag=True),
+        Signal("instance_config.mask_sample", kind=MASKED, flag=True),
     ),
     "rllm": (
         Signal("episode.termination_reason", but=_RLLM, more=("episode.info.error", "episode.metadata.error")),
@@ -82,7 +84,7 @@ SIGNALS: Mapping[str, tuple[Signal, ...]] = {
         Signal("stop_reason", ("abort", "aborted", "cancelled"), kind=CANCELLED),
     ),
     "verifiers": (Signal("error"), Signal("stop_condition", ("has_error",))),
-    "verifiers-traces": (Signal("ok", ("false",), more=("errors",)), Signal("errors", without="ok")),
+    "verifiers-traces": (Signal("ok", ("false",), more=("errors",), flag=True), Signal("errors", without="ok")),
     "art": (Signal("exception"),),
     "atif": (Signal("exception_info"), Signal("extra.exception_info")),
 }
@@ -94,17 +96,31 @@ def failure_of(format: str, row: Any) -> Failure | None:
         return None
     for signal in SIGNALS.get(format, ()):
         value = field_at(row, signal.field)
+        mark = truth(value) if signal.flag else None
+        value = value if mark is None else mark
         word = str(value).lower().removeprefix("terminationreason.")
-        if signal.without and field_at(row, signal.without) is not None:
+        if signal.without and not says_nothing(field_at(row, signal.without)):
             continue
-        if (word in signal.words) if signal.words else value and word not in (*_NOTHING, *signal.but):
+        if (word in signal.words) if signal.words else not (word in signal.but or says_nothing(value)):
             name = signal.field if value is True else f"{signal.field} {word}" if signal.words else _text(value)
-            details = (_text(detail) for field in signal.more if (detail := field_at(row, field)))
+            details = (_text(detail) for field in signal.more if not says_nothing(detail := field_at(row, field)))
             reason = ": ".join(dict.fromkeys((name, *list(details)[:1])))[:_MOST]
             words = f"{signal.field} {reason.partition(':')[0]}".lower()
             at_fault = next((kind for part, kind in _AT_FAULT.items() if part in words), "environment")
             return Failure(signal.kind or at_fault, reason, signal.field, row.get("_ng_failure_terminal") is True)
     return None
+
+
+def says_nothing(value: Any) -> bool:
+    """Whether a value is null, false, 0, NaN or empty, or a struct or list of nothing else."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, (Mapping, list)):
+            left += value.values() if isinstance(value, Mapping) else value
+        elif str(value).strip().lower() not in _NOTHING:
+            return False
+    return True
 
 
 def masked_extra(failure: Failure, numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +155,7 @@ def short_reason(failure: Mapping[str, Any]) -> str:
 def _text(value: Any) -> str:
     """What an error says: its type and its message, of the last where there are several."""
     if isinstance(value, list):
-        return _text(value[-1]) if value else ""
+        return _text(next((error for error in reversed(value) if not says_nothing(error)), ""))
     if not isinstance(value, Mapping):
         return str(value)
     parts = (next((str(value[key]) for key in keys if value.get(key)), "") for keys in (_NAMES, _TEXTS))

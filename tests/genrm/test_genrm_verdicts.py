@@ -89,6 +89,34 @@ def test_a_last_object_without_usable_numbers_does_not_make_the_draft_count(with
     assert genrm.parse_last(f'{DRAFT} no: {{"score_1": {withdrawn}, "score_2": 2, "ranking": 2}}') is None
 
 
+@pytest.mark.parametrize(
+    "wrapped",
+    [f'{{"verdict": {GOOD}}}', f'{{"verdicts": [{GOOD}]}}', f'{{"result": {{"overall": {GOOD}, "rubric": [{DRAFT}]}}}}',
+     f"\\boxed{{{GOOD}}}", f"\\boxed{{\\text{{ {GOOD} }}}}", f'{{"draft": "none", "final": {{"judge": {{"b": {GOOD}}}}}}}'],
+)  # fmt: skip
+def test_a_last_verdict_inside_another_object_counts(wrapped: str) -> None:
+    """At any depth, in a list, or in the braces of LaTeX; what follows without a key in braces changes nothing."""
+    for after in ("", " That is all {of it}.", " The ranking: 2, and score_1: 4."):
+        assert genrm.parse_last(f"Draft: {DRAFT}. Final: {wrapped}{after}") == Verdict(4.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize("depth", ["%s", '{"verdict": %s}', "\\boxed{%s}", "```json\n%s\n```"])
+@pytest.mark.parametrize(
+    "malformed",
+    ['{"score_1": 4, "score_2": 2, "ranking": 2,}', "{'score_1': 4, 'score_2': 2, 'ranking': 2}",
+     "{score_1: 4, score_2: 2, ranking: 2}", '{"score_1": 4, // better\n"score_2": 2, "ranking": 2}',
+     '{"why": "a\nb", "score_1": 4, "score_2": 2, "ranking": 2}', '{"why": "x", "score_1": 4, "sco', '{"ranking" 2}',
+     '{"Score_1": 4, "Score_2": 2, "Ranking": 2}', '{"why": {"a": 1}, "score_1": 4, "score_2": 2,}',
+     f'{{"draft": {DRAFT}, "score_1": 4, "score_2": 2,}}', f'{{"score_1": 4, "score_2": 2, "draft": {DRAFT},}}',
+     "[{'score_1': 4, 'score_2': 2}]", f'{{"a": {DRAFT}, "b": {GOOD}}}', f'{{"score_1": 1, "score_2": 1, "b": {GOOD}}}',
+     '{"answer": "{\\"score_1\\": 4}"}'],
+)  # fmt: skip
+def test_a_last_verdict_that_cannot_be_read_leaves_none(malformed: str, depth: str) -> None:
+    """Malformed, cut, or two in one object: the answer is unparsed, and the draft before it does not count."""
+    assert genrm.parse_last(f"Draft: {DRAFT}. Final: {depth % malformed}") is None
+    assert genrm.parse_last(f"Draft: {DRAFT} <think>hm</think> {depth % malformed}") is None
+
+
 MARKS = [
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -97,12 +98,20 @@ FAILED: list[tuple[str, Rewarded, dict[str, Any], str, str]] = [
      "error_chain_repr": "ModelError('down')"}}, "engine", "ModelError: ModelError('down')"),
     ("verifiers-traces", trace, trace(1.0, 1) | {"ok": False, "errors": [{"type": "SandboxError", "message": "gone"}]},
      "environment", "ok false: SandboxError: gone"),
+    *(("verifiers-traces", trace, trace(1.0, 1) | {"ok": no}, "environment", "ok false") for no in (0, "false", "no")),
+    ("verifiers-traces", trace, trace(1.0, 1) | {"ok": None, "errors": [{"type": "E", "message": "x"}, None]},
+     "environment", "E: x"),
     ("art", of_art, {"trajectories": [], "exceptions": [{"type": "<class 'KeyError'>", "message": "'a'", "traceback": ""}]},
      "environment", "<class 'KeyError'>: 'a'"),
     ("atif", atif, atif(0.0, 1) | {"exception_info": EXCEPTION}, "environment", "AgentTimeoutError: 900 s"),
     ("atif", atif, atif(0.0, 1) | {"extra": {"reward": 0.0, "exception_info": EXCEPTION}}, "environment",
      "AgentTimeoutError: 900 s"),
 ]  # fmt: skip
+#: Errors of rows that have none.
+NOTHING: tuple[Any, ...] = (
+    {"code": None, "message": None}, {"error": None, "error_chain_repr": None}, {"exception_type": None}, {"message": ""},
+    [None], [{"type": None, "data": {"a": []}}], {}, math.nan, "NaN",
+)  # fmt: skip
 #: Rewards that are measurements, although something ended early or went wrong on the way.
 COUNTED: list[tuple[str, dict[str, Any]]] = [
     ("nemo-gym", ROW | {"mask_sample": False, "instance_config": {"mask_sample": False}, "error": None}),
@@ -114,4 +123,19 @@ COUNTED: list[tuple[str, dict[str, Any]]] = [
     # A trace has the errors of all attempts, also where the last one succeeded.
     ("verifiers-traces", trace(1.0, 1) | {"errors": [{"type": "TimeoutError", "message": "first try"}]}),
     ("atif", atif(1.0, 1)),
+    # Columns that a table has for every row, and words for false.
+    *(
+        ("nemo-gym", ROW | {"error": nothing, "judge_error": nothing, "_ng_failure_class": nothing})
+        for nothing in NOTHING
+    ),
+    *(("nemo-gym", responding(ROW, error=nothing)) for nothing in NOTHING),
+    *(
+        ("nemo-gym", ROW | {"mask_sample": no, "instance_config": {"mask_sample": no}, "_ng_no_persist": no})
+        for no in ("no", "n", "0.0", "False", " false", "0", 0, 0.0, *NOTHING)
+    ),
+    *(("verifiers", of_verifiers(1.0, 1) | {"error": nothing}) for nothing in NOTHING if nothing is not math.nan),
+    *(("verifiers-traces", trace(1.0, 1) | {"ok": yes, "errors": [{"type": "E"}]}) for yes in (1, "true", "yes")),
+    ("skyrl-dump", of_skyrl(1.0, 1) | {"exception_type": "nan"}),
+    ("art", of_art(1.0, 1) | {"exceptions": [None, {"type": None, "message": ""}]}),
+    *(("atif", atif(1.0, 1) | {"exception_info": nothing}) for nothing in NOTHING),
 ]

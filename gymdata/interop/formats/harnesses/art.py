@@ -9,6 +9,7 @@ from gymdata.interop.formats import FORMATS, Format, Place
 from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
 from gymdata.interop.text_rows import conversation, first_row, rollout_row
 from gymdata.interop.words import named_scores, score
+from gymdata.rollouts.failures import says_nothing
 
 
 @FORMATS.register("art")
@@ -29,7 +30,7 @@ class Art(Format):
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         for n, group in enumerate(value if isinstance(value, list) else [value]):
             exceptions = group.get("exceptions") or [] if isinstance(group, dict) else []
-            failed = [((k, n), {"exception": exception}) for k, exception in enumerate(exceptions)]
+            failed = [((k, n), {"exception": e}) for k, e in enumerate(exceptions) if not says_nothing(e)]
             read = [] if failed and not group.get(self.several) else super().items(group)
             yield from (*(((k, n), item) for (k, _), item in read), *failed)
 

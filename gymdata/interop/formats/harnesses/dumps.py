@@ -9,8 +9,9 @@ from gymdata.interop.decoded import split
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.text_rows import rollout_row
-from gymdata.interop.words import is_number, named_scores, score
+from gymdata.interop.words import named_scores, score
 from gymdata.rollouts.messages import JsonObject
+from gymdata.rollouts.truth import is_number
 
 
 @FORMATS.register("verl-dump")

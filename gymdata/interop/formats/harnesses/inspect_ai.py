@@ -7,8 +7,9 @@ from typing import Any
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing, TableRow
 from gymdata.interop.text_rows import conversation, rollout_row
-from gymdata.interop.words import is_number, named_scores
+from gymdata.interop.words import named_scores
 from gymdata.rollouts.messages import JsonObject
+from gymdata.rollouts.truth import is_number
 
 #: inspect_ai's letters for correct, partial, incorrect and no answer, as its own ``value_to_float`` takes them.
 _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}

@@ -10,7 +10,8 @@ from gymdata.interop.decoded import split
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing, TableRow
 from gymdata.interop.text_rows import answer, column, conversation, rollout_row
-from gymdata.interop.words import is_number, named_scores
+from gymdata.interop.words import named_scores
+from gymdata.rollouts.truth import is_number
 
 if TYPE_CHECKING:
     from gymdata.store.paths import Source
