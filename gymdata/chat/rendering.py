@@ -32,6 +32,7 @@ from gymdata.store.paths import Facts
 
 #: A generation prompt that opens the reasoning for the model, or closes it for an answer without any.
 _OPENED = re.compile(r"<think>\s*(</think>\s*)?$")
+_NO_END = "no end-of-turn token after an answer"
 _T = TypeVar("_T")
 
 
@@ -254,7 +255,7 @@ class TextRenderer:
                 _refuse_unmarked(index, marks, text, len(prompt), offsets[end - 1][1])
             elif not (cut and last):
                 names = ", ".join(self._backend.id_to_token(i) for i in template.stop_token_ids)
-                raise UnprovenError("no end-of-turn token after an answer", f"message {index}, expected one of {names}")
+                raise UnprovenError(_NO_END, f"message {index}, expected one of {names}")
             rendered.spans.append((start, limit if end is None else end - (cut and last)))
         rendered.token_ids = ids[: rendered.spans[-1][1]]
         return rendered
@@ -329,6 +330,8 @@ class TextRenderer:
             if missing is None:
                 lost = what_is_missing(stated, text[len(prompt) : offsets[end][0]], normal, opened=opened) is None
                 missing = "the tokenizer does not keep the text" if lost else f"the chat template leaves out {fault}"
+                if fault == "content" and stated.content and span.lstrip().startswith(stated.content):
+                    missing = _NO_END  # it is all there, and the text of the next message behind it
         if missing is not None:
             raise UnprovenError(missing, f"message {index}")
         return None
@@ -385,11 +388,11 @@ def _tools(row: RolloutRow | PairRow) -> Tools:
 
 
 def generated(row: RolloutRow) -> list[int]:
-    """Indices of the messages that the model wrote: the assistant's after the task's own messages. Never those that their
-    file gives the weight 0."""
+    """Indices of the messages that the model wrote: the assistant's after the task's own messages, or all of them where the
+    task has the answer, too. Never those that their file gives the weight 0."""
     messages = row["messages"]
     weights = [object_of(loads(m.get("extra"))).get("weight") if m.get("extra") else None for m in messages]
-    written = [n for n, m in enumerate(messages) if m["role"] == "assistant" and weights[n] != 0]
+    written = [n for n, m in enumerate(messages) if m["role"] == "assistant"]
     task = object_of(loads(row["task"]))
     params = task.get("responses_create_params")
     if isinstance(params, dict):
@@ -400,7 +403,7 @@ def generated(row: RolloutRow) -> list[int]:
     start = 0
     while start < min(len(task_messages), len(messages)) and _says(task_messages[start]) == _says(messages[start]):
         start += 1
-    return [n for n in written if n >= start] or written
+    return [n for n in [n for n in written if n >= start] or written if weights[n] != 0]
 
 
 def _says(message: Message) -> tuple[Any, Any]:

@@ -86,9 +86,17 @@ def end_of_turn_ids(template: Template, eos_ids: Sequence[int]) -> tuple[int, ..
         ending = [i for i in ids if i in eos_ids] or (ids[-1:] if follower is _USER else [])
         if not ending:  # it closes a last turn with another token than an earlier one: the earlier one's goes first
             firsts = [next((i for i in template.encode(t)[0] if template.is_special(i)), None) for t in reversed(tails)]
-            ending = [i for i in firsts if i is not None and (follower is _USER or i in eos_ids)]
+            opening = _opening_ids(template) - set(eos_ids)
+            ending = [i for i in firsts if i is not None and i not in opening and (follower is _USER or i in eos_ids)]
         end_ids += ending
     return tuple(dict.fromkeys(end_ids or eos_ids))
+
+
+def _opening_ids(template: Template) -> set[int]:
+    """The special tokens that the template writes before a user message, and not behind one."""
+    before, _, behind = template.text([_USER], None, False).rpartition(_USER["content"])
+    opening, closing = ({i for i in template.encode(t)[0] if template.is_special(i)} for t in (before, behind))
+    return opening - closing
 
 
 class Bridge:

@@ -195,6 +195,17 @@ def test_only_the_turn_ends_the_span(  # a template may write its end token behi
     assert spoken(renderer, tokenizer, CONVERSATIONS["two turns"]) == ["The answer is 5.<|im_end|>", "6<|im_end|>"]
 
 
+@pytest.mark.parametrize("system", ["", "{% if loop.first %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"])
+def test_a_token_that_opens_the_next_message_ends_no_answer(system: str) -> None:
+    """A template that writes its end token behind an answer only where it is the last one."""
+    body = "{{ m.content }}{% if loop.last or m.role != 'assistant' %}<|im_end|>{% endif %}\n{% endfor %}"
+    renderer, tokenizer = custom(HEAD.replace("%}<", f"%}}{system}<", 1) + body + GENERATE)
+    assert renderer.facts["end_of_turn_ids"] == [tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert spoken(renderer, tokenizer, CONVERSATIONS["two turns"][:2]) == ["The answer is 5.<|im_end|>"]
+    with pytest.raises(UnprovenError, match="no end-of-turn token after an answer: message 1"):
+        renderer.conversation(CONVERSATIONS["two turns"], [1, 3], None)
+
+
 def test_an_answer_that_was_cut_has_no_end_token() -> None:
     renderer, tokenizer = renderer_of("bytes", "chatml"), tokenizer_of("bytes", "chatml")
     assert spoken(renderer, tokenizer, CONVERSATIONS["two turns"], cut=True) == ["The answer is 5.<|im_end|>", "6"]

@@ -224,6 +224,15 @@ def test_a_message_of_weight_0_is_not_trained(tmp_path: Path) -> None:
     assert [m["turn"] for m in rows_of(tmp_path / "out")[0]["messages"]] == [None, None, None, 0]
 
 
+def test_an_answer_of_weight_0_leaves_the_answers_of_the_prompt_untrained(tmp_path: Path) -> None:
+    """A row whose only answer is not trained has nothing to train: its prompt's examples stay prompt."""
+    prompt = [USER, {"role": "assistant", "content": "CONTEXT 3"}, USER]
+    rows = [{"prompt": prompt, "completion": [{**ANSWER, "weight": weight}]} for weight in (0, 1)]
+    summary = rendered(tmp_path, *rows)
+    assert summary.refused == {"no assistant message that the model wrote": 1}
+    assert decoded(tmp_path / "out") == [["9<|im_end|>"]]
+
+
 def called(arguments: Any) -> dict[str, Any]:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
     result = {"role": "tool", "content": "5", "tool_call_id": "c1"}
