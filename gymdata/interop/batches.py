@@ -45,7 +45,7 @@ class Imported:
     prompts_rebuilt: int
     not_rebuilt: list[tuple[int, NotRebuilt]]
     #: What the index of each row that was read is determined by, rejected ones as well.
-    hashes: list[tuple[bytes, str | None]]
+    hashes: list[tuple[bytes, str | None, str]]
     #: For each row of the batch, its number in ``hashes``; None for one that has an index of its own.
     keys: list[int | None]
     #: For each row of the batch, its file and line.

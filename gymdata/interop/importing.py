@@ -141,11 +141,11 @@ class Unnumbered:
     """Replaces ``Numbering`` when only a part of the rows is known: records what is needed to number them later."""
 
     def __init__(self) -> None:
-        self.keys: list[tuple[bytes, str | None]] = []
+        self.keys: list[tuple[bytes, str | None, str]] = []
 
-    def of_content(self, content: bytes, group: str | None) -> tuple[str, int]:
+    def of_content(self, content: bytes, group: str | None, given: str = "") -> tuple[str, int]:
         """(group, −1): no place."""
-        self.keys.append((xxhash.xxh3_128_digest(content), group))
+        self.keys.append((xxhash.xxh3_128_digest(content), group, given))
         return group or "", -1
 
 
@@ -216,15 +216,18 @@ class Numbering:
 
     def __init__(self, *, text: bool = False) -> None:
         self._text = text
-        self._next, self._contents = Keys(), Keys()
+        self._next, self._contents, self._given = Keys(), Keys(), Keys()
         self._rows = 0
 
-    def of_content(self, content: bytes, group: str | None) -> tuple[str, int]:
-        """(group, index in it) of a row. Without a ``group`` the row is a group of its own."""
-        return self.of_key(xxhash.xxh3_128_digest(content), group)
+    def of_content(self, content: bytes, group: str | None, given: str = "") -> tuple[str, int]:
+        """(group, index in it) of a row. Without a ``group`` the row is a group of its own. ``given``: identifies the
+        prompt of a row whose group is an id of its source; the id is the group of the first prompt that has it."""
+        return self.of_key(xxhash.xxh3_128_digest(content), group, given)
 
-    def of_key(self, key: bytes, group: str | None) -> tuple[str, int]:
+    def of_key(self, key: bytes, group: str | None, given: str = "") -> tuple[str, int]:
         """``of_content`` of the content that has this xxh3 (128 bits)."""
+        if group and given:
+            group = self._of_prompt(group, given)
         packed = None if self._text else self._contents.get(key)
         if packed is None:
             name = _digest(group or f"row-{self._rows}")
@@ -233,6 +236,13 @@ class Numbering:
             packed = self._contents[key] = index << 32 | self._rows
             self._rows += 1
         return group or f"row-{packed & 0xFFFFFFFF}", packed >> 32
+
+    def _of_prompt(self, group: str, given: str) -> str:
+        """``group``, with a hash of the prompt where the id was another prompt's before: files count from 0, each."""
+        name, prompt = _digest(group), int.from_bytes(_digest(given)[:6])
+        if (first := self._given.get(name)) is None:
+            self._given[name] = first = prompt
+        return group if prompt == first else f"{group}-{prompt:012x}"
 
 
 @dataclass(slots=True)

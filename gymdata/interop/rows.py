@@ -57,18 +57,19 @@ def foreign_row(
     *,
     turns: TurnEncoder | None = None,
     group: str | None = None,
+    opening: Sequence[Message] = (),
     policy: str = "unknown",
     reward: Any = None,
     tools: str = "[]",
     started_at: str | None = None,
     duration_s: float = 0.0,
 ) -> TableRow:
-    """The row of ``item``, which another project wrote; unknown columns get neutral values. ``group``: rows of one are
-    attempts at one task, by default those with the same messages before the first answer, and tools; ``reward``: a number,
-    also as text, or null; ``turns``: its token data, none by default. Raises BadItem."""
-    group, index = importing.numbering.of_content(
-        refuse_surrogates(item), group or prompt_group(given(messages), tools)
-    )
+    """The row of ``item``, which another project wrote; unknown columns get neutral values. Rows with the same ``opening``
+    (by default the messages before the first answer) and tools, and the same ``group`` where the source has an id, are
+    attempts at one task; ``reward``: a number, also as text, or null; ``turns``: its token data, none by default. Raises
+    BadItem."""
+    prompt = prompt_group(opening or given(messages), tools)
+    group, index = importing.numbering.of_content(refuse_surrogates(item), group or prompt, prompt if group else "")
     turns = turns or TurnEncoder()
     return {
         "rollout_id": rollout_id_of(importing.run_id, group, index),

@@ -18,7 +18,6 @@ from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.rows import (
     NOT_TRAINED,
     foreign_row,
-    given,
     message_of,
     prompt_group,
     refuse_other_name,
@@ -262,9 +261,10 @@ def rollout_row(
     if isinstance(reward, float) and not math.isfinite(reward):
         raise _not_finite(row, "reward")
     policy = policy if isinstance(policy, str) and policy else "unknown"
-    tools, opening = tools_of(row), prompt or given(written)
-    group = group or prompt_group(opening, tools)
-    rollout = foreign_row(row, [*prompt, *written], importing, reward=reward, tools=tools, group=group, policy=policy)
+    tools, messages = tools_of(row), [*prompt, *written]
+    rollout = foreign_row(
+        row, messages, importing, reward=reward, tools=tools, group=group, opening=prompt, policy=policy
+    )
     elsewhere = {"messages", "prompt", "tools", "functions", *texts, *about}
     task = {name: value for name, value in row.items() if name not in elsewhere}
     asked = {"messages": [{k: v for k, v in m.items() if v is not None} for m in prompt]} if prompt else {}

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -127,6 +128,39 @@ def test_a_row_with_a_task_and_a_group_keeps_both(tmp_path: Path) -> None:
     run = gymdata.import_rollouts(file, tmp_path / "run").run
     rows = read_table(run, ROLLOUTS, ["task_id", "group_id"]).to_pylist()
     assert [(row["task_id"], row["group_id"]) for row in rows] == [("t", "g"), ("7", "7"), ("g", "g")]
+
+
+@pytest.mark.parametrize("more", [{}, {"_ng_task_index": 0}, {"task_id": "0"}, {"group_id": "0"}])
+@pytest.mark.parametrize("other", [{"input": "r"}, {"instructions": "In French."}, {"tools": [{"name": "add"}]}])
+def test_other_messages_instructions_or_tools_are_another_task(
+    more: dict[str, Any], other: dict[str, Any], tmp_path: Path
+) -> None:
+    """Also where both have one id, which the first keeps; what the environment answered, as a hand of cards, is no task."""
+    answer = {"role": "assistant", "content": "a", "type": "message"}
+    row = {"responses_create_params": {"input": "q"}, "response": {"output": [answer]}, "reward": 1.0, **more}
+    changed = row | {"responses_create_params": {"input": "q"} | other}
+    hand = {"type": "function_call_output", "call_id": "c", "output": "7"}
+    played = row | {"response": {"output": [answer, hand, answer]}}
+    file = write_lines(tmp_path / "rows.jsonl", [row, changed, played, changed | {"reward": 0.0}])
+    rows = to_rows(read_table(Path(gymdata.import_rollouts(file, tmp_path / "run").run), ROLLOUTS))
+    tasks = [(row["task_id"], row["group_id"]) for row in rows]
+    assert tasks[0] == tasks[2] != tasks[1] == tasks[3]
+    assert [row["rollout_index"] for row in rows] == [0, 0, 1, 1]
+    assert tasks[0] == ("0", "0") or not more.keys() & {"task_id", "group_id"}
+
+
+@pytest.mark.parametrize(("reward", "number"), [("0.5", 0.5), (" 1 ", 1.0), (True, 1.0), ("false", 0.0), ("NaN", None)])
+def test_a_reward_as_text_or_boolean_is_its_number(reward: Any, number: float | None, tmp_path: Path) -> None:
+    """The export writes it as it was, or the number that replaced it."""
+    answer = {"role": "assistant", "content": "a", "type": "message"}
+    row = {"responses_create_params": {"input": "q"}, "response": {"output": [answer]}, "reward": reward}
+    run = Path(gymdata.import_rollouts(write_lines(tmp_path / "rows.jsonl", [row]), tmp_path / "run").run)
+    (rollout,) = to_rows(read_table(run, ROLLOUTS))
+    assert rollout["reward"] == number or (number is None and math.isnan(rollout["reward"]))
+    for changed, written in (({}, reward), ({"reward": 3.0}, 3.0)):
+        made = write_run(tmp_path / f"run {written}", [rollout | {"rewards": []} | changed])
+        gymdata.export(made, tmp_path / f"{written}.jsonl", "nemo-gym")
+        assert lines(tmp_path / f"{written}.jsonl")[0]["reward"] == written
 
 
 def test_what_nemo_gym_has_no_place_for_comes_back_from_its_rows(tmp_path: Path) -> None:

@@ -174,6 +174,22 @@ def test_two_prompts_that_begin_alike_are_two_tasks(rows: list[Any], tmp_path: P
     assert tasks[0] == tasks[2] != tasks[1]
 
 
+@pytest.mark.parametrize("name", ["verifiers", "rllm"])
+def test_one_id_of_two_prompts_is_two_tasks(name: str, tmp_path: Path) -> None:
+    """Files that both count from 0 are joined; the first prompt keeps the id, and its later answers do, too."""
+    asked = [QUESTION, QUESTION | {"content": "How much is 4+4?"}, QUESTION]
+    if name == "rllm":
+        (part,) = EPISODE["trajectories"]
+        rows = [EPISODE | {"trajectories": [part | {"steps": [{"chat_completions": [q, ANSWER]}]}]} for q in asked]
+    else:
+        rows = [{"example_id": 0, "prompt": [q], "completion": [ANSWER], "reward": 1.0} for q in asked]
+    rollouts = imported(write(tmp_path / "rows.jsonl", *rows), name)
+    first, other, again = ((row["task_id"], row["group_id"]) for row in rollouts)
+    assert first == again == (("t1-solver",) * 2 if name == "rllm" else ("0", "0"))
+    assert other[0] == other[1] != first[0]
+    assert other[0].startswith(f"{first[0]}-")
+
+
 @pytest.mark.parametrize("empty", ["", "  \n", "\u2003"])
 @pytest.mark.parametrize(
     ("row", "column"),

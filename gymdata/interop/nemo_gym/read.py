@@ -84,7 +84,7 @@ def table_rows(
                     yield attempt
                     continue
                 # Numbered before the check, so that rollouts are numbered alike with and without it.
-                group, index = importing.numbering.of_content(line.strip(), parsed.row.group)
+                group, index = importing.numbering.of_content(line.strip(), parsed.row.group, parsed.row.given)
                 rollout = _rollout(parsed, importing.run_id, group, index)
                 if (failure := nemo_rows.failure_in(parsed.row.value, of_failures)) is not None:
                     rollout = without_reward(rollout, failure)
@@ -312,7 +312,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
     return {
         "rollout_id": name,
         "run_id": run,
-        "task_id": str(task) if isinstance(task, (str, int)) else group,
+        "task_id": str(task) if isinstance(task, (str, int)) and str(task) != row.group else group,
         "group_id": group,
         "rollout_index": index,
         "policy": model,

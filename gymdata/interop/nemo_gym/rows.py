@@ -24,7 +24,8 @@ import orjson
 import xxhash
 
 from gymdata.errors import json_kind, json_value
-from gymdata.interop.words import as_float
+from gymdata.interop.importing import BadItem
+from gymdata.interop.words import as_float, score
 from gymdata.rollouts import turns as encoding
 from gymdata.rollouts.failures import Failure, failure_of
 from gymdata.rollouts.messages import (
@@ -139,6 +140,8 @@ class Row:
     entries: list[Entry]
     rollout_id: str | None
     group: str
+    #: Identifies the prompt where the group is an id of the row.
+    given: str
     reward: float | None
     settings: dict[str, Any]
     #: Whether the last call was cut at a token limit; None when the row does not say.
@@ -378,10 +381,10 @@ def _row_of(value: JsonObject, cut_lists: int | None = None) -> Row:
     if not isinstance(output, list):
         raise BadRow("S102", "response.output", expected="a list", got=json_value(output))
     reward = value.get("reward")
-    if isinstance(reward, str):
-        reward = NON_FINITE.get(reward, reward)
-    if reward is not None and type(reward) not in (int, float):
-        raise BadRow("S102", "reward", expected="a number", got=json_value(reward))
+    try:
+        reward = reward_of(reward)
+    except BadItem as error:
+        raise BadRow("S102", "reward", expected="a number", got=json_value(reward)) from error
     params = value.get("responses_create_params")
     params = params if isinstance(params, dict) else {}
     if (metadata := params.get("metadata")) and (media := _MEDIA_URL.search(str(metadata))):
@@ -396,13 +399,15 @@ def _row_of(value: JsonObject, cut_lists: int | None = None) -> Row:
     calls = conversation.read(output, generated=True)
     details, name, tools = response.get("incomplete_details"), value.get("rollout_id"), params.get("tools")
     reason = details.get("reason") if isinstance(details, dict) else None
+    group, given = _group(value, params)
     return Row(
         value=value,
         calls=calls,
         entries=conversation.entries,
         rollout_id=name if isinstance(name, str) else None,
-        group=_group(value, request_input),
-        reward=None if reward is None else as_float(reward),
+        group=group,
+        given=given,
+        reward=reward,
         settings={k: v for k in _SETTINGS if isinstance(v := params.get(k), (int, float))},
         cut=True if reason == "max_output_tokens" else False if response.get("status") == "completed" else None,
         offers_tools=isinstance(tools, list) and len(tools) > 0,
@@ -410,14 +415,24 @@ def _row_of(value: JsonObject, cut_lists: int | None = None) -> Row:
     )
 
 
-def _group(value: JsonObject, request_input: Any) -> str:
+def reward_of(value: Any) -> float | None:
+    """The number of a row's reward. Raises BadItem for what says none."""
+    return score(NON_FINITE.get(value, value) if isinstance(value, str) else value, "reward")
+
+
+def _group(value: JsonObject, params: JsonObject) -> tuple[str, str]:
+    """The group of a row, and what identifies its prompt where the group is an id. A prompt is all that was given."""
+    asked, *more = (params.get(key) for key in ("input", "instructions", "tools"))
+    prompt = ""
+    if asked is not None or any(more):
+        prompt = xxhash.xxh3_64_hexdigest(_text([asked, *more] if any(more) else asked))
     for key in _GROUP_KEYS:
         name = value.get(key)
         if isinstance(name, (str, int)):
-            return str(name)
-    prompt = xxhash.xxh3_64_hexdigest(_text(request_input)) if request_input is not None else ""
+            # Rows that gymdata wrote have the groups of their run.
+            return str(name), "" if isinstance(value.get("gymdata"), dict) else prompt
     positions = (str(name) for key in _POSITION_KEYS if isinstance(name := value.get(key), (str, int)))
-    return "-".join(filter(None, [next(positions, ""), prompt]))
+    return "-".join(filter(None, [next(positions, ""), prompt])), ""
 
 
 def _text(value: Any) -> bytes:

@@ -17,6 +17,7 @@ import orjson
 
 from gymdata.interop.nemo_gym.read import ROUNDED, kept_rows
 from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED
+from gymdata.interop.nemo_gym.rows import reward_of
 from gymdata.interop.nemo_gym.token_text import Text, numbers
 from gymdata.interop.trajectories.own import shortest
 from gymdata.rollouts.failures import UNSCORED
@@ -120,14 +121,8 @@ def _rebuilt(row: RolloutRow) -> Collection[int]:
 
 
 def _same(raw: Any, reward: float | None) -> bool:
-    if raw is None or reward is None:
-        return raw is reward
-    if isinstance(raw, str):
-        return True
-    try:
-        return float(raw) == reward
-    except OverflowError:
-        return True
+    number = reward_of(raw)
+    return number == reward or (number != number and reward != reward)
 
 
 def _from_columns(row: RolloutRow, lists: Lists) -> tuple[JsonObject, Collection[int]]:
