@@ -108,8 +108,7 @@ def test_a_template_that_drops_tool_messages_is_refused():
 
 
 def test_messages_that_a_template_refuses_change_no_others():
-    """A call whose arguments are no object is refused by a template that goes through them, before and after which a good
-    one is written alike."""
+    """A call whose arguments are no object is refused, before and after which a good one is written alike."""
     text = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
         "{% for key, value in c.function.arguments | items %}{{ key }}={{ value }}{% endfor %}{% endfor %}<|im_end|>\n"
@@ -118,7 +117,7 @@ def test_messages_that_a_template_refuses_change_no_others():
     chat = with_template(text, ["<|im_end|>"])
     written = chat.render([USER, CALLED], [TOOL])
     broken = {**CALLED, "tool_calls": [{**CALL, "function": {"name": "calc", "arguments": '{"expression": '}}]}
-    with pytest.raises(DataError, match="refuses a conversation"):
+    with pytest.raises(DataError, match="arguments of a call are not a JSON object"):
         chat.render([USER, broken], [TOOL])
     assert chat.render([USER, CALLED], [TOOL]) == written
 

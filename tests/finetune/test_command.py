@@ -239,10 +239,12 @@ def test_a_loop_of_ones_own(config: Path, tmp_path: Path, capsys: pytest.Capture
 def test_installed_parts_have_names(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class that a package declares under gymdata.trajectory_builders is found by its name."""
     from gymdata.finetune import parts as finetune_parts
+    from gymdata.finetune import settings as finetune_settings
     from gymdata.finetune.config_file import load
 
     point = EntryPoint("theirs", "tests.finetune.deterministic:Builder", "gymdata.trajectory_builders")
-    monkeypatch.setattr(finetune_parts, "entry_points", lambda group: [point] if group == point.group else [])
+    for module in (finetune_parts, finetune_settings):
+        monkeypatch.setattr(module, "entry_points", lambda group, **_: [point] if group == point.group else [])
     edited(config, "trajectory_builders", {"b": {"_type": "theirs", "num_generations": 2}})
     made = finetune_parts.builder_of(load(config), str(config), config.parent, CommandRunner(), {})
     assert type(made).__name__ == "Builder"

@@ -170,8 +170,8 @@ def test_a_number_format_in_which_no_model_is_saved_is_refused(algorithm: str, d
 @pytest.mark.parametrize(
     ("algorithm", "value", "expected", "hint"),
     [
-        ("dpo", ["ipoo", "sft"], "'ipoo', expected one of sigmoid, hinge, ipo, .*rebel", "did you mean 'ipo'?"),
-        ("dpo", "ipoo", "'ipoo', expected one of sigmoid, hinge, ipo, .*rebel", "did you mean 'ipo'?"),
+        ("dpo", ["ipoo", "sft"], "'ipoo', expected one of 19, such as ipo", "did you mean 'ipo'?"),
+        ("dpo", "ipoo", "'ipoo', expected one of 19, such as ipo", "did you mean 'ipo'?"),
         ("kto", "kt0", "'kt0', expected one of kto, apo_zero_unpaired", None),
     ],
 )

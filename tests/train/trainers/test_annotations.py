@@ -127,7 +127,18 @@ def test_sft_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path, packin
     made = rows()
     run, out = write_run(tmp_path / "run", made), tmp_path / "sft"
     more = ["--packing", "--pack-length", 16] if packing else []
-    words = ["--annotate", "--select", "all", "--max-length", 8, "--set", "num_train_epochs=1", *more]
+    words = [
+        "--annotate",
+        "--select",
+        "all",
+        "--abandoned",
+        "keep",
+        "--max-length",
+        8,
+        "--set",
+        "num_train_epochs=1",
+        *more,
+    ]
     train("sft", run, policy, out, *words)
     turns, found = sampled(made), read_table(run, ANNOTATIONS).to_pylist()
     reached = {name: turn for name, turn in turns.items() if len(turn["prompt"]) < 8}
@@ -156,7 +167,10 @@ def test_value_rows_are_those_of_the_rollouts(policy: Path, tmp_path: Path) -> N
     by the tokens of the step, as the token's part of the loss."""
     made = rows()
     run, out = write_run(tmp_path / "run", made), tmp_path / "value"
-    assert gymdata("experience", run, "--estimator", "gae", "-o", tmp_path / "returns").returncode == 0
+    assert (
+        gymdata("experience", run, "--estimator", "gae", "--abandoned", "keep", "-o", tmp_path / "returns").returncode
+        == 0
+    )
     train("value", tmp_path / "returns", policy, out, "--annotate", "--set", "split=0", "--set", "num_train_epochs=1")
     found, reward = read_table(run, ANNOTATIONS).to_pylist(), {row["rollout_id"]: row["reward"] for row in made}
     assert sorted((row["rollout_id"], row["turn"]) for row in found) == sorted(sampled(made))
@@ -221,7 +235,7 @@ def test_tokens_that_no_turn_sampled_are_refused(tmp_path: Path) -> None:
     """A sequence whose trained tokens are not all of turns of the run, or whose rollout is not there, is named."""
     made = rows()
     run = write_run(tmp_path / "run", made)
-    data = training_data("sft", rollouts_table(made), select="all", keep_duplicates=True)
+    data = training_data("sft", rollouts_table(made), select="all", keep_duplicates=True, abandoned="keep")
     places = turn_places(data, run)
     named = [places.rollout_ids[row] for row in places.sequence]
     assert sorted(zip(named, places.turn.tolist(), strict=True)) == sorted(sampled(made))
