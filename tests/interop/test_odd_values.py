@@ -109,7 +109,7 @@ def test_an_odd_row_costs_no_other(name: str, good: dict[str, list[Any]], data: 
         (folder / "a.jsonl").write_bytes(b"\n".join(rows) + b"\n")
         kind = data.draw(st.sampled_from(["parquet", "jsonl"]))
         summary = import_rollouts(folder / "a.jsonl", folder / "run", source=source, format=kind)
-        assert summary.rows_in == summary.rollouts + summary.pairs + summary.rejected
+        assert summary.rows_in == summary.rollouts + summary.pairs + summary.rejected + sum(summary.failed.values())
         # A row of some formats is several, as an episode with two traces, and a span of no model call is none.
         form = imported_formats()[source]
         several = summary.rows_in > len(rows) and (form.several or type(form).items is not Format.items)
