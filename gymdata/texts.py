@@ -171,12 +171,12 @@ def raised(error: BaseException) -> str:
 
 
 def brief(value: object) -> str:
-    """At most 80 characters of a value, for messages."""
+    """At most 80 characters of a value, for messages: its beginning and its end, where a path has its name."""
     try:
         text = repr(value)
     except BaseException:  # noqa: BLE001 - user code, or an integer of too many digits
         text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:76]} … ({len(text):,} characters)"
+    return text if len(text) <= 80 else f"{text[:40]} … {text[-36:]} ({len(text):,} characters)"
 
 
 #: Set by the command line for itself and the processes that it starts: there, messages name flags.

@@ -13,7 +13,7 @@ import pytest
 CASES = {
     "gymdata train-s": {"train-sft"},
     "gymdata validate --expl": {"--explain"},
-    "gymdata validate --explain L3": {"L301", "L302", "L303", "L304", "L305"},
+    "gymdata validate --explain L3": {"L301", "L302", "L303", "L304", "L305", "L306"},
     "gymdata pairs --strategy ad": {"adjacent"},
     "gymdata train-rl --loss gs": {"gspo"},
     "gymdata show runs/": {"runs/one", "runs/one/pairs-reward", "runs/two"},

@@ -18,8 +18,9 @@ def test_a_rollout_takes_a_few_numbers(tmp_path: Path) -> None:
     tasks = [f"{i}-{'long ' * 20}" for i in range(8)]
     made = [rollout(task, index, index / 4, two_turns(5, 40)) for task in tasks for index in range(50)]
     found = Scalars.read([write_run(tmp_path / "run", made)])
-    of_rollouts = (getattr(found, name) for name in found.__slots__ if name not in ("group_ids", "named"))
+    of_rollouts = (getattr(found, name) for name in found.__slots__ if name not in ("group_ids", "masked", "named"))
     assert sum(column.nbytes for column in of_rollouts) <= 32 * len(made)
+    assert not found.masked
     assert found.named is None
     assert len(found.group_ids) == 8
 

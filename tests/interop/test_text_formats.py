@@ -283,7 +283,7 @@ def test_a_row_of_gymdata_is_never_that_of_another_project(tmp_path: Path) -> No
     """Also in front of one: messages with answers are columns of rollouts, too."""
     rows = [{"rollout_id": "a", "messages": [QUESTION, ANSWER]}, {"messages": [QUESTION, ANSWER]}]
     for n, file in enumerate((write(tmp_path / "a.jsonl", *rows), write(tmp_path / "b.json", rows))):
-        with pytest.raises(DataError, match="no row of a known format") as error:
+        with pytest.raises(DataError, match="of no known format") as error:
             gymdata.import_rollouts(file, tmp_path / f"run-{n}")
         assert error.value.hint == "files of gymdata need no import"
 
@@ -324,7 +324,7 @@ def test_tasks_are_no_answers(tmp_path: Path) -> None:
     of_mt_bench = {"question_id": 81, "category": "math", "turns": ["How much is 2+3?", "Sure?"], "reference": ["5"]}
     of_gym = {"responses_create_params": {"input": [QUESTION]}, "expected_output": [[0]]}
     for row in ({"prompt": "How much is 2+3?", "level": "5"}, {"messages": [QUESTION]}, of_mt_bench, of_gym):
-        with pytest.raises(DataError, match="no row of a known format") as error:
+        with pytest.raises(DataError, match="of no known format") as error:
             gymdata.import_rollouts(write(tmp_path / "tasks.jsonl", row), tmp_path / "run")
         assert "gymdata collect" in str(error.value.hint)
         with pytest.raises(DataError, match="contains tasks, expected rollouts or pairs"):
@@ -434,7 +434,7 @@ def test_rows_that_only_look_like_tasks_or_pairs_are_unknown(row: Any, why: str,
     [({"messages": [{"role": "pretrain", "content": "x"}]}, "keys messages"), ("x", "its first value is text")],
 )
 def test_what_is_no_row_is_not_called_a_task(row: Any, why: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no row of a known format") as error:
+    with pytest.raises(DataError, match="of no known format") as error:
         gymdata.import_rollouts(write(tmp_path / "odd.jsonl", row), tmp_path / "run")
     assert why in str(error.value.hint)
     assert "gymdata collect" not in str(error.value.hint)

@@ -269,7 +269,7 @@ def detect(sources: Sequence[Source], columns: Mapping[str, str]) -> Format:
             raise DataError.empty(source.path, expected)
         if (format := format_in(source, columns)) is None:
             raise DataError(
-                f"{source.path}: got no row of a known format among its first lines, expected {expected}",
+                f"{source.path}: its first rows are of no known format, expected {expected}",
                 hint=_hint(source),
             )
         formats.setdefault(format.name, source.path)
@@ -292,5 +292,5 @@ def _hint(source: Source) -> str:
         return f"its first value is {json_kind(row)}; rows are objects with a prompt and an answer"
     if is_own(row):
         return "files of gymdata need no import"
-    named = "--map prompt=COLUMN and --map answer=COLUMN name columns, --from a format"
-    return f"the first row has the keys {abridged(row)}; {named}" + instead(row, source.path)
+    named = "give --map prompt=COLUMN --map answer=COLUMN, or --from FORMAT"
+    return f"the first row has keys {abridged(row)}; {named}" + instead(row, source.path)
