@@ -292,5 +292,5 @@ def _hint(source: Source) -> str:
         return f"its first value is {json_kind(row)}; rows are objects with a prompt and an answer"
     if is_own(row):
         return "files of gymdata need no import"
-    named = "give --map prompt=COLUMN --map answer=COLUMN, or --from FORMAT"
+    named = "give --map prompt=COLUMN --map answer=COLUMN"
     return f"the first row has keys {abridged(row)}; {named}" + instead(row, source.path)
