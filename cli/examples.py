@@ -118,7 +118,7 @@ gymdata train-rl runs/x/experiences-grpo -m sample_data/policy \\
 gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
         'gymdata query "SELECT * FROM turns LIMIT 5" runs/x -o runs/turns.csv',
     ),
-    "status": ("gymdata status runs/x", "gymdata status runs --json"),
+    "ls": ("gymdata ls runs", "gymdata ls runs/x --json", "gymdata ls --unused runs"),
     "import": ("gymdata import sample_data/rollouts/nemo_gym.jsonl -o runs/gym",),
     "export": (
         "gymdata export runs/x --format trl-messages -o runs/messages.jsonl",
@@ -129,5 +129,4 @@ gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
     "tour": ("gymdata tour", "gymdata tour -o runs/look --no-view"),
     "demo": ("gymdata demo -o runs/demo", "gymdata demo --real"),
     "doctor": ("gymdata doctor", "gymdata doctor . --json", "gymdata doctor -m sample_data/policy"),
-    "ls": ("gymdata ls runs", "gymdata ls --unused runs"),
 }

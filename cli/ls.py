@@ -34,7 +34,8 @@ def ls(
     tag: _Tags = None,
     json: Json = False,
 ) -> int:
-    """Kind, rows, size, last change, state and parents of each, from its run.json.
+    """Kind, rows, size, last change, state and parents of each, from its run.json; of what is not complete what is done,
+    the rate, the time left, failed attempts, and whether a server is away.
 
     --unused lists what no trained model needs, with the `rm` command to copy; nothing is removed. Exit code 1 when a
     run.json is damaged.
@@ -59,6 +60,9 @@ def ls(
             if fits(*shown):
                 break
         grid(*shown)
+        for output in report.outputs:
+            if output.progress is not None:
+                say(f"{output.path}: {output.progress}")
         if report.removal is not None:
             say(report.removal)
         if count:

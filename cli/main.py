@@ -77,7 +77,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "view": ("view", "view", "Look at rollouts, tokens and training in the browser."),
         "report": ("report", "report", "Summarize a run, or compare two, as one HTML page."),
         "query": ("query", "query", "Run DuckDB SQL over rollouts and all other tables."),
-        "status": ("status", "status", "Show how far runs are, how fast, and what failed."),
+        "ls": ("ls", "ls", "List the runs below a folder, and how far open ones are."),
     },
     "Exchange": {
         "import": ("import_", "import_", "Import rollouts or preference pairs of other projects."),
@@ -89,7 +89,6 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "tour": ("tour", "tour", "Look at real rollouts: six questions, then the viewer."),
         "demo": ("demo", "demo", "Run the whole path on the shipped policy and tasks."),
         "doctor": ("doctor", "doctor", "Check this install, this machine and a folder."),
-        "ls": ("ls", "ls", "List the runs below a folder, with rows, size and parents."),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}

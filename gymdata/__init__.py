@@ -5,7 +5,7 @@ The tokens that are trained are the tokens that were sampled, every number knows
 Make rollouts: collect, Step (what environments return), serve, import_rollouts, load_rollouts, open, expand_turns.
 Check them: check, check_endpoint, check_environment, check_recorder, check_reward, validate, fix, audit,
 reading.
-Look at them, and measure a model: query, view, report, ls, status, eval.
+Look at them, and measure a model: query, view, report, ls, eval.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: tokenize, pairs, experience, load_experiences, mix, export, merge.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, merge_adapter, finetune,
@@ -92,7 +92,6 @@ _HOME = {
     "score": "score.run",
     "serve": "serve.run",
     "serve_genrm": "judge.serve.run",
-    "status": "status.run",
     "sweep": "sweep.run",
     "tour": "tour.run",
     "train_dpo": "train.run",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gymdata.ls.running import RunProgress
 from gymdata.remote.places import is_url
 from gymdata.store.lock import LOCK, holder_of, is_held
 from gymdata.store.paths import RUN_JSON, RunFacts, new_files
@@ -20,8 +21,9 @@ _LOCK_BESIDE = f".{LOCK}"
 class Output:
     """An output as its run.json describes it. ``path`` and ``parents``: below the folder that was listed, where they
     are; ``rows``: of a run that is open, with those of its journal; ``bytes``: on disk; ``changed``: ISO 8601, UTC;
-    ``state``: complete, being written, interrupted, rollouts pending, parents missing, parents changed
-    (its run was overwritten), or damaged; ``experiment``, ``tags``: as its command named them."""
+    ``state``: complete, being written, on HOST (another machine holds its lock), interrupted, rollouts pending, parents
+    missing, parents changed (its run was overwritten), or damaged; ``experiment``, ``tags``: as its command named them;
+    ``progress``: how far a collection, recording, training, loop or sweep of this machine is that is not complete."""
 
     path: str
     kind: str
@@ -32,6 +34,11 @@ class Output:
     state: str
     experiment: str | None = None
     tags: tuple[str, ...] = ()
+    progress: RunProgress | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == "being written" or self.state.startswith("on ")
 
 
 def row_counts(facts: RunFacts) -> list[int]:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from gymdata.errors import DataError
 from gymdata.ls.output import Output, Unfinished, described_path, is_unfinished, parent_path, row_counts, unfinished_in
 from gymdata.ls.remote import listed
+from gymdata.ls.running import cells_of, progress_of
 from gymdata.ls.unused import removal
 from gymdata.ls.unused import unused as unused_outputs
 from gymdata.public import Report, Row, path_of
 from gymdata.remote.places import is_spool, is_url, url_of
 from gymdata.store.lineage import replaced_content
-from gymdata.store.lock import LOCK, is_held
+from gymdata.store.lock import LOCK, holder_of, is_held
 from gymdata.store.paths import RUN_JSON, RunFacts, local_output, read_facts, run_jsons, segments
 from gymdata.store.reading import warn
 from gymdata.store.run_json import state_of
@@ -119,11 +120,6 @@ def _latest(files: Sequence[os.stat_result]) -> str:
     return dt.datetime.fromtimestamp(max(f.st_mtime for f in files), dt.UTC).isoformat(timespec="seconds")
 
 
-def cells_of(sweep: Path) -> list[Path]:
-    """The folders of the cells of a sweep, each with a lock of its own."""
-    return [folder for folder in sorted(sweep.iterdir()) if (folder / LOCK).is_file()]
-
-
 def output_of(top: Path, run_json: Path) -> Output:
     path, is_folder = described_path(run_json), run_json.name == RUN_JSON
     facts: RunFacts = {}
@@ -141,6 +137,9 @@ def output_of(top: Path, run_json: Path) -> Output:
     state = "damaged" if damaged else state_of(run_json, facts)
     if state == "interrupted" and facts.get("stage") == "sweep" and any(map(is_held, cells_of(path))):
         state = "being written"
+    host = holder_of(path / LOCK).get("host") if state == "interrupted" and is_folder else None
+    if host not in (None, os.uname().nodename):
+        state = f"on {host}"
     if state == "complete" and not lost:
         runs = [read_facts(file) for parent in parents for file in run_jsons(parent)]
         if replaced_content(facts, {str(run.get("run_id")): run for run in runs}) is not None:
@@ -151,7 +150,7 @@ def output_of(top: Path, run_json: Path) -> Output:
         for journal in (source.path for source in segments(path) if source.path.suffix == ".journal"):
             with journal.open("rb") as file:
                 counts.append(sum(block.count(b"\n") for block in iter(partial(file.read, 1 << 20), b"")))
-    return Output(
+    shown = Output(
         path=below_top(top, path),
         kind=str(facts.get("stage", "unknown")),
         rows=sum(counts) if counts else None,
@@ -162,6 +161,12 @@ def output_of(top: Path, run_json: Path) -> Output:
         experiment=facts.get("experiment"),
         tags=tuple(facts.get("tags") or ()),
     )
+    if is_folder and (shown.is_running or shown.state in ("interrupted", "rollouts pending")):
+        try:
+            return replace(shown, progress=progress_of(path, facts, is_running=shown.is_running))
+        except DataError as error:
+            warn(f"{shown.path}: {error}")
+    return shown
 
 
 def own_files(top: Path) -> Iterator[Path]:

@@ -33,7 +33,7 @@ def unused(top: Path, outputs: Mapping[Path, Output]) -> list[Output]:
             raise DataError.unreadable(
                 run_json, "what it was made from is not known", "restore it, or remove the output"
             )
-    open_outputs = [file.parent for file, output in outputs.items() if output.state == "being written"]
+    open_outputs = [file.parent for file, output in outputs.items() if output.is_running]
     trainings = [job.parents[1] for job in sorted(top.rglob("job/job.json"))]
     for folder in (*open_outputs, *trainings):
         if not (folder / RUN_JSON).is_file():
@@ -46,7 +46,7 @@ def unused(top: Path, outputs: Mapping[Path, Output]) -> list[Output]:
     for run_json in filter(Path.is_file, outputs):
         for name in (hash_file(run_json), read_facts(run_json).get("run_id")):
             by_name.setdefault(str(name), []).append(run_json)
-    waiting = [file for file, o in outputs.items() if kind_of_stage(o.kind) in _ROOTS or o.state == "being written"]
+    waiting = [file for file, o in outputs.items() if kind_of_stage(o.kind) in _ROOTS or o.is_running]
     for target in _link_targets(top):
         waiting += [file for file in outputs if described_path(file.resolve()) in (target, *target.parents)]
         waiting += [Path(folder, RUN_JSON) for folder, _, files in os.walk(target) if RUN_JSON in files]

@@ -22,7 +22,6 @@ from gymdata.query.views import Views, find_files
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.show.conversations import conversations_of
 from gymdata.show.rollout import messages_of, violations
-from gymdata.status.run import status
 from gymdata.store.lineage import vocabulary as vocabulary_size
 from gymdata.urls import LOOPBACK
 from gymdata.view import comparing, lineage, sql, training
@@ -80,7 +79,6 @@ class Pages:
             "/sql": self.sql,
             "/training": self.training,
             "/lineage": self.lineage,
-            "/status": self.status,
             "/code": self.code,
         }
 
@@ -503,13 +501,6 @@ class Pages:
             raise Missing(f"there is no code {code!r}; the codes of faults in rollouts are {', '.join(_ROLLOUT_CODES)}")
         faults = self.faults.of(self.index.snapshot(), check_all=True)
         return "code.html", {"code": CODES[code], "count": len(faults.with_code(code)), "unchecked": faults.unchecked}
-
-    def status(self, _: Request) -> Page:
-        """How far each run and each training is."""
-        reports = [status(path) for path in self.index.paths if path.is_dir()]
-        runs = [run for report in reports for run in report.runs]
-        disk_free = min((report.disk_free for report in reports if report.disk_free is not None), default=None)
-        return "status.html", {"runs": runs, "running": any(run.is_running for run in runs), "disk_free": disk_free}
 
     def lineage(self, _: Request) -> Page:
         return "lineage.html", lineage.graph(self.index.paths)

@@ -40,12 +40,12 @@ def settings(tasks: Any, tmp_path: Path, served: dict[str, Any]) -> dict[str, An
 
 
 def test_a_server_that_comes_back_is_waited_for(process: ServerProcess, settings: dict[str, Any]) -> None:
-    """One line says that it is gone and for how long it is waited for, one that it is back; every rollout is there. status
+    """One line says that it is gone and for how long it is waited for, one that it is back; every rollout is there. ls
     says it meanwhile instead of a time left, run.json keeps it, and the speed leaves it out."""
     seen = []
 
     def comes_back() -> None:
-        seen.append(gymdata.status(settings["output"]).runs[0])
+        seen.append(gymdata.ls(settings["output"]).outputs[0])
         process.start()
 
     watcher = watching(process, comes_back)
@@ -55,10 +55,10 @@ def test_a_server_that_comes_back_is_waited_for(process: ServerProcess, settings
     gone, back = (text for text in watcher.said if "reachable" in text)
     assert gone == "server unreachable, retrying for 10 min (wait_for_server=)"
     assert back.startswith("server reachable again after ")
-    assert (seen[0].state, seen[0].eta_s, seen[0].away_s is not None) == ("being written", None, True)
+    assert (seen[0].state, seen[0].progress.eta_s, seen[0].progress.away_s is not None) == ("being written", None, True)
     (outage,) = read_run_json(settings["output"])["attempts"][-1]["outages"]
     assert summary.away_s == pytest.approx(outage["seconds"], abs=0.1)
-    assert gymdata.status(settings["output"]).runs[0].away_s is None
+    assert gymdata.ls(settings["output"]).outputs[0].progress is None
 
 
 @pytest.mark.full

@@ -17,7 +17,6 @@ from gymdata.cli.main import main
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.ls.run import ls
 from gymdata.progress import NullProgress, Progress
-from gymdata.status.run import status
 from gymdata.store import write_run_json
 from gymdata.store.lock import Lock
 from gymdata.sweep import run as running
@@ -93,6 +92,14 @@ def test_every_combination_runs_with_every_seed_and_is_compared_with_the_first(t
     assert "bootstrap over tasks and seeds" in results
 
 
+def listed(folder: Path) -> tuple[str, int, int | None, str | None]:
+    """What ``ls`` shows of the sweep: its state, the cells that are done, those wanted, and those that run."""
+    (shown,) = (output for output in ls(folder).outputs if output.kind == "sweep")
+    assert shown.progress is not None
+    assert shown.progress.unit == "cells"
+    return shown.state, shown.progress.done, shown.progress.wanted, shown.progress.now
+
+
 def test_a_sweep_that_was_killed_goes_on_at_the_step_that_was_not_done(
     tmp_path: Path, here: Callable[[Sequence[str], Path], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,8 +116,12 @@ def test_a_sweep_that_was_killed_goes_on_at_the_step_that_was_not_done(
     stopped = swept(written(tmp_path))
     assert (stopped.done, stopped.interrupted, stopped.exit_code) == (1, True, 130)
     assert "| 40.0, – |" in (tmp_path / "sweep" / "results.md").read_text()
-    (shown,) = status(tmp_path / "sweep").runs
-    assert (shown.state, shown.done, shown.wanted, shown.unit) == ("interrupted", 1, 4, "cells")
+    assert listed(tmp_path) == ("interrupted", 1, 4, None)
+    cell = tmp_path / "sweep/choice-a_seed-1/cell.json"
+    kept = cell.read_text()
+    cell.write_text("{")
+    assert listed(tmp_path)[1] == 0
+    cell.write_text(kept)
     report = swept(tmp_path / "sweep.yaml")
     assert (report.done, report.exit_code) == (4, 0)
     assert len(calls) == 9
@@ -119,7 +130,7 @@ def test_a_sweep_that_was_killed_goes_on_at_the_step_that_was_not_done(
     assert len(calls) == 9
 
 
-def test_the_status_of_a_sweep_at_work_names_the_cell_and_its_progress_counts_cells(
+def test_ls_of_a_sweep_at_work_names_the_cell_and_its_progress_counts_cells(
     tmp_path: Path, here: Callable[[Sequence[str], Path], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the first command on; the half of a command's own tasks is a part of its cell."""
@@ -130,9 +141,7 @@ def test_the_status_of_a_sweep_at_work_names_the_cell_and_its_progress_counts_ce
             updates.append((counts["done"], counts["total"]))
 
     def start_and_look(words: Sequence[str], log: Path) -> int:
-        (shown,) = status(tmp_path / "sweep").runs
-        (listed,) = (output for output in ls(tmp_path).outputs if output.kind == "sweep")
-        seen.append((listed.state, shown.state, shown.done, shown.wanted, shown.stage))
+        seen.append(listed(tmp_path))
         return here(words, log)
 
     def wait_and_report(code: int, log: Path, progress: Progress) -> int:
@@ -142,11 +151,9 @@ def test_the_status_of_a_sweep_at_work_names_the_cell_and_its_progress_counts_ce
     monkeypatch.setattr(running, "start", start_and_look)
     monkeypatch.setattr(running, "wait", wait_and_report)
     swept(written(tmp_path), progress=Counts())
-    assert seen[0] == ("being written", "being written", 0, 4, "choice-a_seed-1")
-    assert seen[-1] == ("being written", "being written", 3, 4, "choice-b_seed-2")
+    assert seen[0] == ("being written", 0, 4, "choice-a_seed-1")
+    assert seen[-1] == ("being written", 3, 4, "choice-b_seed-2")
     assert updates[:4] == [(0, 4), (0.25, 4), (0.75, 4), (1, 4)]
-    (tmp_path / "sweep/choice-a_seed-1/cell.json").write_text("{")
-    assert status(tmp_path / "sweep").runs[0].done == 3
 
 
 @pytest.mark.usefixtures("here")

@@ -134,7 +134,7 @@ def test_every_page_can_be_read(page: Any, serve: Serve, run: Path, tmp_path: Pa
     pair = page.locator("tr[data-href]").first.get_attribute("data-href")
     shown = ["/", "/?by=group", "/?min=0.5", "/?where=reward+%3E+5", "/?where=rewrd+%3E+1", "/pairs", pair,
              "/group?id=group-a", "/comparisons", "/comparisons?show=half", "/comparison?id=0-3", "/comparison?id=2-0",
-             "/training", "/lineage", "/status", "/sql?q=SELECT+*+FROM+rollouts", "/?text=strong", "/nothing",
+             "/training", "/lineage", "/sql?q=SELECT+*+FROM+rollouts", "/?text=strong", "/nothing",
              "/sql?q=SELECT+task_id,+count(*)+AS+n+FROM+rollouts+GROUP+BY+1",
              "/rollout?id=nobody"]  # fmt: skip
     faulty = ["/", "/?by=group&fault=any", "/code?code=T206", "/training", "/comparisons", "/pairs",

@@ -21,7 +21,7 @@ from tests.view.conftest import BROKEN, HOSTILE, Open, Serve
 PACKAGE = Path(__file__).parents[2] / "gymdata"
 PAGES = ["/", "/?where=reward+%3E+0", "/rollout?id=plain-0", "/data/tokens?id=plain-0", "/break?id=none", "/pairs",
          "/data/why?id=plain-0&turn=0&k=0", "/group?id=group-plain", "/comparisons", "/sql?q=SELECT+1", "/training",
-         "/lineage", "/status", "/static/view.css", "/static/app.js"]  # fmt: skip
+         "/lineage", "/static/view.css", "/static/app.js"]  # fmt: skip
 
 
 @pytest.fixture
@@ -37,15 +37,6 @@ def hostile(tmp_path: Path) -> Path:
                   rewards=[{"name": HOSTILE, "value": 1.0}, {"name": "b", "value": None}])  # fmt: skip
     plain = rollout("plain", 0, 0.0, two_turns(20, 40))
     return write_run(tmp_path / "run", [row, plain])
-
-
-def test_the_page_of_the_status_says_how_far_runs_are(site: Open, tmp_path: Path):
-    """Each run with what `gymdata status` says of it; a file of rollouts alone says nothing."""
-    run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40))])
-    page = site(run).page("/status")
-    for text in (str(run), "<dt>state</dt>", "GB free"):
-        assert text in page
-    assert "No run folder was given" in site(run / "rollouts" / "part-00000.parquet").page("/status")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,183 @@
+"""How far an output is that is not complete: what is done, how fast it goes, how long the rest takes, and what failed.
+
+Invariants: nothing is written and no lock is taken, so that a run can be watched while it is written; what is shown is
+counted from rows, failures and metrics that are on disk, not from what a process says of itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store.journal import read_failures
+from gymdata.store.lines import read_metrics
+from gymdata.store.lock import LOCK, is_held
+from gymdata.store.paths import RunFacts
+from gymdata.store.run_json import moment
+from gymdata.store.tables import read_table
+
+__all__ = ["RunProgress", "cells_of", "progress_of"]
+
+#: The rate is that of the last rows: those that ended in this many seconds before the latest.
+WINDOW_S = 600.0
+_COLUMNS = ("started_at", "duration_s", "n_generated_tokens")
+_METRICS, _STATE = "metrics.jsonl", "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """``done`` of ``wanted`` (None where that is not known): ``unit`` (rollouts, steps, cells or stages); ``per_minute``,
+    ``tokens_per_s``: over the last ``WINDOW_S`` seconds of work; ``eta_s``: seconds left at that rate, while it is
+    written; ``failures``: attempts that failed, by kind; ``away_s``: for how long no server can be reached, while it is
+    waited for; ``now``: the stage, or the cells, that run."""
+
+    unit: str
+    done: int
+    wanted: int | None = None
+    per_minute: float | None = None
+    tokens_per_s: float | None = None
+    eta_s: float | None = None
+    failures: dict[str, int] = field(default_factory=dict)
+    away_s: float | None = None
+    now: str | None = None
+
+    def __str__(self) -> str:
+        of = f" of {self.wanted:,} ({self.done / self.wanted:.0%})" if self.wanted else ""
+        failed = ", ".join(f"{kind} {n:,}" for kind, n in self.failures.items())
+        parts = [
+            f"{self.done:,}{of} {self.unit}",
+            self.now,
+            None if self.per_minute is None else f"{self.per_minute:,.1f} {self.unit}/min",
+            f"{self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else None,
+            None if self.eta_s is None else f"{_duration(self.eta_s)} left",
+            None if self.away_s is None else f"no server can be reached for {_duration(self.away_s)}, the run waits",
+            f"failed attempts: {failed}" if failed else None,
+        ]
+        return "; ".join(filter(None, parts))
+
+
+def progress_of(folder: Path, facts: RunFacts, *, is_running: bool) -> RunProgress | None:
+    """How far the output in ``folder`` is; None for one whose command is repeated whole, and before there is anything to
+    count. Raises DataError for what cannot be read."""
+    stage = str(facts.get("stage"))
+    if stage in ("collect", "record"):
+        return _rollouts(folder, facts, is_running=is_running)
+    if stage == "sweep":
+        return _cells(folder, facts)
+    if stage == "finetune" and (folder / _STATE).is_file():
+        return _stages(folder, is_running=is_running)
+    return _steps(folder, facts, is_running=is_running) if stage.startswith("train-") else None
+
+
+def cells_of(sweep: Path) -> list[Path]:
+    """The folders of the cells of a sweep, each with a lock of its own."""
+    return [folder for folder in sorted(sweep.iterdir()) if (folder / LOCK).is_file()]
+
+
+def _rollouts(run: Path, facts: RunFacts, *, is_running: bool) -> RunProgress:
+    extent, attempt = facts.get("extent") or {}, ((facts.get("attempts") or [])[-1:] or [{}])[0]
+    tasks, per_task = extent.get("tasks"), extent.get("num_rollouts")
+    wanted = tasks * per_task if isinstance(tasks, int) and isinstance(per_task, int) else None
+    table = read_table(run, ROLLOUTS, _COLUMNS)
+    per_minute, tokens_per_s = None, None
+    outages, away_s = _outages(attempt, is_running=is_running)
+    if table.num_rows:
+        started = table["started_at"].cast(pa.int64()).to_numpy() / 1e6
+        ended = started + table["duration_s"].to_numpy()
+        latest, began = float(ended.max()), moment(attempt.get("started_at"))
+        # The time between two attempts is no work, nor is the start of the engine, nor the time without a server.
+        since = max([latest - WINDOW_S, *([] if began is None else [began.timestamp()])])
+        recent = ended >= since
+        since = max(since, float(started[recent].min(initial=latest)))
+        work = latest - since - sum(max(0.0, min(end, latest) - max(start, since)) for start, end in outages)
+        if work > 0 and recent.any():
+            per_minute = 60.0 * int(recent.sum()) / work
+            tokens_per_s = float(table["n_generated_tokens"].to_numpy()[recent].sum()) / work
+    return RunProgress(
+        unit="rollouts",
+        done=table.num_rows,
+        wanted=wanted,
+        per_minute=per_minute,
+        tokens_per_s=tokens_per_s,
+        eta_s=_left(table.num_rows, wanted, per_minute) if is_running and away_s is None else None,
+        # What an outage ended is made again, and counts as no attempt.
+        failures=dict(Counter(str(f.get("kind")) for f in read_failures(run) if f.get("counts", True))),
+        away_s=away_s,
+    )
+
+
+def _left(done: int, wanted: int | None, per_minute: float | None) -> float | None:
+    return None if wanted is None or not per_minute else max(0, wanted - done) / per_minute * 60.0
+
+
+def _outages(attempt: RunFacts, *, is_running: bool) -> tuple[list[tuple[float, float]], float | None]:
+    """Beginning and end of each outage of servers in an attempt, in seconds since the epoch, and the seconds of the one
+    that lasts."""
+    spans, away_s, clock = list[tuple[float, float]](), None, time.time()
+    for outage in attempt.get("outages") or []:
+        if (began := moment(outage.get("began_at"))) is not None:
+            lasts = outage.get("seconds") is None
+            away_s = max(0.0, clock - began.timestamp()) if lasts and is_running else None
+            end = clock if lasts else began.timestamp() + float(outage["seconds"])
+            spans.append((began.timestamp(), end))
+    return spans, away_s
+
+
+def _steps(folder: Path, facts: RunFacts, *, is_running: bool) -> RunProgress | None:
+    """Of a training, from metrics.jsonl."""
+    rows = read_metrics(folder / _METRICS)
+    if not rows:
+        return None
+    step, epoch = int(rows[-1].get("step") or 0), float(rows[-1].get("epoch") or 0.0)
+    # All settings are known once it has ended; until then those that its command named.
+    settings = facts.get("settings") or (facts.get("config") or {}).get("trainer") or {}
+    epochs, most, wanted = settings.get("num_train_epochs"), settings.get("max_steps"), None
+    if isinstance(most, int) and most > 0:
+        wanted = most
+    elif epoch and isinstance(epochs, (int, float)):
+        wanted = round(step / epoch * epochs)
+    # Each process counts seconds from its own beginning: what it did is what came after the last row of the one before.
+    seconds = [float(row.get("elapsed_s") or 0.0) for row in rows]
+    resumed = max((n for n in range(1, len(rows)) if seconds[n] < seconds[n - 1]), default=0)
+    before = int(rows[resumed - 1].get("step") or 0) if resumed else 0
+    per_minute = 60.0 * (step - before) / seconds[-1] if seconds[-1] else None
+    left = _left(step, wanted, per_minute) if is_running else None
+    return RunProgress("steps", step, wanted, per_minute, rows[-1].get("tokens_per_s"), left)
+
+
+def _cells(folder: Path, facts: RunFacts) -> RunProgress:
+    # Those of run.json are from the start.
+    steps, cells, done = len((facts.get("config") or {}).get("steps") or ()), cells_of(folder), 0
+    for cell in cells:
+        # A cell that is not begun has none; of a damaged one the sweep itself says what to do.
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            done += len(json.loads((cell / "cell.json").read_bytes())["done"]) == steps
+    running = ", ".join(cell.name for cell in cells if is_held(cell)) or None
+    return RunProgress("cells", done, (facts.get("counts") or {}).get("cells"), now=running)
+
+
+def _stages(folder: Path, *, is_running: bool) -> RunProgress | None:
+    """Of a finetuning run; a state that is damaged is named by the command that resumes it."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        state = json.loads((folder / _STATE).read_bytes())
+        done = sum(stage["state"] == "completed" for epoch in state["epochs"].values() for stage in epoch.values())
+        running = state.get("running") if is_running else None
+        return RunProgress("stages", done, now=f"epoch {running['epoch']}, {running['stage']}" if running else None)
+    return None
+
+
+def _duration(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

@@ -1,1 +1,0 @@
-"""``gymdata status``: how far runs are, and how fast they go on."""
