@@ -77,6 +77,7 @@ SIGNALS: Mapping[str, tuple[Signal, ...]] = {
     "rllm": (
         Signal("episode.termination_reason", but=_RLLM, more=("episode.info.error", "episode.metadata.error")),
         Signal("termination_reason", but=_RLLM, more=("info.error", "metadata.error")),
+        *map(Signal, ("episode.error", "error")),
     ),
     "skyrl-dump": (
         Signal("exception_type"),

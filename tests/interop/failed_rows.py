@@ -86,6 +86,7 @@ FAILED: list[tuple[str, Rewarded, dict[str, Any], str, str]] = [
     ("nemo-gym", nemo_gym, responding(ROW, status="incomplete", error={"message": "boom"}), "environment", "boom"),
     ("rllm", of_rllm, of_rllm(1.0, 1) | {"termination_reason": "error", "info": {"error": "ValueError: x"}}, "environment",
      "error: ValueError: x"),
+    ("rllm", of_rllm, of_rllm(0.0, 1) | {"error": "ConnectError: refused"}, "environment", "ConnectError: refused"),
     *(("rllm", of_rllm, of_rllm(1.0, 1) | {"termination_reason": word}, kind, word)
       for word, kind in [("timeout", "environment"), ("sandbox_error", "environment"), ("env_start_timeout", "environment"),
                          ("agent_setup_timeout", "environment"), ("verifier_timeout", "judge"), ("grading_error", "judge"),
