@@ -242,8 +242,8 @@ class TextRenderer:
         text = template.text(messages, tools, generate=False)
         marks = template.generation_marks(messages, tools)
         encoding = self._backend.encode(text, add_special_tokens=False)
-        ids = [*self._lead, *encoding.ids]
-        offsets = [(0, 0)] * len(self._lead) + list(encoding.offsets)
+        ids = self._led(encoding.ids)
+        offsets = [(0, 0)] * (len(ids) - len(encoding.ids)) + list(encoding.offsets)
         rendered = Rendered(ids, [], cut)
         begins = [self._begin(template, messages, index, tools, text, offsets, rendered) for index in trained]
         for n, index in enumerate(trained):
@@ -349,7 +349,11 @@ class TextRenderer:
         )
 
     def _encode(self, text: str) -> list[int]:
-        return [*self._lead, *self._backend.encode(text, add_special_tokens=False).ids]
+        return self._led(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def _led(self, ids: Sequence[int]) -> list[int]:
+        """With the ids that come before every text, once: a text may begin with them itself."""
+        return list(ids) if list(ids[: len(self._lead)]) == self._lead else [*self._lead, *ids]
 
     def _ids_before_text(self) -> list[int]:
         """The special tokens that the tokenizer puts before a plain text, as a server does with a prompt."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
 pytest.importorskip("trl")
+
+from tokenizers import processors
 
 from gymdata.chat.rendering import TextRenderer, UnprovenError
 from gymdata.chat.template import TransformersChat
@@ -220,12 +224,31 @@ def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
     assert said[0] == '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call><|im_end|>'
 
 
-@pytest.mark.parametrize("arguments", ['{"x": 2, "y"', "[2, 3]", [2, 3], '"{}"', 5, "none"])
+@pytest.mark.parametrize(
+    "arguments", ['{"x": 2, "y"', "[2, 3]", [2, 3], '"{}"', 5, "none", '{"x": NaN}', '{"x": [-Infinity]}']
+)
 def test_arguments_that_are_no_object_refuse_the_row(arguments: Any) -> None:
+    """A call whose arguments are no JSON, be it for a NaN in them, refuses its row by name."""
     made = {**call(2), "function": {"name": "add", "arguments": arguments}}
     with pytest.raises(DataError, match="the arguments of a call are not a JSON object: add: got") as refused:
         renderer_of("bytes", "qwen2_5").conversation([ASKED, answer("", tool_calls=[made])], [1], [TOOL])
     assert refused.value.reason == "the arguments of a call are not a JSON object"
+
+
+def test_a_plain_prompt_that_begins_with_the_first_token_has_it_once(tmp_path: Path) -> None:
+    """Whether a prompt's text has the beginning-of-sequence token or the tokenizer puts it before, it is there once."""
+    tokenizer = copy.deepcopy(tokenizer_of("bytes", "alpaca"))
+    tokenizer.chat_template = None
+    first = tokenizer.convert_tokens_to_ids("<s>")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A", special_tokens=[("<s>", first)]
+    )
+    tokenizer.save_pretrained(tmp_path)
+    renderer = TextRenderer.load(str(tmp_path))
+    with_it, without = (renderer.conversation([user(t), answer(" 5")], [1], None) for t in ("<s>2+3?", "2+3?"))
+    assert with_it == without
+    assert without.token_ids.count(first) == 1
+    assert without.token_ids[0] == first
 
 
 def test_a_tokenizer_that_is_not_fast_is_refused() -> None:
