@@ -19,8 +19,6 @@ _URL = re.compile(r"""\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s"'<>\\`|]+)""")
 _PUNCTUATION = re.compile(r"[.,:;!?)\]]*$")
 #: Replaces a secret, whose value a child process finds in its environment.
 PLACEHOLDER = re.compile(r"\$\{(GYMDATA_SECRET_\d+)\}")
-
-
 _ONE_SLASH = re.compile(r"(?<![\w./+-])(s3|gs|az|hf):/(?=[^/\s])")
 #: Local folder → what people are shown in its place (see ``show_as``).
 _shown_as: dict[str, str] = {}
