@@ -97,8 +97,10 @@ class UsageError(GymdataError):
 
     @classmethod
     def several(cls, faults: Iterable[UsageError]) -> UsageError:
-        """Everything that is wrong as one error, so that it can be corrected in one go. One fault stays as it is."""
-        faults = tuple(leaf for fault in faults for leaf in (fault.faults or (fault,)))
+        """Everything that is wrong as one error, so that it can be corrected in one go, each fault once. One fault stays as
+        it is."""
+        leaves = (leaf for fault in faults for leaf in (fault.faults or (fault,)))
+        faults = tuple({leaf.message: leaf for leaf in leaves}.values())
         if len(faults) == 1:
             return faults[0]
         error = cls(f"{len(faults)} errors:\n" + "\n".join(f"- {fault}" for fault in faults))

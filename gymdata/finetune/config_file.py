@@ -138,7 +138,7 @@ def _with_keys(values: Mapping[str, Any], where: str) -> dict[str, Any]:
             faults.append(
                 UsageError(
                     f"{where}: llms.{name}.api_key: {variable[1]} is not in the environment",
-                    hint=f"export {variable[1]}=…, or take api_key out",
+                    hint=f"export {variable[1]}=…; or, sampled here: {override(f'llms.{name}._type', 'vllm')}",
                 )
             )
         llms[name] = {**llm, "api_key": os.environ.get(variable[1], "")}
@@ -189,7 +189,9 @@ def part_of(config: FinetuneConfig, section: str) -> tuple[str, Part]:
     if chosen is None:
         raise UsageError(f"finetuning.{key} is missing: {section} has {', '.join(parts)}", hint=f"name one: {key}: …")
     if chosen not in parts:
-        raise UsageError.unknown_choice(f"finetuning.{key}", chosen, parts)
+        fault = UsageError.unknown_choice(f"finetuning.{key}", chosen, parts)
+        fault.hint = fault.hint or override(f"finetuning.{key}", next(iter(parts)))
+        raise fault
     return chosen, parts[chosen]
 
 

@@ -40,6 +40,7 @@ _CUSTOMIZER = {
 _PAIRS = {"min_score_diff": "min_margin", "max_pairs_per_turn": "max_pairs_per_task"}
 _OF_CANDIDATES = (
     "custom_step_name",
+    "ttc_step_name",
     "reward_from_score_diff",
     "require_multiple_candidates",
     "max_pairs_per_turn",

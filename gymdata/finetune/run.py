@@ -192,7 +192,7 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
             hint = error.hint
             if isinstance(error, DataError):
                 hint = {"": override("eval.general.dataset", "FILE"), f"llms.{name}": here}.get(section, hint)
-            names_it = (error.where or "").startswith(where)
+            names_it = (error.where or error.message).startswith(where)
             prefix = f"{where}: {section}: " if section and not names_it else ""
             faults.append(UsageError(f"{prefix}{error.message}", hint=hint))
     return faults

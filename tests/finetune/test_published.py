@@ -105,6 +105,14 @@ MINIMAL: dict[str, Any] = {
                    "trainer_adapter": "my_adapter", "reward_function": {"name": "accuracy"}, "num_epochs": 10,
                    "output_dir": ".tmp/nat/finetuning"},
 }  # fmt: skip
+#: As the pages of these backends have them: no trainer of its own, a key of the environment, an older name of a key.
+NO_TRAINER = {key: value for key, value in ART.items() if key != "trainers"}
+SERVED: dict[str, Any] = {
+    **CUSTOMIZER,
+    "llms": {"player": {"_type": "openai", "model_name": "some/model-8b", "base_url": "http://localhost:1/v1",
+                        "api_key": "${KEY_THAT_IS_NOT_SET}"}},
+    "trajectory_builders": {"dpo_builder": {"_type": "dpo_traj_builder", "ttc_step_name": "candidates"}},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -115,7 +123,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     questions = [{"id": n, "question": row["prompt"], "answer": row["answer"]} for n, row in enumerate(rows)]
     (tmp_path / "data" / "data.json").write_text(json.dumps(questions))
     (tmp_path / "evaluator.py").write_text(EVALUATOR)
-    for name, values in (("art", ART), ("customizer", CUSTOMIZER), ("minimal", MINIMAL)):
+    files = {"art": ART, "customizer": CUSTOMIZER, "minimal": MINIMAL, "no_trainer": NO_TRAINER, "served": SERVED}
+    for name, values in files.items():
         (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(values, sort_keys=False))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -158,7 +167,7 @@ def test_everything_that_is_missing_is_listed_at_once(folder: Path, capsys: pyte
     assert len(faults) == 4
 
 
-@pytest.mark.parametrize("file", ["art.yml", "customizer.yml", "minimal.yml"])
+@pytest.mark.parametrize("file", ["art.yml", "customizer.yml", "minimal.yml", "no_trainer.yml", "served.yml"])
 def test_what_is_listed_at_once_is_enough_to_start(
     file: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +200,13 @@ def test_an_unknown_key_does_not_hide_what_else_is_missing(folder: Path) -> None
     texts = [fault.message for fault in refused.value.faults]
     assert len(texts) == 8
     assert any("unknown key 'presence'" in text for text in texts)
+
+
+def test_a_fault_of_two_checks_is_listed_once(folder: Path) -> None:
+    """The builder's keys are read as such, and again for its environment."""
+    with pytest.raises(UsageError) as refused:
+        finetune(folder / "customizer.yml", [("trajectory_builders.dpo_builder.presence", 1)])
+    assert [fault.message.count("unknown key") for fault in refused.value.faults] == [0, 1, 0]
 
 
 def test_sampling_keys_of_what_is_always_kept_are_named(folder: Path) -> None:
