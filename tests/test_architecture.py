@@ -30,10 +30,9 @@ PLUG_EDGES = {
 EDGES = {
     ("validate", "interop"): {"batches", "formats", "nemo_gym"},
     **{
-        (command, "scores"): {"chosen", "marks"}
+        (command, "scores"): {"chosen"}
         for command in ("pairs", "experience", "filter", "train", "show", "report", "view", "interop")
     },
-    ("query", "scores"): {"marks"},
     ("collect", "check"): {"run"},
     ("collect", "validate"): {"rollouts"},
     ("collect", "record"): {"agent", "attempts", "presets"},

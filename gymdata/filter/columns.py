@@ -34,7 +34,6 @@ from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.messages import field_at, joined_calls, joined_contents, object_of, split_messages
 from gymdata.rollouts.schema import AGENTS, ROLLOUTS, Table
 from gymdata.scores.chosen import default_score, named_scores, scores_of, with_score
-from gymdata.scores.marks import MARKED, read_marks
 from gymdata.stats import STATISTICS, group_statistic, known_rewards
 from gymdata.store import read_failures, read_table, scan_batches
 from gymdata.store.lineage import refuse_duplicates
@@ -113,7 +112,6 @@ def load_columns(
         plain_names = [
             *SCALARS,
             *TEXTS,
-            *MARKED,
             *RECORDED,
             *(f"reward_{name}" for name in named_scores(sources, table)),
             *COUNTS,
@@ -194,13 +192,6 @@ def _column(
         return _plain(table[name].combine_chunks(), name)
     if name == "errors":
         return errors_of(sources, table["rollout_id"]), "text"
-    if name == "bad_task":
-        bad = pa.array(sorted(read_marks(sources).bad_tasks), pa.string())
-        return pc.is_in(table["task_id"], value_set=bad).combine_chunks(), "boolean"
-    if name in MARKED:
-        marks = read_marks(sources)
-        texts = [marks.text("tags" if name == "tags" else "comments", row) for row in table["rollout_id"].to_pylist()]
-        return pa.array(texts, pa.string()), "text"
     if name.startswith("reward_"):
         score_names = [TOTAL, *named_scores(sources, table)]
         if name.removeprefix("reward_") not in score_names:

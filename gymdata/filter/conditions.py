@@ -24,7 +24,6 @@ import pyarrow as pa
 
 from gymdata.errors import UsageError, abridged, first_line
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.scores.marks import MARKED
 from gymdata.stats import STATISTICS
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class Condition:
 
 def may_be_column(name: str) -> bool:
     """Whether ``name`` can be one of some rollouts."""
-    if name in (*SCALARS, *COUNTS, *TEXTS, *MARKED, *RECORDED) or name.startswith(("reward_", "task.")):
+    if name in (*SCALARS, *COUNTS, *TEXTS, *RECORDED) or name.startswith(("reward_", "task.")):
         return True
     statistic, _, of = name.partition("_")
     return statistic in STATISTICS and is_number(of)
@@ -202,7 +201,7 @@ class _Reader:
             return self._column(f"reward_{word[1:-1]}")
         if kind == "quoted":
             name = word[1:-1].replace('""', '"')
-            is_column = may_be_column(name) and name not in (*TEXTS, *MARKED)
+            is_column = may_be_column(name) and name not in TEXTS
             return self._column(name) if is_column else "'" + name.replace("'", "''") + "'"
         if word == "(":
             return f"({' '.join(self._bracket())})"

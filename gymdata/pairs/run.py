@@ -25,13 +25,11 @@ from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.judge.groups import MATCH_COLUMNS, matches_in, refuse_odd_matches
 from gymdata.pairs import select
 from gymdata.pairs.candidates import Candidates, PairBatches, read_rollouts
-from gymdata.pairs.people import choices, heights
 from gymdata.pairs.settings import PairsConfig
 from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import COMPARISONS, PAIRS, ROLLOUTS
-from gymdata.scores.chosen import MARKS, default_score, judge_folders, other_scores, scores_of, taken, unscored_hint
-from gymdata.scores.marks import read_marks
+from gymdata.scores.chosen import default_score, judge_folders, other_scores, scores_of, taken, unscored_hint
 from gymdata.store import StageOutput, read_table, resolve
 from gymdata.store.lineage import (
     Paths,
@@ -227,13 +225,9 @@ def _build(
     if not rollouts.num_rows:
         raise DataError.empty(sources[0], "scored rollouts")
     refuse_duplicates(rollouts, sources)
-    preferred = _preferred(sources, rollouts, notes) if config.source == "marks" else None
-    if preferred is None:
-        score_name, scores, scored_by = scores_of(sources, rollouts, name)
-    else:
-        score_name, scores, scored_by = MARKS, heights(rollouts["rollout_id"].to_pylist(), preferred), []
+    score_name, scores, scored_by = scores_of(sources, rollouts, name)
     rollouts = rollouts.append_column("score", scores)
-    sound, left_out = _sound(rollouts, masked_rollouts(sources), config, preferred is not None)
+    sound, left_out = _sound(rollouts, masked_rollouts(sources), config)
     if len(sound) and not int(pc.sum(pc.is_finite(rollouts["score"].take(sound))).as_py() or 0):
         raise RefusedError(
             f"none of the {len(sound):,} rollouts has a score {score_name!r}",
@@ -253,9 +247,9 @@ def _build(
         for judged, table in zip(judged_in, tables, strict=True):
             refuse_odd_matches(table, ids, groups, judged / "comparisons.parquet")
         direct = genrm.preferences(matches_in(pa.concat_tables(tables), number))
-    selection = _select(candidates, config, direct, preferred)
+    selection = _select(candidates, config, direct)
     left_out["branches"] = int((candidates.n_sequences > 1).sum())
-    made_from = "genrm" if judged_in else "reward" if preferred is None else MARKS
+    made_from = "genrm" if judged_in else "reward"
     give_back()
     arrays = (selection.chosen, selection.rejected, selection.margin)
     pairs = PairBatches(candidates, *arrays, source=made_from, score_name=score_name, fork=bool(config.fork))
@@ -288,15 +282,11 @@ def _build(
     return report, scored_by, by_side
 
 
-def _sound(
-    rollouts: pa.Table, masked: Mapping[str, str], config: PairsConfig, by_people: bool
-) -> tuple[np.ndarray, dict[str, int]]:
+def _sound(rollouts: pa.Table, masked: Mapping[str, str], config: PairsConfig) -> tuple[np.ndarray, dict[str, int]]:
     """The rows that may be in pairs, and how many of the others there are, by reason. Raises RefusedError (T200)."""
     # A rollout with breaks has no single token sequence that was sampled as it stands.
     broken = pc.greater(rollouts["n_breaks"], 0).to_numpy()
-    if by_people:
-        broken &= rollouts["score"].is_valid().to_numpy()  # the others were compared by nobody
-    # Also of comparisons and of what people chose, a masked one is neither side of a pair.
+    # Also of comparisons, a masked one is neither side of a pair.
     is_masked = pc.is_in(rollouts["rollout_id"], value_set=pa.array(masked, pa.string())).to_numpy()
     n_broken = int((broken & ~is_masked).sum())
     if n_broken and config.breaks == "refuse":
@@ -307,24 +297,6 @@ def _sound(
             hint="`gymdata validate` shows where; `--breaks drop` makes pairs from the others",
         )
     return np.flatnonzero(~broken & ~is_masked), {"breaks": n_broken, **Counter(masked.values())}
-
-
-def _preferred(sources: Sequence[str | Path], rollouts: pa.Table, notes: list[str]) -> dict[tuple[str, str], int]:
-    """(better, worse) → by how many people more, without the tasks that people call bad, which are noted."""
-    marks = read_marks(sources)
-    preferred = marks.preferred()
-    of_bad = pc.is_in(rollouts["task_id"], value_set=pa.array(sorted(marks.bad_tasks), pa.string()))
-    bad = set(rollouts["rollout_id"].filter(of_bad).to_pylist())
-    good = {pair: n for pair, n in preferred.items() if bad.isdisjoint(pair)}
-    if preferred and not good:
-        raise RefusedError(
-            "every choice that people made is of a task that was marked as bad",
-            code="R501",
-            hint="`gymdata view --annotate` takes the mark back, with `b`",
-        )
-    if n := len(preferred) - len(good):
-        notes.append(f"{counted(n, 'choice is', 'choices are')} of a task that was marked as bad, and gave no pair")
-    return good
 
 
 def _no_pairs(report: PairsReport, scores: Mapping[str, float | None]) -> str:
@@ -389,17 +361,14 @@ def _select(
     candidates: Candidates,
     config: PairsConfig,
     direct: genrm.Preferences | None,
-    preferred: Mapping[tuple[str, str], int] | None,
 ) -> select.Selection:
     """The pairs. Whether a rollout is one sequence is known only from its turns, which are read for pairs alone: where some
     are not, and are to be dropped, the others are selected again."""
     n_sequences = np.ones(len(candidates.frame), np.int32)
-    ids = candidates.frame["rollout_id"].to_pylist() if preferred is not None else []
-    by_people = partial(choices, ids, preferred) if preferred is not None else None
     while True:
         selection = select.select_pairs(
             candidates.frame.append_column("n_sequences", pa.array(n_sequences)),
-            by_people or config.strategy,
+            config.strategy,
             min_margin=config.min_margin,
             max_per_task=config.max_pairs_per_task,
             length_balance=config.length_balance,

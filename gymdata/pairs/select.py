@@ -65,7 +65,7 @@ class Selection:
 
 def select_pairs(
     frame: pa.Table,
-    strategy: str | Callable[[Groups], tuple[Array, Array]] = "best-worst",
+    strategy: str = "best-worst",
     *,
     min_margin: float = 0.0,
     max_per_task: int | None = None,
@@ -132,16 +132,13 @@ def _counts(groups: Groups) -> PairCounts:
     )
 
 
-def _chosen_by(name: str | Callable[[Groups], tuple[Array, Array]], groups: Groups) -> tuple[Array, Array]:
+def _chosen_by(name: str, groups: Groups) -> tuple[Array, Array]:
     """The candidates of a strategy as positions (better, worse) in ``groups``. Those of a group follow each other, from the
     widest margin, equal margins by rollout indices (lower, then higher)."""
-    if isinstance(name, str):
-        strategy = STRATEGIES[name]
-        first, second = strategy.object(groups)
-        if strategy.facts.get("ordered"):
-            return first, second
-    else:
-        first, second = name(groups)
+    strategy = STRATEGIES[name]
+    first, second = strategy.object(groups)
+    if strategy.facts.get("ordered"):
+        return first, second
     better, worse = np.minimum(first, second), np.maximum(first, second)
     if (groups.group[better] != groups.group[worse]).any() or (better == worse).any():
         raise UsageError(f"strategy {name!r} paired rollouts of two groups, or one with itself")

@@ -30,10 +30,9 @@ class PairsConfig(Config):
         None,
         description="Named reward or re-scoring to use (default: the only re-scoring; without one the total reward).",
     )
-    source: Literal["rewards", "comparisons", "marks"] | None = pydantic.Field(
+    source: Literal["rewards", "comparisons"] | None = pydantic.Field(
         None,
-        description="Source of preferences: rewards, comparisons of `gymdata judge`, or marks, what people chose in "
-        "`gymdata view --annotate` (default: rewards).",
+        description="Source of preferences: rewards, or comparisons of `gymdata judge` (default: rewards).",
     )
     judge: str | None = pydantic.Field(None, description="Judge whose comparisons are used, if there are several.")
     order: Literal["consistent", "any"] | None = pydantic.Field(

@@ -20,7 +20,6 @@ from gymdata.errors import DataError, GymdataError, counted, json_value
 from gymdata.query.guard import Limits, lock
 from gymdata.remote.reading import located
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, check_version
-from gymdata.scores.marks import MARKED, marks_table, read_marks, sizes_of_marks
 from gymdata.store.formats import format_of
 from gymdata.store.journal import FAILURES
 from gymdata.store.paths import RUN_JSON, Source, matches, read_facts, resolve
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-_ALWAYS = ("rollouts", "turns", "messages", "failures", "marks")
+_ALWAYS = ("rollouts", "turns", "messages", "failures")
 _UDF = "gymdata_prompts"
 _UDF_FIELDS = {
     "parent": "INTEGER",
@@ -188,8 +187,7 @@ class Views:
         named = [name for name in self.names if re.search(rf"\b{name}\b", text)]
         everything = bool(re.search(r"\*(?!\s*\))|columns|describe|summarize|\bshow\b", text)) or _selects_all(text)
         rewards, prompts = (everything or word in text for word in ("reward_", "prompt_token_ids"))
-        marks = any(re.search(rf"\b{name}\b", text) for name in MARKED) or (everything and self._has_marks)
-        self._make(named or self.names, rewards=rewards, prompts=prompts, marks=marks)
+        self._make(named or self.names, rewards=rewards, prompts=prompts)
         self._warn_of_copies(named or self.names)
         self.con.execute(_FIND_IDS)
         lock(self.con, self.limits)
@@ -197,18 +195,16 @@ class Views:
     def columns(self) -> dict[str, dict[str, str]]:
         """Each view's columns and their types."""
         with Views(self.files) as fresh:
-            fresh._make(fresh.names, rewards=True, prompts=True, marks=self._has_marks)
+            fresh._make(fresh.names, rewards=True, prompts=True)
             descriptions = {name: fresh.con.execute(f"DESCRIBE {name}").fetchall() for name in fresh.names}
         return {name: {row[0]: row[1] for row in rows} for name, rows in descriptions.items()}
 
-    def _make(self, names: Iterable[str], *, rewards: bool, prompts: bool, marks: bool) -> None:
+    def _make(self, names: Iterable[str], *, rewards: bool, prompts: bool) -> None:
         for name in names:
             if name == "failures":
                 self.con.register("failures", _failures(self.files.folders))
-            elif name == "marks":
-                self.con.register("marks", marks_table(self._marked_paths))
             elif name in ("turns", "messages"):
-                self._base("rollouts", rewards, marks)
+                self._base("rollouts", rewards)
                 if name == "turns" and prompts:
                     self._register_prompts()
                 packed = ", ".join(f"{_text(field)}: x.{field}" for field in _UDF_FIELDS)
@@ -219,9 +215,9 @@ class Views:
                 view = self._without_nan(turns_view) if name == "turns" else _MESSAGES_VIEW
                 self.con.execute(f"CREATE VIEW {name} AS {view}")
             else:
-                self._base(name, rewards, marks)
+                self._base(name, rewards)
 
-    def _base(self, name: str, rewards: bool, marks: bool) -> None:
+    def _base(self, name: str, rewards: bool) -> None:
         if name in self._made:
             return
         self._made.add(name)
@@ -251,8 +247,6 @@ class Views:
                 of_name = f"list_filter(rewards, lambda r: r.name = {_text(reward)})[1].value"
                 extra += f", {of_name} AS {_quoted(f'reward_{shown}')}"
             body = f"SELECT *{extra} FROM ({body})"
-        if name == "rollouts" and marks:
-            body = self._marked(body)
         self.con.execute(f"CREATE VIEW {name} AS {body}")
 
     def _without_nan(self, body: str) -> str:
@@ -261,29 +255,6 @@ class Views:
         values = zip(rows.columns, map(_known, map(_quoted, rows.columns), rows.types), strict=True)
         replaced = [f"{sql} AS {_quoted(name)}" for name, sql in values if sql != _quoted(name) and name != "turns"]
         return f"SELECT * REPLACE ({', '.join(replaced)}) FROM ({body})" if replaced else body
-
-    @property
-    def _marked_paths(self) -> list[Path]:
-        """Those whose marks count: also of files of a run that were given alone."""
-        return [*self.files.folders, *(source.path for source in self.files.by_table.get("rollouts", ()))]
-
-    @property
-    def _has_marks(self) -> bool:
-        return any(sizes_of_marks(self._marked_paths))
-
-    def _marked(self, body: str) -> str:
-        """``body`` with what people marked, as in conditions of ``filter``."""
-        import pyarrow as pa
-
-        marks = read_marks(self._marked_paths)
-        ids = sorted(marks.tags.keys() | marks.comments.keys())
-        texts = {name: [marks.text(name, rollout) for rollout in ids] for name in ("tags", "comments")}
-        of_rollouts = {name: pa.array(values, pa.string()) for name, values in ({"rollout_id": ids} | texts).items()}
-        self.con.register("gymdata_marked", pa.table(of_rollouts))
-        self.con.register("gymdata_bad_tasks", pa.table({"task_id": pa.array(sorted(marks.bad_tasks), pa.string())}))
-        return f"""SELECT r.*, coalesce(m.tags, '') AS tags, coalesce(m.comments, '') AS comments,
-  r.task_id IN (SELECT task_id FROM gymdata_bad_tasks) AS bad_task
-FROM ({body}) r LEFT JOIN gymdata_marked m USING (rollout_id)"""
 
     @property
     def fault(self) -> GymdataError | None:

@@ -18,7 +18,6 @@ from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.messages import object_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import with_score
-from gymdata.scores.marks import read_marks
 from gymdata.stats import paired_difference_ci
 from gymdata.store import read_table
 from gymdata.store.lineage import lineage
@@ -26,7 +25,6 @@ from gymdata.store.run_json import differences
 from gymdata.store.task_contents import TaskContent, named, other_contents, refuse_others, task_contents
 
 if TYPE_CHECKING:
-    from gymdata.scores.marks import Marks
     from gymdata.show.run import ShownRollout
 
 #: Means closer than this are equal.
@@ -158,16 +156,13 @@ def comparison(first: str | Path, second: str | Path, score: str | None) -> Figu
     return {"difference": paired.difference(), "flips": {**paired.flips, "by_field": by_field, "examples": examples}}
 
 
-def example(shown: ShownRollout, score: str | None, value: float | None, marks: Marks) -> Figures:
-    """A rollout as ``show --json`` has it, with the value of the score that is reported on, the task's ``expected`` answer
-    and what people marked."""
+def example(shown: ShownRollout, score: str | None, value: float | None) -> Figures:
+    """A rollout as ``show --json`` has it, with the value of the score that is reported on, and the task's ``expected``
+    answer."""
     row = (shown if score in (None, TOTAL) or value is None else replace(shown, score=(str(score), value))).to_dict()
     # As the rewards read it.
     answers = answers_of(object_of(row["task"]))
-    return row | {
-        "expected": None if answers is None else " or ".join(answers),
-        "marks": marks.of_rollout(row["rollout_id"]) | {"bad_task": row["task_id"] in marks.bad_tasks},
-    }
+    return row | {"expected": None if answers is None else " or ".join(answers)}
 
 
 def _examples(paths: Sequence[str | Path], paired: Paired, score: str | None) -> dict[str, list[Figures]]:
@@ -175,14 +170,14 @@ def _examples(paths: Sequence[str | Path], paired: Paired, score: str | None) ->
     worst one before and the best one after."""
     from gymdata.show.run import show
 
-    marks, before, after = read_marks(paths), paired.first.by_task, paired.second.by_task
+    before, after = paired.first.by_task, paired.second.by_task
 
     def extreme(path: str | Path, table: pa.Table, task: str, *, best: bool) -> Figures:
         scored = table.filter(pc.and_(pc.equal(table["task_id"], task), pc.is_finite(table["reward"])))
         order = "descending" if best else "ascending"
         row = scored.take(pc.sort_indices(scored, [("reward", order), ("rollout_id", "ascending")])[:1]).to_pylist()[0]
         shown = show(path, row["rollout_id"]).rollouts[0]
-        return example(shown, score, None if score is None else row["reward"], marks)
+        return example(shown, score, None if score is None else row["reward"])
 
     examples = {}
     for way, sign in (("up", -1), ("down", 1)):

@@ -23,7 +23,6 @@ from gymdata.report.stages import stage_table
 from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import default_score
-from gymdata.scores.marks import read_marks
 from gymdata.store import find_run_json, read_run_json, resolve
 from gymdata.store.lineage import parent_paths
 from gymdata.store.paths import RunFacts, local_output
@@ -183,9 +182,9 @@ def _figures(path: Path, config: ReportConfig, score: str | None) -> Figures:
         validation["behavior"] = {v.code: v.detail for v in checked.violations if v.code.startswith("B")}
         rollouts = {**of_rollouts, "validation": validation, "score": score or TOTAL}
         # Each by name: its rollout's id and score.
-        of_examples, marks = of_rollouts["examples"], read_marks([path])
+        of_examples = of_rollouts["examples"]
         rollouts["examples"] = {
-            name: example(show(path, rollout_id).rollouts[0], score, value, marks)
+            name: example(show(path, rollout_id).rollouts[0], score, value)
             for name, (rollout_id, value) in of_examples.items()
         }
         if config.sample is not None:

@@ -18,14 +18,11 @@ import pyarrow.compute as pc
 from gymdata.errors import GymdataError, UsageError, counted, option
 from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
-from gymdata.scores.marks import read_marks
 from gymdata.stats import known_rewards, unit_of
 from gymdata.store import hash_file, read_table
 from gymdata.store.lineage import masked_rollouts, run_folder, runs_of
 from gymdata.store.paths import RUN_JSON, matches, read_facts
 
-#: The name of the total reward as people corrected it in ``view --annotate``.
-MARKS = "marks"
 #: The threshold of ``labels`` for answers of which a file says whether they are desirable, 1 or 0.
 DESIRABLE = 0.5
 #: Rewards closer to the bound than this, relative to the larger of the two, are ties.
@@ -122,10 +119,6 @@ def _scores_of(
             f"{option(setting)} {name}: {rescored[0][0]} re-scores some rollouts, and {lacking[0]} has no such scores",
             hint=f"`gymdata score {lacking[0]} --name {name} …` scores them alike, or give the runs one at a time",
         )
-    if name == MARKS and not rescored and (corrected := read_marks(sources).rewards):
-        stored = zip(rollouts["rollout_id"].to_pylist(), rollouts["reward"].to_pylist(), strict=True)
-        values = pa.array([corrected.get(rollout, reward) for rollout, reward in stored], pa.float64())
-        return MARKS, _known(pa.chunked_array([values])), []
     if rescored:
         rows = pa.concat_tables([table for _, table in rescored])
         # The value of each rollout, null for none. Re-scoring adds rows: the last row of a rollout counts.
@@ -166,7 +159,7 @@ def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]
     """The names that ``scores_of`` accepts: rewards that ``collect`` stored, and re-scorings."""
     parts = rollouts["rewards"].combine_chunks().flatten().field("name")
     names = [*sorted(set(pc.unique(parts).to_pylist())), *_rescorings(sources)]
-    return list(dict.fromkeys([*names, *([MARKS] if read_marks(sources).rewards else [])]))
+    return list(dict.fromkeys(names))
 
 
 def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> str:

@@ -86,10 +86,7 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
                 name, values, status = "error.html", {"title": "Not here", "message": str(missing)}, 404
             except (GymdataError, OSError) as error:
                 name, values, status = "error.html", {"title": "This cannot be shown", "message": str(error)}, 422
-            try:
-                values |= pages.around(request, bare="fragment" in request.query_params)
-            except (GymdataError, OSError) as error:  # marks that cannot be read
-                return PlainTextResponse(f"{error}\n", 422)
+            values |= pages.around(request, bare="fragment" in request.query_params)
             return HTMLResponse(templates.get_template(name).render(values), status)
 
         return answer
@@ -107,7 +104,7 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
 
     routes = [Route(path, page(make)) for path, make in pages.html().items()]
     routes += [Route(path, make) for path, make in pages.data().items()]
-    routes += [Route("/data/mark", pages.mark, methods=["POST"]), Route("/static/{name:path}", static)]
+    routes.append(Route("/static/{name:path}", static))
 
     def unknown(request: Request, _: Exception) -> Response:
         values = {"title": "Not here", "message": f"there is no page {request.url.path}"} | pages.around(request)

@@ -87,9 +87,8 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
     for number in numbers:
         shown = pages.evidence(snapshot, number)
         violations = [violation for violation in shown.violations if violation.severity != "info"]
-        marks = pages.marking.of_rollout(shown.row["rollout_id"], shown.row["task_id"])
         rows.append(
-            {**{key: shown.row[key] for key in _SHOWN}, **vars(shown), "violations": violations, "marks": marks}
+            {**{key: shown.row[key] for key in _SHOWN}, **vars(shown), "violations": violations}
             | {"line": lines[number]}
         )
         evidence.append(
@@ -122,7 +121,6 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
         .get_template("export.html")
         .render(
             rows=rows,
-            mates={row["rollout_id"]: (row["rollout_index"], row["reward"]) for row in rows},
             groups=groups,
             runs=run_names(snapshot, several=True),
             pairs=pairs,

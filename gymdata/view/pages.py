@@ -34,7 +34,6 @@ from gymdata.view.evidence.listing import LISTED, Listing, run_names, scale_of
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
 from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of, filter_command, page_of, page_slice
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
-from gymdata.view.marking import Marking
 from gymdata.view.settings import ViewConfig
 from gymdata.view.text import Values
 from gymdata.view.why import counts_over_run, seen_in_training, why, why_in_pair
@@ -52,7 +51,6 @@ class Pages:
         self.stages = Stages(self.index.paths)
         self.selector = Selector()
         self.faults = Faults(self.vocabulary)
-        self.marking = Marking(self.index.paths, annotate=config.annotate)
         self._verdicts: comparing.Verdicts | None = None
         self._columns: tuple[object, dict[str, list[str]]] | None = None
         self._token = secrets.token_urlsafe(16)
@@ -123,7 +121,6 @@ class Pages:
             "here": request.url.path,
             "there": {} if bare else {name: self.stages.has(name) for name in ("pairs", "comparisons")},
             "gymdata_version": __version__,
-            **self.marking.values(),
         }
 
     def state(self, _: Request) -> Values:
@@ -161,7 +158,7 @@ class Pages:
             "columns": offered,
             "highest": max((bar.count for bar in selection.bars), default=1),
         }
-        listing = Listing(self.index, self.selector, self.marking.now(), snapshot, faults)
+        listing = Listing(self.index, self.selector, snapshot, faults)
         values |= listing.by_group(query, selection) if query.groups else listing.by_row(query, selection, fields)
         return "rollouts.html", values
 
@@ -171,10 +168,6 @@ class Pages:
         """The rollout that an address names with ``id``: a whole id, or a unique prefix."""
         if not (rollout_id := request.query_params.get("id", "")):
             raise Missing("the address names no rollout: it ends with ?id=ROLLOUT_ID")
-        return self.row_named(rollout_id)
-
-    def row_named(self, rollout_id: str) -> tuple[Snapshot, int]:
-        """The rollout of a whole id, or of a unique prefix."""
         snapshot = self.index.snapshot()
         number = snapshot.find(rollout_id)
         if number is None:
@@ -185,17 +178,14 @@ class Pages:
         snapshot, number = self.row_of(request)
         evidence = self.evidence(snapshot, number)
         row, tokens = evidence.row, evidence.tokens
-        indices, rewards = (snapshot.table[name] for name in ("rollout_index", "reward"))
+        indices = snapshot.table["rollout_index"]
         mates = sorted(snapshot.where("group_id", row["group_id"]), key=lambda mate: indices[mate].as_py())
         index = mates.index(number)
         ids = [snapshot.table["rollout_id"][mate].as_py() for mate in mates]
         return "rollout.html", {
             **vars(evidence),
             "place": index + 1,
-            "mates": {
-                mate_id: (indices[mate].as_py(), rewards[mate].as_py())
-                for mate_id, mate in zip(ids, mates, strict=True)
-            },
+            "mates": len(mates),
             "before": ids[index - 1] if index else None,
             "after": ids[index + 1] if index + 1 < len(mates) else None,
             # Breaks have lines of their own, and missing tokens are shown otherwise.
@@ -206,13 +196,8 @@ class Pages:
             "has": tokens.colors() if tokens is not None else {},
             "notes": tokens.notes if tokens is not None else [],
             "text_known": self.vocabulary(row) is not None,
-            "marks": self.marking.of_rollout(row["rollout_id"], row["task_id"]),
             "run": run_names(snapshot, several=True).get(row["run_id"]),
         }
-
-    async def mark(self, request: Request) -> Response:
-        """Write what a person says of a rollout."""
-        return await self.marking.add(request, self.row_named)
 
     def evidence(self, snapshot: Snapshot, number: int) -> Evidence:
         """What a page shows of one rollout."""

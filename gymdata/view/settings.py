@@ -19,7 +19,6 @@ class ViewConfig(Config):
     only_with: ClassVar[OnlyWith] = dict.fromkeys(
         ("where", "sample", "limit", "overwrite"), ("{export}", lambda c: c.export is not None)
     )
-    not_with: ClassVar[OnlyWith] = {"annotate": ("{export}", lambda c: c.export is None)}
 
     host: str = pydantic.Field("127.0.0.1", description="Address to listen on.")
     port: int = pydantic.Field(8040, ge=0, le=65535, description="Port; 0 selects a free one.")
@@ -39,9 +38,6 @@ class ViewConfig(Config):
         "first", description="Rollouts to export; mixed: of groups whose rewards differ, random: the same each time."
     )
     limit: int = pydantic.Field(100, ge=1, description="Export at most N rollouts.")
-    annotate: bool = pydantic.Field(
-        False, description="Let the page write marks (tags, comments, rewards, choices) beside the run."
-    )
     sql_seconds: float = pydantic.Field(10.0, gt=0.0, description="Seconds per statement of the SQL page.")
     sql_rows: int = pydantic.Field(1_000, ge=1, description="Rows that the SQL page shows.")
     sql_memory: int = pydantic.Field(2 << 30, ge=512 << 20, description="Bytes of memory per statement.")

@@ -66,7 +66,7 @@ def test_backslash_commands(run: Path) -> None:
     turns = len(gymdata.query("SELECT * FROM turns LIMIT 0", run).column_names)
     lines = ("\\d", "\\d turns", "\\d nope", "\\z", "\\l", "\\x", ":hardest-tasks", ":nope", "\\q", "select 1;")
     shown = session(run, *lines)
-    assert shown[:2] == ["view|columns: 5", f"column|type: {turns}"]
+    assert shown[:2] == ["view|columns: 4", f"column|type: {turns}"]
     assert "view: got 'nope'" in shown[2]
     assert "command: got '\\\\z'" in shown[3]
     assert shown[4:7] == [f"query|SQL: {len(SAVED)}", "whole values are on", f"run full: {SAVED['hardest-tasks']}"]
@@ -77,7 +77,7 @@ def test_backslash_commands(run: Path) -> None:
 def test_dot_commands_of_other_prompts(run: Path) -> None:
     """.help, .tables and .quit do what they do elsewhere; a wrong one is an error, and none swallows the next statement."""
     shown = session(run, ".tables", ".help", ".nope", "select 1;", ".quit", "select 2;")
-    assert shown[0] == "view|columns: 5"
+    assert shown[0] == "view|columns: 4"
     assert "quit (or Ctrl-D)" in shown[1]
     assert "command: got '.nope'" in shown[2]
     assert shown[3:] == ["run: select 1"]

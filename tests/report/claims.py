@@ -245,9 +245,8 @@ def shown(path: Path, rollout_id: str) -> dict[str, Any]:
         if "tool_calls" in message:
             message["tool_calls"] = json.loads(message["tool_calls"])
     of = f"turns AS (SELECT * FROM main.turns WHERE rollout_id = '{rollout_id}')"
-    # These have no reference answer, and nobody marked them.
+    # These have no reference answer.
     row["expected"] = None
-    row["marks"] = {"tags": [], "comments": {}, "reward": None, "better_than": {}, "worse_than": {}, "bad_task": False}
     return row | {FOUND: sorted(code for code, query in faults.items() if one(f"WITH {of} {query}", path))}
 
 

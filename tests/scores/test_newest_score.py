@@ -17,7 +17,6 @@ from gymdata.errors import UsageError
 from gymdata.finetune.selection import Source
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score, with_score
-from gymdata.scores.marks import Mark, append, read_marks
 from gymdata.store import hash_file, read_run_json, write_run_json, write_table
 from gymdata.store.reading import DataWarning, warn_of_changed_scores
 from gymdata.view.evidence.index import RolloutIndex
@@ -283,7 +282,7 @@ def test_a_viewer_filters_by_what_a_judge_said_last(run: Path) -> None:
     index.close()
 
 
-def test_a_glob_means_the_scores_and_marks_of_all_its_runs(tmp_path: Path) -> None:
+def test_a_glob_means_the_scores_of_all_its_runs(tmp_path: Path) -> None:
     """As if each run were given: a score that one of them lacks has to be named, and each has its own values."""
     runs = [
         write_run(tmp_path / name, [rollout("t", 0, 0.5, two_turns(1, 5), rollout_id=name, run_id=name)])
@@ -297,8 +296,6 @@ def test_a_glob_means_the_scores_and_marks_of_all_its_runs(tmp_path: Path) -> No
     write_scores(runs[1], "mine", {0: 2.0})
     assert default_score(paths, None)[0] == "mine"
     assert with_score(paths, table, "mine")[0]["reward"].to_pylist() == [1.0, 2.0]
-    append(runs[1] / "marks.jsonl", Mark("tag", "b", "t", "ann", "2026-01-01T00:00:00", "good"))
-    assert read_marks(paths).tags == {"b": ["good"]}
 
 
 def test_a_loop_uses_the_reward_that_its_file_names(run: Path) -> None:

@@ -52,11 +52,6 @@ class Site:
         """What the main part of a page says."""
         return words(self.page(address, **query).partition("<main")[2].partition("</main>")[0])
 
-    def post(self, token: str, **fields: Any) -> tuple[int, dict[str, Any]]:
-        """Status and answer to a mark."""
-        answer = self.client.post("/data/mark", content=json.dumps(fields), headers={"x-gymdata-token": token})
-        return answer.status_code, answer.json()
-
 
 Open = Callable[..., Site]
 

@@ -15,9 +15,7 @@ import pytest
 
 import gymdata
 from gymdata.rollouts.schema import ANNOTATIONS, AUDIT
-from gymdata.scores.marks import read_marks
 from gymdata.store import write_table
-from gymdata.view.marking import Marking
 from gymdata.view.run import view
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import HOSTILE, Serve, training
@@ -427,88 +425,11 @@ def test_a_run_grows_in_the_page_while_it_is_collected(
 
 
 @pytest.mark.full
-def test_a_rollout_is_tagged_compared_and_corrected(page: Any, serve: Serve, run: Path) -> None:
-    """By keyboard: good, a tag of its own, a comment of the named person, a reward; by hand the better of two; a selection
-    is saved."""
-    url = serve(run, annotate=True)
-    page.goto(f"{url}/rollout?id=a-0")
-    ready(page)
-    page.fill("#who", "ada")
-    page.locator("#who").blur()
-    page.keyboard.press("+")
-    page.locator(".tag", has_text="good").wait_for()
-    page.keyboard.press("m")
-    page.keyboard.type("short")
-    page.keyboard.press("Enter")
-    page.locator(".tag", has_text="short").wait_for()
-    page.keyboard.press("n")
-    page.keyboard.type("<i>why</i>")
-    page.keyboard.press("Enter")
-    page.get_by_text("<i>why</i>").wait_for()
-    page.get_by_label("Reward").fill("0.25")
-    page.keyboard.press("Enter")
-    page.get_by_text("reward corrected to 0.25").wait_for()
-    page.get_by_label("Better than").select_option("a-1")
-    page.get_by_text("better than").wait_for()
-    page.get_by_label("Remove the tag short").click()
-    page.locator(".tag", has_text="short").wait_for(state="detached")
-    marks = read_marks([run])
-    assert marks.tags["a-0"] == ["good"]
-    assert marks.comments["a-0"] == {"ada": "<i>why</i>"}
-    assert (marks.rewards, list(marks.choices)) == ({"a-0": 0.25}, [("a-0", "a-1")])
-    page.goto(f"{url}/?where=reward+%3E+0")
-    page.get_by_label("Save this selection as").fill("solved")
-    page.get_by_role("button", name="Save", exact=True).click()
-    page.get_by_role("link", name="solved").wait_for()
-    assert read_marks([run]).selections == {"solved": "/?where=reward+%3E+0"}
-
-
-@pytest.mark.full
-def test_what_was_typed_stays_and_what_was_said_is_taken_back(chromium: Any, serve: Serve, run: Path) -> None:
-    """What is no number is refused beside the box and stays in it, a comment that was not sent is there after leaving the
-    page, and correction, comment and choice have a button that takes them back, the own ones alone."""
-    address = f"{serve(run, annotate=True)}/rollout?id=a-0"
-    page = chromium.new_context().new_page()
-    page.goto(address)
-    page.get_by_label("Reward").fill("0.25")
-    page.get_by_role("button", name="Correct").click()
-    page.get_by_text("reward corrected to 0.25").wait_for()
-    page.get_by_label("Reward").fill("0,5")
-    page.keyboard.press("Enter")
-    page.get_by_text("got '0,5', expected a finite number").wait_for()
-    assert page.get_by_label("Reward").input_value() == "0,5"
-    assert read_marks([run]).rewards == {"a-0": 0.25}
-    page.get_by_role("button", name="Take the correction back").click()
-    page.get_by_text("reward corrected").wait_for(state="detached")
-    page.get_by_label("Comment", exact=True).fill("half a sent")
-    page.goto(address)
-    ready(page)
-    assert page.get_by_label("Comment", exact=True).input_value() == "half a sent"
-    page.get_by_role("button", name="Save", exact=True).click()
-    page.get_by_text("half a sent").wait_for()
-    assert page.get_by_label("Comment", exact=True).input_value() == ""
-    page.get_by_label("Better than").select_option("a-1")
-    page.locator(".tag", has_text="better than").wait_for()
-    page.fill("#who", "zoe")
-    page.locator("#who").blur()
-    assert page.get_by_role("button", name="Take the").count() == 0
-    page.fill("#who", Marking([run], annotate=True).person)
-    page.locator("#who").blur()
-    page.get_by_role("button", name="Take the comment back").click()
-    page.get_by_text("half a sent").wait_for(state="detached")
-    page.get_by_role("button", name="Take the choice back").click()
-    page.locator(".tag", has_text="better than").wait_for(state="detached")
-    page.context.close()
-    marks = read_marks([run])
-    assert (marks.rewards, marks.preferred(), marks.of_rollout("a-0")["comments"]) == ({}, {}, {})
-
-
-@pytest.mark.full
-def test_menu_and_boxes_of_marks_fit_a_phone(page: Any, serve: Serve, run: Path) -> None:
-    """No entry of the menu is cut, and no box or button of marks is beside the screen."""
+def test_the_menu_fits_a_phone(page: Any, serve: Serve, run: Path) -> None:
+    """No entry of the menu is cut, and nothing is beside the screen."""
     page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(f"{serve(run, annotate=True)}/rollout?id=a-0")
-    for element in page.locator(".top nav a, #marks input, #marks button, #marks select").all():
+    page.goto(f"{serve(run)}/rollout?id=a-0")
+    for element in page.locator(".top nav a").all():
         box = element.bounding_box()
         assert 0 <= box["x"] < box["x"] + box["width"] <= 390
     assert page.evaluate("document.documentElement.scrollWidth") == 390

@@ -18,7 +18,6 @@ import pytest
 import gymdata
 from gymdata.errors import RefusedError, StoreError, UsageError
 from gymdata.report.sampling import sample, sampled_as
-from gymdata.scores.marks import Mark, append
 from gymdata.view.run import view
 from gymdata.view.sql import chart_of
 from gymdata.view.training import curves
@@ -73,11 +72,10 @@ def test_what_was_expected_stands_beside_what_was_answered(site: Open, tmp_path:
     task = {"task": '{"answer": "1,374"}'}
     rows = [rollout("a", k, float(k), two_turns(20, 40 + k)) | task for k in (1, 0)]
     folder = write_run(tmp_path / "sums", rows)
-    pages, target = site(folder, annotate=True), tmp_path / "x.html"
+    pages, target = site(folder), tmp_path / "x.html"
     assert "expected 1,374" in pages.says("/group", id="group-a")
     last = pages.says("/rollout", id="a-1")
     assert "2 of 2 in the group" in last
-    assert "Better than – rollout 0: 0" in last
     groups = pages.says("/", by="group")
     assert groups.index("rollout 0") < groups.index("rollout 1")
     view(folder, export=target)
@@ -439,6 +437,20 @@ def test_a_sample_is_chosen_and_named(kind: Any, rows: list[int] | None, which: 
     assert sampled_as(kind, 3, 6, None) == f"3 of 6 rollouts, {which}"
 
 
+def test_scores_that_cannot_be_read_leave_the_pages(site: Open, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page is shown, and says so."""
+
+    def unreadable(_: Any) -> Any:
+        raise PermissionError(13, "Permission denied", "scores-x")
+
+    monkeypatch.setattr("gymdata.view.evidence.index.state_of_scores", unreadable)
+    pages = site(run)
+    for address in ("/", "/rollout?id=a-0"):
+        response = pages.get(address)
+        assert response.status_code == 200
+        assert "Permission denied" in words(response.text)
+
+
 def test_an_exported_file_samples_and_says_how(run: Path, tmp_path: Path) -> None:
     """The file and the command say which rollouts of how many, and the same command writes the same file."""
     target, notes = tmp_path / "x.html", list[str]()
@@ -452,7 +464,7 @@ def test_an_exported_file_samples_and_says_how(run: Path, tmp_path: Path) -> Non
 
 
 def test_another_file_is_not_replaced_by_an_exported_one(run: Path, tmp_path: Path) -> None:
-    """It stays unless overwrite is given. Marks are not made in a file."""
+    """It stays unless overwrite is given."""
     target = tmp_path / "x.html"
     view(run, export=target, limit=3)
     page = target.read_text()
@@ -461,8 +473,6 @@ def test_another_file_is_not_replaced_by_an_exported_one(run: Path, tmp_path: Pa
     assert target.read_text() == page
     view(run, export=target, limit=2, overwrite=True)
     assert target.read_text() != page
-    with pytest.raises(UsageError, match=r"annotate.* has no effect with"):
-        view(run, export=target, annotate=True)
     with pytest.raises(UsageError, match=r"overwrite.* has no effect without"):
         view(run, overwrite=True)
 
@@ -480,28 +490,6 @@ def test_a_sample_without_rewards_to_choose_by_is_refused(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="sample"):
         view(bare, sample="random")
     assert not target.exists()
-
-
-def test_marks_are_shown_in_an_exported_file(run: Path, tmp_path: Path) -> None:
-    """Tags, comments with who made them, corrected rewards, choices that lead to the other rollout, and bad tasks."""
-    for kind, rollout_id, value, over in (
-        ("tag", "a-0", "clean", None), ("comment", "a-0", HOSTILE, None), ("reward", "a-0", 0.25, None),
-        ("choice", "a-0", None, "a-3"), ("bad_task", "b-0", None, None),
-    ):  # fmt: skip
-        append(run / "marks.jsonl", Mark(kind, rollout_id, rollout_id[0], "ada", "2026-11-01T10:00:00Z", value, over))
-    target = tmp_path / "x.html"
-    view(run, export=target, limit=5)
-    page = target.read_text()
-    text = words(page)
-    assert "a 0 clean question a" in text
-    assert "clean reward corrected to 0.25 better than" in text
-    assert '<a href="#r3">rollout 3</a>' in page
-    assert "ada" in text
-    assert "<img" not in page
-    assert text.count("bad task") == 1
-    gymdata.report(run, output=tmp_path / "report.html")
-    text = words((tmp_path / "report.html").read_text())
-    assert "Marked: clean; reward corrected to 0.25; better than a-3" in text
 
 
 def test_an_exported_file_is_safe_with_hostile_rollouts(tmp_path: Path):

@@ -21,7 +21,6 @@ from gymdata.errors import DataError, GymdataError
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.scores.chosen import default_score, state_of_scores, with_score
-from gymdata.scores.marks import sizes_of_marks
 from gymdata.store.journal import row_parser, scan
 from gymdata.store.partial_reads import RowGroup, row_groups
 from gymdata.store.paths import Source
@@ -129,8 +128,8 @@ class RolloutIndex:
         self._rows: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
         self._looked = 0.0
         self._last = Snapshot(_HELD.empty_table(), (), 0, (), False)
-        #: Of the last look: the problems of files, the times of scores, and the sizes of logs of marks.
-        self._state: tuple[tuple[str, ...], list[dict[str, str]], list[int]] = ((), [], [])
+        #: Of the last look: the problems of files, and the times of scores.
+        self._state: tuple[tuple[str, ...], list[dict[str, str]]] = ((), [])
 
     def close(self) -> None:
         """Remove what was put aside."""
@@ -202,7 +201,7 @@ class RolloutIndex:
                 files = sources_of(path, ROLLOUTS)
                 sources += files
                 holding += [path] if files else []
-            except GymdataError as error:
+            except (GymdataError, OSError) as error:
                 problems.append(str(error))
         parts = []
         for file, source in {source.path.resolve(): source for source in sources}.items():
@@ -213,10 +212,14 @@ class RolloutIndex:
             except (GymdataError, OSError) as error:
                 problems.append(str(error))
         same = len(parts) == len(self._last.parts) and all(a is b for a, b in zip(parts, self._last.parts, strict=True))
-        state = (tuple(problems), state_of_scores(holding), sizes_of_marks(holding))
-        if same and state == self._state:
+        try:
+            written = state_of_scores(holding)
+        except (GymdataError, OSError) as error:
+            problems.append(str(error))
+            written = []
+        if same and (tuple(problems), written) == self._state:
             return
-        self._state = state
+        self._state = (tuple(problems), written)
         self._held = {part.source.path.resolve(): part for part in parts}
         tables = [part.table for part in parts if part.table.num_rows]
         table = pa.concat_tables(tables) if tables else _HELD.empty_table()
@@ -227,7 +230,7 @@ class RolloutIndex:
         try:
             score, _ = default_score(holding, None)
             table, _ = with_score(holding, table, score)
-        except GymdataError as error:
+        except (GymdataError, OSError) as error:
             problems.append(str(error))
         self._last = Snapshot(table, tuple(parts), version, tuple(problems), growing, tuple(holding), repeated, score)
 

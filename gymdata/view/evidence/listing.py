@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.rollouts.messages import RolloutRow
-from gymdata.scores.marks import Marks
 from gymdata.view.evidence.facets import Column
 from gymdata.view.evidence.faults import Found
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
@@ -28,11 +27,10 @@ LISTED = [
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Pages of lists over one snapshot. A row has its texts, faults and marks."""
+    """Pages of lists over one snapshot. A row has its texts and faults."""
 
     index: RolloutIndex
     selector: Selector
-    marks: Marks
     snapshot: Snapshot
     faults: Found
 
@@ -78,9 +76,7 @@ class Listing:
         for row, number in zip(rows, numbers.tolist(), strict=True):
             row["faults"] = self.faults.of(number)
             row["parts"] = [(part["name"], part["value"]) for part in row.pop("rewards")]
-            row["line"], row["tags"] = lines[number], self.marks.tags.get(row["rollout_id"], [])
-            row["corrected"] = self.marks.rewards.get(row["rollout_id"])
-            row["bad_task"] = row["task_id"] in self.marks.bad_tasks
+            row["line"] = lines[number]
         return rows
 
 
