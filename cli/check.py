@@ -33,9 +33,8 @@ def check(
 ) -> int:
     """Problems that break multi-turn training are reported, and with --reward SPEC --data RUN what a reward gives to saved
     rollouts: values, parts, faults with file and line, and time. With --data TASKS it scores reference answers, which must
-    score above empty and wrong ones. With --recorder URL a scripted engine is served, and the recorder that was started in
-    front of it is checked against schemas/SPEC.md. With --env, an environment's tools are called with sampled arguments and
-    played, by chance and (--play) by hand; its faults have file and line. Exit code 1 if there is any problem."""
+    score above empty and wrong ones. With --env, an environment's tools are called with sampled arguments and played, by
+    chance and (--play) by hand; its faults have file and line. Exit code 1 if there is any problem."""
     from gymdata.check import run as checking
 
     if settings.agent is not None:
@@ -78,18 +77,8 @@ def check(
         details = [f"{f.detail}; {f.cure}" if f.cure else f.detail for f in served.findings]
         table = [(*row, detail) for row, detail in zip(served.rows(), details, strict=True)]
         return finish(served, lambda: grid(("probe", "result", "detail"), table, title=served.endpoint), json=json)
-    if settings.recorder is not None:
-        from gymdata.check.conformance.run import check_recorder
-
-        recorded = check_recorder(
-            settings.recorder, upstream_port=settings.upstream_port, tokenizer=model, wait=settings.wait, say=note
-        )
-        results = [(case.case, case.result, case.detail) for case in recorded.cases]
-        return finish(recorded, lambda: grid(("case", "result", "detail"), results, title=recorded.recorder), json=json)
     if model is None:
-        raise UsageError(
-            "no model given", hint="gymdata check MODEL, --endpoint URL, --recorder URL, or --reward SPEC --data RUN"
-        )
+        raise UsageError("no model given", hint="gymdata check MODEL, --endpoint URL, or --reward SPEC --data RUN")
     report = checking.check(model, chat_template=settings.chat_template)
 
     def summary() -> None:

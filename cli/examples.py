@@ -32,7 +32,6 @@ gymdata collect sample_data/tasks/train.jsonl -m MODEL \\
     "check": (
         "gymdata check sample_data/policy",
         "gymdata check --endpoint http://localhost:8000",
-        "gymdata check --recorder http://localhost:8100 --upstream-port 8200",
         "gymdata check --reward numeric --data runs/x",
         """\
 gymdata check --env sample_data/calculator.py:Calculator \\

@@ -14,7 +14,7 @@ from gymdata.urls import REWARD_KEYS
 
 
 class CheckConfig(Config):
-    """What is probed: a chat template, a server, a recorder, an agent, an environment, or a reward on saved rollouts."""
+    """What is probed: a chat template, a server, an agent, an environment, or a reward on saved rollouts."""
 
     key_only: ClassVar[Set[str]] = frozenset({"reward_timeout", "env_args", "tool_timeout"})
 
@@ -22,13 +22,6 @@ class CheckConfig(Config):
         None, description="Model or tokenizer folder; with --endpoint, the served model name."
     )
     endpoint: str | None = pydantic.Field(None, description="Base URL of a vLLM server to probe.")
-    recorder: str | None = pydantic.Field(
-        None, description="Base URL of a recorder to check against schemas/SPEC.md; -m is its tokenizer."
-    )
-    upstream_port: int = pydantic.Field(
-        8200, ge=0, le=65535, description="Port of the scripted engine that the recorder is started in front of."
-    )
-    wait: float = pydantic.Field(120.0, gt=0.0, description="Seconds to wait for the recorder to answer.")
     chat_template: str | None = pydantic.Field(None, description="Chat template file that replaces the model's.")
     reward: RewardSpecs = pydantic.Field(default_factory=list)
     data: str | None = pydantic.Field(

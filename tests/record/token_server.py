@@ -1,8 +1,7 @@
-"""The engine behind a recorder that is checked: a server that speaks vLLM's routes of ids and samples what a case scripts.
+"""An engine behind a recorder: a server that speaks vLLM's route of ids and samples what a test scripts.
 
-Invariants: every generation that it answers is in ``draws``, with the prompt that it read and the exact numbers that it
-sent; every request that it failed is in ``failed``; ids are often not those that the tokenizer would choose for their text,
-so that a recorder that encodes text again is found out.
+Every generation that it answers is in ``draws``, with the prompt that it read and the exact numbers that it sent; ids are
+often not those that the tokenizer would choose for their text, so that text that is encoded again is found out.
 """
 
 from __future__ import annotations
@@ -14,19 +13,16 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
+from aiohttp import web
 
+from gymdata.chat.template import TransformersChat
 from gymdata.rollouts.messages import JsonObject
 
-if TYPE_CHECKING:
-    from aiohttp import web
-
-    from gymdata.chat.template import TransformersChat
-
 MODEL, CONTEXT = "scripted", 2048
-#: Seconds that requests which a case sends together wait for each other.
+#: Seconds that requests which a test sends together wait for each other.
 _TOGETHER_S = 3.0
 
 
@@ -46,7 +42,7 @@ class Draw:
 
 
 @dataclass
-class ScriptedEngine:
+class TokenServer:
     """``tokens``: the recorder's tokenizer and chat template; ``script``: what the next generations are; without one it
     samples a few letters. ``failing``: the status of every answer, for now."""
 
@@ -54,14 +50,12 @@ class ScriptedEngine:
     script: deque[list[int]] = field(default_factory=deque)
     failing: int | None = None
     draws: list[Draw] = field(default_factory=list)
-    #: Prompts of requests that were answered with an error.
-    failed: list[list[int]] = field(default_factory=list)
     _together: asyncio.Barrier | None = None
 
     def begin(self) -> None:
-        """Forget what the last case left."""
+        """Forget what the last test left."""
         self.script.clear()
-        self.draws, self.failed, self.failing, self._together = [], [], None, None
+        self.draws, self.failing, self._together = [], None, None
 
     def hold(self, n: int) -> None:
         """Answer requests only when ``n`` of them have come; 0: at once."""
@@ -80,14 +74,11 @@ class ScriptedEngine:
     @contextlib.asynccontextmanager
     async def serving(self, host: str, port: int) -> Any:
         """The base URL of the engine, while it is served."""
-        from aiohttp import web
-
         app = web.Application(client_max_size=64 << 20)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
         app.router.add_post("/v1/completions", self._completions)
-        app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/detokenize", self._detokenize)
         runner = web.AppRunner(app, shutdown_timeout=1.0)
@@ -125,10 +116,10 @@ class ScriptedEngine:
         body = await request.json()
         prompt = body.get("prompt")
         if isinstance(prompt, str):
-            return _error(400, "this engine takes token ids only: a recorder sends ids and no text")
+            return _error(400, "this engine takes token ids only")
         drawn = await self._sample(prompt, body)
         if isinstance(drawn, int):
-            return _error(drawn, "the engine failed, as the case wants it")
+            return _error(drawn, "the engine failed, as the test wants it")
         choices = []
         for index, (draw, stop) in enumerate(drawn):
             names = [f"token_id:{i}" for i in draw.ids]
@@ -148,22 +139,6 @@ class ScriptedEngine:
         answer = {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": MODEL, "choices": choices}
         return await _streamed(request, answer) if body.get("stream") else _json(answer)
 
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        drawn = await self._sample(body.get("token_ids"), body.get("sampling_params") or {})
-        if isinstance(drawn, int):
-            return _error(drawn, "the engine failed, as the case wants it")
-        choices = []
-        for index, (draw, stop) in enumerate(drawn):
-            positions = [
-                {"token": f"token_id:{i}", "logprob": p, "top_logprobs": [{"token_id": i, "logprob": p}]}
-                for i, p in zip(draw.ids, draw.log_probs, strict=True)
-            ]
-            choice = {"index": index, "token_ids": draw.ids, "logprobs": {"content": positions}}
-            choices.append({**choice, "finish_reason": draw.finish_reason, "stop_reason": stop})
-        answer = {"request_id": "1", "choices": choices, "prompt_token_ids": drawn[0][0].prompt}
-        return await _streamed(request, answer) if body.get("stream") else _json({**answer, "model": MODEL})
-
     # --- sampling ---------------------------------------------------------------------------------------------------
 
     async def _sample(self, prompt: Any, parameters: JsonObject) -> list[tuple[Draw, str | None]] | int:
@@ -177,7 +152,6 @@ class ScriptedEngine:
                     await self._together.wait()
         most = min(int(parameters.get("max_tokens") or 16), CONTEXT - len(prompt))
         if most < 1 or self.failing is not None:
-            self.failed.append(prompt)
             return self.failing or 400
         draws = []
         for _ in range(int(parameters.get("n") or 1)):
@@ -186,7 +160,7 @@ class ScriptedEngine:
             ids = (scripted or [letters[k % len(letters)] for k in range(most)])[:most]
             ids, stop = self._stopped(ids, parameters.get("stop"))
             ended = stop is not None or ids[-1] in self.tokens.stop_token_ids
-            # A recorder may ask for its most probable token first, to see whether log-probabilities are processed.
+            # A recorder asks for the most probable token first, to see whether log-probabilities are processed.
             sure = scripted is None and parameters.get("top_k") == 1
             numbers = [0.0 if sure else _log_prob(prompt, ids[: k + 1]) for k in range(len(ids))]
             draw = Draw(prompt, ids, numbers, "stop" if ended else "length")
@@ -213,32 +187,26 @@ def _log_prob(prompt: Sequence[int], ids: Sequence[int]) -> float:
 
 async def _streamed(request: web.Request, answer: JsonObject) -> web.StreamResponse:
     """The answer as vLLM streams it, an id at a time."""
-    from aiohttp import web
-
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     first = {name: value for name, value in answer.items() if name != "choices"}
     for choice in answer["choices"]:
-        n, texts = len(choice["token_ids"]), ("text",) if "text" in choice else ()
+        n = len(choice["token_ids"])
         for k in range(n):
             numbers = {name: value and value[k : k + 1] for name, value in choice["logprobs"].items()}
             part = {"index": choice["index"], "token_ids": choice["token_ids"][k : k + 1], "logprobs": numbers}
-            part |= {name: choice[name] if k == 0 else "" for name in texts}
-            part |= {"finish_reason": None, "stop_reason": None}
-            if k == 0 and "prompt_token_ids" in choice:
+            part |= {"text": choice["text"] if k == 0 else "", "finish_reason": None, "stop_reason": None}
+            if k == 0:
                 part["prompt_token_ids"] = choice["prompt_token_ids"]
             if k == n - 1:
                 part |= {name: choice[name] for name in ("finish_reason", "stop_reason")}
             await response.write(b"data: " + orjson.dumps({**first, "choices": [part]}) + b"\n\n")
-            first.pop("prompt_token_ids", None)
     await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response
 
 
 def _json(body: JsonObject, status: int = 200) -> web.Response:
-    from aiohttp import web
-
     return web.json_response(body, status=status)
 
 
