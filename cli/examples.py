@@ -62,12 +62,9 @@ gymdata eval sample_data/policy sample_data/tasks/train.jsonl -n 50 -r 8 \\
         """\
 gymdata filter runs/x --group-where "0 < mean_reward < 1" --best-n 2 \\
     --dedupe -o runs/mixed""",
+        "gymdata filter runs/x sample_data/rollouts/nemo_gym.jsonl -o runs/both",
     ),
     "pairs": ("gymdata pairs runs/x", "gymdata pairs runs/x --strategy all --max-pairs-per-task 4 -o runs/pairs"),
-    "mix": (
-        "gymdata mix runs/x=7 sample_data/rollouts/nemo_gym.jsonl=3 -o runs/xy",
-        "gymdata mix runs/x=1 --near-duplicates 0.8 --test-share 0.1 -o runs/sides",
-    ),
     "experience": (
         "gymdata experience runs/x",
         "gymdata experience runs/x --estimator rloo -o runs/rloo",
@@ -123,7 +120,6 @@ gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
         "gymdata export runs/x --format trl-messages -o runs/messages.jsonl",
         "gymdata export runs/x --format atif -o runs/atif.jsonl",
     ),
-    "merge": ("gymdata merge runs/x runs/y -o runs/both",),
     "docs": ("gymdata docs", "gymdata docs your-data"),
     "tour": ("gymdata tour", "gymdata tour -o runs/look --no-view"),
     "demo": ("gymdata demo -o runs/demo", "gymdata demo --real"),

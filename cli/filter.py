@@ -21,8 +21,9 @@ def filter_(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> int:
-    """Columns: those of rollouts, reward_NAME, task.FIELD, and of groups n_rollouts, n_scored and mean_, min_, max_, std_ or
-    sum_ before a number's name. A comparison with a missing value is not true.
+    """Several inputs become one output, with or without a condition. Columns: those of rollouts, reward_NAME, task.FIELD,
+    and of groups n_rollouts, n_scored and mean_, min_, max_, std_ or sum_ before a number's name. A comparison with a
+    missing value is not true.
 
     Exit code 1 when no rollout is left; nothing is written then.
     """

@@ -58,7 +58,6 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
     "Build": {
         "filter": ("filter", "filter_", "Keep rollouts that pass conditions; report drops by reason."),
         "pairs": ("pairs", "pairs", "Build preference pairs from scored rollouts."),
-        "mix": ("mix", "mix", "Put parts of several runs or files together, by weight."),
         "experience": ("experience", "experience", "Turn scored rollouts into sequences with advantages."),
     },
     "Train": {
@@ -82,7 +81,6 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
     "Exchange": {
         "import": ("import_", "import_", "Import rollouts or preference pairs of other projects."),
         "export": ("export", "export", "Write rollouts in another project's format."),
-        "merge": ("merge", "merge", "Put the rollouts of several runs into one output."),
     },
     "Set up": {
         "docs": ("docs", "docs", "Read the documentation, topic by topic."),
@@ -94,10 +92,10 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
 #: Commands that read sealed files: they take ``--allow-changed``. ``validate`` reports changed files and checks them.
-_READ = "audit score judge pairs experience filter merge mix finetune export report show query view"
+_READ = "audit score judge pairs experience filter finetune export report show query view"
 READERS = frozenset([*_READ.split(), *(name for name in COMMANDS if name.startswith("train-"))])
 #: Commands whose output a run.json describes: they take ``--experiment`` and ``--tag``.
-_WRITE = "collect record audit score judge eval filter pairs experience merge mix import export finetune sweep"
+_WRITE = "collect record audit score judge eval filter pairs experience import export finetune sweep"
 WRITERS = frozenset([*_WRITE.split(), "merge-adapter", *(name for name in COMMANDS if name.startswith("train-"))])
 
 

@@ -7,7 +7,7 @@ Check them: check, check_endpoint, check_environment, check_reward, validate, fi
 reading.
 Look at them, and measure a model: query, view, report, ls, eval.
 Score and choose: score, judge, serve_genrm, filter.
-Make training data: tokenize, pairs, experience, load_experiences, mix, export, merge.
+Make training data: pairs, experience, load_experiences, export.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, merge_adapter, finetune,
 sweep, demo.
 This install: doctor, tour.
@@ -42,7 +42,6 @@ _HOME = {
     "FilterConfig": "filter.settings",
     "FinetuneConfig": "finetune.settings",
     "JudgeConfig": "judge.settings",
-    "MixConfig": "mix.settings",
     "PairsConfig": "pairs.settings",
     "RecordConfig": "record.settings",
     "ReportConfig": "report.settings",
@@ -79,9 +78,7 @@ _HOME = {
     "load_experiences": "experience.loading",
     "load_rollouts": "query.opened",
     "ls": "ls.run",
-    "merge": "merge.run",
     "merge_adapter": "merge.adapter",
-    "mix": "mix.run",
     "open": "query.opened:open_run",
     "pairs": "pairs.run",
     "query": "query.run",

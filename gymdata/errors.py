@@ -34,7 +34,6 @@ BROUGHT_BY = {
     "tensorboard": "tensorboard",
     "obstore": "s3",
     "ray": "ray",
-    "rensa": "mix",
     "gguf": "real",
     "reasoning_gym": "reasoning-gym",
     "textarena": "textarena",

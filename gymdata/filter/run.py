@@ -29,7 +29,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import taken
 from gymdata.store import StageOutput, files_of, resolve, scan_batches
 from gymdata.store.lineage import Paths, chosen_rows, common_identity, parents_of, refuse_other_settings
-from gymdata.store.paths import RUN_JSON, files_apart
+from gymdata.store.paths import RUN_JSON, files_apart, matches
 from gymdata.store.stage_output import described_by
 
 #: Rollouts whose tokens are in memory at a time.
@@ -85,9 +85,10 @@ def filter(
     ``config`` is a ``FilterConfig``; ``gymdata.filter.conditions`` describes the conditions. ``output``: a folder
     (``rollouts.parquet``; with a split ``train.parquet`` and ``test.parquet``) or a .parquet/.jsonl file (its test side
     is ``NAME.test.SUFFIX``). With ``dry_run`` (or ``write`` false) nothing is written.
-    Raises UsageError for a condition that cannot be
-    read or names an unknown column; RefusedError when nothing would be left; StoreError when the output holds rollouts
-    that were filtered with other settings, or something else.
+    Several inputs become one output, with or without a condition.
+    Raises UsageError for a condition that cannot be read or names an unknown column, and for a single input without one;
+    RefusedError when nothing would be left, and (D701) for a rollout that is there twice; StoreError when the output holds
+    rollouts that were filtered with other settings, or something else.
     """
     config = FilterConfig.called_with(filter, config, settings)
     sources = paths_of(path, "filter")
@@ -108,7 +109,7 @@ def filter(
             for target in targets.values():
                 # The test side of a file may have been the -o of another filter.
                 refuse_other_settings(target, config, noun, out.overwrite)
-        plan = _Plan(config)
+        plan = _Plan(config, several=sum(len(matches(source)) for source in sources) > 1)
         columns = load_columns(sources, plan.named)
         funnel = _run(plan, columns, sources)
         if not funnel.alive.any():
@@ -146,16 +147,17 @@ def filter(
 class _Plan:
     """The parsed conditions and the columns that all steps name, each with where it was named."""
 
-    def __init__(self, config: FilterConfig) -> None:
+    def __init__(self, config: FilterConfig, *, several: bool) -> None:
         self.config = config
         self.where = [conditions.parse(text, "--where") for text in config.where]
         self.group_where = [conditions.parse(text, "--group-where") for text in config.group_where]
         self.best_by = conditions.parse(config.best_by, "--best-by")
         self.balance = category_name(config.balance) if config.balance else None
-        if not (self.where or self.group_where or config.dedupe or config.best_n or config.balance or config.share):
+        steps = (self.where, self.group_where, config.dedupe, config.best_n, config.balance, config.share)
+        if not several and not any(steps):
             raise UsageError(
                 "there is nothing to filter by",
-                hint="give --where, --group-where, --dedupe, --best-n, --balance or --split-by task",
+                hint="give --where, --group-where, --dedupe, --best-n, --balance, --split-by task or several inputs",
             )
         used = [(e, "--where") for e in self.where] + [(e, "--group-where") for e in self.group_where]
         used += [(self.best_by, "--best-by")] if config.best_n else []

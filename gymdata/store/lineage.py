@@ -24,6 +24,7 @@ from gymdata.store.paths import (
     RUN_JSON,
     Identity,
     RunFacts,
+    Source,
     find_run_json,
     matches,
     placed_output,
@@ -147,10 +148,27 @@ def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array], source
     hint = f"`gymdata query {shlex.quote(sql)} {paths}` lists them; give each rollout once"
     if len(sources) == 1:
         hint = f"`gymdata validate {paths}` lists them as D701"
-    files = [source_file.path.resolve() for source in sources for source_file in resolve(source, ROLLOUTS)]
+    given = [file for source in sources for file in resolve(source, ROLLOUTS)]
+    files = [file.path.resolve() for file in given]
     if repeated := next((file for file in files if files.count(file) > 1), None):
         hint = f"{repeated} is given twice: give each file once"
-    raise RefusedError(f"{counted(extra, 'rollout is', 'rollouts are')} there more than once", code="D701", hint=hint)
+    counts = named.value_counts()
+    first = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")[0]
+    raise RefusedError(
+        f"{counted(extra, 'rollout is', 'rollouts are')} there more than once, such as {first}{_places_of(first, given)}",
+        code="D701",
+        hint=hint,
+    )
+
+
+def _places_of(rollout_id: pa.Scalar, files: Iterable[Source]) -> str:
+    """Where a rollout is, for a message: " in FILE and FILE"."""
+    holding = dict[str, None]()
+    for file in files:
+        for batch in scan_source(file, ROLLOUTS, ("rollout_id",)):
+            if pc.index(batch.column(0), rollout_id).as_py() >= 0:
+                holding[str(file.path)] = None
+    return f" in {' and '.join(holding)}" if holding else ""
 
 
 def rows_of(wanted_ids: pa.Array, ids: pa.ChunkedArray, first_row: int) -> np.ndarray:

@@ -67,8 +67,6 @@ STAGES = {
     "filter": ("filtered rollouts", "rollouts"),
     "select": ("selected rollouts", "rollouts"),
     "fix": ("repaired rollouts", "rollouts"),
-    "merge": ("merged rollouts", "rollouts"),
-    "mix": ("a mixture", "data"),
     "export": ("an export", "data"),
     "audit": ("an audit", "checks"),
     "annotations": ("what a training saw", "checks"),

@@ -61,7 +61,7 @@ def run_behind(source: str | Path) -> Path:
     if remote:
         there, hint = f"they lie in {remote[0]}, where gymdata does not write", "copy the run to a local folder first"
     elif runs:
-        there, hint = f"they are of {len(runs)} runs", "`gymdata merge RUNS -o RUN` makes one of them"
+        there, hint = f"they are of {len(runs)} runs", "`gymdata filter RUNS -o RUN` makes one of them"
     raise RefusedError(f"{mirrored(source) or source}: --annotate writes beside the rollouts, and {there}", hint=hint)
 
 

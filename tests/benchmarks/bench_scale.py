@@ -54,7 +54,7 @@ COMMANDS = {
     "filter --dedupe": "filter {run} -o {out}/made.parquet --dedupe",
     "filter --best-n --balance": "filter {run} -o {out}/made.parquet --best-n 4 --balance reward",
     "filter --split-by": "filter {run} -o {out}/made.parquet --split-by task --test-share 0.5",
-    "merge": "merge {filter --split-by}/made.parquet {filter --split-by}/made.test.parquet -o {out}/made.parquet",
+    "filter of two": "filter {filter --split-by}/made.parquet {filter --split-by}/made.test.parquet -o {out}/made.parquet",
     "pairs best-worst": "pairs {run} -o {out}/made.parquet",
     "pairs all, at most 4 a task": "pairs {run} -o {out}/made.parquet --strategy all --max-pairs-per-task 4",
     "pairs adjacent, forked": "pairs {run} -o {out}/made.parquet --strategy adjacent --fork",

@@ -316,9 +316,7 @@ def test_a_command_ends_with_the_next_one(tmp_path: Path, capsys: pytest.Capture
     ("command", "then"),
     [
         ("filter {run} --where true -o {out}", "train-sft {out}/rollouts.parquet -m MODEL -o POLICY"),
-        ("mix {run}=1 -o {out}", "train-sft {out}/rollouts.parquet -m MODEL -o POLICY"),
-        ("mix {pairs}=1 -o {out}", "train-dpo {out}/pairs.parquet -m MODEL -o POLICY"),
-        ("merge {run} {other} -o {out}", "validate {out}/rollouts.parquet"),
+        ("filter {run} {other} -o {out}", "train-sft {out}/rollouts.parquet -m MODEL -o POLICY"),
         ("score {run} --reward contains:a", "pairs {run}"),
     ],
 )
@@ -326,16 +324,13 @@ def test_what_is_written_for_another_command_names_it(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, then: str
 ) -> None:
     """The last line is the command that reads what was written."""
-    paths = {"run": run, "other": tmp_path / "other", "pairs": tmp_path / "pairs", "out": tmp_path / "out"}
+    paths = {"run": run, "other": tmp_path / "other", "out": tmp_path / "out"}
     write_run(paths["other"], [rollout("u", 0, 1.0, two_turns(4, 20))])
-    gymdata.pairs(run, output=paths["pairs"])
     assert main(command.format(**paths).split()) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"next: gymdata {then.format(**paths)}"
 
 
-@pytest.mark.parametrize(
-    "command", ["filter {run} --where true -o {out}", "mix {run}=1 -o {out}", "score {run} --reward contains:a"]
-)
+@pytest.mark.parametrize("command", ["filter {run} --where true -o {out}", "score {run} --reward contains:a"])
 def test_the_command_after_rendered_ids_takes_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:

@@ -14,9 +14,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.errors import DataError
 from gymdata.store import Run, StageOutput, write_run_json
-from gymdata.store.reading import DataWarning
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.store.conftest import make_row
 
@@ -148,18 +146,6 @@ def test_a_collection_that_ended_early_has_rollouts_pending(tmp_path: Path):
             run.note(counts={"pending": 2})
     write_run(tmp_path / "older", [rollout("t", 0, 1.0, two_turns(4, 20))])
     assert states(tmp_path) == {"gave-up": "complete", "older": "complete", "stopped": "rollouts pending"}
-
-
-def test_merge_reports_a_run_that_was_interrupted_and_refuses_such_an_import(tmp_path: Path):
-    """Rollouts that were collected may be merged on purpose; of an import nothing says how much is there."""
-    one, other = killed(tmp_path / "one", 3, stage="collect"), killed(tmp_path / "other", 0, stage="import")
-    with pytest.warns(
-        DataWarning, match=r"one: interrupted: merged with 3 of 8 rollouts; rerun the same `gymdata coll"
-    ):
-        assert gymdata.merge([one, one / "rollouts"], tmp_path / "merged").rollouts == 3
-    with pytest.raises(DataError, match="other: the import was interrupted with 0 rollouts"):
-        gymdata.merge([other, one], tmp_path / "never")
-    assert not (tmp_path / "never").exists()
 
 
 def test_an_interrupted_run_without_rows_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

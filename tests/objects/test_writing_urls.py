@@ -164,19 +164,14 @@ def test_of_two_writers_one_wins(
     assert plain(store.names()) == ["made/out/pairs.parquet", "made/out/run.json"]
 
 
-def test_runs_on_stores_are_merged_on_one(
+def test_runs_on_stores_become_one_on_a_store(
     stored: str, store: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """merge reads and writes URLs; a run that another machine writes is refused, as a run that is written here is."""
+    """filter reads and writes URLs."""
     other = [rollout("t9", n, 1.0, [([1, 5], [40 + n, 2])]) for n in range(2)]
     upload(store, write_run(tmp_path / "other", other), "runs/b")
-    assert main(["merge", stored, "s3://bucket/runs/b", "-o", "s3://bucket/all"]) == 0, capsys.readouterr().err
+    assert main(["filter", stored, "s3://bucket/runs/b", "-o", "s3://bucket/all"]) == 0, capsys.readouterr().err
     assert gymdata.load_rollouts("s3://bucket/all").num_rows == 8
-    facts = json.loads(store.get("bucket/runs/b/run.json"))
-    facts["attempts"] = [{"pid": 7, "host": "elsewhere", "started_at": "2026-01-01T00:00:00+00:00", "ended_at": None}]
-    store.put("bucket/runs/b/run.json", json.dumps(facts).encode())
-    assert main(["merge", stored, "s3://bucket/runs/b", "-o", "s3://bucket/more"]) == 2
-    assert "another machine writes this run (pid 7 on elsewhere" in capsys.readouterr().err
 
 
 REFUSED = {
@@ -215,7 +210,7 @@ def test_a_relative_name_with_a_colon_is_a_local_name(
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(run), "--format", "nemo-gym", "-o", "x.jsonl"]) == 0
     for words in (
-        "import x.jsonl -o gym:1", "pairs gym:1 -o pp:1", "merge gym:1 gym:1/rollouts -o mm:1",
+        "import x.jsonl -o gym:1", "pairs gym:1 -o pp:1", "filter gym:1 --where true -o mm:1",
         "experience gym:1 --estimator rloo -o ee:1", "export gym:1 --format verl -o v:1.parquet", "validate mm:1",
     ):  # fmt: skip
         assert main(words.split()) == 0, capsys.readouterr().err

@@ -1,1 +1,0 @@
-"""``gymdata mix``: parts of several runs or files, by weight, as one output."""
