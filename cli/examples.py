@@ -74,6 +74,7 @@ gymdata filter runs/x --group-where "0 < mean_reward < 1" --best-n 2 \\
         """\
 gymdata train-sft runs/x -m sample_data/policy -o runs/sft \\
     --config sample_data/sft.yaml""",
+        "gymdata train-sft runs/x -m sample_data/policy -o runs/lora --lora --merge",
     ),
     "train-dpo": (
         """\
@@ -100,7 +101,6 @@ gymdata train-value runs/x/experiences-gae -m sample_data/policy \\
 gymdata train-rl runs/x/experiences-grpo -m sample_data/policy \\
     -o runs/rl --config sample_data/rl.yaml""",
     ),
-    "merge-adapter": ("gymdata merge-adapter runs/sft-lora -o runs/sft-merged",),
     "finetune": (
         "gymdata finetune sample_data/finetune.yaml",
         "gymdata finetune sample_data/finetune.yaml -o num_epochs 2",

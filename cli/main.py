@@ -67,7 +67,6 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "train-reward": ("train", "train_reward", "Train a reward model on saved pairs, and measure it."),
         "train-value": ("train", "train_value", "Train a critic on the returns of saved experiences."),
         "train-rl": ("train", "train_rl", "Train with batch RL on saved experiences, ratios checked."),
-        "merge-adapter": ("merge_adapter", "merge_adapter", "Merge a LoRA adapter with its base into one model."),
         "finetune": ("finetune", "finetune", "Run epochs of collect, train and validate from one file."),
         "sweep": ("sweep", "sweep", "Run a grid of settings and seeds, and compare the results."),
     },
@@ -96,7 +95,7 @@ _READ = "audit score judge pairs experience filter finetune export report show q
 READERS = frozenset([*_READ.split(), *(name for name in COMMANDS if name.startswith("train-"))])
 #: Commands whose output a run.json describes: they take ``--experiment`` and ``--tag``.
 _WRITE = "collect record audit score judge eval filter pairs experience import export finetune sweep"
-WRITERS = frozenset([*_WRITE.split(), "merge-adapter", *(name for name in COMMANDS if name.startswith("train-"))])
+WRITERS = frozenset([*_WRITE.split(), *(name for name in COMMANDS if name.startswith("train-"))])
 
 
 class Groups(TyperGroup):

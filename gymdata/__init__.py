@@ -78,7 +78,7 @@ _HOME = {
     "load_experiences": "experience.loading",
     "load_rollouts": "query.opened",
     "ls": "ls.run",
-    "merge_adapter": "merge.adapter",
+    "merge_adapter": "train.adapter",
     "open": "query.opened:open_run",
     "pairs": "pairs.run",
     "query": "query.run",

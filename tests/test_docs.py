@@ -256,7 +256,7 @@ def test_docs_leaves_lines_of_code_whole_in_a_narrow_terminal(
 
 def test_docs_knows_the_page_that_alone_shows_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     """Of a command that several show, they are named beside its help."""
-    assert main(["docs", "merge-adapter"]) == 0
+    assert main(["docs", "train-kto"]) == 0
     assert capsys.readouterr().out == read_page("train-and-watch").text
     assert main(["docs", "train-rl"]) == 2
     pages = "your-environment or record-your-agent or batch-rl or scale"

@@ -50,7 +50,8 @@ def base_of(model: str) -> tuple[str, Path | None]:
     if (Path(base) / "adapter_config.json").is_file():
         raise DataError(
             f"{config}: its base model {base} is a LoRA folder itself, expected a complete model",
-            hint=f"merge that first: gymdata merge-adapter {base} -o MODEL; then name MODEL as base_model_name_or_path",
+            hint=f"merge that first: gymdata.merge_adapter({base!r}, 'MODEL') in Python; then name MODEL as "
+            "base_model_name_or_path",
         )
     if not Path(base).is_dir() and (Path(base).is_absolute() or base.startswith(".")):
         raise DataError.missing_path(base, f"the base model that {config} names")

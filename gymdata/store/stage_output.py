@@ -71,7 +71,7 @@ STAGES = {
     "audit": ("an audit", "checks"),
     "annotations": ("what a training saw", "checks"),
     "train": ("a training", "models"),
-    "merge-adapter": ("a merged model", "models"),
+    "merged-model": ("a merged model", "models"),
     "finetune": ("a finetuning run", "models"),
     "sweep": ("a sweep", "models"),
     "serve-genrm": ("what serve-genrm keeps", "checks"),

@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ from gymdata.store.run_json import complete, differences, plain, write_text
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import held_instead
 from gymdata.train import launch
+from gymdata.train.adapter import merge_adapter
 from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.data_checks import check
 from gymdata.train.from_text import TEXT, naming_file, rendered, text_format, trained_of
@@ -53,6 +54,7 @@ from gymdata.train.trainer_settings import check_settings
 
 SUCCESS = "SUCCESS"
 JOB = "job"
+MERGED = "merged"
 CHECKPOINTS = "checkpoints"
 #: Runs a prepared job file and returns what the trainer announced; raises what it reported.
 Runner = Callable[[Path, Progress], Figures]
@@ -71,7 +73,8 @@ class TrainReport(Report):
     file against those of the batches; ``heldout``: how the model does on held-out tasks; ``ratio``: how far the model
     was from the sampler before the first step; ``training``: figures of the first and of the last tenth of the steps
     (means), and tokens per second; ``learned``: whether any weight was changed by a gradient; ``annotations``: the file
-    of what its steps saw of each token, and its rows; ``run_json``: all of it, as run.json holds it."""
+    of what its steps saw of each token, and its rows; ``merged``: the folder of the adapter and its base as one model;
+    ``run_json``: all of it, as run.json holds it."""
 
     algorithm: str
     status: str
@@ -85,6 +88,7 @@ class TrainReport(Report):
     ratio: Figures | None = None
     training: Figures | None = None
     annotations: Figures | None = None
+    merged: Path | None = None
 
     @classmethod
     def of(cls, facts: RunFacts) -> TrainReport:
@@ -111,7 +115,7 @@ class TrainReport(Report):
         return ", ".join([*shown, f"weights changed by {change:.2g} times their size"])
 
     def to_dict(self) -> Figures:
-        return self.run_json
+        return self.run_json if self.merged is None else {**self.run_json, "merged": str(self.merged)}
 
     def rows(self) -> list[Row]:
         shown = [name for name, n in self.counts.items() if name != "trained_tokens" and (n or "left_out" not in name)]
@@ -123,6 +127,7 @@ class TrainReport(Report):
             rows.append(("ratio before training, mean", self.ratio["mean"]))
             rows.append(("  effective sample size", f"{self.ratio['effective_sample_size']:.1%}"))
         rows += [("steps", self.steps), *self._figures(), ("output", self.output)]
+        rows += [("merged with its base", self.merged)] if self.merged else []
         rows += [] if self.ok else [("learned", "nothing: no weight was changed by a gradient, beyond rounding")]
         if self.annotations:
             rows.append(("annotations", self.annotations["file"]))
@@ -303,6 +308,8 @@ def train(
         )
         words = list(command) or [f"gymdata.{stage.replace('-', '_')}"]
         report = TrainReport.of(training.run(words, overwrite=overwrite, dry_run=dry_run))
+    if getattr(settings, "merge", False) and report.status == "completed":
+        report = replace(report, merged=merge_adapter(out, out / MERGED, command=words).path)
     if not report.ok:
         progress.message(
             f"warning: {report.output}: nothing was learned: in {report.steps:,} steps no weight was changed by a gradient, "

@@ -63,6 +63,10 @@ Annotate = Annotated[
         "(NAME: the folder of -o)."
     ),
 ]
+Merge = Annotated[
+    bool,
+    pydantic.Field(description="After training an adapter, also write it and its base as one model to OUTPUT/merged."),
+]
 PairWeights = Annotated[bool, pydantic.Field(description="Weight the loss of each pair with its weight.")]
 MarginScale = Annotated[
     float, pydantic.Field(ge=0.0, description="Margin that the loss asks for, per unit of the margin of a pair.")
@@ -85,6 +89,10 @@ class TrainConfig(Config):
     columns: ClassVar[tuple[str, ...]]
     only_with: ClassVar[OnlyWith] = {
         "accelerate_config": ("{launcher:accelerate}", lambda c: c.launcher == "accelerate")
+    }
+    #: Of the trainers of policies, the only ones with ``merge``.
+    merge_with: ClassVar[OnlyWith] = {
+        "merge": ("an adapter (use_peft or --lora, or a LoRA folder as the model)", lambda c: c.trains_adapter)
     }
     #: Sequences per row of training.
     sides: ClassVar[int] = 1
@@ -134,7 +142,11 @@ class TrainConfig(Config):
 
     def own(self) -> dict[str, object]:
         """The settings that say what is trained, apart from where the model comes from and goes to."""
-        return self.model_dump(mode="json", exclude={"model", "output", "trainer", *LAUNCHING})
+        return self.model_dump(mode="json", exclude={"model", "output", "merge", "trainer", *LAUNCHING})
+
+    @property
+    def trains_adapter(self) -> bool:
+        return bool(self.trainer.get("use_peft")) or (Path(self.model) / "adapter_config.json").is_file()
 
     def launching(self) -> dict[str, object]:
         """The settings of ``LAUNCHING``, the file as an absolute path. Raises UsageError when it is not there."""
@@ -203,6 +215,7 @@ class TrainDpoConfig(RenderedConfig):
         **TrainConfig.only_with,
         "reward_scale": ("loss_type rpo_sq, rpo_fwd_kl or rpo_bwd_kl", lambda c: c.has_loss("rpo_")),
         "margin_scale": ("a loss_type that takes a margin", lambda c: not c.has_loss(*OWN_PAIR_LOSSES)),
+        **TrainConfig.merge_with,
     }
 
     ref: Literal["model", "saved"] = pydantic.Field(
@@ -213,6 +226,7 @@ class TrainDpoConfig(RenderedConfig):
     reward_scale: float = pydantic.Field(
         1.0, gt=0.0, description="Scale of the margin of a pair, a difference of rewards, in the loss types rpo_…."
     )
+    merge: Merge = False
 
     def has_loss(self, *beginnings: str) -> bool:
         """Is a loss_type among the settings whose name begins so?"""
@@ -248,6 +262,7 @@ class TrainRlConfig(TrainConfig):
             for name in LOSS_SETTINGS
         },
         "loss_constant": ("{loss_aggregation:constant}", lambda c: c.loss_aggregation == "constant"),
+        **TrainConfig.merge_with,
     }
 
     loss: str = pydantic.Field(
@@ -279,6 +294,7 @@ class TrainRlConfig(TrainConfig):
         False, description="Train even if the saved logprobs are biased (L304)."
     )
     annotate: Annotate = None
+    merge: Merge = False
 
     @property
     def own_settings(self) -> Mapping[str, object]:
@@ -369,6 +385,7 @@ class TrainSftConfig(RolloutsConfig):
     only_with: ClassVar[OnlyWith] = {
         **TrainConfig.only_with,
         "pack_length": ("{packing:True}", lambda c: c.packing),
+        **TrainConfig.merge_with,
     }
     not_with: ClassVar[OnlyWith] = {"packing": ("{distill:True}", lambda c: not c.distill)}
 
@@ -386,6 +403,7 @@ class TrainSftConfig(RolloutsConfig):
         None, ge=2, description="Tokens per packed row (default: --max-length, else 1024, or the longest sequence)."
     )
     annotate: Annotate = None
+    merge: Merge = False
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
@@ -423,12 +441,14 @@ class TrainKtoConfig(RolloutsConfig):
     algorithm = "kto"
     library = "TRL's KTOConfig"
     columns = KTO_COLUMNS
+    only_with: ClassVar[OnlyWith] = {**TrainConfig.only_with, **TrainConfig.merge_with}
 
     threshold: float | None = pydantic.Field(
         None, allow_inf_nan=False, description="Reward above which a rollout is desirable (default: the task's mean)."
     )
     desirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of desirable rollouts.")
     undesirable_weight: float = pydantic.Field(1.0, ge=0.0, description="Weight of undesirable rollouts.")
+    merge: Merge = False
 
     @pydantic.model_validator(mode="after")
     def _two_rows(self) -> Self:

@@ -117,7 +117,7 @@ def check_settings(
         raise UsageError(
             f"{called('use_peft')}: {model} is a LoRA folder, and a new adapter needs a complete model as its base",
             hint="leave the LoRA settings out to train this adapter further, or merge it first: "
-            f"gymdata merge-adapter {model} -o MODEL",
+            f"gymdata.merge_adapter({str(model)!r}, 'MODEL') in Python",
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import gymdata
 from gymdata.cli.main import main
 from gymdata.interop.formats import exported, format_named
 from tests.forks import Forks, Spares, forks
@@ -63,7 +64,7 @@ REPRESENTATIVES = {"pairs", "pairs, files", "score", "import", "filter, files", 
 #: Each process of these runs a model, or draws.
 SLOW = {
     "audit": "audit {clean} -m {policy} -o {out} -n 2 --write-as ref_logprobs",
-    "merge-adapter": "merge-adapter {adapter} -o {out}",
+    "merge_adapter": "merge_adapter {adapter} {out}",
     "tour": "tour -o {out} --no-view",
     "report, charts": "report {run} -o {out}/r.html --png {out}/charts",
 }
@@ -72,6 +73,14 @@ SLOW = {
 @dataclass
 class DiedError(Exception):
     code: int
+
+
+def command(words: list[str]) -> int:
+    """A command, or the function that has none."""
+    if words[0] == "merge_adapter":
+        gymdata.merge_adapter(*words[1:])
+        return 0
+    return main(words)
 
 
 def _run(words: list[str], root: str, at: int | None, told: str) -> int:
@@ -103,7 +112,7 @@ def _run(words: list[str], root: str, at: int | None, told: str) -> int:
     sys.addaudithook(heard)
     # It marks where a file is whole. What a killed process wrote is there without it.
     os.fsync = lambda file: operation()
-    code = main(words)
+    code = command(words)
     sys.stderr.flush()
     Path(told).write_text(json.dumps([list(states.values()), [name for name in sys.modules if name not in imported]]))
     return code

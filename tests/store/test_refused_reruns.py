@@ -43,7 +43,6 @@ COMMANDS = {
     "import": ("import {answers} -o {out}", "{answers} → {others}"),
     "import of pairs": ("import {choices} -o {out}", "{choices} → {preferred}"),
     "export": ("export {run} -o {out}/x.jsonl --format nemo-gym", "{run} → {clean}"),
-    "merge-adapter": ("merge-adapter {adapter} -o {out}", "--dtype float16"),
     "train-sft, rollouts": (f"train-sft {{clean}} {_TRAIN}", "--set learning_rate=0.1"),
     "train-sft": (f"train-sft {{answers}} {_TRAIN}", "-m {policy} → -m {student}"),
     "train-sft, other rows": (f"train-sft {{answers}} {_TRAIN}", "{answers} → {others}"),

@@ -94,7 +94,10 @@ def test_a_new_adapter_over_a_lora_folder_is_refused(
     assert main(words) == 2
     message = capsys.readouterr().err
     assert f"{adapter} is a LoRA folder, and a new adapter needs a complete model as its base" in message
-    assert f"to train this adapter further, or merge it first: gymdata merge-adapter {adapter} -o MODEL" in message
+    assert (
+        f"to train this adapter further, or merge it first: gymdata.merge_adapter({str(adapter)!r}, 'MODEL') in Python"
+        in message
+    )
     assert not out.exists()
     check_settings("sft", {"learning_rate": 1e-5}, model=str(adapter))
     for model in (None, str(POLICY)):

@@ -1,4 +1,4 @@
-"""``gymdata merge-adapter``: a LoRA folder and its base are one model folder, complete, with a run.json."""
+"""``gymdata.merge_adapter`` and ``--merge``: a LoRA folder and its base are one model folder, complete, with a run.json."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gymdata.models.forward import load_policy
 from gymdata.models.model_identity import policy_facts
 from gymdata.store import read_run_json, write_run_json
 from tests.model_files import POLICY, write_adapter
+from tests.train.trainers.running import gymdata as train
 
 pytestmark = pytest.mark.torch
 
@@ -37,7 +38,7 @@ def test_the_model_is_base_and_adapter_together(tmp_path: Path) -> None:
     for file in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
         assert not (POLICY / file).exists() or (out / file).read_bytes() == (POLICY / file).read_bytes()
     facts = read_run_json(out)
-    assert facts["stage"] == "merge-adapter"
+    assert facts["stage"] == "merged-model"
     assert [Path(parent["path"]) for parent in facts["parents"]] == [adapter, POLICY]
     assert "model.safetensors" in {file["path"] for file in facts["files"]}
     assert not report.existing
@@ -119,9 +120,52 @@ def test_a_model_that_is_there_is_not_merged_again(tmp_path: Path) -> None:
     inode = (out / "config.json").stat().st_ino
     again = gymdata.merge_adapter(adapter, out)
     assert (again.existing, again.policy_hash) == (True, first.policy_hash)
-    assert ("already there", f"{out} (--overwrite merges again)") in again.rows()
+    assert ("already there", f"{out} (overwrite=True merges again)") in again.rows()
     assert (out / "config.json").stat().st_ino == inode
     (out / "tokenizer.json").unlink()
     assert not gymdata.merge_adapter(adapter, out).existing
     assert (out / "tokenizer.json").is_file()
     assert not gymdata.merge_adapter(adapter, out, overwrite=True).existing
+
+
+ROLLOUTS = POLICY.parent / "rollouts" / "clean.jsonl"
+LORA = ("--lora", "--set", "lora_r=4", "--set", "lora_target_modules=all-linear")
+
+
+def test_a_training_writes_the_merged_model_too(tmp_path: Path) -> None:
+    """In OUTPUT/merged, printed and in --json; without --merge before, the same command writes it from the adapter that is
+    there, and with a LoRA folder as the model it is merged as well."""
+    pytest.importorskip("peft")
+    out, once = tmp_path / "out", ("--set", "max_steps=1", "--json")
+    words = ["train-sft", ROLLOUTS, "-m", POLICY, "-o", out, *LORA, *once]
+    first = train(*words)
+    assert (first.returncode, (out / "merged").exists()) == (0, False), first.stderr
+    assert "merged" not in json.loads(first.stdout)
+    merged = train(*words, "--merge")
+    assert (merged.returncode, "nothing to do" in merged.stderr) == (0, True), merged.stderr
+    assert json.loads(merged.stdout)["merged"] == str(out / "merged")
+    assert policy_facts(str(out / "merged"))["adapter"] is None
+    facts = read_run_json(out / "merged")
+    assert [Path(parent["path"]) for parent in facts["parents"]] == [out, POLICY]
+    assert facts["identity"]["policy_hash"] == policy_facts(str(out))["policy_hash"]
+    further = train("train-sft", ROLLOUTS, "-m", out, "-o", tmp_path / "further", "--set", "max_steps=1", "--merge")
+    assert further.returncode == 0, further.stderr
+    assert f"merged with its base {tmp_path / 'further' / 'merged'}" in " ".join(further.stdout.split())
+    gone = train(*words, "--overwrite")
+    assert (gone.returncode, (out / "merged").exists()) == (0, False), gone.stderr
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo", "kto", "rl"])
+def test_merging_needs_an_adapter(trainer: str, tmp_path: Path) -> None:
+    """Refused before anything is read."""
+    refused = train(f"train-{trainer}", ROLLOUTS, "-m", POLICY, "-o", tmp_path / "out", "--merge")
+    assert (refused.returncode, (tmp_path / "out").exists()) == (2, False)
+    assert "--merge has no effect without an adapter (use_peft or --lora, or a LoRA folder as the model)" in " ".join(
+        refused.stderr.split()
+    )
+
+
+def test_only_trainers_of_policies_merge(tmp_path: Path) -> None:
+    """A reward model and a critic have a head that is no part of a causal model."""
+    for trainer in ("reward", "value"):
+        assert train(f"train-{trainer}", ROLLOUTS, "-m", POLICY, "-o", tmp_path / "out", "--merge").returncode == 2

@@ -1,4 +1,4 @@
-"""``gymdata merge-adapter``: a LoRA folder and its base as one model."""
+"""``gymdata.merge_adapter``, and ``--merge`` of trainings: a LoRA folder and its base as one model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gymdata.errors import RefusedError, UsageError, require
+from gymdata.errors import RefusedError, UsageError, option, require
 from gymdata.models.model_identity import policy_facts, stored_dtype
 from gymdata.public import Figures, Report, Row
 from gymdata.store import StageOutput, read_run_json
@@ -35,7 +35,9 @@ class MergedAdapter(Report):
 
     def rows(self) -> list[Row]:
         outcome = (
-            ("already there", f"{self.path} (--overwrite merges again)") if self.existing else ("written to", self.path)
+            ("already there", f"{self.path} ({option('overwrite', True)} merges again)")
+            if self.existing
+            else ("written to", self.path)
         )
         return [("base", self.base), ("number format", self.dtype), outcome]
 
@@ -73,7 +75,7 @@ def merge_adapter(
             raise UsageError(f"{out}: is itself merged here, and would be lost", hint="give another output folder")
     parents = [parent_of(adapter), parent_of(facts["base"])]
     identity = {"policy_hash": facts["policy_hash"]}
-    with StageOutput(out / RUN_JSON, "merge-adapter", ["config.json"], overwrite=overwrite) as stage:
+    with StageOutput(out / RUN_JSON, "merged-model", ["config.json"], overwrite=overwrite) as stage:
         stage.refuse_other("identity", identity, "a merged adapter that was made")
         files = stage.facts.get("files") or []
         sizes = {file["path"]: path.stat().st_size for file in files if (path := out / file["path"]).is_file()}

@@ -1,1 +1,0 @@
-"""``gymdata merge``: rollouts of several runs of one kind as one."""
