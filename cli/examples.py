@@ -27,7 +27,6 @@ gymdata collect sample_data/tasks/train.jsonl -m MODEL \\
     "serve": (
         "gymdata serve -m sample_data/policy --port 8000",
         "gymdata serve -m MODEL --set engine.max_model_len=8192 --dry-run",
-        "gymdata serve sample_data/policy --background",
     ),
     "check": (
         "gymdata check sample_data/policy",

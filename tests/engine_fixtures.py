@@ -41,7 +41,7 @@ def policy() -> str:
 def vllm_server(policy: str) -> Iterator[str]:
     """Base URL of a vLLM server of the sample policy, served as ``sample-policy`` in float32."""
     pytest.importorskip("vllm")
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(
             server_command(policy, port),
@@ -51,7 +51,7 @@ def vllm_server(policy: str) -> Iterator[str]:
             start_new_session=True,
         )
         try:
-            _await_health(server, port, log)
+            await_health(server, port, log)
             yield f"http://127.0.0.1:{port}"
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -83,13 +83,13 @@ def server_environment() -> dict[str, str]:
     return {**defaults, **os.environ, "HF_HUB_OFFLINE": "1"}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _await_health(server: subprocess.Popen[bytes], port: int, log: Any) -> None:
+def await_health(server: subprocess.Popen[bytes], port: int, log: Any) -> None:
     """Return when the server answers; fail with its log when it ends or takes five minutes."""
     deadline = time.monotonic() + 300
     while server.poll() is None and time.monotonic() < deadline:

@@ -402,8 +402,8 @@ async def _play(
 
 
 def _starting(config: CollectConfig, parts: Parts) -> str:
-    policy, background = parts.model["policy"], parts.sampler.base if isinstance(parts.sampler, ServerSampler) else None
-    if server := ", ".join(config.endpoint) or config.chat_endpoint or config.workflow_url or background:
+    policy = parts.model["policy"]
+    if server := ", ".join(config.endpoint) or config.chat_endpoint or config.workflow_url:
         return f"connecting to {redacted(server)} …"
     if config.replicas is not None:
         where = "Ray" if config.ray in (None, "local") else f"the Ray cluster at {config.ray}"

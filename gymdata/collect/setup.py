@@ -25,10 +25,9 @@ from gymdata.check import run as checking
 from gymdata.collect.episode import NextPrompt
 from gymdata.collect.loop import VERDICT
 from gymdata.collect.report import EnvironmentTrial
-from gymdata.collect.settings import ENGINE_IDENTITY, CollectConfig
+from gymdata.collect.settings import CollectConfig
 from gymdata.collect.task_shapes import FieldError, TextTemplate, answer_hint, text_or_file
 from gymdata.engines.port import Chat, Sampler
-from gymdata.engines.servers.background import BackgroundServer, background_server
 from gymdata.engines.servers.many import Endpoints, Servers
 from gymdata.engines.servers.vllm_server import ServerSampler, not_served, served_models, server_address
 from gymdata.environments import (
@@ -366,12 +365,8 @@ def load_parts(config: CollectConfig, objects: Given | None = None) -> Parts:
     tokenizer_chat, notes = (
         checking.patched_template(tokenizer_chat, config.tool_parser) if config.keep_reasoning else (tokenizer_chat, [])
     )
-    background = None
-    if not servers and config.replicas is None:
-        assert config.model is not None
-        background, announced = background_server(config.model, model["policy_hash"], config.engine, ENGINE_IDENTITY)
     parts = Parts(
-        _sampler(config, tokenizer_chat, model["policy_hash"], background),
+        _sampler(config, tokenizer_chat, model["policy_hash"]),
         tokenizer_chat,
         environment,
         rewards,
@@ -486,13 +481,11 @@ def _user(config: CollectConfig, objects: Given, prompt: TextTemplate | None) ->
     )
 
 
-def _sampler(
-    config: CollectConfig, tokenizer_chat: TransformersChat, policy_hash: str, background: BackgroundServer | None
-) -> Sampler:
+def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_hash: str) -> Sampler:
     """The engine, not started. The template's own end of turn must end a turn even where the checkpoint forgets it."""
     sampling = config.sampling_parameters()
     sampling["stop_token_ids"] = (*tokenizer_chat.stop_token_ids, *sampling.get("stop_token_ids", ()))
-    if not config.endpoint and config.chat_endpoint is None and background is None:
+    if not config.endpoint and config.chat_endpoint is None:
         assert config.model is not None
         if config.replicas is not None:
             from gymdata.engines.servers._ray import replicated
@@ -515,15 +508,12 @@ def _sampler(
 
     make = partial(
         ServerSampler if config.chat_endpoint is None else ChatServerSampler,
-        model=config.model if background is None else background.name,
+        model=config.model,
         sampling=sampling,
         request_timeout_s=config.request_timeout,
-        # An engine in this process would take the mode that is set, without --allow-raw-logprobs.
-        allow_raw_logprobs=config.allow_raw_logprobs or (background is not None and "logprobs_mode" in config.engine),
+        allow_raw_logprobs=config.allow_raw_logprobs,
         vocab_size=tokenizer_chat.most_ids,
     )
-    if background is not None:
-        return make(background.url, max_retries=config.retries)
     urls = [config.chat_endpoint] if config.chat_endpoint is not None else config.endpoint
     if config.chat_endpoint is not None or (len(urls) == 1 and not urls[0].startswith("@")):
         return make(urls[0], max_retries=config.retries)

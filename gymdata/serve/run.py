@@ -1,27 +1,32 @@
-"""``serve``: a vLLM server of a model, started with what collecting needs, until it is stopped.
+"""``serve``: becomes the vLLM server of a model, with what collecting needs.
 
-Invariants: the server is what the printed line starts, no more; the server is announced only once it answers; it ends
-with this process, or, in the background, when it is stopped: from its start on its file says where it is.
+Invariants: the server is what the printed line starts, no more; its engine's processes end with it, however it ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
-import tempfile
-import time
-from collections.abc import Callable, Mapping
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from gymdata.engines.servers.background import BackgroundServer, background_servers, stop_servers
-from gymdata.engines.servers.vllm_process import ended, running, shell_line, wait_until_healthy, words_of
+from gymdata.engines.parent_death import ENGINE_OF
 from gymdata.errors import GymdataError, UsageError, option, require
-from gymdata.models.model_identity import policy_facts, tokenizer_folder
+from gymdata.models.model_identity import tokenizer_folder
 from gymdata.serve.settings import ServerConfig
+from gymdata.settings import Settings
 from gymdata.urls import address_of, listening_socket
-from gymdata.workers.signals import sigterm_interrupts
+from gymdata.workers import python_module
+
+#: ``vllm serve`` of the CPU build looks for metadata of another package and crashes; the module is the same server.
+MODULE = "vllm.entrypoints.openai.api_server"
+_QUIET = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
 
 #: A mark of tool calls in a chat template → vLLM's parser for it; the first match counts.
 PARSERS: Mapping[str, str] = {
@@ -40,89 +45,46 @@ def serve(
     config: ServerConfig | None = None,
     *,
     dry_run: bool = False,
-    background: bool = False,
-    stop: bool = False,
     say: Callable[[str], None] = lambda _: None,
     show: Callable[[str], None] = print,
     **settings: Any,
 ) -> None:
-    """Serve ``model`` with vLLM until a signal comes. ``show`` gets the line that starts the same server; ``say`` is
-    called when it answers, with the next command. With ``dry_run`` only the line is shown.
+    """Replace this process by a vLLM server of ``model``. ``show`` gets the line that starts the same server; ``say`` is
+    called with what is done with it. With ``dry_run`` only the line is shown.
 
-    With ``background`` return when it answers: later commands with the model on this machine sample from it until ``stop``
-    ends it, without a model the only one. It takes a free port where none is given.
-
-    Settings are those of ``ServerConfig``. Raises UsageError for settings that vLLM does not have, where there is nothing
-    to stop, and for ``stop`` with ``dry_run`` or ``background``; OutsideError when the address is taken or the server ends
-    by itself; KeyboardInterrupt when SIGINT or SIGTERM ended it.
+    Settings are those of ``ServerConfig``. Raises UsageError for settings that vLLM does not have; OutsideError when the
+    address is taken.
     """
     config = ServerConfig.called_with(serve, config, settings)
-    if stop:
-        if background or dry_run:
-            raise UsageError(
-                f"{option('stop')}: ends servers, so it starts none and shows no line", hint="give it alone"
-            )
-        if not config.model and "model" in config.model_fields_set:
-            raise UsageError.bad_value(option("model"), config.model, "a model folder or a name")
-        for server in stop_servers(config.model):
-            say(f"stopped the server of {server.model} on {server.url}")
-        return
     if not config.model:
         raise UsageError("model is missing", hint=f"give {option('model')}, or set it in {option('config')}")
     require("engine", "vllm")
-    policy_hash, port = "", config.port
-    if background and not dry_run:
-        policy_hash = policy_facts(config.model)["policy_hash"]
-        for server in background_servers():
-            if (server.policy_hash, server.engine) == (policy_hash, config.engine):
-                say(f"{server.name} is served on {server.url} already (process {server.pid}; log {server.log})")
-                return
-        port = port if "port" in config.model_fields_set else 0
-    bound = None if dry_run else listening_socket(config.host, port)
-    port, url = (config.port, "") if bound is None else (bound.getsockname()[1], address_of(bound))
-    try:
-        words, environment, notes = server_line(config, port)
-    finally:
-        if bound is not None:
-            bound.close()
+    port, url = config.port, ""
+    if not dry_run:
+        # Before a minute of loading: an address that is taken is an error, and port 0 becomes a free one.
+        with contextlib.closing(listening_socket(config.host, config.port)) as bound:
+            port, url = bound.getsockname()[1], address_of(bound)
+    words, environment, notes = server_line(config, port)
     show(shell_line(words, environment))
     for note in notes:
         say(note)
     if dry_run:
         return
     reached = url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
-    handle, name = tempfile.mkstemp(prefix="gymdata-serve-", suffix=".log")
-    os.close(handle)
-    log = Path(name)
-    say(f"starting vLLM with {config.model}; its log is {log} …")
-    with sigterm_interrupts(), contextlib.ExitStack() as stack:
-        started = time.time()
-        process = stack.enter_context(running(words, environment, log, stays=background))
-        if background:
-            engine = dict(config.engine)
-            model = os.path.realpath(config.model) if Path(config.model).is_dir() else config.model
-            server = BackgroundServer(
-                reached, served_name(config), model, policy_hash, engine, process.pid, started, str(log)
-            )
-            stack.push(lambda kind, *_: server.file.unlink(missing_ok=True) if kind else None)
-            server.save()
-        try:
-            wait_until_healthy(process, reached, log)
-            if background:
-                say(f"serving {server.name} on {url} in the background (process {server.pid}). It is used by")
-                say(f"  gymdata collect TASKS -m {config.model}")
-                say(f"until it is stopped:\n  gymdata serve {config.model} --stop")
-                return
-            say(f"serving {served_name(config)} on {url}; Ctrl-C stops it. In another terminal:")
-            say(f"  gymdata check --endpoint {reached}")
-            # The base of a LoRA adapter is served, too.
-            named = f" -m {served_name(config)}" if "--enable-lora" in words else ""
-            say(f"  gymdata collect TASKS --endpoint {reached}{named}")
-            process.wait()
-        except KeyboardInterrupt:
-            say("stopping vLLM …")
-            raise
-        raise ended(process, log)
+    # The base of a LoRA adapter is served, too.
+    named = f" -m {served_name(config)}" if "--enable-lora" in words else ""
+    say(f"serving {served_name(config)} on {url} when vLLM has loaded it; Ctrl-C stops it. In another terminal:")
+    say(f"  gymdata check --endpoint {reached}\n  gymdata collect TASKS --endpoint {reached}{named}")
+    _become(words, environment)
+
+
+def _become(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """This process is the server from here on."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [*python_module(MODULE), *words]
+    # What the user set wins over what keeps vLLM from the network.
+    os.execve(command[0], command, {**_QUIET, **os.environ, **environment, ENGINE_OF: str(os.getpid())})
 
 
 def server_line(config: ServerConfig, port: int) -> tuple[list[str], dict[str, str], list[str]]:
@@ -182,3 +144,35 @@ def _tool_parser(config: ServerConfig) -> tuple[str | None, list[str]]:
 def parser_for(template: str) -> str | None:
     """The parser of vLLM for what a chat template writes of tool calls; None where none is known."""
     return next((parser for mark, parser in PARSERS.items() if mark in template), None)
+
+
+def words_of(arguments: Settings) -> list[str]:
+    """Engine arguments as the server's flags: ``max_model_len=8`` is ``--max-model-len 8``, False is ``--no-…``."""
+    words: list[str] = []
+    for key, value in arguments.items():
+        flag = "--" + key.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value is False:
+            words.append(flag.replace("--", "--no-", 1))
+        elif value is not None:
+            words += [flag, json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
+    return words
+
+
+def shell_line(words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """The line to type, with the variables that it needs; broken before flags with a backslash."""
+    python = "python" if shutil.which("python") == sys.executable else sys.executable
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    lines = [" ".join([*assignments, shlex.quote(python), "-m", MODULE])]
+    flags: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not flags:
+            flags.append([])
+        flags[-1].append(shlex.quote(word))
+    for flag in map(" ".join, flags):
+        if len(lines[-1]) + len(flag) < 100:
+            lines[-1] += f" {flag}"
+        else:
+            lines.append(f"    {flag}")
+    return " \\\n".join(lines)

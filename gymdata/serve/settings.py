@@ -16,7 +16,6 @@ class ServerConfig(Config):
 
     key_only: ClassVar[Set[str]] = frozenset(["engine"])
 
-    #: Empty only where servers are stopped.
     model: str = pydantic.Field("", description="Model folder, LoRA adapter folder, or cached hub name.")
     host: str = pydantic.Field("127.0.0.1", description="Address to serve on; 0.0.0.0 for other machines.")
     port: int = pydantic.Field(8000, ge=0, le=65535, description="Port to serve on; 0 takes a free one.")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 import shlex
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import psutil
 import pytest
@@ -20,47 +21,49 @@ pytest.importorskip("vllm")
 import gymdata
 from gymdata.cli.main import main
 from gymdata.engines._vllm import tool_parsers
-from gymdata.engines.servers.vllm_process import words_of
-from gymdata.serve.run import PARSERS, parser_for
+from gymdata.serve.run import PARSERS, parser_for, words_of
 from gymdata.store import read_run_json
-from tests.engine_fixtures import server_environment
+from tests.engine_fixtures import await_health, free_port, server_environment
 
 pytestmark = pytest.mark.engine
 TASKS = "sample_data/tasks/train.jsonl"
 
 
 class Served(NamedTuple):
-    """A running ``gymdata serve`` and the address that it printed."""
+    """A running ``gymdata serve``, its address, and what it printed."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     url: str
+    printed: IO[bytes]
 
 
-def starting(policy: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "gymdata.cli", "serve", "-m", policy, "--port", "0"]
-    return subprocess.Popen(
-        command, env=server_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, bufsize=1
-    )
+@contextlib.contextmanager
+def starting(policy: str) -> Iterator[Served]:
+    """``gymdata serve`` from its first moment; what is left of it is ended."""
+    port = free_port()
+    command = [sys.executable, "-m", "gymdata.cli", "serve", "-m", policy, "--port", str(port)]
+    with tempfile.TemporaryFile() as printed:
+        process = subprocess.Popen(command, env=server_environment(), stdout=printed, stderr=subprocess.STDOUT)
+        try:
+            yield Served(process, f"http://127.0.0.1:{port}", printed)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def engine_of(server: Served) -> list[psutil.Process]:
+    """Its processes as soon as its engine is one of them."""
+    with contextlib.suppress(psutil.Error):
+        theirs = psutil.Process(server.process.pid).children(recursive=True)
+        return theirs if any(process.name().startswith("VLLM::Engine") for process in theirs) else []
+    return []
 
 
 @pytest.fixture(scope="module")
 def served(policy: str) -> Iterator[Served]:
-    process = starting(policy)
-    assert process.stderr is not None
-    said = []
-    try:
-        for text in process.stderr:
-            said.append(text)
-            # What vLLM prints goes to its log file.
-            assert len(said) <= 6, said
-            if found := re.search(r"gymdata collect TASKS --endpoint (\S+)", text):
-                break
-        else:
-            pytest.fail("".join(said))
-        yield Served(process, found[1])
-    finally:
-        process.terminate()
-        process.communicate()
+    with starting(policy) as server:
+        await_health(server.process, int(server.url.rpartition(":")[2]), server.printed)
+        yield server
 
 
 def test_the_line_alone_is_printed(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,11 +97,10 @@ def test_settings_that_vllm_has_not_are_named(policy: str, capsys: pytest.Captur
     assert "got 'nobody', expected one of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("other", ["--dry-run", "--background"])
-def test_stop_is_given_alone(other: str, policy: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A dry run ends no server."""
-    assert main(["serve", policy, "--stop", other]) == 2
-    assert "--stop: ends servers" in capsys.readouterr().err
+def test_a_server_without_a_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is none to take by default."""
+    assert main(["serve", "--dry-run"]) == 2
+    assert "error: model is missing\n  → give --model, or set it in --config" in capsys.readouterr().err
 
 
 def test_an_address_that_is_taken_is_named(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,29 +147,32 @@ def test_collect_asks_the_server_for_model_and_tokenizer(served: Served, policy:
 
 
 @pytest.mark.full
+def test_what_to_do_with_the_server_is_printed_first(served: Served) -> None:
+    """The line, then the next command with the address; the rest is what vLLM prints."""
+    served.printed.seek(0)
+    text = served.printed.read().decode()
+    assert "-m vllm.entrypoints.openai.api_server" in text.splitlines()[0]
+    assert f"  gymdata collect TASKS --endpoint {served.url}\n" in text
+
+
+@pytest.mark.full
 def test_a_signal_ends_the_server_and_leaves_nothing(served: Served) -> None:
-    """SIGTERM to the command: exit 130, and no process of the server is there any more."""
+    """SIGTERM to the command: no process of the server is there any more."""
     theirs = psutil.Process(served.process.pid).children(recursive=True)
-    assert len(theirs) >= 2
+    assert theirs
     served.process.send_signal(signal.SIGTERM)
-    assert served.process.wait(60) == 130
+    served.process.wait(60)
     _, alive = psutil.wait_procs(theirs, timeout=30)
     assert alive == []
 
 
 @pytest.mark.full
 def test_a_killed_command_leaves_nothing(policy: str) -> None:
-    """SIGKILL, which nothing can handle: the kernel ends the server with the command."""
-    process = starting(policy)
-    assert process.stderr is not None
-    for text in process.stderr:
-        if text.startswith("starting vLLM"):
-            break
-    theirs: list[psutil.Process] = []
-    while process.poll() is None and not theirs:
-        theirs = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.communicate()
-    _, alive = psutil.wait_procs(theirs, timeout=30)
-    assert theirs
-    assert alive == []
+    """SIGKILL, which nothing can handle: the kernel ends the engine's processes with the command."""
+    with starting(policy) as server:
+        while server.process.poll() is None and not (theirs := engine_of(server)):
+            pass
+        server.process.kill()
+        _, alive = psutil.wait_procs(theirs, timeout=30)
+        assert theirs
+        assert alive == []
