@@ -117,7 +117,7 @@ def _split_words(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
     """The statement and the paths, which may come in either order. A word that is a file or folder is a path; of the
     others the first with a blank, ``-`` or ``:NAME`` is the statement."""
     from gymdata.query.saved import saved
-    from gymdata.remote.places import is_url
+    from gymdata.store.fetch import is_url
 
     paths = [word for word in words if is_url(word) or os.path.exists(word)]  # noqa: PTH110 - Path.exists raises for a long SELECT
     rest = [word for word in words if word not in paths]

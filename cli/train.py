@@ -49,10 +49,10 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
     ) -> int:
         from gymdata.eval.settings import evaluation_of
         from gymdata.pairs.run import pairs_of_run
-        from gymdata.remote.reading import located
+        from gymdata.store.fetch import fetched
         from gymdata.train.run import train
 
-        source = str(located(source))
+        source = str(fetched(source))
         pair_files = pairs_of_run(source, command_words()) if kind.table.name == "pairs" else None
         if pair_files is not None:
             note(f"pairs: {', '.join(map(str, pair_files))}")

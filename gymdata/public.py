@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 
 import gymdata
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, UsageError
-from gymdata.remote.places import is_url
+from gymdata.store.fetch import fetched, is_url
 
 Paths = str | Path | Iterable[str | Path]
 #: A name and a value of a summary, as people read them.
@@ -27,16 +27,12 @@ _PATH = "the path of a run folder, a file or a glob"
 
 
 def path_of(value: Any, function: str, expected: str = _PATH) -> str | Path:
-    """``value`` if it is a path; for one on an object store where it was fetched to (``located``). Raises UsageError naming
-    the function, what it got and what it expected."""
+    """``value`` if it is a path; for a URL where it was fetched to. Raises UsageError naming the function, what it got and
+    what it expected."""
     if isinstance(value, os.PathLike) and not isinstance(value, Path) and isinstance(path := os.fspath(value), str):
         value = path
     if isinstance(value, (str, Path)):
-        if is_url(value):
-            from gymdata.remote.reading import located
-
-            return located(value)
-        return value
+        return fetched(value) if is_url(value) else value
     raise wrong_argument(value, function, expected)
 
 

@@ -19,13 +19,13 @@ _URL = re.compile(r"""\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s"'<>\\`|]+)""")
 _PUNCTUATION = re.compile(r"[.,:;!?)\]]*$")
 #: Replaces a secret, whose value a child process finds in its environment.
 PLACEHOLDER = re.compile(r"\$\{(GYMDATA_SECRET_\d+)\}")
-_ONE_SLASH = re.compile(r"(?<![\w./+-])(s3|gs|az|hf):/(?=[^/\s])")
+_ONE_SLASH = re.compile(r"(?<![\w./+-])(s3|gs|az|hf|https?):/(?=[^/\s])")
 #: Local folder → what people are shown in its place (see ``show_as``).
 _shown_as: dict[str, str] = {}
 
 
 def show_as(folder: str, url: str) -> None:
-    """From now on show people what is below the local ``folder`` as what is below ``url``, whose mirror it is."""
+    """From now on show people what is below the local ``folder`` as what is below ``url``, a copy of which it is."""
     _shown_as[f"{folder}/"] = f"{url}/"
 
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 #: Shared by everything; imports none of the others.
 KERNEL = {
-    "rollouts", "checks", "store", "remote", "errors", "installed", "settings", "urls", "progress", "stats", "http",
+    "rollouts", "checks", "store", "errors", "installed", "settings", "urls", "progress", "stats", "http",
     "user_code", "public", "workers", "registry", "texts",
 }  # fmt: skip
 #: Public maths: pure, imports the kernel only.

@@ -27,7 +27,7 @@ from gymdata.rollouts.logprobs import Rounding
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.store import StageOutput, files_of, read_run_json, read_table
 from gymdata.store.lineage import Paths, lineage, own_run, parents_of, refuse_duplicates, stage_folder
-from gymdata.store.paths import RUN_JSON, Facts, Identity, RunFacts, placed_output
+from gymdata.store.paths import RUN_JSON, Facts, Identity, RunFacts, local_output
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.validate.run import validate
 
@@ -66,7 +66,7 @@ def audit(
         if config.endpoint or config.replicas:
             served = stack.enter_context(_served(config, runs, progress))
         named = str(served[0]["path"]) if served is not None else config.model or _own_policy(runs)
-        target = None if output is None else placed_output(output)
+        target = None if output is None else local_output(output)
         if target is None and (config.write_as is not None or own_run(sources) is not None):
             target = stage_folder(sources, "audit", Path(named).resolve().name or "model")
         if target is not None:

@@ -41,14 +41,13 @@ from gymdata.environments import named_environment
 from gymdata.errors import EXIT_USAGE, GymdataError, OutsideError, StoreError, counted, redacted, redacted_all
 from gymdata.progress import LOG_FILES, NullProgress, Progress
 from gymdata.public import wrong_argument
-from gymdata.remote.places import mirrored
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.scheduler import RewardScheduler
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, read_run_json, read_table
 from gymdata.store.lineage import model_parents
 from gymdata.store.lock import Lock
-from gymdata.store.paths import Identity, RunFacts, placed_output, refuse_unwritable
+from gymdata.store.paths import Identity, RunFacts, local_output, refuse_unwritable
 from gymdata.store.reading import reading
 from gymdata.store.stage_output import derived, holds_nothing, wipe
 from gymdata.user_code import in_thread
@@ -108,7 +107,7 @@ def collect(
     for task in read:
         count += 1
         digest.update(f"{task.task_id}\0{task.content_hash}\n".encode("utf-8", "surrogatepass"))
-    folder = placed_output(config.output, config.spool) if config.output else default_output(config)
+    folder = local_output(config.output) if config.output else default_output(config)
     refuse_unwritable(folder)
     parts = parts or load_parts(config, objects)
     check_tasks(parts, read)
@@ -135,8 +134,6 @@ def collect(
             overwrite=config.overwrite,
             format=config.format,
             rows_per_file=config.rows_per_file,
-            take_over=config.take_over,
-            seal_every_s=config.upload_every,
         )
         stack.enter_context(rare_collections())
         # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
@@ -179,7 +176,6 @@ def _check(config: CollectConfig, parts: Parts, tasks: TaskFile, seed: int | Non
         defaults=CollectConfig.model_construct().identity(),
         run_id=config.run_id,
         overwrite=config.overwrite,
-        take_over=config.take_over,
     )
     if config.overwrite or not (folder / "run.json").is_file():
         return
@@ -275,7 +271,7 @@ def _collect(
 def close_or_remove(run: Run, error: BaseException | None) -> None:
     """Close a run; nothing is left of a new one whose settings were refused at the start."""
     run.close("closed" if error is None else f"{type(error).__name__}: {error}")
-    refused = isinstance(error, GymdataError) and error.exit_code == EXIT_USAGE and not mirrored(run.folder)
+    refused = isinstance(error, GymdataError) and error.exit_code == EXIT_USAGE
     if refused and not run.resumed and holds_nothing(run.folder, []):
         with contextlib.suppress(StoreError, OSError):  # another process took it; it holds what is not ours
             lock = Lock(run.folder)

@@ -15,7 +15,6 @@ from gymdata.collect.task_files import KINDS, Shard
 from gymdata.collect.task_shapes import checked
 from gymdata.errors import UsageError
 from gymdata.record.presets import PRESETS
-from gymdata.remote.places import is_url
 from gymdata.rewards.setting import RewardSpecs
 from gymdata.rollouts.column_names import TASK_FIELDS
 from gymdata.rollouts.logprobs import BIASES
@@ -87,16 +86,9 @@ class CollectConfig(Config):
         return of_nemo_gym(values, file, given)
 
     given_as: ClassVar[Mapping[str, str]] = {"tasks": "the tasks file as the argument"}
-    only_with: ClassVar[OnlyWith] = (
-        dict.fromkeys(
-            ("spool", "upload_every", "take_over"),
-            ("{output} with a URL such as s3://BUCKET/RUN", lambda c: c.output is not None and is_url(c.output)),
-        )
-        | dict.fromkeys(("ray", "replica"), ("{replicas}", lambda c: c.replicas is not None))
-        | dict.fromkeys(
-            ("agent_files", "isolate", "agent_timeout", "force"), ("{agent}", lambda c: c.agent is not None)
-        )
-    )
+    only_with: ClassVar[OnlyWith] = dict.fromkeys(
+        ("ray", "replica"), ("{replicas}", lambda c: c.replicas is not None)
+    ) | dict.fromkeys(("agent_files", "isolate", "agent_timeout", "force"), ("{agent}", lambda c: c.agent is not None))
     key_only: ClassVar[Set[str]] = frozenset(
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
     ) | {
@@ -263,16 +255,6 @@ class CollectConfig(Config):
     run_id: str | None = pydantic.Field(None, min_length=1, max_length=200, description="Run ID (default: random).")
     format: Literal["parquet", "jsonl"] = pydantic.Field("parquet", description="File format.")
     rows_per_file: int | None = pydantic.Field(None, ge=1, description="Rows per output file (default: about 256 MB).")
-    spool: Path | None = pydantic.Field(
-        None, description="Local staging folder for uploads to an object store (default: $GYMDATA_SPOOL)."
-    )
-    upload_every: float = pydantic.Field(
-        300.0,
-        gt=0.0,
-        allow_inf_nan=False,
-        description="Upload interval in seconds: what a lost machine loses.",
-    )
-    take_over: bool = pydantic.Field(False, description="Continue an object store's run whose machine is gone.")
 
     max_attempts: int = pydantic.Field(3, ge=1, description="Maximum failed attempts per rollout.")
     give_up: bool = pydantic.Field(False, description="Exit with 0 even if rollouts are missing.")
@@ -420,7 +402,6 @@ class CollectConfig(Config):
             "skip_bad_rows",
             "rows_per_file",
             "format",
-            "upload_every",
             "tool_timeout",
             "agent_timeout",
             "isolate",

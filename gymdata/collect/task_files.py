@@ -21,8 +21,8 @@ import orjson
 from pydantic_core import PydanticCustomError
 
 from gymdata.errors import DataError, UsageError, abridged
-from gymdata.remote.reading import located
 from gymdata.rollouts.messages import TaskRow, drop_nulls
+from gymdata.store.fetch import fetched
 from gymdata.store.lines import SEPARATORS, decode, row_lines
 from gymdata.store.paths import BOM, Compression, Source
 
@@ -42,11 +42,11 @@ BadLine = Callable[[Path, int, str, str], None]
 def task_files(path: Path | str) -> list[Path]:
     """The files that ``path`` names: one, those of a glob, a saved dataset's or a hub dataset's. Raises DataError."""
     text = str(path)
-    if text.startswith(HUB):
+    if text.startswith(HUB) and not text.startswith(f"{HUB}/"):
         from gymdata.engines._hub import hub_files
 
         return hub_files(text)
-    text = str(located(text))
+    text = str(fetched(text))
     # A file of that very name wins over a pattern: "tasks[1].jsonl" is a name, too.
     is_pattern = glob.has_magic(text) and not Path(text).exists()
     paths = [Path(p) for p in sorted(glob.glob(text))] if is_pattern else [Path(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
@@ -165,7 +165,7 @@ def _table_rows(file: Path, format: Literal["Parquet", "Arrow"]) -> Iterator[tup
     import pyarrow as pa
     from pyarrow import ipc
 
-    from gymdata.remote.reading import parquet_file
+    from gymdata.store.parquet import parquet_file
 
     try:
         if format == "Parquet":

@@ -10,7 +10,6 @@ import contextlib
 import os
 import platform
 import re
-import secrets
 import shutil
 import subprocess
 import tempfile
@@ -26,10 +25,8 @@ from gymdata.errors import GymdataError
 from gymdata.installed import install_command
 from gymdata.pairs.run import pairs
 from gymdata.public import Figures, Report, Row, path_of
-from gymdata.remote import client
-from gymdata.remote.client import TakenError
-from gymdata.remote.places import Place, default_spool, is_url, place_of
 from gymdata.store.lock import Lock
+from gymdata.store.paths import local_output
 from gymdata.validate.run import validate
 
 if TYPE_CHECKING:
@@ -78,12 +75,13 @@ class DoctorReport(Report):
 def doctor(folder: str | Path = ".", model: str | Path | None = None) -> DoctorReport:
     """Look at this install and this machine, and at ``folder`` as a place to work in.
 
-    Packages are not imported, and no model is loaded. Nothing stays in ``folder``, which may be on an object store: there an
-    object is written, replaced and deleted. ``model``: estimate its memory and speed here with every trainer, and the time
-    of a next command, which trains on ``folder`` where that is a run; this loads torch and measures for some seconds.
+    Packages are not imported, and no model is loaded. Nothing stays in ``folder``. ``model``: estimate its memory and speed
+    here with every trainer, and the time of a next command, which trains on ``folder`` where that is a run; this loads
+    torch and measures for some seconds.
     """
-    # Not fetched, as other commands do: it need not be there.
-    location = place_of(folder) if is_url(folder) else Path(path_of(folder, "doctor", "the path of a folder"))
+    # Before it is fetched, as other commands do.
+    here = local_output(folder) if isinstance(folder, (str, Path)) else folder
+    location = Path(path_of(here, "doctor", "the path of a folder"))
     memory, gpus = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), list[str]()
     # Name, memory and driver of each GPU, as NVIDIA's own program lists them.
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
@@ -95,8 +93,7 @@ def doctor(folder: str | Path = ".", model: str | Path | None = None) -> DoctorR
         from gymdata.doctor import model as models
 
         card = re.search(r"(\d+) MiB", gpus[0]) if gpus else None
-        run = location if isinstance(location, Path) else None
-        estimate = models.estimate(str(model), run, memory, int(card[1]) * 2**20 if card else None)
+        estimate = models.estimate(str(model), location, memory, int(card[1]) * 2**20 if card else None)
         less = f"the {estimate.total / 1e9:,.0f} GB here are less: LoRA, a smaller per_device_train_batch_size, --max-length"
         for name, text, fits in estimate.lines():
             estimated.append(Check(name, "ok" if fits else "note", text, None if fits else less))
@@ -108,7 +105,7 @@ def doctor(folder: str | Path = ".", model: str | Path | None = None) -> DoctorR
             Check("gpu", "ok" if gpus else "note", "; ".join(gpus) or "none (nvidia-smi lists none)"),
             *_packages(bool(gpus)),
             *_extras(bool(gpus)),
-            *(_folder(location) if isinstance(location, Path) else _store(location)),
+            *_folder(location),
             _self_test(),
             *estimated,
         ),
@@ -166,30 +163,6 @@ def _folder(folder: Path) -> Iterator[Check]:
     yield _disk("disk", f"{free / 1e9:,.1f} GB free", free)
 
 
-def _store(store: Place) -> Iterator[Check]:
-    """Nothing stays there: neither the object nor, where there was none, a folder."""
-    try:
-        client.check_installed(store)
-        if store.scheme == "hf":
-            client.listed(store)
-            advice = "the Hub is only read: write to a local folder, or to a bucket"
-            yield Check("folder", "note", f"{store}: can be read", advice)
-        elif (fault := _write_fault(store)) is not None:
-            advice = "two writers could overwrite each other: use a store with conditional writes"
-            yield Check("folder", "fault", f"{store}: {fault}", advice)
-        else:
-            yield Check("folder", "ok", f"{store}: an object was written, replaced on condition, and deleted")
-    except GymdataError as error:
-        yield Check("folder", "fault", f"{store}: {error.message.replace(f'{store}: ', '')}", error.hint)
-    spool = folder = default_spool()
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    yield _disk(
-        "spool", f"{free / 1e9:,.1f} GB free on this machine in {spool}, where outputs wait for their upload", free
-    )
-
-
 def _disk(name: str, text: str, free: int) -> Check:
     little = "a small model's checkpoints need more; free some" if free < _LITTLE else None
     return Check(name, "note" if little else "ok", text, little)
@@ -215,25 +188,3 @@ def _self_test() -> Check:
     return Check(
         "self-test", "ok", f"{good.rollouts} rollouts valid, {count} pairs made, {bad.errors} planted faults found"
     )
-
-
-def _write_fault(store: Place) -> str | None:
-    """The store's fault, or None. Raises OutsideError("object store")."""
-    name = f".gymdata-doctor-{secrets.token_hex(4)}"
-    probe = store.at(f"{store.key}/{name}" if store.key else name)
-    try:
-        first = client.put(probe, b"first", None)
-        client.put(probe, b"second", first)
-        with contextlib.suppress(TakenError):
-            client.put(probe, b"third", first)
-            return "replaces an object whatever the condition of the request"
-        content = client.read(probe)
-        if content is None or content[0] != b"second":
-            return f"an object that was written holds {'nothing' if content is None else 'something else'}"
-    except TakenError:
-        return "refuses to replace an object that is as it was last written"
-    finally:
-        with contextlib.suppress(GymdataError):
-            client.delete(probe)
-    client.delete(probe)
-    return "an object is still there after it was deleted" if client.head(probe) is not None else None

@@ -411,7 +411,7 @@ def read_evidence(path: Path, ids: pa.Array) -> Mapping[str, pa.ListArray]:
     """Token columns for every rollout, in order. Of an audit's folder, its columns are meant."""
     if path.is_dir():
         path = path / f"{AUDIT.name}.parquet"
-    from gymdata.remote.reading import parquet_file
+    from gymdata.store.parquet import parquet_file
 
     if not path.exists():
         raise DataError.missing_path(path, "a Parquet table for --token-columns")

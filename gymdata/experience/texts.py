@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gymdata.errors import DataError, StoreError
-from gymdata.remote.places import is_url
 from gymdata.rollouts.messages import joined_contents, json_text, loads, object_of, split_messages
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.store import scan_batches
@@ -33,8 +32,8 @@ class RolloutTexts:
     """The texts of rollouts, for the fields ``names``: ``prompts``, the contents of the messages before the first
     generated one, joined by blank lines; ``labels`` and ``references``, the columns ``label`` and ``answer`` of the task.
 
-    Rollouts are read in their order and no further than they are asked for. Those that are gone, overwritten, or in an
-    object store, have no texts.
+    Rollouts are read in their order and no further than they are asked for. Those that are gone or overwritten have no
+    texts.
     """
 
     def __init__(self, experiences: str | Path, names: Collection[str]) -> None:
@@ -62,7 +61,7 @@ def _read(experiences: str | Path) -> Iterator[dict[str, _Texts]]:
             refuse_replaced(file.path)
         except (DataError, StoreError):
             continue
-        behind |= dict.fromkeys(path for path in rollouts_behind(file.path) if not is_url(path))
+        behind |= dict.fromkeys(rollouts_behind(file.path))
     for path in behind:
         try:
             for batch in scan_batches(path, ROLLOUTS, _COLUMNS, _BATCH_ROWS):

@@ -17,7 +17,6 @@ import pyarrow as pa
 from gymdata.errors import DataError
 from gymdata.interop.formats import format_named
 from gymdata.interop.importing import ODD, Importing, Numbering, Rejected, Shape, Unnumbered, rollout_id_of
-from gymdata.remote.reading import size_of
 from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
 from gymdata.store.columns import build
@@ -144,7 +143,7 @@ def imported(reader: Reader, sources: Sequence[Source], workers: int) -> Iterato
                 job, size = [], 0
                 jobs.append(job)
             job.append(source)
-            size += size_of(source.path)
+            size += source.path.stat().st_size
     with contextlib.closing(in_order(reader, jobs, workers, named)) as results:
         for part in results:
             positions = [numbering.of_key(*key) for key in part.hashes]

@@ -123,8 +123,8 @@ def _is_object(line: bytes) -> bool:
 def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:
     import pyarrow as pa
 
-    from gymdata.remote.reading import parquet_file
     from gymdata.store.lines import encode_any
+    from gymdata.store.parquet import parquet_file
 
     try:
         with parquet_file(source.path) as file:

@@ -25,7 +25,6 @@ from gymdata.interop.nemo_gym.rows import failures_file, main_file
 from gymdata.interop.rendering import rendered, rendered_identity, renderer_of
 from gymdata.interop.splitting import SPLIT, split_by_task
 from gymdata.public import Figures, Report, Row, path_of, paths_of
-from gymdata.remote.reading import size_of
 from gymdata.rollouts.column_names import TEXT_FIELDS, columns_of, fields_in
 from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
 from gymdata.rollouts.messages import loads, object_of
@@ -36,7 +35,7 @@ from gymdata.store.columns import to_rows
 from gymdata.store.journal import FAILURES, failure_line
 from gymdata.store.lineage import parents_of, vocabulary
 from gymdata.store.lines import encode_any
-from gymdata.store.paths import RUN_JSON, RunFacts, beside, placed_output, refuse_inputs
+from gymdata.store.paths import RUN_JSON, RunFacts, beside, local_output, refuse_inputs
 from gymdata.store.reading import warn
 from gymdata.store.run_json import differences, replacing, writing_into
 from gymdata.workers.processes import in_order
@@ -227,7 +226,7 @@ def import_rollouts(
     """
     if source is not None and source not in (formats := imported_formats()):
         raise UsageError.unknown_choice("--from", source, formats)
-    output = placed_output(output)
+    output = local_output(output)
     paths = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
     for path in (Path(path) for path in paths):
         if path.is_dir() and not (path / RUN_JSON).is_file():
@@ -254,7 +253,7 @@ def import_rollouts(
         )
     renderer = None if model is None else renderer_of(model, chat_template, tokenizer, known_format)
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
-    read = [{"path": str(s.path.resolve()), "bytes": size_of(s.path), "xxh3": hash_file(s.path)} for s in sources]
+    read = [{"path": str(s.path.resolve()), "bytes": s.path.stat().st_size, "xxh3": hash_file(s.path)} for s in sources]
     identity: Figures = {
         "imported": [f["xxh3"] for f in read],
         "format": name,
@@ -295,7 +294,6 @@ def import_rollouts(
         facts=facts,
         run_id=run_id,
         overwrite=overwrite,
-        take_over=overwrite,
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
         findings = _Findings(failed == "drop")
@@ -517,7 +515,7 @@ def export(
     may take (T206, L301 to L303). ``workers``: processes that make rows of parts of the files; what is written is the same.
     """
     path = path_of(path, "export")
-    target = placed_output(output)
+    target = local_output(output)
     if format not in (formats := exported_formats()):
         raise UsageError.unknown_choice("--format", format, formats)
     to = formats[format]

@@ -35,12 +35,12 @@ from gymdata.judge.settings import JudgeConfig
 from gymdata.judge.verdict_cache import VerdictCache
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Report, Row, path_of, rate_text
-from gymdata.remote.reading import located
 from gymdata.rewards.port import refuse_total
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
+from gymdata.store.fetch import fetched
 from gymdata.store.lineage import masked_rollouts, parents_of, refuse_duplicates
-from gymdata.store.paths import RUN_JSON, RunFacts, placed_output
+from gymdata.store.paths import RUN_JSON, RunFacts, local_output
 from gymdata.workers.tuning import rare_collections
 
 
@@ -106,7 +106,7 @@ def judge(
     if path is not None or config is None:
         settings["path"] = str(path_of(path, "judge"))
     config = JudgeConfig.called_with(globals()["judge"], config, settings)  # here its name is that of an argument
-    config = config.model_copy(update={"path": str(located(config.path))})
+    config = config.model_copy(update={"path": str(fetched(config.path))})
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
     refuse_duplicates(rollouts, [config.path])
     if masked := masked_rollouts([config.path]):
@@ -123,7 +123,7 @@ def judge(
     if isinstance(the_judge, Served):
         # Its name is that of the folder, and of what the verdicts are kept under.
         asyncio.run(the_judge.find_model())
-    folder = placed_output(_folder(config, source, the_judge))
+    folder = local_output(_folder(config, source, the_judge))
     refuse_total(
         config.name or folder.name.removeprefix("judge-"), "the name of the scores", "give another with --name"
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gymdata.ls.running import RunProgress
-from gymdata.remote.places import is_url
+from gymdata.store.fetch import is_url
 from gymdata.store.lock import LOCK, holder_of, is_held
 from gymdata.store.paths import RUN_JSON, RunFacts, new_files
 

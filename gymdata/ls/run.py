@@ -13,17 +13,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, UsageError
 from gymdata.ls.output import Output, Unfinished, described_path, is_unfinished, parent_path, row_counts, unfinished_in
-from gymdata.ls.remote import listed
 from gymdata.ls.running import cells_of, progress_of
 from gymdata.ls.unused import removal
 from gymdata.ls.unused import unused as unused_outputs
 from gymdata.public import Report, Row, path_of
-from gymdata.remote.places import is_spool, is_url, url_of
+from gymdata.store.fetch import is_url, url_of
 from gymdata.store.lineage import replaced_content
 from gymdata.store.lock import LOCK, holder_of, is_held
-from gymdata.store.paths import RUN_JSON, RunFacts, local_output, read_facts, run_jsons, segments
+from gymdata.store.paths import RUN_JSON, RunFacts, read_facts, run_jsons, segments
 from gymdata.store.reading import warn
 from gymdata.store.run_json import state_of
 
@@ -62,17 +61,17 @@ def ls(
     ``experiment``, ``tags``: only outputs of that experiment, and with all of these tags.
 
     ``unused``: only those that no trained model below ``path`` was made from. A finetuning run needs all that is in it, and
-    what a link leads to is needed. Raises DataError when ``path`` is no folder; with ``unused`` also for a damaged run.json
-    and a folder that cannot be read, UsageError for a URL, StoreError for what is begun and has no run.json yet.
+    what a link leads to is needed. Raises DataError when ``path`` is no folder, UsageError for a URL; with ``unused`` also
+    for a damaged run.json and a folder that cannot be read, StoreError for what is begun and has no run.json yet.
     """
 
     def matching(outputs: Iterable[Output]) -> tuple[Output, ...]:
         return tuple(o for o in outputs if experiment in (None, o.experiment) and set(tags) <= set(o.tags))
 
-    if isinstance(path, (str, Path)) and is_url(path) and not unused:
-        url, remote_outputs = listed(str(path))
-        return LsReport(url, matching(remote_outputs))
-    top = Path(path_of(local_output(path) if unused else path, "ls", "the path of a folder"))
+    if isinstance(path, (str, Path)) and is_url(path):
+        hint = "copy what is there to a local folder, with the tool of its server"
+        raise UsageError(f"{url_of(path)}: is a URL, expected a local folder", hint=hint)
+    top = Path(path_of(path, "ls", "the path of a folder"))
     if not top.is_dir():
         raise DataError.missing_path(top, "a folder")
 
@@ -94,11 +93,11 @@ def ls(
 
 
 def below(top: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[Path | Unfinished]:
-    """Every run.json below a folder, and every output without one yet; not those in spools, which mirror object
-    stores. ``onerror`` is called for every folder that cannot be read."""
+    """Every run.json below a folder, and every output without one yet. ``onerror`` is called for every folder that cannot
+    be read."""
     for root, inside, files in os.walk(top, onerror=onerror):
         folder = Path(root)
-        inside[:] = sorted(name for name in inside if not is_spool(folder / name))
+        inside.sort()
         yield from (folder / name for name in sorted(files) if name == RUN_JSON or name.endswith(_BESIDE))
         yield from unfinished_in(folder, files)
 
@@ -132,7 +131,7 @@ def output_of(top: Path, run_json: Path) -> Output:
     parents = [
         parent_path(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")
     ]
-    # Parents on object stores are not checked.
+    # A parent that was fetched is not checked.
     lost = any(not (is_url(parent) or parent.exists() or run_jsons(parent)) for parent in parents)
     state = "damaged" if damaged else state_of(run_json, facts)
     if state == "interrupted" and facts.get("stage") == "sweep" and any(map(is_held, cells_of(path))):

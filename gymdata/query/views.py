@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, GymdataError, counted, json_value
 from gymdata.query.guard import Limits, lock
-from gymdata.remote.reading import located
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, check_version
+from gymdata.store.fetch import fetched
 from gymdata.store.formats import format_of
 from gymdata.store.journal import FAILURES
 from gymdata.store.paths import RUN_JSON, Source, matches, read_facts, resolve
@@ -59,7 +59,7 @@ def find_files(paths: Sequence[str | Path]) -> Files:
     """
     files = Files()
     for path in paths:
-        for match in matches(located(path)):
+        for match in matches(fetched(path)):
             if not match.is_dir():
                 (source,) = resolve(match, ROLLOUTS)
                 files.by_table.setdefault(_table_of(source), []).append(source)

@@ -11,7 +11,6 @@ from typing import Any
 
 from gymdata.errors import DataError, UsageError, counted, shown
 from gymdata.public import Figures, Report, Row, framed, path_of
-from gymdata.remote.places import mirrored
 from gymdata.report.compare import comparison, example
 from gymdata.report.rollouts import figures as rollout_figures
 from gymdata.report.sampling import sampled_as
@@ -24,6 +23,7 @@ from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import default_score
 from gymdata.store import find_run_json, read_run_json, resolve
+from gymdata.store.fetch import is_copy
 from gymdata.store.lineage import parent_paths
 from gymdata.store.paths import RunFacts, local_output
 from gymdata.store.reading import warn
@@ -156,7 +156,7 @@ def _target(paths: Sequence[Path], config: ReportConfig) -> Path:
         if target.is_file() and not is_page(target):
             raise UsageError(f"-o {target}: exists and is no report", hint="give another name, or remove it")
         return target
-    folder = paths[-1] if paths[-1].is_dir() and mirrored(paths[-1]) is None else Path.cwd()
+    folder = paths[-1] if paths[-1].is_dir() and not is_copy(paths[-1]) else Path.cwd()
     return folder / "report.html"
 
 

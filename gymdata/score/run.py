@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 from gymdata.errors import DataError, UsageError, option
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Figures, Report, Row, path_of
-from gymdata.remote.reading import located
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.port import RewardFunction, refuse_total
 from gymdata.rewards.scheduler import (
@@ -41,8 +40,9 @@ from gymdata.score.settings import ScoreConfig
 from gymdata.score.sources import RewardSources, load_sources
 from gymdata.stats import mean_ci
 from gymdata.store import StageOutput, find_run_json, read_table, scan_batches
+from gymdata.store.fetch import fetched
 from gymdata.store.lineage import parents_of, refuse_duplicates
-from gymdata.store.paths import RunFacts, output_file, placed_output, refuse_inputs
+from gymdata.store.paths import RunFacts, local_output, output_file, refuse_inputs
 from gymdata.store.stage_output import described_by
 from gymdata.user_code import in_thread
 from gymdata.workers.signals import run_async
@@ -135,7 +135,7 @@ def score(
     if reward is not None:
         settings["reward"], functions = given_rewards(reward)
     config = ScoreConfig.called_with(score, config, settings)
-    config = config.model_copy(update={"path": str(located(config.path))})
+    config = config.model_copy(update={"path": str(fetched(config.path))})
     refuse_duplicates(read_table(config.path, columns=["rollout_id"]), [config.path])
     source = find_run_json(config.path)
     progress = progress or NullProgress()
@@ -149,7 +149,7 @@ def score(
     if config.output is not None:
         target = output_file(config.output, "scores.parquet")
     elif source is not None and source.name == "run.json" and Path(config.path).is_dir():
-        target = placed_output(source.parent / f"scores-{name}") / "scores.parquet"
+        target = local_output(source.parent / f"scores-{name}") / "scores.parquet"
     else:
         raise UsageError(
             f"{config.path} is not a run folder, so its scores have no place", hint=f"give one with {option('output')}"

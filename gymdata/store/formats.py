@@ -169,7 +169,7 @@ def first_values(source: Source) -> tuple[Sequence[bytes], Iterable[Any]]:
     the file may be one over several lines: its text is the line then. Of Parquet the first rows, without nulls, but none
     of gymdata's own."""
     if source.kind == "parquet":
-        from gymdata.remote.reading import parquet_file
+        from gymdata.store.parquet import parquet_file
 
         with parquet_file(source.path) as file:
             own = is_own(file.schema_arrow.names)

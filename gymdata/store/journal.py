@@ -27,7 +27,7 @@ from gymdata.errors import DataError, StoreError, option
 from gymdata.rollouts.messages import FailureRow
 from gymdata.store.lines import decode
 from gymdata.store.lock import is_held
-from gymdata.store.paths import BOM, JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, FileEntry, belonging, run_jsons
+from gymdata.store.paths import BOM, JOURNAL, PART, ROLLOUTS_FOLDER, RUN_JSON, FileEntry, run_jsons
 from gymdata.store.reading import report_lines, warn
 from gymdata.store.run_json import sync
 
@@ -264,7 +264,7 @@ def recover(folder: Path, files: Sequence[FileEntry]) -> Recovered:
                 hint=f"bring the file back, or start again with {option('overwrite', True)}",
             )
     journals = {int(m[1]): p for p in rollouts.iterdir() if (m := JOURNAL.fullmatch(p.name))}
-    parts = {p.name: int(m[1]) for p in belonging(rollouts.iterdir()) if (m := PART.fullmatch(p.name))}
+    parts = {p.name: int(m[1]) for p in rollouts.iterdir() if (m := PART.fullmatch(p.name))}
     for leftover in rollouts.glob(".part-*.tmp"):
         leftover.unlink()
     for name, index in sorted(parts.items()):

@@ -14,20 +14,19 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError, counted, option
 from gymdata.public import Paths as Paths
-from gymdata.remote.places import is_url
-from gymdata.remote.reading import described
 from gymdata.rollouts.failures import failures_in, short_reason
 from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json, scan_batches
+from gymdata.store.fetch import copy_of, is_url
 from gymdata.store.paths import (
     RUN_JSON,
     Identity,
     RunFacts,
     Source,
     find_run_json,
+    local_output,
     matches,
-    placed_output,
     read_facts,
     resolve,
     run_jsons,
@@ -45,7 +44,7 @@ _BATCH_ROWS = 4_096
 def lineage(path: str | Path) -> Iterator[RunFacts]:
     """The run.json facts of a path argument and of all its ancestors, nearest first, each once.
 
-    A parent that has been moved or deleted is skipped.
+    A parent that has been moved or deleted, or was fetched and left the cache, is skipped.
     """
     waiting, visited = run_jsons(path), set[Path]()
     while waiting:
@@ -56,9 +55,8 @@ def lineage(path: str | Path) -> Iterator[RunFacts]:
         facts = read_run_json(run_json)
         yield facts
         for text in parent_paths(facts):
-            named = described(text) if is_url(text) else Path(text)
-            if named is not None:
-                waiting += run_jsons(named if named.is_absolute() or named.exists() else run_json.parent / named)
+            named = copy_of(text) if is_url(text) else Path(text)
+            waiting += run_jsons(named if named.is_absolute() or named.exists() else run_json.parent / named)
 
 
 def parent_paths(facts: RunFacts) -> list[str]:
@@ -67,7 +65,7 @@ def parent_paths(facts: RunFacts) -> list[str]:
 
 
 def rollouts_behind(source: str | Path) -> Iterator[str | Path]:
-    """The paths, or URLs, that ``source`` and the pairs and experiences behind it were made from, each once; ``source``
+    """The paths that ``source`` and the pairs and experiences behind it were made from, each once; ``source``
     itself where it is neither. Besides rollouts these may be models, and tables of scores."""
     waiting: list[str | Path] = [source]
     visited: set[str | Path] = set()
@@ -76,7 +74,7 @@ def rollouts_behind(source: str | Path) -> Iterator[str | Path]:
         if path in visited:
             continue
         visited.add(path)
-        described = [] if is_url(path) else run_jsons(path)
+        described = run_jsons(path)
         if len(described) > 1:
             waiting += matches(path)
             continue
@@ -87,7 +85,8 @@ def rollouts_behind(source: str | Path) -> Iterator[str | Path]:
             continue
         # A run that was moved whole still has its stages inside.
         outer = run_json.parent.parent if run_json.name == RUN_JSON else run_json.parent
-        waiting += [parent if is_url(parent) or Path(parent).exists() else outer for parent in parent_paths(facts)]
+        parents = [copy_of(parent) if is_url(parent) else Path(parent) for parent in parent_paths(facts)]
+        waiting += [parent if parent.exists() else outer for parent in parents]
 
 
 def vocabulary(path: str | Path) -> int | None:
@@ -217,7 +216,7 @@ def stage_folder(sources: Sequence[str | Path], stage: str, name: str) -> Path:
     run = own_run(sources)
     if run is None:
         raise UsageError(f"{option('output')} is required unless the input is a single run folder")
-    return placed_output(run / (f"{stage}-" + re.sub(r"[^\w.+-]", "_", name)))
+    return local_output(run / (f"{stage}-" + re.sub(r"[^\w.+-]", "_", name)))
 
 
 def own_run(sources: Sequence[str | Path]) -> Path | None:

@@ -27,9 +27,9 @@ import xxhash
 from pyarrow.fs import LocalFileSystem
 
 from gymdata.errors import DataError, GymdataError, counted
-from gymdata.remote.reading import parquet_file
 from gymdata.rollouts.schema import ROLLOUTS, SCHEMA_KEY, Table, check_version
 from gymdata.store.lock import Lock
+from gymdata.store.parquet import parquet_file
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
@@ -51,9 +51,8 @@ _FLAT_ROWS, _NESTED_ROWS = 1 << 16, 1 << 12
 
 
 class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has no types
-    """Files of one schema, on this machine or on an object store, of which ``scanner`` filters rows after their pages were
-    verified, and reads no more than that takes. They are read by the thread that wants the rows, so no dataset of Arrow's
-    reads them."""
+    """Files of one schema, of which ``scanner`` filters rows after their pages were verified, and reads no more than that
+    takes. They are read by the thread that wants the rows, so no dataset of Arrow's reads them."""
 
     def __init__(self, files: Sequence[Path], schema: pa.Schema) -> None:
         super().__init__([], schema, ds.ParquetFileFormat(), LocalFileSystem())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError, option
-from gymdata.remote.places import is_url, is_view, mirrored, url_of
+from gymdata.store.fetch import copy_command, is_copy, is_url, url_of
 
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
@@ -44,9 +44,7 @@ ROLLOUTS_FOLDER = "rollouts"
 SESSIONS_FOLDER = "sessions"
 #: Stage folders in a run whose tables are made from its rollouts and are meaningless without them.
 DERIVED = ("scores-", "judge-", "audit-", "pairs-", "experiences-", "annotations-")
-#: On an object store, a part's name has a hash of its content.
-PART = re.compile(r"part-(\d{5,})(?:-[0-9a-f]{16})?\.(parquet|jsonl)")
-_HASHED = re.compile(r".+-[0-9a-f]{16}\.[a-z.]+")
+PART = re.compile(r"part-(\d{5,})\.(parquet|jsonl)")
 JOURNAL = re.compile(r"(\d{5,})\.journal")
 
 _CALLED: dict[type, str] = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
@@ -248,29 +246,25 @@ def refuse_unfinished(run_json: Path, file: Path | None = None) -> None:
 
 
 def local_output(output: str | Path) -> Path:
-    """An output as a path on this machine. Raises UsageError for a URL and for a place in the spool,
-    and for ``-``, which elsewhere means standard output: what is written here are files, beside a run.json."""
+    """An output as a path. Raises UsageError for a URL, for a place beside what was fetched, and for ``-``, which elsewhere
+    means standard output: what is written here are files, beside a run.json."""
     if str(output) == "-":
         raise UsageError(
             "-o -: writing to standard output is not supported",
             hint="give a file or folder; `gymdata query` without -o prints to standard output",
         ).at("-o", "-", "a file or folder")
-    remote = url_of(output) if is_url(output) else mirrored(output)
-    if remote is not None:
+    if is_url(output):
+        url = url_of(output)
         raise UsageError(
-            f"-o {remote}: object stores are not supported here", hint="give a local path, and copy from there"
+            f"{url}: outputs are written to local paths",
+            hint=f"write to a local folder, then copy it with {copy_command(url)}",
+        )
+    if is_copy(output):
+        raise UsageError(
+            f"{output}: nothing is written beside what was fetched",
+            hint=f"give a local path with {option('output')}, or a local copy of the input",
         )
     return Path(output)
-
-
-def placed_output(output: str | Path, spool: Path | None = None) -> Path:
-    """An output that StageOutput or Run writes, as a path: for one on an object store its place in the staging folder.
-    Raises as ``local_output``, and as ``staged``."""
-    if is_url(output) or is_view(output):
-        from gymdata.remote.upload import staged
-
-        return staged(output, spool)
-    return Path(output) if mirrored(output) else local_output(output)
 
 
 def output_file(output: str | Path, name: str) -> Path:
@@ -278,7 +272,7 @@ def output_file(output: str | Path, name: str) -> Path:
 
     Raises UsageError for the name of a file of another kind, which would become a folder.
     """
-    target = placed_output(output)
+    target = local_output(output)
     if target.suffix in (".parquet", ".jsonl"):
         return target
     if target.suffix.lower() in _OTHER_FILES and not target.is_dir():
@@ -330,29 +324,13 @@ def segments(folder: Path) -> list[Source]:
     if not rollouts.is_dir():
         return []
     chosen: dict[int, Source] = {}
-    for file in belonging(sorted(file for file in rollouts.iterdir() if file.is_file())):
+    for file in sorted(file for file in rollouts.iterdir() if file.is_file()):
         if match := PART.fullmatch(file.name) or JOURNAL.fullmatch(file.name):
             source = _classify(file)
             other = chosen.setdefault(int(match[1]), source)
             if other.kind == "journal" and source.kind != "journal":
                 chosen[int(match[1])] = source
     return [chosen[k] for k in sorted(chosen)]
-
-
-def belonging(files: Iterable[Path]) -> list[Path]:
-    """``files`` without those that a writer to an object store left there who was not the one that run.json is of: a file
-    with a hash in its name is part of an output only where run.json names it."""
-    named: dict[Path, set[Path]] = {}
-
-    def belongs(file: Path) -> bool:
-        if not _HASHED.fullmatch(file.name) or (run_json := find_run_json(file)) is None:
-            return True
-        if run_json not in named:
-            entries = read_facts(run_json).get("files") or []
-            named[run_json] = {run_json.parent / str(entry["path"]) for entry in entries}
-        return file in named[run_json]
-
-    return [file for file in files if belongs(file)]
 
 
 def _sealed_by_run_json(folder: Path) -> list[Source]:
@@ -380,7 +358,7 @@ def sealed_twin(journal: Path) -> Source | None:
 
 def _expand(pattern: str) -> list[Path]:
     # Path.glob cannot take an absolute pattern.
-    return belonging(sorted(Path(m) for m in globbing.glob(pattern, recursive=True)))  # noqa: PTH207 - Path.glob takes no absolute pattern
+    return sorted(Path(m) for m in globbing.glob(pattern, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
 def _resolve_one(path: Path, table: str) -> list[Source]:
@@ -407,7 +385,7 @@ def _resolve_one(path: Path, table: str) -> list[Source]:
 def _tables_in(folder: Path, table: str) -> list[Source]:
     """Files named after the table: ``pairs.parquet``, ``pairs-00000.jsonl.gz``."""
     named = re.compile(re.escape(table) + r"(-[\w.]+?)?\.(parquet|(jsonl|ndjson)(\.gz|\.zst)?)")
-    files = belonging(p for p in sorted(folder.iterdir()) if named.fullmatch(p.name) and p.is_file())
+    files = [p for p in sorted(folder.iterdir()) if named.fullmatch(p.name) and p.is_file()]
     if files:
         refuse_unfinished(folder / RUN_JSON)
     return [_classify(p) for p in files]
@@ -448,7 +426,7 @@ def packed_as(head: bytes) -> Literal["gzip", "zstd"] | None:
 def refuse_unwritable(folder: Path) -> None:
     """Raise StoreError when ``folder`` is a file, or cannot be made or written to; UsageError as ``local_output``. Makes
     nothing."""
-    existing = Path(folder) if mirrored(folder) else local_output(folder)
+    existing = local_output(folder)
     while not existing.exists() and not existing.is_symlink() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():

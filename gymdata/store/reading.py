@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, shown
-from gymdata.remote.places import is_url
-from gymdata.remote.reading import content_key, size_of
 from gymdata.store.paths import PART, ROLLOUTS_FOLDER, FileEntry, RunFacts, Source, find_run_json, read_facts
 
 if TYPE_CHECKING:
@@ -144,7 +142,7 @@ def check_source(source: Source, table: Table | None = None) -> str | None:
 
 def difference(path: Path, entry: FileEntry) -> str | None:
     """How a file differs from its entry in run.json: in size, else in its bytes; None when it does not."""
-    size = size_of(path)
+    size = path.stat().st_size
     if entry.get("bytes") not in (None, size):
         return f"{size:,} bytes, not {entry['bytes']:,}"
     if entry.get("xxh3") not in (None, file_hash(path)):
@@ -189,38 +187,36 @@ def file_hash(path: Path, settled_ns: int = 2_000_000_000) -> str:
     import xxhash
 
     file = path.resolve()
-    content = content_key(file)
-    # Of an object its name and tag tell whether it is the same, in any process.
-    key, state = (file, _state(file)) if content is None else (Path(content), ())
+    state = _state(file)
     with _guard:
-        cached = known_hashes.get(key)
+        cached = known_hashes.get(file)
     if cached is not None and cached[0] == state:
         return cached[1]
     value = memo = None
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path raises without a home
     # "~" may be there that could not be expanded.
-    if (content is not None or state[0] >= _REMEMBERED_BYTES) and os.path.isabs(home):  # noqa: PTH117 - as above
-        memo = Path(home, "gymdata", "hashes", xxhash.xxh3_128_hexdigest(os.fsencode(key)) + ".json")
+    if state[0] >= _REMEMBERED_BYTES and os.path.isabs(home):  # noqa: PTH117 - as above
+        memo = Path(home, "gymdata", "hashes", xxhash.xxh3_128_hexdigest(os.fsencode(file)) + ".json")
     if memo is not None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             memory = orjson.loads(memo.read_bytes())
-            if memory["path"] == str(key) and tuple(memory["state"]) == state:
+            if memory["path"] == str(file) and tuple(memory["state"]) == state:
                 value = str(memory["xxh3"])
     if value is None:
         from gymdata.store.run_json import hash_file
 
         value = hash_file(file)
-        if content is None and (_state(file) != state or time.time_ns() - max(state[1], state[2]) < settled_ns):
+        if _state(file) != state or time.time_ns() - max(state[1], state[2]) < settled_ns:
             return value
         if memo is not None:
             temporary = memo.with_name(f".{memo.name}.{os.getpid()}.{threading.get_ident()}")
             # Without a cache folder the file is hashed again the next time.
             with contextlib.suppress(OSError, TypeError):
                 memo.parent.mkdir(parents=True, exist_ok=True)
-                temporary.write_bytes(orjson.dumps({"path": str(key), "state": state, "xxh3": value}))
+                temporary.write_bytes(orjson.dumps({"path": str(file), "state": state, "xxh3": value}))
                 temporary.replace(memo)
     with _guard:
-        known_hashes[key] = (state, value)
+        known_hashes[file] = (state, value)
     return value
 
 
@@ -276,7 +272,7 @@ def content_of(facts: RunFacts) -> dict[str, str]:
 
 def warn_of_changed_scores(path: str | Path) -> None:
     """Warn of each table of scores that ``path`` was made from and that has other content by now."""
-    run_json = None if is_url(path) else find_run_json(path)
+    run_json = find_run_json(path)
     facts = {} if run_json is None else read_facts(run_json)
     for parent in facts.get("parents") or []:
         named = Path(str(parent.get("path")))

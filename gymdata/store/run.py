@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import re
 import secrets
 import threading
 import time
@@ -25,9 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata import __version__
-from gymdata.errors import DataError, OutsideError, StoreError, UsageError, option
+from gymdata.errors import DataError, StoreError, UsageError, option
 from gymdata.progress import LOG_FILES, leave_log, log_to
-from gymdata.remote.upload import Upload, refuse_open
 from gymdata.rollouts.messages import FailureRow, TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES
 from gymdata.store.columns import check_rollout
@@ -45,7 +43,6 @@ from gymdata.store.journal import (
 from gymdata.store.lines import encode, encode_any
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import (
-    DERIVED,
     ROLLOUTS_FOLDER,
     RUN_JSON,
     FileEntry,
@@ -169,8 +166,6 @@ def refuse_foreign(folder: Path) -> None:
         )
 
 
-#: What an overwritten run has on an object store, besides the files that its run.json names.
-_ON_STORE = rf"({ROLLOUTS_FOLDER}|({'|'.join(DERIVED)})[^/]+)/.+|{re.escape(FAILURES)}(\.torn)?"
 #: A journal is about four times as large as the Parquet file that it becomes, so this seals at about 256 MB.
 SEGMENT_JOURNAL_BYTES = 1 << 30
 #: Keys in the identity of version 0.1.0-dev → their present names.
@@ -200,11 +195,8 @@ class Run:
         self._syncer: threading.Thread | None = None
         self._trouble: Exception | None = None
         self._closed = False
-        self._upload: Upload | None = None
-        self._seal_every_s = float("inf")
         self._away_s = 0.0
         self._away_since: float | None = None
-        self._opened_s = 0.0
 
     @classmethod
     def open(
@@ -221,11 +213,8 @@ class Run:
         format: Literal["parquet", "jsonl"] = "parquet",
         rows_per_file: int | None = None,
         fsync_interval_s: float = 1.0,
-        take_over: bool = False,
-        seal_every_s: float = 300.0,
     ) -> Run:
-        """Start or resume the run in ``folder``, which may be the staging folder of one on an object store: there
-        ``take_over`` takes the place of a machine that is gone, and rows are sealed, and so sent, every ``seal_every_s``.
+        """Start or resume the run in ``folder``.
 
         ``identity`` must equal that of the run resumed, unless that has neither rows nor failures (``defaults``: of the
         settings that the run may be too old to have); ``extent`` may grow;
@@ -243,11 +232,9 @@ class Run:
         with made_folder(path):
             lock = Lock(path)
         try:
-            upload = Upload.open(path / RUN_JSON, take_over=take_over, overwrite=overwrite, derived=_ON_STORE)
             if overwrite:
-                stages = {stage.name for stage in derived(path)} | set(upload.derived if upload is not None else ())
-                if stages:
-                    names = ", ".join(f"{stage}/" for stage in sorted(stages))
+                if stages := derived(path):
+                    names = ", ".join(f"{stage.name}/" for stage in stages)
                     warn(f"{path}: {option('overwrite', True)} removes what was made from its rollouts, too: {names}")
                 wipe(path)
             resumed = _checked(path, identity, defaults, run_id)
@@ -262,7 +249,6 @@ class Run:
                 "files": [],
             }
             run = cls(path, lock, resumed or new, resumed=resumed is not None)
-            run._upload, run._seal_every_s = upload, float("inf") if upload is None else seal_every_s
             run._begin(extent, operation, facts, format, rows_per_file, fsync_interval_s)
         except BaseException:
             lock.release()
@@ -277,15 +263,12 @@ class Run:
         defaults: Mapping[str, Any] = types.MappingProxyType({}),
         run_id: str | None = None,
         overwrite: bool = False,
-        take_over: bool = False,
     ) -> None:
         """Raise what ``open`` would raise, and write nothing."""
         path = Path(folder)
         refuse_other_kind(path / RUN_JSON, "collect")
         refuse_foreign(path)
         refuse_held(path)
-        if not take_over:
-            refuse_open(path / RUN_JSON)
         if not overwrite:
             _checked(path, identity, defaults, run_id)
 
@@ -332,11 +315,10 @@ class Run:
             ) from error
         journal = self._journal or self._open_journal(self._next)
         journal.append(line)
-        due = time.monotonic() - self._opened_s >= self._seal_every_s
         try:
             if self._fsync_interval_s <= 0:
                 journal.sync()
-            if due or journal.rows >= self._rows_per_file or journal.size >= SEGMENT_JOURNAL_BYTES:
+            if journal.rows >= self._rows_per_file or journal.size >= SEGMENT_JOURNAL_BYTES:
                 self._roll()
         except StoreError as error:
             # The row is journaled: the next step raises it.
@@ -431,7 +413,7 @@ class Run:
             self.close()
         elif not self._closed:
             # An error in the block matters more than one while leaving it.
-            with contextlib.suppress(StoreError, OutsideError):
+            with contextlib.suppress(StoreError):
                 self._end(f"{kind.__name__}: {error}")
 
     def _begin(
@@ -454,8 +436,6 @@ class Run:
         self._facts["attempts"].append(
             {"started_at": now(), "ended_at": None, "pid": os.getpid(), "gymdata": __version__}
             | {"operation": plain(operation), "extent": plain(extent)}
-            # Which machine writes a run that others see.
-            | ({} if self._upload is None else {"host": os.uname().nodename})
         )
         self._write()
         log_to(self.folder)
@@ -464,11 +444,6 @@ class Run:
         sync(self.folder)
         self._sealer = Sealer(self._rollouts, suffix, self._name_part)
         self._recover()
-        self._opened_s = time.monotonic()
-        if self._upload is not None:
-            # From now on another machine's writes are refused.
-            self._upload.send()
-            self._upload.start()
         if fsync_interval_s > 0:
             self._syncer = threading.Thread(target=self._keep_synced, name="gymdata-sync", daemon=True)
             self._syncer.start()
@@ -495,7 +470,6 @@ class Run:
     def _roll(self) -> None:
         """Close the open segment and hand it to the sealer; the next row starts another."""
         journal, self._journal = self._journal, None
-        self._opened_s = time.monotonic()
         if journal is None:
             return
         journal.close()
@@ -513,8 +487,6 @@ class Run:
 
     def _write(self) -> None:
         write_run_json(self.folder, self._facts)
-        if self._upload is not None:
-            self._upload.changed()
 
     def _keep_synced(self) -> None:
         while not self._stop.wait(self._fsync_interval_s):
@@ -530,8 +502,7 @@ class Run:
         """Errors of the background threads are raised in the caller's next step."""
         if self._closed:
             raise ValueError("the run is closed")
-        replaced = self._upload.trouble if self._upload is not None else None
-        if trouble := self._trouble or self._sealer.trouble or replaced:
+        if trouble := self._trouble or self._sealer.trouble:
             raise trouble
 
     def _end(self, outcome: str) -> None:
@@ -547,8 +518,6 @@ class Run:
             with self._facts_lock:
                 self._facts["attempts"][-1] |= {"ended_at": now(), "outcome": outcome}
                 self._write()
-            if self._upload is not None:
-                self._upload.close()
         finally:
             leave_log(self.folder)
             self._lock.release()

@@ -21,7 +21,6 @@ from filelock import Timeout
 
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError, redacted_all
-from gymdata.remote.reading import blocks
 from gymdata.store.lock import LOCK, claim, is_held
 from gymdata.store.paths import EXPERIMENT, RUN_JSON, TAGS, FileEntry, RunFacts, beside, find_run_json, read_facts
 
@@ -163,10 +162,11 @@ def plain(value: Any) -> Any:
 
 
 def hash_file(path: str | Path) -> str:
-    """xxh3 (64 bits, hex) of a file's bytes, or of those of the object that it refers to."""
+    """xxh3 (64 bits, hex) of a file's bytes."""
     digest = xxhash.xxh3_64()
-    for block in blocks(path):
-        digest.update(block)
+    with Path(path).open("rb") as file:
+        while block := file.read(1 << 18):
+            digest.update(block)
     return digest.hexdigest()
 
 

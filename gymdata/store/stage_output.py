@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 from gymdata import __version__
 from gymdata.errors import DataError, StoreError, option
 from gymdata.progress import LOG_FILES, leave_log, log_to
-from gymdata.remote.places import mirrored
-from gymdata.remote.upload import Upload
 from gymdata.settings import Config
 from gymdata.store.journal import FAILURES
 from gymdata.store.lock import LOCK, Lock, made_folder
@@ -87,7 +85,7 @@ def described_by(target: Path, *names: str) -> Path:
 def refuse_other_kind(run_json: Path, stage: str, files: Iterable[str] = ()) -> None:
     """Raises StoreError when what ``run_json`` describes, or the folder that it would describe, holds the output of another
     stage, or one of ``files`` beside it belongs to another output; UsageError for a place that is no local path."""
-    folder = (run_json if mirrored(run_json) else Path(local_output(run_json))).parent
+    folder = local_output(run_json).parent
     of_folder = run_json.name == RUN_JSON
     kind = kind_held(folder) if of_folder else _kind_of(read_facts(run_json)) if run_json.is_file() else None
     if kind is not None and kind != kind_of_stage(stage):
@@ -99,7 +97,7 @@ def refuse_other_kind(run_json: Path, stage: str, files: Iterable[str] = ()) -> 
 def refuse_owned(part: Path) -> None:
     """Raises StoreError when ``part``, a file or a folder, is, or would be read as, a part of the output that contains
     it."""
-    folder = (part if mirrored(part) else Path(local_output(part))).absolute().parent.resolve()
+    folder = local_output(part).absolute().parent.resolve()
     file = folder / part.name
     for rollouts in (file, folder):
         if rollouts.name == ROLLOUTS_FOLDER and (rollouts.parent / RUN_JSON).is_file():
@@ -187,7 +185,6 @@ class StageOutput:
         self._schemas: dict[str, int] = {}
         self._kind, self._new = kind or stage, new_files(run_json)
         refuse_other_kind(run_json, self._kind, names)
-        self._upload: Upload | None = None
 
     def __enter__(self) -> StageOutput:
         of_folder = self.run_json.name == RUN_JSON
@@ -201,10 +198,6 @@ class StageOutput:
             if being_replaced(self.run_json) is not None:
                 self._put_in_place()
             self._drop_new()
-            self._upload = Upload.open(self.run_json, overwrite=self.overwrite)
-            if self._upload is not None and self.run_json.is_file():
-                # What a process that was stopped has left.
-                self._upload.send_all()
             # Another process may have written here until now.
             refuse_other_kind(self.run_json, self._kind, self.names)
             self.facts = read_facts(self.run_json) if self.run_json.is_file() else {}
@@ -317,8 +310,6 @@ class StageOutput:
         write_run_json(self.run_json, {**description, "replacing": {"gone": gone, "copies": list(copies)}})
         self._put_in_place()
         self.facts = description
-        if self._upload is not None:
-            self._upload.send_all()
         return description
 
     def _replaced(self, keep: Iterable[Path]) -> bool:

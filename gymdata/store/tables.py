@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gymdata.errors import DataError, UsageError, counted, plural
-from gymdata.remote.reading import parquet_file
 from gymdata.rollouts.schema import HASHES, PAIRS, ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.columns import build, content_hashes, other_rows, reshape, to_rows
 from gymdata.store.formats import format_of, head
 from gymdata.store.journal import read_rows
 from gymdata.store.lines import RepeatedKeyError, decode, decode_row, encode, row_lines
+from gymdata.store.parquet import parquet_file
 from gymdata.store.paths import RUN_JSON, Source, read_facts, resolve, sealed_twin
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing

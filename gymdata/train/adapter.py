@@ -13,7 +13,7 @@ from gymdata.models.model_identity import policy_facts, stored_dtype
 from gymdata.public import Figures, Report, Row
 from gymdata.store import StageOutput, read_run_json
 from gymdata.store.lineage import parent_of
-from gymdata.store.paths import RUN_JSON, placed_output
+from gymdata.store.paths import RUN_JSON, local_output
 
 __all__ = ["MergedAdapter", "merge_adapter"]
 
@@ -69,7 +69,7 @@ def merge_adapter(
     require("train", "torch", "transformers", "peft")
     from gymdata.models._saving import write_merged
 
-    out = placed_output(output)
+    out = local_output(output)
     for merged_from in (adapter, facts["base"]):
         if Path(out).resolve() == Path(merged_from).resolve():
             raise UsageError(f"{out}: is itself merged here, and would be lost", hint="give another output folder")

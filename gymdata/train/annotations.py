@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.errors import RefusedError, StoreError
-from gymdata.remote.places import is_url, mirrored, url_of
 from gymdata.rollouts.ragged import Ints, Ragged, offsets_of
 from gymdata.rollouts.schema import ANNOTATIONS, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, stitch
@@ -43,26 +42,20 @@ _NOTHING = {"logprobs": np.nan, "ratios": np.nan, "clipped": 0, "values": np.nan
 
 
 def run_behind(source: str | Path) -> Path:
-    """The run folder whose rollouts ``source`` holds or was made from. Raises RefusedError unless there is exactly one, and
-    it is local."""
-    runs, remote = dict[Path, None](), list[str]()
+    """The run folder whose rollouts ``source`` holds or was made from. Raises RefusedError unless there is exactly one."""
+    runs = dict[Path, None]()
     for path in rollouts_behind(source):
-        if is_url(path):
-            remote.append(url_of(path))
-        elif (run := run_folder(path)) is not None and resolve(run, ROLLOUTS):
+        if (run := run_folder(path)) is not None and resolve(run, ROLLOUTS):
             runs[run.resolve()] = None
-    remote += [str(url) for run in runs if (url := mirrored(run)) is not None]
-    if len(runs) == 1 and not remote:
+    if len(runs) == 1:
         return next(iter(runs))
     there, hint = (
         "no run folder holds them",
         "`gymdata filter FILES --where 'n_turns > 0' -o RUN` makes a run folder of them",
     )
-    if remote:
-        there, hint = f"they lie in {remote[0]}, where gymdata does not write", "copy the run to a local folder first"
-    elif runs:
+    if runs:
         there, hint = f"they are of {len(runs)} runs", "`gymdata filter RUNS -o RUN` makes one of them"
-    raise RefusedError(f"{mirrored(source) or source}: --annotate writes beside the rollouts, and {there}", hint=hint)
+    raise RefusedError(f"{source}: --annotate writes beside the rollouts, and {there}", hint=hint)
 
 
 def place_of(run: Path, output: Path) -> Path:

@@ -19,11 +19,11 @@ from gymdata.errors import DataError, GymdataError, StoreError, UsageError, coun
 from gymdata.models.model_identity import ModelFacts, model_facts
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
 from gymdata.public import Figures, Report, Row, path_of, rate_text
-from gymdata.remote.reading import located
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score, taken
 from gymdata.settings import Settings
 from gymdata.store import has_rows, hash_file, read_run_json, resolve, write_run_json
+from gymdata.store.fetch import fetched
 from gymdata.store.lineage import lineage, model_parents, parents_of, refuse_replaced
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import RUN_JSON, RunFacts, local_output, refuse_unwritable
@@ -259,7 +259,7 @@ def train(
     """
     progress = progress or NullProgress()
     # The cheap checks, before torch is loaded.
-    source = str(located(source))
+    source = str(fetched(source))
     out, stage = local_output(settings.output), f"train-{settings.algorithm}"
     files = resolve(source, settings.table)
     text = text_format(source, files, settings)

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from gymdata.checks.violations import Violation
 from gymdata.errors import DataError, first_line
-from gymdata.remote.reading import parquet_file
 from gymdata.rollouts import schema
 from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
+from gymdata.store.parquet import parquet_file
 from gymdata.workers.tuning import ahead
 
 _SCALARS = ("rollout_id", "group_id", "reward", "temperature", "n_turns", "n_context_tokens", "n_generated_tokens")

@@ -19,7 +19,7 @@ from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageErro
 from gymdata.public import path_of
 from gymdata.store.formats import ANSWERED, format_of, head, refuse_unknown
 from gymdata.store.lines import decode
-from gymdata.store.paths import ByteRange, RunFacts, Source, beside, placed_output, read_facts, resolve, run_jsons
+from gymdata.store.paths import ByteRange, RunFacts, Source, beside, local_output, read_facts, resolve, run_jsons
 from gymdata.store.reading import altered, reading
 from gymdata.store.run_json import agreed, state_of, writing_into
 from gymdata.workers.tuning import rare_collections
@@ -132,7 +132,7 @@ def fix(
     """
     from gymdata.checks.repair import CHOICES, FixReport
 
-    target = placed_output(output)
+    target = local_output(output)
     if choice not in CHOICES:
         raise UsageError.unknown_choice("--fix", choice, CHOICES)
     if target.suffix not in (".parquet", ".jsonl"):
@@ -220,7 +220,7 @@ def kind_of(source: Source) -> Kind:
     if source.kind == "parquet":
         import pyarrow as pa
 
-        from gymdata.remote.reading import parquet_schema
+        from gymdata.store.parquet import parquet_schema
 
         try:
             schema = parquet_schema(source.path)

@@ -38,6 +38,7 @@ OTHERS = {
         "--skip-git-repo-check", "--allowed", "--provider", "--auth-type", "--openai-api-key",
         "--openai-base-url", "--yolo",
     },
+    "gcloud, az, hf": {"--destination", "--destination-path", "--recursive", "--repo-type", "--source"},
 }  # fmt: skip
 
 
@@ -67,9 +68,9 @@ def test_every_flag_that_a_message_names_exists() -> None:
 
 
 #: Rooms whose functions a Python program calls as often as the command line does.
-KERNEL = ("rollouts", "checks", "tables", "store", "remote", "workers")
-#: What names flags there: the pages of codes, a module that is a command itself, and the words of messages.
-PAGES = ("gymdata/checks/codes/", "gymdata/store/json_schema.py")
+KERNEL = ("rollouts", "checks", "tables", "store", "workers")
+#: What names flags there: the pages of codes, a module that is a command itself, and other programs' commands.
+PAGES = ("gymdata/checks/codes/", "gymdata/store/json_schema.py", "gymdata/store/fetch.py")
 
 
 def test_the_kernel_names_no_flag() -> None:

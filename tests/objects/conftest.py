@@ -1,12 +1,11 @@
-"""An S3 server and a Hub for the tests of this folder, and a spool of their own."""
+"""An S3 server and a Hub for the tests of this folder, and a cache of their own."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from urllib.request import Request, urlopen
 import pytest
 from aiohttp import web
 
-from tests.forks import Forks, forks
 from tests.objects.stores import FaultyStore, faulty, s3
 from tests.rollout_files import rollout, write_run
 from tests.servers import serving
@@ -34,17 +32,6 @@ def server() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
-def processes() -> Iterator[Forks]:
-    """Where writers that are killed come from."""
-    loaded = [
-        "gymdata.cli.main", "gymdata.cli.pairs", "gymdata.pairs.run", "gymdata.remote.reading", "obstore.store",
-        "pandas", "polars", "numpy.random",
-    ]  # fmt: skip
-    with forks("tests.objects.appending", *loaded) as made:
-        yield made
-
-
 @pytest.fixture
 def store(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
     """An empty bucket, faults to come, and the environment that leads there."""
@@ -56,7 +43,7 @@ def store(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "hidden-secret",
             "AWS_REGION": "us-east-1",
-            "GYMDATA_SPOOL": str(tmp_path / "spool"),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
         }.items():
             monkeypatch.setenv(name, value)
         yield store
@@ -79,22 +66,6 @@ def stored(store: FaultyStore, run: Path) -> str:
     """That run as s3://bucket/runs/a."""
     upload(store, run, "runs/a")
     return "s3://bucket/runs/a"
-
-
-def parquet_held(*folders: Path) -> int:
-    """Bytes of Parquet that lie below these folders, under whatever name: a stand-in holds none."""
-    held = 0
-    for folder in folders:
-        for file in folder.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):
-                if file.is_file() and file.stat().st_size and file.open("rb").read(4) == b"PAR1":
-                    held += file.stat().st_size
-    return held
-
-
-def plain(names: Iterable[str]) -> list[str]:
-    """Names of objects, sorted, without the hashes of their content."""
-    return sorted(re.sub(r"-[0-9a-f]{16}(?=\.)", "", name) for name in names)
 
 
 @dataclass
@@ -167,11 +138,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", made.answer)
     with serving(app) as made.url:
-        monkeypatch.setenv("HF_ENDPOINT", made.url)
         monkeypatch.setenv("HF_TOKEN", "hf" + "_token")
+        monkeypatch.setenv("HF_ENDPOINT", made.url)
         # Read from the environment once, when the library is loaded.
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
         monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # for the child that runs SQL
-        monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "spool"))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         yield made

@@ -1,29 +1,25 @@
 """A real S3 server (moto) behind an HTTP proxy that misbehaves on demand: what a client meets on a bad day.
 
 Faults, by the method and the end of the key, for so many requests: ``503`` and ``403`` answer without asking the server;
-``hang`` answers nothing until the client gives up; ``truncated`` sends the server half of an upload, and closes;
 ``lost`` lets the server do what is asked, and closes before the answer; ``cut`` closes in the middle of the answer;
-``stop`` and ``stop after`` call a function before or after the server did it, for what must happen at just that request:
-when it returns True before, the server is not asked.
+``stop`` calls a function first, for what must happen at just that request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 from urllib.request import Request, urlopen
 from xml.sax.saxutils import escape
 
 from aiohttp import ClientSession, DummyCookieJar, web
 from multidict import CIMultiDict
 
-from tests.forks import Fork
 from tests.servers import serving
 
 
@@ -41,32 +37,16 @@ class Fault:
 
 @dataclass
 class FaultyStore:
-    """``url``: what a client uses. ``asked``: (method, key) of each request that came. ``served``: (key, bytes) of each
-    answer to a GET. ``look``: called at each request, before it is answered."""
+    """``url``: what a client uses. ``asked``: (method, key) of each request that came."""
 
     server: str
     url: str = ""
     faults: list[Fault] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
-    served: list[tuple[str, int]] = field(default_factory=list)
-    look: Callable[[], object] = lambda: None
 
     def fail(self, kind: str, method: str, key: str, count: int = 1, act: Callable[[], object] = lambda: None) -> None:
         """From now on the next ``count`` requests of ``method`` whose path matches ``key`` (a regular expression) fail."""
         self.faults.append(Fault(kind, method, key, count, act))
-
-    def stop_at(self, kind: str, key: str, number: int, writer: list[Fork]) -> None:
-        """As the ``number``-th change of ``key`` arrives, ``writer`` is killed; no change from there on is answered."""
-        changes = itertools.count(1)
-
-        def kill() -> bool:
-            at = next(changes)
-            if at == number:
-                writer[0].kill()
-            return at >= number
-
-        self.faults.clear()
-        self.fail(kind, "PUT", key, 99, kill)
 
     def count(self, method: str, key: str = "") -> int:
         return sum(m == method and re.search(key, path) is not None for m, path in self.asked)
@@ -95,34 +75,24 @@ class FaultyStore:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append((request.method, request.path))
-        self.look()
         body = await request.read()
         fault = next((one for one in self.faults if one.fits(request.method, request.path)), None)
         kind = ""
         if fault is not None:
             fault.count -= 1
             kind = fault.kind
-        if kind == "stop" and fault is not None and await asyncio.to_thread(fault.act):
-            return self._gone(request)
+        if kind == "stop" and fault is not None:
+            await asyncio.to_thread(fault.act)
         if kind == "503":
             return web.Response(status=503, text="<Error><Code>SlowDown</Code><Message>slow down</Message></Error>")
         if kind == "403":
             return web.Response(status=403, text="<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
-        if kind == "hang":
-            while request.transport is not None and not request.transport.is_closing():
-                await asyncio.sleep(0.01)
-            return web.Response(status=500)
-        if kind == "truncated":
-            await self._half(request, body)
-            return self._gone(request)
         headers = CIMultiDict((k, v) for k, v in request.headers.items() if k.lower() not in ("host", "connection"))
         async with (
             ClientSession(auto_decompress=False, cookie_jar=DummyCookieJar()) as session,
             session.request(request.method, f"{self.server}{request.raw_path}", headers=headers, data=body) as got,
         ):
             content = await got.read()
-        if kind == "stop after" and fault is not None:
-            await asyncio.to_thread(fault.act)
         if kind == "lost":
             return self._gone(request)
         passed = {
@@ -133,23 +103,12 @@ class FaultyStore:
         response = web.StreamResponse(status=got.status, headers=passed)
         response.content_length = int(got.headers.get("Content-Length", len(content)))
         await response.prepare(request)
-        if request.method == "GET":
-            self.served.append((request.path, len(content)))
         if request.method != "HEAD":
             await response.write(content[: len(content) // 2] if kind == "cut" else content)
         if kind == "cut":
             return self._gone(request)
         await response.write_eof()
         return response
-
-    async def _half(self, request: web.Request, body: bytes) -> None:
-        """What a server gets of an upload whose connection is lost."""
-        at = urlsplit(self.server)
-        _, writer = await asyncio.open_connection(at.hostname, at.port)
-        lines = [f"{request.method} {request.raw_path} HTTP/1.1", f"Host: {at.netloc}", f"Content-Length: {len(body)}"]
-        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + body[: len(body) // 2])
-        await writer.drain()
-        writer.close()
 
     def _gone(self, request: web.Request) -> web.Response:
         if request.transport is not None:
@@ -200,25 +159,23 @@ class Objects:
     root: str
     azure: bool
     held: dict[str, _Held] = field(default_factory=dict)
-    writes: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    def put(self, key: str, body: bytes) -> None:
+        generations = [one.generation for one in self.held.values()]
+        self.held[key] = _Held(body, max(generations, default=1_700_000_000_000_000) + 1)
 
     async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
         if not f"{request.path}/".startswith(self.root):
             return self._no("ContainerNotFound" if self.azure else "NoSuchBucket", 404)
         key = request.path.removeprefix(self.root).strip("/")
-        if request.query.get("comp") == "batch":
-            return self._delete_all((await request.read()).decode())
         if not key:
             return self._list(request.query.get("prefix", ""))
-        if request.method == "PUT":
-            return self._put(key, request, await request.read())
         if (found := self.held.get(key)) is None:
             return self._no("BlobNotFound" if self.azure else "NoSuchKey", 404)
         if request.headers.get("If-Match") not in (None, f'"{found.tag}"'):
             return self._no("ConditionNotMet", 412)
-        if request.method == "DELETE":
-            del self.held[key]
-            return web.Response(status=202 if self.azure else 204)
         return self._got(request, found)
 
     def _got(self, request: web.Request, found: _Held) -> web.Response:
@@ -229,37 +186,6 @@ class Objects:
         start, end = int(span[1]), min(int(span[2] or len(found.body)) + 1, len(found.body))
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(found.body)}"
         return web.Response(status=206, body=found.body[start:end], headers=headers)
-
-    def _put(self, key: str, request: web.Request, body: bytes) -> web.Response:
-        found, given = self.held.get(key), request.headers
-        if self.azure:
-            if given.get("If-None-Match") == "*" and found is not None:
-                return self._no("BlobAlreadyExists", 409)
-            refused = "If-Match" in given and (found is None or given["If-Match"] != f'"{found.tag}"')
-        else:
-            assert "If-Match" not in given, "Google's XML API has no conditional write by ETag"
-            wanted = given.get("x-goog-if-generation-match")
-            refused = wanted is not None and int(wanted) != (found.generation if found is not None else 0)
-        if refused:
-            return self._no("ConditionNotMet", 412)
-        self.writes += 1
-        self.held[key] = _Held(body, 1_700_000_000_000_000 + self.writes)
-        return web.Response(status=201 if self.azure else 200, headers=self._headers(self.held[key]))
-
-    def _delete_all(self, body: str) -> web.Response:
-        """A batch of Azure: one HTTP request in each part, and one answer to each."""
-        parts = []
-        for number, key in enumerate(re.findall(rf"DELETE {self.root}/(\S+) HTTP", body)):
-            known = self.held.pop(unquote(key), None) is not None
-            status = "202 Accepted" if known else "404 The specified blob does not exist."
-            parts.append(
-                "--batch\r\nContent-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n"
-                f"Content-ID: {number}\r\n\r\nHTTP/1.1 {status}\r\nx-ms-request-id: {number}\r\n"
-                + ("" if known else "x-ms-error-code: BlobNotFound\r\n")
-                + "\r\n"
-            )
-        headers = {"Content-Type": "multipart/mixed; boundary=batch"}
-        return web.Response(status=202, body="".join([*parts, "--batch--"]).encode(), headers=headers)
 
     def _headers(self, held: _Held) -> dict[str, str]:
         own = {"x-ms-blob-type": "BlockBlob"} if self.azure else {"x-goog-generation": str(held.generation)}

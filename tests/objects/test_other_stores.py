@@ -1,4 +1,4 @@
-"""Google Cloud Storage and Azure: what differs from S3 in how they list and compare objects changes nothing for a run."""
+"""Google Cloud Storage and Azure: what differs from S3 in how they list and compare objects changes nothing for a reader."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ from pathlib import Path
 import pytest
 
 import gymdata
-from gymdata.cli.main import main
-from gymdata.errors import OutsideError, StoreError
-from gymdata.store import Run
-from gymdata.store.paths import placed_output
-from tests.objects.appending import append
-from tests.objects.conftest import plain
+from gymdata.errors import OutsideError
+from gymdata.store.fetch import fetched
+from tests.objects.conftest import ROWS
 from tests.objects.stores import Objects, objects
-from tests.store.conftest import make_row
 
 pytestmark = pytest.mark.store
-IDS = [f"{index:032x}" for index in range(5)]
 ENVIRONMENT = {
     "gs": {"GOOGLE_BEARER_TOKEN": "hidden-secret"},
     "az": {"AZURE_STORAGE_ACCOUNT_NAME": "account", "AZURE_STORAGE_ACCOUNT_KEY": "aGlkZGVuLXNlY3JldA=="},
@@ -32,56 +27,40 @@ def scheme(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def held(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
-    """An empty bucket of that kind, and the environment that leads there."""
+def held(scheme: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
+    """A bucket of that kind with a run, and the environment that leads there."""
     with objects(azure=scheme == "az") as (made, url):
         for name, value in {
             **ENVIRONMENT[scheme],
             ADDRESS[scheme]: url,
-            "GYMDATA_SPOOL": str(tmp_path / "here"),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
         }.items():
             monkeypatch.setenv(name, value)
+        for file in run.rglob("*"):
+            if file.is_file():
+                made.put(f"run/{file.relative_to(run)}", file.read_bytes())
         yield made
 
 
-def test_a_run_is_continued_on_another_machine(
-    scheme: str, held: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One machine begins a run, another that has only listed it continues it: every row is there once, and readable."""
-    url = f"{scheme}://bucket/runs/new"
-    append(url, tmp_path / "a", 0, 2)
-    monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "b"))
-    assert main(["validate", url]) == 0
-    append(url, tmp_path / "b", 0, 5)
-    assert plain(held.held) == [f"runs/new/rollouts/part-0000{n}.parquet" for n in range(3)] + ["runs/new/run.json"]
-    monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "c"))
-    assert sorted(gymdata.load_rollouts(url, ["rollout_id"])["rollout_id"].to_pylist()) == IDS
-
-
-def test_a_run_that_was_read_before_is_not_read_twice(scheme: str, held: Objects, tmp_path: Path) -> None:
-    """An object that this machine wrote or read is known again in a list: its tag is one text everywhere."""
-    url = f"{scheme}://bucket/pairs"
-    append(f"{scheme}://bucket/run", tmp_path / "here", 0, 5)
-    for _ in range(2):
-        assert main(["filter", f"{scheme}://bucket/run", "-o", url, "--where", "true", "--overwrite"]) == 0
-        assert main(["validate", url]) == 0
-
-
-def test_a_second_writer_is_refused(
-    scheme: str, held: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run.json that another machine replaced meanwhile is not written over."""
+def test_a_run_is_read_and_fetched_again_when_it_changed(scheme: str, held: Objects) -> None:
+    """An object that was fetched is known again in a list, with or without the quotes of its tag."""
     url = f"{scheme}://bucket/run"
-    append(url, tmp_path / "a", 0, 2)
-    append(url, tmp_path / "b", 0, 4)
-    other = placed_output(url, tmp_path / "a")
-    with Run.open(other, identity={"policy": "tiny"}, extent={}, operation={}, run_id="run") as run:
-        append(url, tmp_path / "b", 0, 5, "take-over")
-        run.append(make_row(7))
-        with pytest.raises(StoreError, match="another machine took over"):
-            run.close()
-    monkeypatch.setenv("GYMDATA_SPOOL", str(tmp_path / "c"))
-    assert sorted(gymdata.load_rollouts(url, ["rollout_id"])["rollout_id"].to_pylist()) == IDS
+    assert gymdata.load_rollouts(url).num_rows == len(ROWS)
+    held.asked.clear()
+    assert gymdata.load_rollouts(url).num_rows == len(ROWS)
+    assert not [path for path in held.asked if path.endswith(".parquet")]
+    held.put("run/rollouts/part-00000.parquet", b"other")
+    assert fetched(f"{url}/rollouts/part-00000.parquet").read_bytes() == b"other"
+
+
+def test_no_key_leads_out_of_the_cache(scheme: str, held: Objects, tmp_path: Path) -> None:
+    """A store may list any key: one with dotted parts is left out, or refused as a whole."""
+    held.put("run/../../../../../escaped", b"x")
+    try:
+        assert gymdata.load_rollouts(f"{scheme}://bucket/run").num_rows == len(ROWS)
+    except OutsideError as error:
+        assert "escaped" in str(error)
+    assert not [file for file in tmp_path.rglob("escaped*") if file.is_file()]
 
 
 def test_a_missing_bucket_is_named(scheme: str, held: Objects) -> None:

@@ -36,7 +36,7 @@ class TrlCompletions(Format):
         pandas writes as null."""
         import pyarrow as pa
 
-        from gymdata.remote.reading import parquet_schema
+        from gymdata.store.parquet import parquet_schema
 
         for source in sources:
             schema = parquet_schema(source.path) if source.kind == "parquet" else ()
