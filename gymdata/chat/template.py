@@ -232,10 +232,8 @@ class TransformersChat:
         content."""
         return self._parser.read([int(i) for i in token_ids], tools, calls=calls)
 
-    def reading(self, tools: Tools, *, parsed: bool = True) -> Reading:
-        """A reading of an assistant message whose ids come in parts; not ``parsed``, of their text."""
-        if not parsed:
-            return Reading(self, PlainParser(self).begin(tools), special=True)
+    def reading(self, tools: Tools) -> Reading:
+        """A reading of an assistant message whose ids come in parts."""
         return Reading(self, self._parser.begin(tools), special=not isinstance(self._parser, PlainParser))
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -127,8 +127,8 @@ class Chat(Protocol):
         wrote: text that does not parse is content, and without ``calls`` calls are."""
         ...
 
-    def reading(self, tools: Tools, *, parsed: bool = True) -> Reading:
-        """A reading of the message that ``parse`` gives of all ids; not ``parsed``, of their text with special tokens."""
+    def reading(self, tools: Tools) -> Reading:
+        """A reading of the message that ``parse`` gives of all ids."""
         ...
 
     def encode(self, text: str) -> list[int]:

@@ -34,37 +34,34 @@ class Answer:
         self.complete = self.unread = False
         #: There is something to say, or nothing will follow.
         self.changed = asyncio.Event()
-        self._early = [_Early(chat, request, stops) for _ in range(request.n if request.stream else 0)]
+        self._early = _Early(chat, request, stops)
 
     # --- while the engine samples -----------------------------------------------------------------------------------
 
-    def on_tokens(self, index: int, ids: Sequence[int]) -> None:
-        """The next ids of a completion."""
-        self._early[index].feed(ids)
+    def on_tokens(self, index: int, ids: Sequence[int]) -> None:  # noqa: ARG002 - the port's signature
+        """The next ids of the completion."""
+        self._early.feed(ids)
         self.changed.set()
 
-    async def deltas(self, work: asyncio.Future[list[AgentCompletion]]) -> AsyncIterator[CompletionDelta]:
-        """The parts of a streamed answer. ``work``: makes its completions, and sets ``changed`` when it ends. Raises its
+    async def deltas(self, work: asyncio.Future[AgentCompletion]) -> AsyncIterator[CompletionDelta]:
+        """The parts of a streamed answer. ``work``: makes its completion, and sets ``changed`` when it ends. Raises its
         RequestError."""
-        begun = [CompletionDelta(self.id, self.created, len(self.prompt), index) for index in range(self._request.n)]
-        for delta in begun:
-            yield delta
+        delta = CompletionDelta(self.id, self.created, len(self.prompt))
+        yield delta
         while not work.done():
             await self.changed.wait()
             self.changed.clear()
-            for delta, early in zip(begun, self._early, strict=True):
-                for part in early.parts(delta):
-                    yield part
-        for completion in await asyncio.shield(work):
-            delta = begun[completion.index]
-            for part in self._early[completion.index].rest(delta, completion):
+            for part in self._early.parts(delta):
                 yield part
-            yield replace(delta, tool_calls=completion.tool_calls, end=completion)
+        completion = await asyncio.shield(work)
+        for part in self._early.rest(delta, completion):
+            yield part
+        yield replace(delta, tool_calls=completion.tool_calls, end=completion)
         self.complete = True
 
     # --- when it has ended ------------------------------------------------------------------------------------------
 
-    def read(self, session: Session, generation: Generation, index: int) -> tuple[Message, AgentCompletion]:
+    def read(self, session: Session, generation: Generation) -> tuple[Message, AgentCompletion]:
         """What the model wrote as the message that is stored, and as the client gets it."""
         chat, request, ids = self._chat, self._request, [int(i) for i in generation.token_ids]
         ended = ids[:-1] if ids and ids[-1] in getattr(chat, "stop_token_ids", chat.end_of_turn_ids) else ids
@@ -72,17 +69,14 @@ class Answer:
         stop = generation.stop_reason if isinstance(generation.stop_reason, str) else None
         if stop is not None and stop in text:
             text = text[: text.index(stop)]
-        if request.prompt is not None:
-            message: Message = {"role": "assistant", "content": text}
-        else:
-            message = dict(chat.parse(ids, request.tools, calls=request.tool_choice != "none"))
+        message: Message = dict(chat.parse(ids, request.tools, calls=request.tool_choice != "none"))
         calls = message.pop("tool_calls", None) or []
-        if request.prompt is None and stop is not None and stop in (message.get("content") or ""):
+        if stop is not None and stop in (message.get("content") or ""):
             message["content"] = message["content"].partition(stop)[0]
         numbered = []
         for number, call in enumerate(calls):
             # The same call twice in a conversation has two ids.
-            seed = orjson.dumps([session.rollout_id, len(session.steps), index, number])
+            seed = orjson.dumps([session.rollout_id, len(session.steps), number])
             numbered.append({**call, "id": f"c{hashlib.blake2b(seed, digest_size=4).hexdigest()}", "type": "function"})
         if numbered and not request.parallel_tool_calls:
             numbered, left_out = numbered[:1], numbered[1:]
@@ -112,7 +106,6 @@ class Answer:
             stop_sequence=stop,
             prompt_token_ids=list(self.prompt),
             token_ids=ids,
-            index=index,
         )
         return message, completion
 
@@ -129,10 +122,10 @@ class Answer:
 
 
 class _Early:
-    """What of one completion is certain before its end. ``emitted``: what the client has of it."""
+    """What of the completion is certain before its end. ``emitted``: what the client has of it."""
 
     def __init__(self, chat: Chat, request: AgentRequest, stops: Sequence[str]) -> None:
-        self._reading = chat.reading(request.tools, parsed=request.prompt is None)
+        self._reading = chat.reading(request.tools)
         self._stops = stops
         self._stopped = False
         self._pending = ""

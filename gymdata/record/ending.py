@@ -15,7 +15,7 @@ from gymdata.rollouts.messages import RolloutRow, TaskRow
 
 COMPLETED, TRUNCATED, FAILED = "completed", "truncated", "failed"
 #: Stop reasons of sessions that used up a budget: they are truncated, whatever their client says.
-BUDGETS = ("max_turns", "max_tokens_total", "timeout")
+BUDGETS = ("max_turns", "max_tokens_total")
 #: A field that names nothing.
 _NO_PARTS = "rewards", dict[str, float]()
 #: The reward that a client reports, among the parts.

@@ -83,10 +83,10 @@ class SessionLog:
         path.rename(aside)
         self.repairs.append(f"{path.name}: {why}; not resumed, and kept as {aside}")
 
-    def append(self, session: Session, events: Sequence[Event]) -> None:
-        """Journal the calls of one request: all of them or none. Raises StoreError.from_os, and TypeError (orjson's) for a
+    def append(self, session: Session, event: Event) -> None:
+        """Journal one call. Raises StoreError.from_os, and TypeError (orjson's) for a
         value that no row could hold."""
-        lines = [frame(orjson.dumps(name_non_finite(event))) for event in events]
+        lines = [frame(orjson.dumps(name_non_finite(event)))]
         journal = self._journals.get(session.key)
         if journal is None:
             journal = self._journals[session.key] = self._opened(session.key)

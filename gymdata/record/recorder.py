@@ -1,4 +1,4 @@
-"""Sessions, engine and run folder together: a request in, completions out, and a row when a session ends.
+"""Sessions, engine and run folder together: a request in, a completion out, and a row when a session ends.
 
 Invariants: a call is journaled before it is answered, and answered as it is journaled; a request that the engine failed is a
 failure and an error, never a turn; a budget ends a session as truncated and never gives it a reward; a session that ended
@@ -8,7 +8,6 @@ gets no more calls.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import math
 import secrets
@@ -34,7 +33,7 @@ from gymdata.record.log import SessionLog, facts_of, recorded
 from gymdata.record.messages import digests, tools_digest
 from gymdata.record.request import AgentCompletion, AgentRequest, RequestError
 from gymdata.record.rows import Groups, Member, label_turns, main_leaf, session_row, unread_turns
-from gymdata.record.sessions import Event, Plan, Session
+from gymdata.record.sessions import Plan, Session
 from gymdata.record.settings import RecordConfig
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import RewardScheduler, step_rewards, total, view_of
@@ -150,16 +149,6 @@ class Recorder:
             raise RequestError("not_found", f"{text}: /s/{name}/v1 in place of /v1 in the base URL")
         return {"key": key, "rollout_id": rollout_id, **self._ended[rollout_id]}
 
-    def states(self, limit: int, after: str) -> tuple[list[JsonObject], bool]:
-        """What GET /rollouts answers: sessions that are open, and those that this process ended, by key, and whether more
-        follow. A session that ends between two pages is on one of them. Raises RequestError in ``collect``, where a key is
-        known to its agent alone."""
-        if self.assigned is not None:
-            raise RequestError("unsupported", "the sessions of gymdata collect are not listed", status=409)
-        keys = {*self.sessions, *(ended["key"] for ended in self._ended.values() if "key" in ended)}
-        first = heapq.nsmallest(limit + 1, (key for key in keys if key > after))
-        return [{"idle_s": None, **self.state_of(key)} for key in first[:limit]], len(first) > limit
-
     def _has_ended(self, key: str, rollout_id: str) -> RequestError:
         ended = f"session {key} has ended as rollout {rollout_id} of {self.run.folder}: a key is for one rollout"
         return RequestError("not_found", f"{ended}; use another key (the same task_id when it ends)", status=409)
@@ -177,8 +166,6 @@ class Recorder:
         unnamed = [session for session in self.sessions.values() if not session.named]
         if request.previous_id is not None:
             return next((s for s in unnamed if any(step.id == request.previous_id for step in s.steps)), None)
-        if request.prompt is not None:
-            return None
         chain = list(digests(request.messages, tools_digest(request.tools)))
         candidates = []
         for session in unnamed:
@@ -204,24 +191,23 @@ class Recorder:
         stops = self._chosen(request).get("stop") or self._base.get("stop") or ()
         return Answer(self.chat, request, [stops] if isinstance(stops, str) else stops)
 
-    async def complete(self, session: Session, request: AgentRequest, answer: Answer) -> list[AgentCompletion]:
-        """Sample, journal and return the completions of a request; a streamed ``answer`` gets their ids as they come. Raises
+    async def complete(self, session: Session, request: AgentRequest, answer: Answer) -> AgentCompletion:
+        """Sample, journal and return the completion of a request; a streamed ``answer`` gets its ids as they come. Raises
         RequestError, and StoreError.from_os, which ends the recorder."""
         try:
             return await self._completed(session, request, answer)
         except StoreError as error:
             # A full disk: nothing of the request is in the session.
-            self.counts["store_failures_total"] += 1
             self._died(error)
             raise
 
-    async def _completed(self, session: Session, request: AgentRequest, answer: Answer) -> list[AgentCompletion]:
+    async def _completed(self, session: Session, request: AgentRequest, answer: Answer) -> AgentCompletion:
         # Requests that begin a session together are of one session.
         session = self.sessions.get(session.key, session)
         if session.lock.locked() or session.rollout_id in self._ended:
             # It ended, or is being scored, since the request came.
             raise self._has_ended(session.key, session.rollout_id)
-        self._refuse_spent(session, request.n)
+        self._refuse_spent(session)
         if request.tool_choice not in ("auto", "none"):
             problem = f"got {request.tool_choice!r}, expected auto or none: the model is sampled as it is"
             raise RequestError.field("tool_choice", problem, "unsupported")
@@ -239,7 +225,7 @@ class Recorder:
         max_tokens = min(n for n in (requested, room, self.max_tokens) if n is not None)
         left = self.config.max_tokens_total
         if left is not None:
-            max_tokens = min(max_tokens, (left - session.encoder.n_generated_tokens) // request.n)
+            max_tokens = min(max_tokens, left - session.encoder.n_generated_tokens)
         clamped = (
             {"max_tokens": requested, "used": max_tokens} if requested is not None and max_tokens < requested else None
         )
@@ -247,13 +233,13 @@ class Recorder:
         answer.prompt = plan.prompt
         self.sessions[session.key] = session
         session.in_flight += 1
-        numbers = session.begin(request.n)
+        number = session.begin()
         try:
-            generations = await self._sample(session, request, answer, max_tokens, chosen, numbers[0])
+            generation = await self._sample(session, request, answer, max_tokens, chosen, number)
             clamped = clamped if request.max_tokens else None
-            return self._record(session, request, plan, answer, generations, chosen, clamped, numbers)
+            return self._record(session, request, plan, answer, generation, chosen, clamped, number)
         except BaseException:
-            session.numbers.difference_update(numbers)
+            session.numbers.discard(number)
             raise
         finally:
             session.in_flight -= 1
@@ -262,29 +248,21 @@ class Recorder:
                 # Nothing was sampled: there is no rollout to end.
                 self.sessions.pop(session.key, None)
 
-    def _refuse_spent(self, session: Session, n: int) -> None:
+    def _refuse_spent(self, session: Session) -> None:
         config, turns, tokens = self.config, len(session.numbers), session.encoder.n_generated_tokens
         limits = (
             ("max_turns", config.max_turns, turns, "model calls"),
             ("max_tokens_total", config.max_tokens_total, tokens, "generated tokens"),
-            ("timeout", config.timeout, time.time() - session.started_at, "seconds"),
         )
         for name, limit, used, unit in limits:
-            flag = f"--{name.replace('_', '-')}"
-            if limit is not None and used >= limit:
-                self._spend(session, name)
-                text = f"session {session.key} used {used:,.0f} {unit}, at most {limit:,g} ({flag})"
-                raise RequestError("budget", text, where=name)
-            if limit is not None and name != "timeout" and used + n > limit:
-                # Each completion is a model call of at least one token.
-                left = f"session {session.key} has {limit - used:,g} of {limit:,g} {unit} left ({flag})"
-                raise RequestError.field("n", f"got {n}, and {left}")
-
-    def _spend(self, session: Session, budget: str) -> None:
-        if session.spent is None:
-            session.spent = budget
-            if session.steps:  # else the line that begins the journal has it
-                self.log.append(session, [{"spent": budget}])
+            if limit is None or used < limit:
+                continue
+            if session.spent is None:
+                session.spent = name
+                if session.steps:  # else the line that begins the journal has it
+                    self.log.append(session, {"spent": name})
+            text = f"session {session.key} used {used:,} {unit}, at most {limit:,} (--{name.replace('_', '-')})"
+            raise RequestError("budget", text, where=name)
 
     def _chosen(self, request: AgentRequest) -> Settings:
         """What the client, or --force, chooses besides the run's own settings, by vLLM's names."""
@@ -301,7 +279,7 @@ class Recorder:
 
     async def _sample(
         self, session: Session, request: AgentRequest, answer: Answer, max_tokens: int, chosen: Settings, turn: int
-    ) -> list[Generation]:
+    ) -> Generation:
         turn_name = f"turn {len(session.steps)}"
         seed = request.sampling.get("seed")
         if not isinstance(seed, int):
@@ -312,28 +290,19 @@ class Recorder:
             prompt_token_ids=list(answer.prompt),
             max_tokens=max_tokens,
             seed=seed,
-            n=request.n,
             group=session.key,
             sampling=chosen or None,
             on_tokens=answer.on_tokens if request.stream else None,
         )
-        left = None if self.config.timeout is None else session.started_at + self.config.timeout - time.time()
         try:
-            async with asyncio.timeout(left):
-                generations = await self.sampler.sample(sample)
-            for generation in generations:
-                if generation.finish_reason == "abort":
-                    raise OutsideError("engine", f"the request ended with finish_reason {generation.finish_reason!r}")
-                if list(generation.prompt_token_ids) != sample.prompt_token_ids:
-                    raise OutsideError("engine", "another prompt was read than was sent")
+            (generation,) = await self.sampler.sample(sample)
+            if generation.finish_reason == "abort":
+                raise OutsideError("engine", f"the request ended with finish_reason {generation.finish_reason!r}")
+            if list(generation.prompt_token_ids) != sample.prompt_token_ids:
+                raise OutsideError("engine", "another prompt was read than was sent")
             self.upstream.pop(session.key, None)
             min_tokens = int({**self._base, **chosen}.get("min_tokens") or 0)
-            return [cut_at_stop(generation, self.chat.decode, min_tokens) for generation in generations]
-        except TimeoutError:
-            self._spend(session, "timeout")
-            raise RequestError(
-                "budget", f"session {session.key} took {self.config.timeout:g} seconds (--timeout)", where="timeout"
-            ) from None
+            return cut_at_stop(generation, self.chat.decode, min_tokens)
         except OutsideError as error:
             if self.assigned is not None and error.status != 400:
                 self.upstream[session.key] = error
@@ -352,31 +321,23 @@ class Recorder:
         request: AgentRequest,
         plan: Plan,
         answer: Answer,
-        generations: Sequence[Generation],
+        generation: Generation,
         chosen: Settings,
         clamped: Settings | None,
-        numbers: Sequence[int],
-    ) -> list[AgentCompletion]:
+        number: int,
+    ) -> AgentCompletion:
         temperature = float({**self._base, **chosen}["temperature"])
         biases = {k: v for k, v in chosen.items() if truncations({"sampling": {k: v}})}
         if biases:
             self.run.sampled_with(**biases)
-        events, completions = list[Event](), []
-        for index, generation in enumerate(generations):
-            message, completion = answer.read(session, generation, index)
-            facts = {"id": answer.id, "finish_reason": completion.finish_reason, "temperature": temperature}
-            # Clients read the first choice, unless they go on from another.
-            facts |= {"sampling": dict(chosen) or None, "clamped": clamped, "unread": answer.unread or index > 0}
-            facts |= {"number": numbers[index]}
-            events.append(session.event(request, plan, generation, message, **facts))
-            completions.append(completion)
-        self.log.append(session, events)
-        for event in events:
-            session.add(event)
-        self.counts["turns_total"] += len(events)
-        self.counts["unparsed_calls_total"] += sum("unparsed_call" in event["message"] for event in events)
-        self.counts["tokens_generated_total"] += sum(len(generation.token_ids) for generation in generations)
-        return completions
+        message, completion = answer.read(session, generation)
+        facts = {"id": answer.id, "finish_reason": completion.finish_reason, "temperature": temperature}
+        facts |= {"sampling": dict(chosen) or None, "clamped": clamped, "unread": answer.unread, "number": number}
+        event = session.event(request, plan, generation, message, **facts)
+        self.log.append(session, event)
+        session.add(event)
+        self.counts["unparsed_calls_total"] += "unparsed_call" in message
+        return completion
 
     # --- the end of a session ---------------------------------------------------------------------------------------
 
@@ -490,7 +451,7 @@ class Recorder:
             self._died(error)
             raise
         # It has ended, whatever fails from here on.
-        self._ended[session.rollout_id] = {"key": session.key, **_state_of(row), "agents": labels}
+        self._ended[session.rollout_id] = {**_state_of(row), "agents": labels}
         self._groups.add(row)
         self.counts["rollouts_total"] += 1
         self.counts["unread_turns_total"] += len(unread)

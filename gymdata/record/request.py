@@ -1,4 +1,4 @@
-"""One request of an agent and its completions, in the form that every dialect is read to and written from.
+"""One request of an agent and its completion, in the form that every dialect is read to and written from.
 
 Invariants: messages and tools are in the form that rollouts store (``gymdata.rollouts.messages.Message``: ``content`` is
 text, reasoning is ``reasoning``, arguments of calls are objects), so no part behind a dialect knows which one a client
@@ -15,7 +15,7 @@ from gymdata.rollouts.messages import JsonObject, Message, ToolCall, Tools
 
 #: ``invalid``: the request is wrong. ``unsupported``: a field that the server does not have. ``authentication``: no token of
 #: this server. ``not_found``: a path, session or completion. ``too_large``: more than a limit of the server. ``budget``: the
-#: session has used up its turns, tokens or time. ``busy``: too many sessions or requests; ``retry_after`` says when again.
+#: session has used up its turns or tokens. ``busy``: too many sessions or requests; ``retry_after`` says when again.
 #: ``context``: a prompt that the model's context has no room for. ``upstream``: the engine failed. ``internal``: a defect of
 #: the server.
 ErrorKind = Literal[
@@ -61,7 +61,7 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """A request for completions. ``sampling``: temperature and the like by vLLM's names, only what the client sent."""
+    """A request for a completion. ``sampling``: temperature and the like by vLLM's names, only what the client sent."""
 
     model: str
     messages: Sequence[Message]
@@ -74,7 +74,6 @@ class AgentRequest:
     #: None: as many as the context has room for.
     max_tokens: int | None = None
     stop: Sequence[str] = ()
-    n: int = 1
     stream: bool = False
     #: Chat Completions' ``stream_options.include_usage``.
     stream_usage: bool = False
@@ -94,8 +93,6 @@ class AgentRequest:
     #: The completion that this request goes on from (Responses' ``previous_response_id``): its conversation comes before
     #: ``messages``.
     previous_id: str | None = None
-    #: ``/v1/completions`` only: a text or ids in place of messages.
-    prompt: str | Sequence[int] | None = None
     #: The parsed body, for what a response repeats of it.
     body: JsonObject = field(default_factory=dict)
 
@@ -115,8 +112,8 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class AgentCompletion:
-    """One completion of a request. ``id`` is the request's, the same for its ``n`` completions; ``text``: all that the model
-    wrote, without the stop token; the other parts are read from it."""
+    """The completion of a request. ``text``: all that the model wrote, without the stop token; the other parts are read
+    from it."""
 
     id: str
     created: int
@@ -133,19 +130,17 @@ class AgentCompletion:
     stop_sequence: str | None = None
     prompt_token_ids: Sequence[int] = ()
     token_ids: Sequence[int] = ()
-    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionDelta:
-    """A part of completion ``index`` for a streamed answer: more content, more reasoning, or calls that are complete.
+    """A part of a completion for a streamed answer: more content, more reasoning, or calls that are complete.
     ``end``: the completion as a whole, with the last part. A stream begins with a delta without any of these, as soon as
     the prompt was accepted."""
 
     id: str
     created: int
     n_prompt_tokens: int
-    index: int = 0
     content: str = ""
     reasoning: str = ""
     tool_calls: Sequence[ToolCall] = ()
@@ -165,7 +160,7 @@ class Dialect(Protocol):
         """``headers``: with names in small letters. Raises RequestError for what is wrong or not supported."""
         ...
 
-    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> JsonObject:
+    def response(self, request: AgentRequest, completion: AgentCompletion) -> JsonObject:
         """The body of an answer that is not streamed."""
         ...
 

@@ -108,8 +108,7 @@ def label_turns(session: Session) -> list[str]:
 
 
 def unread_turns(session: Session) -> list[int]:
-    """The unread turns of labelled ones: retries and further choices that nothing continues, and those whose client was
-    gone."""
+    """The unread turns of labelled ones: retries that nothing continues, and those whose client was gone."""
     turns = session.encoder.turns
     cut = chains(turns, expand_prompts(turns, check_digests=False), "keep", session.unread)
     return sorted(chain.turns[-1] for chain in cut if chain.abandoned)

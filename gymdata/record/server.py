@@ -4,7 +4,7 @@ A session is named by the path (``/s/KEY/v1/…``), the API key (``gymdata-KEY``
 ``x-parent-session-id``, ``x-session-id``) or the body, in this order; a request that names none belongs to the session whose
 conversation it continues, else it begins one.
 
-Invariants: every request is answered, with completions or with an error of its dialect; no key or token that a client sends
+Invariants: every request is answered, with a completion or with an error of its dialect; no key or token that a client sends
 is written; a stream that began ends with the answer or with an error; requests in flight are answered when the server stops.
 """
 
@@ -23,7 +23,7 @@ import orjson
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -53,8 +53,6 @@ _BEGIN_S, _ALIVE_S = 1.0, 10.0
 _GRACE_S = 10.0
 _OBJECTS = 1_000_000
 _STOPPING = "the recorder is stopping, and nothing of this request is recorded: send it again when it runs again"
-#: The most sessions that one answer lists.
-_PAGE = 1000
 
 
 class Service:
@@ -63,12 +61,11 @@ class Service:
     def __init__(self, config: RecordConfig, recorder: Recorder) -> None:
         self.config, self.recorder = config, recorder
         self.bodies = Bodies(config.max_body_bytes, config.max_depth, _OBJECTS)
-        self.requests: dict[tuple[str, int], int] = {}
         self.grace_s = _GRACE_S
         self._stopping = False
         self._working: set[asyncio.Task[Any]] = set()
 
-    # --- completions ------------------------------------------------------------------------------------------------
+    # --- a completion ------------------------------------------------------------------------------------------------
 
     async def complete(self, request: Request, *, dialect: Dialect, count: bool) -> Response:
         """Answer a request of ``dialect``; ``count``: only the number of its tokens."""
@@ -191,31 +188,16 @@ class Service:
 
         return await self._plain(request, work)
 
-    async def states(self, request: Request) -> Response:
-        """GET /rollouts?limit=N&after=KEY."""
-
-        async def work() -> JsonObject:
-            text = request.query_params.get("limit", "100")
-            limit = int(text) if re.fullmatch("[0-9]{1,4}", text) else 0
-            if not 1 <= limit <= _PAGE:
-                raise RequestError.field("limit", f"got {text!r:.80}, expected 1 to {_PAGE}")
-            listed, more = self.recorder.states(limit, request.query_params.get("after", ""))
-            return {
-                "object": "list",
-                "data": listed,
-                "has_more": more,
-                "last_id": listed[-1]["key"] if listed else None,
-            }
-
-        return await self._plain(request, work)
-
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize, as vLLM has it: the ids of the prompt that a request with these messages and tools reads."""
 
         async def work() -> JsonObject:
             asked = tokenize_request(await self._body(request))
-            session = self.recorder.session_for(self._key(request), asked)
-            ids = list(self.recorder.prompt_of(session, asked).prompt)
+            if isinstance(asked, str):
+                ids = self.recorder.chat.encode(asked)
+            else:
+                session = self.recorder.session_for(self._key(request), asked)
+                ids = list(self.recorder.prompt_of(session, asked).prompt)
             return {"count": len(ids), "max_model_len": self.recorder.context, "tokens": ids, "token_strs": None}
 
         return await self._plain(request, work)
@@ -255,18 +237,6 @@ class Service:
         """The server's status."""
         return {"status": "ok", "model": self.recorder.model, "sessions_open": len(self.recorder.sessions)}
 
-    def metrics(self) -> str:
-        """Prometheus text."""
-        figures: dict[str, float] = {
-            **{f'requests_total{{path="{p}",status="{s}"}}': n for (p, s), n in sorted(self.requests.items())},
-            "sessions_open": len(self.recorder.sessions),
-            "requests_in_flight": sum(session.in_flight for session in self.recorder.sessions.values()),
-            **dict.fromkeys(("turns_total", "tokens_generated_total", "rollouts_total"), 0),
-            **dict.fromkeys(("unparsed_calls_total", "upstream_failures_total", "store_failures_total"), 0),
-            **self.recorder.counts,
-        }
-        return "".join(f"gymdata_record_{name} {value:g}\n" for name, value in figures.items())
-
     async def stop(self) -> None:
         """Take no more requests, and answer those in flight: with an error where the engine does not end in time."""
         self._stopping = True
@@ -293,21 +263,12 @@ def create_app(
             service.bodies.threads.shutdown(wait=False)
             await stop()
 
-    def counted(path: str, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            response = await work(request)
-            label = path.removeprefix("/s/{key}"), response.status_code
-            service.requests[label] = service.requests.get(label, 0) + 1
-            return response
-
-        return answer
-
     routes = []
 
     def add(path: str, method: str, work: Callable[[Request], Awaitable[Response]]) -> None:
-        routes.append(Route(path, counted(path, work), methods=[method]))
+        routes.append(Route(path, work, methods=[method]))
         if path.startswith(("/v1/", "/tokenize")):
-            routes.append(Route(f"/s/{{key}}{path}", counted(path, work), methods=[method]))
+            routes.append(Route(f"/s/{{key}}{path}", work, methods=[method]))
 
     for entry in DIALECTS:
         spoken = entry.object()
@@ -319,16 +280,12 @@ def create_app(
     add("/v1/models/{model:path}", "GET", service.models)
     add("/rollouts/{key}/finish", "POST", service.finish)
     add("/rollouts/{key}", "GET", service.state)
-    add("/rollouts", "GET", service.states)
 
     async def health(_: Request) -> Response:
         return _json(200, service.health())
 
-    async def metrics(_: Request) -> Response:
-        return PlainTextResponse(service.metrics(), media_type="text/plain; version=0.0.4")
-
     # Some clients look whether anything is there.
-    routes += [Route("/health", health), Route("/", health), Route("/metrics", metrics)]
+    routes += [Route("/health", health), Route("/", health)]
 
     async def no_such_path(request: Request, _: Exception) -> Response:
         text = f"{request.method} {request.url.path} is not served; expected one of {', '.join(r.path for r in routes)}"

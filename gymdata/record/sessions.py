@@ -94,7 +94,7 @@ class Session:
     #: What clients chose per turn, where it differs from the run's settings, and lengths that were cut to the context.
     sampling: list[dict[str, Any]] = field(default_factory=list)
     clamped: list[dict[str, int]] = field(default_factory=list)
-    #: Turns whose client went away before it had the answer, and choices after the first.
+    #: Turns whose client went away before it had the answer.
     unread: list[int] = field(default_factory=list)
     #: Turns whose engine gave ids behind the stop string, and how many were cut.
     cut: list[dict[str, int]] = field(default_factory=list)
@@ -116,8 +116,6 @@ class Session:
 
     def plan(self, request: AgentRequest, chat: Chat) -> Plan:
         """The prompt that ``request`` continues. Raises RequestError for messages that the model's template refuses."""
-        if request.prompt is not None:
-            return self._plan_text(request.prompt, chat)
         messages = self._with_previous(request)
         if not messages:
             raise RequestError("invalid", "there are no messages", where="messages")
@@ -177,11 +175,11 @@ class Session:
             turn = step.parent
         return [pair for part in reversed(parts) for pair in part]
 
-    def begin(self, n: int) -> list[int]:
-        """Numbers for the turns of a request: the lowest that no other has, so a retry has the seed of what failed."""
-        numbers = list(itertools.islice((k for k in itertools.count() if k not in self.numbers), n))
-        self.numbers.update(numbers)
-        return numbers
+    def begin(self) -> int:
+        """A number for the turn of a request: the lowest that no other has, so a retry has the seed of what failed."""
+        number = next(k for k in itertools.count() if k not in self.numbers)
+        self.numbers.add(number)
+        return number
 
     # --- what was sampled -------------------------------------------------------------------------------------------
 
@@ -203,7 +201,6 @@ class Session:
             "server": generation.server,
             "weights": None if weights is None else [{"version": v, "start": a, "end": b} for v, a, b in weights],
             "tools": request.tools if plan.parent < 0 else None,
-            "text": request.prompt is not None,
             "hint": request.conversation_hint,
             "edits": plan.edits,
             "cause": plan.cause,
@@ -241,15 +238,14 @@ class Session:
         else:
             thread = self.steps[parent].thread
         self.steps.append(Step(parent, thread, new, message, tail, event["id"]))
-        if not event.get("text"):  # no template wrote a prompt of text: messages never continue it, whatever they say
-            messages = self.messages_of(turn)
-            chain = list(digests(messages, tools_digest(self.threads[thread].tools)))
-            self._ends.setdefault(chain[-1], []).append(turn)
-            self._begins[chain[-2] if len(chain) > 1 else b""] = turn
-            self._loose.update(digests([m for m in messages if m["role"] != "system"], b"loose"))
-            self._turns[digest_of(message)] = turn
-            if parent < 0:
-                self._openings[_opening(new)] = thread
+        messages = self.messages_of(turn)
+        chain = list(digests(messages, tools_digest(self.threads[thread].tools)))
+        self._ends.setdefault(chain[-1], []).append(turn)
+        self._begins[chain[-2] if len(chain) > 1 else b""] = turn
+        self._loose.update(digests([m for m in messages if m["role"] != "system"], b"loose"))
+        self._turns[digest_of(message)] = turn
+        if parent < 0:
+            self._openings[_opening(new)] = thread
         self.temperatures.append(event["temperature"])
         if event["sampling"]:
             self.sampling.append({"turn": turn, **event["sampling"]})
@@ -288,22 +284,6 @@ class Session:
         if system:
             before = [m for m in before if m["role"] != "system"]
         return [*system, *before, *(m for m in messages if m["role"] != "system")]
-
-    def _plan_text(self, prompt: str | Sequence[int], chat: Chat) -> Plan:
-        """A text, or ids, without messages: it goes on where it begins with all of what was read and sampled."""
-        for turn in reversed(range(len(self.steps))):
-            held_ids = self.ids_of(turn).tolist()
-            if isinstance(prompt, str):
-                text = chat.decode(held_ids)
-                if prompt.startswith(text) and len(prompt) > len(text):
-                    rest = prompt[len(text) :]
-                    return Plan([*held_ids, *chat.encode(rest)], turn, [{"role": "user", "content": rest}])
-            elif len(prompt) > len(held_ids) and list(prompt[: len(held_ids)]) == held_ids:
-                rest = chat.decode(prompt[len(held_ids) :])
-                return Plan(list(prompt), turn, [{"role": "user", "content": rest}])
-        ids = chat.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        text = prompt if isinstance(prompt, str) else chat.decode(ids)
-        return Plan(ids, -1, [{"role": "user", "content": text}])
 
     def _earlier_version(
         self, messages: Sequence[Message], request: AgentRequest

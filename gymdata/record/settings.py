@@ -80,7 +80,6 @@ class RecordConfig(Config):
     max_context: int | None = pydantic.Field(
         None, ge=2, description="Maximum tokens of prompt and completion (default: the engine's limit)."
     )
-    timeout: float | None = pydantic.Field(None, gt=0.0, description="Seconds per session (default: no limit).")
     idle_timeout: float = pydantic.Field(
         1800.0, gt=0.0, description="Seconds without a request after which a session ends as truncated."
     )
@@ -118,5 +117,5 @@ class RecordConfig(Config):
         return CollectConfig.of({"tasks": "-", **{name: getattr(self, name) for name in _SHARED}}, "settings")
 
     def limits(self) -> Settings:
-        names = ("max_turns", "max_tokens_total", "max_context", "timeout")
+        names = ("max_turns", "max_tokens_total", "max_context")
         return {name: getattr(self, name) for name in names}

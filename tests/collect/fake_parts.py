@@ -59,8 +59,8 @@ class LetterChat:
             return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]}
         return {"role": "assistant", "content": text}
 
-    def reading(self, tools: Any, *, parsed: bool = True) -> LetterReading:
-        return LetterReading(self, parsed)
+    def reading(self, tools: Any) -> LetterReading:
+        return LetterReading(self)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(i for i in token_ids if i < 256).decode("utf-8", "replace")
@@ -69,8 +69,8 @@ class LetterChat:
 class LetterReading:
     """What is no call and no reasoning, as soon as that is certain."""
 
-    def __init__(self, chat: LetterChat, parsed: bool) -> None:
-        self._chat, self._marks, self._ids, self._given = chat, ("CALL ", "THINK ") if parsed else (), list[int](), 0
+    def __init__(self, chat: LetterChat) -> None:
+        self._chat, self._marks, self._ids, self._given = chat, ("CALL ", "THINK "), list[int](), 0
 
     def feed(self, ids: Sequence[int]) -> tuple[str, str]:
         self._ids += [i for i in ids if i != END]

@@ -50,6 +50,5 @@ def asked(dialect: str, **more: Any) -> tuple[str, dict[str, Any]]:
         "chat": ("/s/k/v1/chat/completions", {"messages": message}),
         "messages": ("/s/k/v1/messages", {"messages": message, "max_tokens": 50}),
         "responses": ("/s/k/v1/responses", {"input": "x"}),
-        "completions": ("/s/k/v1/completions", {"prompt": "x", "max_tokens": 50}),
     }[dialect]
     return path, {"model": "m", **body, **more}

@@ -40,21 +40,6 @@ def test_the_second_prompt_is_the_ids_read_and_sampled_and_what_is_new(tmp_path:
     assert validate(tmp_path / "run").violations == []
 
 
-def test_messages_never_continue_a_prompt_of_text(tmp_path: Path) -> None:
-    """Not even those that say the same: their prompt is written by the template, and another text goes on from both."""
-    with recording(tmp_path / "run", *"abcd") as r:
-        text = {"model": "m", "prompt": "x"}
-        assert r.client.post("/s/k/v1/completions", json=text).json()["choices"][0]["text"] == "a"
-        first = r.said("x")
-        r.said("x", {"role": "assistant", "content": "a"}, "y")
-        assert r.prompts() == ["x", "/x//", "/x//a//y//"]
-        prompt = [*r.sampler.sampled[1].prompt_token_ids, ord(first["content"]), END, ord("z")]
-        assert r.client.post("/s/k/v1/completions", json={"model": "m", "prompt": prompt}).status_code == 200
-        r.finish()
-    row = r.row()
-    assert [turn["parent"] for turn in row["turns"]] == [-1, 0, 1, 1]
-
-
 def test_a_call_that_no_row_could_hold_is_kept_as_its_text(tmp_path: Path) -> None:
     """Of a conversation that the client wrote itself: its arguments stay as they were sent."""
     arguments = '{"a": 99999999999999999999999}'

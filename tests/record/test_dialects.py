@@ -25,9 +25,7 @@ from gymdata.record.request import (
 
 FIXTURES = Path(__file__).parent / "fixtures"  # requests as clients sent them
 BY_PATH = {path: entry.object() for entry in DIALECTS for path in entry.object().paths}
-CHAT, RESPONSES, MESSAGES, COMPLETIONS = (
-    DIALECTS[name].object() for name in ("chat", "responses", "messages", "completions")
-)
+CHAT, RESPONSES, MESSAGES = (DIALECTS[name].object() for name in ("chat", "responses", "messages"))
 USER = {"role": "user", "content": "2+40?"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}
@@ -59,7 +57,6 @@ CLIENTS: dict[str, tuple[str, int, list[str], str | None, str | None]] = {
     "openai-agents-chat": ("suat", 1, ["add"], None, None),
     "openai-agents-responses": ("suat", 1, ["add"], None, None),
     "openai-chat": ("uat", 1, ["add"], None, None),
-    "openai-completions": ("", 0, [], None, None),
     "openai-responses": ("uat", 1, ["add"], None, None),
     "opencode": ("suat", 10, ["bash"], None, None),
     "opencode-sub-agent": ("suat", 9, ["bash"], None, "sub-agent"),
@@ -74,11 +71,11 @@ def fixture(name: str) -> tuple[Dialect, Mapping[str, Any], dict[str, str]]:
     return BY_PATH[saved["path"].partition("?")[0]], saved["body"], saved["headers"]
 
 
-def completion(request: AgentRequest, reply: Reply, index: int = 0) -> AgentCompletion:
-    """The reply as completion ``index`` of the request, a token per word."""
+def completion(request: AgentRequest, reply: Reply) -> AgentCompletion:
+    """The reply as the completion of the request, a token per word."""
     words = reply.content.split(" ")
     calls = [
-        {"id": f"call{index}{n}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+        {"id": f"call{n}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
         for n, (name, arguments) in enumerate(reply.calls)
     ]
     logprobs = [TokenLogprob(word, -0.5, [(word, -0.5), ("other", -1.5)]) for word in words]
@@ -96,23 +93,21 @@ def completion(request: AgentRequest, reply: Reply, index: int = 0) -> AgentComp
         stop_sequence=reply.stop_sequence,
         prompt_token_ids=[7, 8],
         token_ids=list(range(len(words))),
-        index=index,
     )
 
 
 async def deltas(request: AgentRequest, reply: Reply) -> AsyncIterator[CompletionDelta]:
     """The reply in parts: reasoning and content in two each, then the calls, then the end."""
-    for index in range(request.n):
-        end = completion(request, reply, index)
-        start = CompletionDelta(end.id, end.created, end.n_prompt_tokens, index)
-        yield start
-        for name in ("reasoning", "content"):
-            text = getattr(end, name) or ""
-            for part in filter(None, (text[: len(text) // 2], text[len(text) // 2 :])):
-                yield replace(start, **{name: part})
-        if reply.error is not None:
-            raise reply.error
-        yield replace(start, tool_calls=end.tool_calls, end=end)
+    end = completion(request, reply)
+    start = CompletionDelta(end.id, end.created, end.n_prompt_tokens)
+    yield start
+    for name in ("reasoning", "content"):
+        text = getattr(end, name) or ""
+        for part in filter(None, (text[: len(text) // 2], text[len(text) // 2 :])):
+            yield replace(start, **{name: part})
+    if reply.error is not None:
+        raise reply.error
+    yield replace(start, tool_calls=end.tool_calls, end=end)
 
 
 def stream(dialect: Dialect, request: AgentRequest, reply: Reply) -> list[tuple[str | None, Any]]:
@@ -179,7 +174,7 @@ JSON = st.recursive(
 
 
 FIELD_NAMES = ["response_format", "text", "output_config", "tool_choice", "tools"]
-FIELD_NAMES += ["metadata", "stream_options", "prompt", "stop"]
+FIELD_NAMES += ["metadata", "stream_options", "stop"]
 FIELDS = st.dictionaries(
     st.sampled_from(FIELD_NAMES),
     st.dictionaries(st.sampled_from(["type", "format", "json_schema", "function", "name", "schema", "user_id"]), JSON)
@@ -211,7 +206,7 @@ def test_a_body_with_anything_anywhere_is_read_or_refused(
         assert error.message
     else:
         assert all(isinstance(message["content"], str) for message in request.messages)
-        dialect.response(request, [completion(request, Reply("x"))])
+        dialect.response(request, completion(request, Reply("x")))
 
 
 def test_claude_codes_note_to_billing_is_no_prompt() -> None:
@@ -278,8 +273,6 @@ def test_parameters_go_by_the_names_of_the_engine() -> None:
     assert (request.sampling, request.stop, request.max_tokens) == ({"top_k": 4}, ("a", "b"), 5)
     request = RESPONSES.parse({"input": "hi", "max_output_tokens": 6, "previous_response_id": "resp_abc"}, {})
     assert (request.sampling, request.max_tokens, request.previous_id) == ({}, 6, "abc")
-    assert COMPLETIONS.parse({"prompt": [[1, 2]]}, {}).prompt == [1, 2]
-    assert COMPLETIONS.parse({"prompt": "a"}, {}).max_tokens == 16
 
 
 @pytest.mark.parametrize(
@@ -319,7 +312,7 @@ def test_json_schemas_are_one_format() -> None:
         (CHAT, "modalities", ["text", "audio"], "unsupported", "modalities"),
         (CHAT, "functions", [{"name": "f"}], "unsupported", "functions"),
         (CHAT, "no_such_field", 1, "unsupported", "no_such_field"),
-        (CHAT, "n", 0, "invalid", "n"),
+        (CHAT, "n", 2, "unsupported", "n"),
         (CHAT, "temperature", True, "invalid", "temperature"),
         (CHAT, "top_logprobs", 2, "invalid", "top_logprobs"),
         (CHAT, "tool_choice", {"type": "function", "function": {"name": "x"}}, "invalid", "tool_choice.function.name"),
@@ -340,19 +333,14 @@ def test_json_schemas_are_one_format() -> None:
         (MESSAGES, "messages", [USER, {"role": "assistant", "content": "2+"}], "unsupported", "messages[1]"),
         (MESSAGES, "messages", [{"role": "user", "content": [{"type": "image"}]}], "invalid", "messages[0]"),
         (MESSAGES, "messages", [{"role": "user"}], "invalid", "messages"),
-        (COMPLETIONS, "echo", True, "unsupported", "echo"),
-        (COMPLETIONS, "best_of", 2, "unsupported", "best_of"),
-        (COMPLETIONS, "prompt", ["a", "b"], "unsupported", "prompt"),
-        (COMPLETIONS, "prompt", [1, "a"], "unsupported", "prompt"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_its_name(
     dialect: Dialect, field: str, value: Any, kind: str, where: str
 ) -> None:
     """The error says which field it was."""
-    usual = {"input": "hi"} if dialect is RESPONSES else {"prompt": "a"} if dialect is COMPLETIONS else {}
-    messages = {"messages": [USER]} if dialect in (CHAT, MESSAGES) else {}
-    error = refused(dialect, {"model": "m", **usual, **messages, field: value})
+    usual = {"input": "hi"} if dialect is RESPONSES else {"messages": [USER]}
+    error = refused(dialect, {"model": "m", **usual, field: value})
     assert (error.kind, error.where) == (kind, where)
     assert where in error.message
 
@@ -362,7 +350,7 @@ def test_a_tool_of_the_apis_servers_is_left_out_beside_others() -> None:
     flat = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
     request = RESPONSES.parse({"input": "hi", "tools": [{"type": "web_search"}, flat]}, {})
     assert request.tools == [TOOL]
-    answer = RESPONSES.response(request, [completion(request, CALL)])
+    answer = RESPONSES.response(request, completion(request, CALL))
     assert answer["tools"] == [flat]
     theirs = {"name": "add", "description": "Adds.", "input_schema": SCHEMA}
     body = {"messages": [USER], "tools": [{"type": "web_search_20250305", "name": "w"}, theirs]}
@@ -374,33 +362,33 @@ def test_a_function_of_a_namespace_is_called_in_it() -> None:
     dialect, body, headers = fixture("codex")
     request = dialect.parse(body, headers)
     reply = Reply(calls=[("spawn_agent", {"message": "hi"})])
-    (item,) = dialect.response(request, [completion(request, reply)])["output"]
+    (item,) = dialect.response(request, completion(request, reply))["output"]
     assert (item["namespace"], item["name"]) == ("multi_agent_v1", "spawn_agent")
 
 
 def test_a_stream_of_chat_completions_is_one_of_chunks() -> None:
     """Role, reasoning, content, calls by index, the reason of the end, the usage, and [DONE]."""
-    body = {"messages": [USER], "tools": [TOOL], "stream": True, "stream_options": {"include_usage": True}, "n": 2}
+    body = {"messages": [USER], "tools": [TOOL], "stream": True, "stream_options": {"include_usage": True}, "n": 1}
     request = CHAT.parse(body, {})
     *chunks, done = [data for _, data in stream(CHAT, request, replace(CALL, calls=[("add", {"a": 1})] * 2))]
     assert done == "[DONE]"
     assert {chunk["id"] for chunk in chunks} == {"chatcmpl-abc"}
-    second = [chunk["choices"][0] for chunk in chunks[:-1] if chunk["choices"][0]["index"] == 1]
-    assert [next(iter(choice["delta"]), None) for choice in second] == [
+    choices = [chunk["choices"][0] for chunk in chunks[:-1]]
+    assert [next(iter(choice["delta"]), None) for choice in choices] == [
         "role", "reasoning_content", "reasoning_content", "content", "content", "tool_calls", "tool_calls", None,
     ]  # fmt: skip
-    assert [c["delta"]["tool_calls"][0]["index"] for c in second if "tool_calls" in c["delta"]] == [0, 1]
-    assert [choice["finish_reason"] for choice in second] == [None] * 7 + ["tool_calls"]
-    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * 16
+    assert [c["delta"]["tool_calls"][0]["index"] for c in choices if "tool_calls" in c["delta"]] == [0, 1]
+    assert [choice["finish_reason"] for choice in choices] == [None] * 7 + ["tool_calls"]
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * 8
     assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"]["total_tokens"] == 12 + 2 + 2
+    assert chunks[-1]["usage"]["total_tokens"] == 12 + 2
 
 
 def test_a_chat_completion_has_what_was_asked_for() -> None:
     """Log-probabilities with their alternatives, and ids as vLLM gives them."""
     body = {"messages": [USER], "logprobs": True, "top_logprobs": 1, "return_token_ids": True}
     request = CHAT.parse(body, {})
-    answer = CHAT.response(request, [completion(request, Reply("two words", cut=True))])
+    answer = CHAT.response(request, completion(request, Reply("two words", cut=True)))
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": "two words", "refusal": None}
     assert [token["token"] for token in choice["logprobs"]["content"]] == ["two", "words"]
@@ -426,7 +414,7 @@ def test_a_streamed_response_announces_each_item_of_its_output() -> None:
         "completed",
     ]  # fmt: skip
     assert [data["output_index"] for name, data in events if name == "response.output_item.done"] == [0, 1, 2]
-    whole = RESPONSES.response(request, [completion(request, CALL)])
+    whole = RESPONSES.response(request, completion(request, CALL))
     assert events[-1][1]["response"] == whole
     assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call"]
     assert [data["item"] for name, data in events if name == "response.output_item.done"] == whole["output"]
@@ -462,7 +450,7 @@ def test_a_streamed_message_opens_and_closes_each_block() -> None:
     assert json.loads(events[-4][1]["delta"]["partial_json"]) == {"a": 1}
     assert events[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert events[-2][1]["usage"]["output_tokens"] == 2
-    answer = MESSAGES.response(request, [completion(request, CALL)])
+    answer = MESSAGES.response(request, completion(request, CALL))
     assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use"]
     assert answer["content"][2]["input"] == {"a": 1}
 
@@ -479,7 +467,7 @@ def test_a_streamed_message_opens_and_closes_each_block() -> None:
 def test_a_message_says_why_it_ended(reply: Reply, expected: tuple[str, str | None]) -> None:
     """In Anthropic's words."""
     request = MESSAGES.parse({"messages": [USER]}, {})
-    answer = MESSAGES.response(request, [completion(request, reply)])
+    answer = MESSAGES.response(request, completion(request, reply))
     assert (answer["stop_reason"], answer["stop_sequence"]) == expected
 
 
@@ -487,23 +475,9 @@ def test_no_edit_of_the_context_is_claimed() -> None:
     """Claude Code asks for them, and is told that none was applied."""
     dialect, body, headers = fixture("claude-code")
     request = dialect.parse(body, headers)
-    answer = dialect.response(request, [completion(request, CALL)])
+    answer = dialect.response(request, completion(request, CALL))
     assert answer["context_management"] == {"applied_edits": []}
     assert dialect.counted(request, 5) == {"input_tokens": 5, "context_management": {"original_input_tokens": 5}}
-
-
-def test_completions_are_text_with_their_tokens() -> None:
-    """Streamed, too."""
-    body = {"prompt": "once", "n": 2, "logprobs": 1, "stream": True, "stream_options": {"include_usage": True}}
-    request = COMPLETIONS.parse(body, {})
-    answer = COMPLETIONS.response(request, [completion(request, Reply("two words"), index) for index in range(2)])
-    assert [choice["text"] for choice in answer["choices"]] == ["two words"] * 2
-    assert answer["choices"][0]["logprobs"]["text_offset"] == [0, 3]
-    *chunks, done = [data for _, data in stream(COMPLETIONS, request, Reply("two words"))]
-    assert done == "[DONE]"
-    texts = [choice["text"] for chunk in chunks for choice in chunk["choices"] if choice["index"] == 1]
-    assert "".join(texts) == "two words"
-    assert chunks[-1]["usage"]["completion_tokens"] == 4
 
 
 def test_an_error_within_a_stream_is_the_dialects_own() -> None:
@@ -520,7 +494,7 @@ def test_an_error_within_a_stream_is_the_dialects_own() -> None:
     assert last["sequence_number"] == data["sequence_number"] + 1
 
 
-@pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES, COMPLETIONS], ids=lambda d: d.name)
+@pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES], ids=lambda d: d.name)
 def test_an_error_says_when_to_come_again(dialect: Dialect) -> None:
     """In whole seconds, none too early."""
     status, headers, body = dialect.error(429, "busy", "too many sessions", 1.2)
@@ -532,7 +506,7 @@ def test_an_error_says_when_to_come_again(dialect: Dialect) -> None:
 def test_a_prompt_beyond_the_context_is_named_as_clients_know_it() -> None:
     """By it agents compact their history: OpenAI's code, and the beginning of Anthropic's message."""
     message = "prompt is too long: 9 tokens > 8 maximum"
-    for dialect in (CHAT, RESPONSES, COMPLETIONS):
+    for dialect in (CHAT, RESPONSES):
         assert dialect.error(400, "context", message)[2]["error"]["code"] == "context_length_exceeded"
     error = MESSAGES.error(400, "context", message)[2]["error"]
     assert error == {"type": "invalid_request_error", "message": message}

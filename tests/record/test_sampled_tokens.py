@@ -153,7 +153,7 @@ async def test_a_request_that_is_wrong(probe: Probe) -> None:
     assert not probe.draws
 
 
-@case(*CONVERSATIONS, "completions")
+@case(*CONVERSATIONS)
 async def test_an_engine_that_fails(probe: Probe) -> None:
     """The client gets an error in the dialect's form, and nothing is recorded; the next try is one turn."""
     for stream in (False, True):
@@ -166,7 +166,7 @@ async def test_an_engine_that_fails(probe: Probe) -> None:
     assert (await probe.ask([QUESTION])).content == ANSWER
 
 
-@case(*CONVERSATIONS, "completions")
+@case(*CONVERSATIONS)
 async def test_max_tokens_cuts(probe: Probe) -> None:
     """The reply says so, and the turn ends without a stop token."""
     probe.say("one two three four five six", respell=False)
@@ -177,51 +177,11 @@ async def test_max_tokens_cuts(probe: Probe) -> None:
     assert reply.content == probe.text_of(draw.ids)
 
 
-@case(*CONVERSATIONS, "completions")
+@case(*CONVERSATIONS)
 async def test_a_prompt_that_is_too_long(probe: Probe) -> None:
     """It is refused in the dialect's form, and is no turn."""
     status = await probe.refused([user("7 " * 4000)])
     assert 400 <= status < 500
-
-
-@case("completions")
-async def test_a_text(probe: Probe) -> None:
-    """The text that was sampled comes back, without the stop token."""
-    probe.say(ANSWER)
-    reply = await probe.ask([QUESTION])
-    assert reply.content == ANSWER
-    (draw,) = probe.draws
-    read = probe.text_of(draw.prompt)
-    assert read == QUESTION["content"]
-    expected = len(draw.prompt), len(draw.ids)
-    assert reply.usage == expected
-
-
-@case("completions")
-async def test_a_streamed_text(probe: Probe) -> None:
-    """The parts of a stream are the text that was sampled."""
-    probe.say(ANSWER)
-    assert (await probe.ask([QUESTION], stream=True)).content == ANSWER
-
-
-@case("completions")
-async def test_ids(probe: Probe) -> None:
-    """Ids reach the engine as they are, also those that no tokenizer would choose."""
-    sent = probe.engine.respelled(probe.engine.tokens.encode("The year 1984 and 2001."))
-    probe.say(ANSWER)
-    assert (await probe.ask([user(sent)])).content == ANSWER
-    assert probe.draws[0].prompt == sent
-
-
-@case("completions")
-async def test_a_text_that_goes_on(probe: Probe) -> None:
-    """A prompt that begins with what was read and sampled continues its ids."""
-    probe.say("It is 1242", stop=False)
-    probe.say(" Yes.")
-    n = len(probe.engine.script[0])
-    reply = await probe.ask([QUESTION], max_tokens=n)
-    await probe.ask([user(f"{QUESTION['content']}{reply.content}, really?")])
-    probe.expect_continues(probe.draws[1], probe.draws[0])
 
 
 @case("chat")
@@ -236,14 +196,13 @@ async def test_log_probabilities_that_a_client_asks_for(probe: Probe) -> None:
 
 @case("chat")
 async def test_several_choices(probe: Probe) -> None:
-    """Each is a turn with the same prompt."""
-    probe.say("One.", "Two.")
+    """They are refused by name, and nothing is sampled."""
     status, body, answer = await probe.post([QUESTION], n=2)
-    assert status == 200, answer
-    assert sorted(choice["message"]["content"] for choice in body["choices"]) == ["One.", "Two."]
+    assert (status, body["error"]["param"]) == (400, "n"), answer
+    assert not probe.draws
 
 
-@case("chat", "messages", "completions")
+@case("chat", "messages")
 async def test_a_text_that_stops(probe: Probe) -> None:
     """The stop text is not in the reply, and all that was sampled is in the turn."""
     probe.say("one two halt three", respell=False)

@@ -1,4 +1,4 @@
-"""The client's side of the four dialects: requests out of messages, and what a reply or a stream says.
+"""The client's side of the three dialects: requests out of messages, and what a reply or a stream says.
 
 Messages are chat messages whose calls are ``{"id", "name", "arguments"}`` with an object of arguments. ``as_parts`` sends
 content as a list of parts, as many clients do.
@@ -244,26 +244,7 @@ class Messages(Wire):
         return super().error_of(body) if isinstance(body, dict) and body.get("type") == "error" else None
 
 
-class Completions(Wire):
-    """OpenAI's completions: the one message's content, text or ids, is the prompt."""
-
-    name, path = "completions", "/v1/completions"
-
-    def body(self, messages: Sequence[Message], tools: Tools, *, as_parts: bool, more: JsonObject) -> JsonObject:
-        return {"model": "scripted", "prompt": messages[0]["content"], "max_tokens": 64, **more}
-
-    def read(self, body: JsonObject) -> Reply:
-        choice, usage = body["choices"][0], body.get("usage") or {}
-        counts = (usage["prompt_tokens"], usage["completion_tokens"]) if usage else None
-        return Reply(choice["text"], finish=choice["finish_reason"], usage=counts, body=body)
-
-    def read_stream(self, events: Sequence[tuple[str | None, str]]) -> Reply:
-        choices = [choice for chunk in _chunks(events) for choice in chunk.get("choices") or ()]
-        finish = next((choice["finish_reason"] for choice in choices if choice.get("finish_reason")), None)
-        return Reply("".join(choice.get("text") or "" for choice in choices), finish=finish)
-
-
-WIRES: dict[str, Wire] = {wire.name: wire for wire in (Chat(), Responses(), Messages(), Completions())}
+WIRES: dict[str, Wire] = {wire.name: wire for wire in (Chat(), Responses(), Messages())}
 
 
 def _chunks(events: Sequence[tuple[str | None, str]]) -> list[JsonObject]:

@@ -7,14 +7,14 @@ Invariant: every field of a body is read, has no effect on what a model writes, 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
 
 from gymdata.interop.importing import ODD, BadItem, reason_of
 from gymdata.interop.text_rows import conversation
-from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, ErrorKind, RequestError
+from gymdata.record.request import ErrorKind, RequestError
 from gymdata.rollouts.messages import JsonObject, Message, field_at, json_text, loads, storable
 
 T = TypeVar("T")
@@ -240,63 +240,6 @@ class OpenAI:
     def error_of(self, error: RequestError) -> JsonObject:
         """The body of an error, for a stream."""
         return self.error(error.status, error.kind, error.message, error.retry_after, error.where)[2]
-
-
-class Choices(OpenAI):
-    """What the answers of choices have in common: chat completions, and completions of text."""
-
-    #: What an id begins with, and the kinds of object that an answer and a chunk of a stream are.
-    id_prefix: str
-    objects: tuple[str, str]
-
-    def chunks(self, request: AgentRequest) -> Callable[[CompletionDelta], Sequence[JsonObject]]:
-        """What makes the chunks of each part of one stream."""
-        raise NotImplementedError  # each has its own
-
-    def body(
-        self,
-        request: AgentRequest,
-        source: CompletionDelta | AgentCompletion,
-        choices: Sequence[JsonObject],
-        *,
-        chunk: bool = False,
-    ) -> JsonObject:
-        """An answer, or a ``chunk`` of a stream."""
-        return {
-            "id": f"{self.id_prefix}-{source.id}",
-            "object": self.objects[chunk],
-            "created": source.created,
-            "model": request.model,
-            "choices": choices,
-            **({"usage": None} if chunk and request.stream_usage else {}),
-        }
-
-    async def events(self, request: AgentRequest, deltas: AsyncIterator[CompletionDelta]) -> AsyncIterator[bytes]:
-        chunks, ended = self.chunks(request), list[AgentCompletion]()
-        try:
-            async for delta in deltas:
-                for chunk in chunks(delta):
-                    yield frame(chunk)
-                if delta.end is not None:
-                    ended.append(delta.end)
-        except RequestError as error:
-            yield frame(self.error_of(error))
-        else:
-            if request.stream_usage and ended:
-                yield frame(self.body(request, ended[0], [], chunk=True) | {"usage": usage(ended)})
-        yield frame("[DONE]")
-
-
-def usage(completions: Sequence[AgentCompletion]) -> JsonObject:
-    """The tokens of a request: its prompt, and all its completions."""
-    prompt, generated = completions[0].n_prompt_tokens, sum(c.n_generated_tokens for c in completions)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": generated,
-        "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }
 
 
 def logprob_items(token: Any) -> JsonObject:

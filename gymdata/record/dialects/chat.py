@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from gymdata.record.dialects import dialect
 from gymdata.record.dialects._wire import (
     Body,
-    Choices,
     Fields,
+    OpenAI,
     arguments_text,
+    frame,
     function_tool,
     logprob_items,
     one_text,
     openai_choice,
     response_format,
     stored_messages,
-    usage,
 )
 from gymdata.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
 from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, JsonObject, field_at
 
-SAMPLING = (
+_SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("min_tokens", "seed"),
 )
-STREAM_WITHOUT_EFFECT = ("include_obfuscation", "continuous_usage_stats")
+_STREAM_WITHOUT_EFFECT = ("include_obfuscation", "continuous_usage_stats")
 _WITHOUT_EFFECT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "verbosity"),
@@ -38,15 +38,16 @@ _REFUSED = (
 
 
 @dialect("chat")
-class ChatCompletions(Choices):
+class ChatCompletions(OpenAI):
     """OpenAI's chat completions, with vLLM's ``return_token_ids`` and sampling parameters."""
 
-    name, id_prefix, objects = "chat", "chatcmpl", ("chat.completion", "chat.completion.chunk")
+    name = "chat"
     paths: tuple[str, ...] = ("/v1/chat/completions",)
 
     def parse(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
         fields = Fields(body, without_effect=_WITHOUT_EFFECT, refused=_REFUSED)
         fields.refuse("modalities", unless=(["text"], []))
+        fields.refuse("n", unless=(1,))
         messages = fields.listed("messages")
         tools = [_tool(tool, f"tools[{n}]") for n, tool in enumerate(fields.listed("tools"))]
         limits = [fields.integer(name, 1) for name in ("max_completion_tokens", "max_tokens")]
@@ -54,7 +55,7 @@ class ChatCompletions(Choices):
         wants_logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", 0, 20)
         if top and not wants_logprobs:
             raise RequestError.field("top_logprobs", "needs logprobs: true")
-        options = Fields(fields.section("stream_options"), "stream_options.", without_effect=STREAM_WITHOUT_EFFECT)
+        options = Fields(fields.section("stream_options"), "stream_options.", without_effect=_STREAM_WITHOUT_EFFECT)
         request = AgentRequest(
             model=fields.text("model") or "",
             messages=stored_messages(lambda: [_message(message) for message in messages]),
@@ -63,10 +64,9 @@ class ChatCompletions(Choices):
                 fields.take("tool_choice", (str, dict), "text or an object"), "function.name", tools
             ),
             parallel_tool_calls=fields.flag("parallel_tool_calls", True),
-            sampling=fields.sampling(*SAMPLING),
+            sampling=fields.sampling(*_SAMPLING),
             max_tokens=next((limit for limit in limits if limit is not None), None),
             stop=fields.stop("stop"),
-            n=fields.integer("n", 1, 128) or 1,
             stream=fields.flag("stream"),
             stream_usage=options.flag("include_usage"),
             response_format=response_format(
@@ -82,41 +82,70 @@ class ChatCompletions(Choices):
         fields.refuse_rest()
         return request
 
-    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> JsonObject:
-        choices = [_choice_of(request, completion) for completion in completions]
-        body = self.body(request, completions[0], choices) | {"usage": usage(completions)}
-        return body | _prompt_ids(request, completions[0])
+    def response(self, request: AgentRequest, completion: AgentCompletion) -> JsonObject:
+        body = _body(request, completion, [_choice_of(request, completion)], "chat.completion")
+        return body | {"usage": _usage(completion)} | _prompt_ids(request, completion)
 
-    def chunks(self, request: AgentRequest) -> Callable[[CompletionDelta], Sequence[JsonObject]]:
-        #: The number of calls that each completion has so far.
-        calls: dict[int, int] = {}
-
-        def of(delta: CompletionDelta) -> Sequence[JsonObject]:
-            parts: list[JsonObject] = []
-            if delta.index not in calls:
-                calls[delta.index] = 0
-                parts.append({"role": "assistant", "content": ""})
-            if delta.reasoning:
-                parts.append({"reasoning_content": delta.reasoning})
-            if delta.content:
-                parts.append({"content": delta.content})
-            for call in delta.tool_calls:
-                parts.append({"tool_calls": [{"index": calls[delta.index], **_call(call)}]})
-                calls[delta.index] += 1
-            beside = {"logprobs": None, "finish_reason": None}
-            choices: list[JsonObject] = [{"index": delta.index, "delta": part, **beside} for part in parts]
-            chunks = [self.body(request, delta, [choice], chunk=True) for choice in choices]
-            if delta.end is not None:
-                last = _choice_of(request, delta.end)
-                del last["message"]
-                body = self.body(request, delta, [last | {"delta": {}}], chunk=True)
-                chunks.append(body | _prompt_ids(request, delta.end))
-            return chunks
-
-        return of
+    async def events(self, request: AgentRequest, deltas: AsyncIterator[CompletionDelta]) -> AsyncIterator[bytes]:
+        n_calls, begun = 0, False
+        try:
+            async for delta in deltas:
+                parts: list[JsonObject] = [] if begun else [{"role": "assistant", "content": ""}]
+                begun = True
+                if delta.reasoning:
+                    parts.append({"reasoning_content": delta.reasoning})
+                if delta.content:
+                    parts.append({"content": delta.content})
+                for call in delta.tool_calls:
+                    parts.append({"tool_calls": [{"index": n_calls, **_call(call)}]})
+                    n_calls += 1
+                for part in parts:
+                    yield frame(_chunk(request, delta, [{**_UNENDED, "delta": part}]))
+                if (end := delta.end) is not None:
+                    last = _choice_of(request, end)
+                    del last["message"]
+                    yield frame(_chunk(request, delta, [last | {"delta": {}}]) | _prompt_ids(request, end))
+                    if request.stream_usage:
+                        yield frame(_chunk(request, delta, []) | {"usage": _usage(end)})
+        except RequestError as error:
+            yield frame(self.error_of(error))
+        yield frame("[DONE]")
 
 
-def tokenize_request(body: Body) -> AgentRequest:
+#: The choice of a part of a stream that is not its end, without its delta.
+_UNENDED: JsonObject = {"index": 0, "logprobs": None, "finish_reason": None}
+
+
+def _body(
+    request: AgentRequest, source: CompletionDelta | AgentCompletion, choices: Sequence[JsonObject], kind: str
+) -> JsonObject:
+    return {
+        "id": f"chatcmpl-{source.id}",
+        "object": kind,
+        "created": source.created,
+        "model": request.model,
+        "choices": choices,
+    }
+
+
+def _chunk(request: AgentRequest, delta: CompletionDelta, choices: Sequence[JsonObject]) -> JsonObject:
+    """A part of a stream."""
+    body = _body(request, delta, choices, "chat.completion.chunk")
+    return body | ({"usage": None} if request.stream_usage else {})
+
+
+def _usage(completion: AgentCompletion) -> JsonObject:
+    prompt, generated = completion.n_prompt_tokens, completion.n_generated_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def tokenize_request(body: Body) -> AgentRequest | str:
     """vLLM's ``/tokenize``: the messages and tools of a request, or a text. Raises RequestError."""
     fields = Fields(body)
     fields.refuse("chat_template", "chat_template_kwargs", "mm_processor_kwargs", "continue_final_message")
@@ -126,12 +155,12 @@ def tokenize_request(body: Body) -> AgentRequest:
             "add_generation_prompt", "got false: a prompt ends where the model begins", "unsupported"
         )
     if (prompt := fields.text("prompt")) is not None:
-        request = AgentRequest(model=fields.text("model") or "", messages=[], prompt=prompt)
-    else:
-        given = {name: fields.take(name, (str, list), "text or a list") for name in ("model", "messages", "tools")}
-        request = ChatCompletions().parse(given, {})
+        fields.text("model")
+        fields.refuse_rest()
+        return prompt
+    given = {name: fields.take(name, (str, list), "text or a list") for name in ("model", "messages", "tools")}
     fields.refuse_rest()
-    return request
+    return ChatCompletions().parse(given, {})
 
 
 def _prompt_ids(request: AgentRequest, completion: AgentCompletion) -> JsonObject:
@@ -178,7 +207,7 @@ def _choice_of(request: AgentRequest, completion: AgentCompletion) -> JsonObject
                 LOG_PROBS: [token.logprob for token in completion.logprobs],
             }
     return {
-        "index": completion.index,
+        "index": 0,
         "message": message | ({"tool_calls": calls} if calls else {}),
         "logprobs": logprobs,
         "finish_reason": completion.finish_reason,

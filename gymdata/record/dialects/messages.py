@@ -90,8 +90,7 @@ class Messages:
         fields.refuse_rest()
         return request
 
-    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> JsonObject:
-        completion = completions[0]
+    def response(self, request: AgentRequest, completion: AgentCompletion) -> JsonObject:
         content: list[JsonObject] = []
         if completion.reasoning:
             content.append({"type": "thinking", "thinking": completion.reasoning, "signature": completion.id})

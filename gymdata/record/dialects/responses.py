@@ -88,10 +88,10 @@ class Responses(OpenAI):
         fields.refuse_rest()
         return request
 
-    def response(self, request: AgentRequest, completions: Sequence[AgentCompletion]) -> JsonObject:
-        end = completions[0]
+    def response(self, request: AgentRequest, completion: AgentCompletion) -> JsonObject:
+        end = completion
         parts = (end.content, end.reasoning or "", end.tool_calls)
-        delta = CompletionDelta(end.id, end.created, end.n_prompt_tokens, 0, *parts, end)
+        delta = CompletionDelta(end.id, end.created, end.n_prompt_tokens, *parts, end)
         items = _Items(request)
         list(items.of(delta))
         return items.response(delta)
