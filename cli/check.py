@@ -37,10 +37,6 @@ def check(
     chance and (--play) by hand; its faults have file and line. Exit code 1 if there is any problem."""
     from gymdata.check import run as checking
 
-    if settings.agent is not None:
-        from gymdata.check.agents import check_agent
-
-        return finish(check_agent(settings.agent), f"agent {settings.agent}", json=json)
     if settings.env is not None:
         return _check_environment(settings, json=json)
     if settings.play or settings.env_args:

@@ -37,7 +37,6 @@ EDGES = {
     ("collect", "validate"): {"rollouts"},
     ("collect", "record"): {"agent", "attempts", "presets"},
     ("check", "collect"): {"task_shapes", "tasks"},
-    ("check", "record"): {"agent", "isolation", "presets"},
     ("record", "collect"): {"*"},
     ("audit", "validate"): {"run"},
     ("score", "collect"): {"tasks", "task_files", "task_shapes"},

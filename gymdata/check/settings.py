@@ -14,7 +14,7 @@ from gymdata.urls import REWARD_KEYS
 
 
 class CheckConfig(Config):
-    """What is probed: a chat template, a server, an agent, an environment, or a reward on saved rollouts."""
+    """What is probed: a chat template, a server, an environment, or a reward on saved rollouts."""
 
     key_only: ClassVar[Set[str]] = frozenset({"reward_timeout", "env_args", "tool_timeout"})
 
@@ -29,9 +29,6 @@ class CheckConfig(Config):
     )
     map: list[str] = pydantic.Field(
         default_factory=list, description="Column that a field of the tasks is read from, as for collect; repeatable."
-    )
-    agent: str | None = pydantic.Field(
-        None, description="Agent of collect --agent; what it needs and is missing is reported."
     )
     env: str | None = pydantic.Field(
         None, description="Environment in Python to try without an engine, path.py:Name; --tasks gives it tasks."

@@ -88,7 +88,7 @@ class CollectConfig(Config):
     given_as: ClassVar[Mapping[str, str]] = {"tasks": "the tasks file as the argument"}
     only_with: ClassVar[OnlyWith] = dict.fromkeys(
         ("ray", "replica"), ("{replicas}", lambda c: c.replicas is not None)
-    ) | dict.fromkeys(("agent_files", "isolate", "agent_timeout", "force"), ("{agent}", lambda c: c.agent is not None))
+    ) | dict.fromkeys(("agent_files", "agent_timeout", "force"), ("{agent}", lambda c: c.agent is not None))
     key_only: ClassVar[Set[str]] = frozenset(
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
     ) | {
@@ -241,9 +241,6 @@ class CollectConfig(Config):
     )
     agent_timeout: float | None = pydantic.Field(
         None, gt=0.0, description="Seconds per run of the agent before it is a failed attempt (default: no limit)."
-    )
-    isolate: bool = pydantic.Field(
-        False, description="Run agents in a network namespace from which only the recorder can be reached."
     )
     force: ForcedSampling
     reward: RewardSpecs = pydantic.Field(default_factory=list)
@@ -404,7 +401,6 @@ class CollectConfig(Config):
             "format",
             "tool_timeout",
             "agent_timeout",
-            "isolate",
             "reward_timeout",
             "request_timeout",
             "wait_for_server",

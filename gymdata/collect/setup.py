@@ -342,7 +342,7 @@ def load_parts(config: CollectConfig, objects: Given | None = None) -> Parts:
         prompt = TextTemplate(text_or_file(config.user_prompt, "the prompt of the user's model"), "--user-prompt")
     agent = None
     if config.agent is not None:
-        agent = load_agent(objects.agent or config.agent, config.agent_files, isolate=config.isolate)
+        agent = load_agent(objects.agent or config.agent, config.agent_files)
     environment = environment_of(config, objects, prompt) if agent is None else None
     servers = _servers(config)
     announced: list[str] = []

@@ -1,11 +1,11 @@
 """What ``--agent`` names, and one attempt of it: a command line, a preset, or a function in a Python file.
 
-An attempt has a folder of its own: ``work``, in which the agent runs, ``home`` (of presets), the prompt as a file, and
-what the agent wrote to stdout and stderr.
+An attempt has a folder of its own: ``work``, in which the agent runs, ``home`` (of presets, empty at first), the prompt as
+a file, and what the agent wrote to stdout and stderr.
 
 Invariants: a prompt is an argument of the command and never part of a shell's text; when an attempt ends, however it ends,
-the agent's process group is ended, and on Linux every other process that it left; a command gets a task's id,
-prompt and files, and no other column, so that no answer is within its reach.
+the agent's process group is ended; a command gets a task's id, prompt and files, and no other column, so that no answer is
+within its reach.
 """
 
 from __future__ import annotations
@@ -20,18 +20,14 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
 from gymdata.errors import DataError, OutsideError, UsageError, brief
-from gymdata.record import isolation
 from gymdata.record.presets import MODEL, PRESETS, Preset
 from gymdata.rollouts.messages import Task
 from gymdata.store.paths import Identity
@@ -93,20 +89,16 @@ class AgentResult:
     reward: float | None = None
 
 
-def load_agent(spec: Any, files: Path | None = None, *, isolate: bool = False) -> Agent:
+def load_agent(spec: Any, files: Path | None = None) -> Agent:
     """The agent that ``--agent`` names, or a function, async or not. Raises UsageError."""
     if files is not None and not files.is_dir():
         raise UsageError(f"--agent-files {files}: no such folder", hint="give the folder that each attempt starts from")
     if not isinstance(spec, str) or _FUNCTION.fullmatch(spec):
-        if isolate:
-            raise UsageError("--isolate is for commands: a function runs in this process", hint="leave it out")
         function, source = load_symbol(spec, "--agent") if isinstance(spec, str) else (spec, in_memory(spec)[1])
         return FunctionAgent(function, source, files)
-    if isolate:
-        isolation.refuse_impossible()
     if spec in PRESETS:
-        return CommandAgent(PRESETS[spec].words, files, isolate=isolate, preset=PRESETS[spec], name=spec)
-    return CommandAgent(_words(spec, files), files, isolate=isolate)
+        return CommandAgent(PRESETS[spec].words, files, preset=PRESETS[spec], name=spec)
+    return CommandAgent(_words(spec, files), files)
 
 
 def prompt_of(task: Task) -> str:
@@ -180,21 +172,14 @@ class Agent:
 
 
 class CommandAgent(Agent):
-    """A command line, run without a shell. ``preset``: with a home folder of its own, called ``name``; ``isolate``: in a
-    network namespace from which only the recorder can be reached."""
+    """A command line, run without a shell. ``preset``: with its environment and a home of its own, called ``name``."""
 
     def __init__(
-        self,
-        words: Sequence[str],
-        files: Path | None,
-        *,
-        isolate: bool = False,
-        preset: Preset | None = None,
-        name: str = "",
+        self, words: Sequence[str], files: Path | None, *, preset: Preset | None = None, name: str = ""
     ) -> None:
-        self.words, self.preset, self.isolate = words, preset, isolate
+        self.words, self.preset = words, preset
         if "/" not in words[0] and shutil.which(words[0]) is None:
-            hint = "give its full path" if preset is None else f"npm install -g {preset.package}"
+            hint = "give its full path" if preset is None else "install it, or add its folder to PATH"
             raise UsageError(f"--agent: {words[0]!r} is not a command that can be run", hint=hint)
         refuse_unreadable(words, files)
         super().__init__(name or shlex.join(words), files)
@@ -211,41 +196,28 @@ class CommandAgent(Agent):
     def prepare(self, attempt: Attempt) -> None:
         super().prepare(attempt)
         (attempt.folder / "prompt.txt").write_text(prompt_of(attempt.task))
-        for path, text in (self.preset.home if self.preset else {}).items():
-            file = attempt.folder / "home" / path
-            file.parent.mkdir(parents=True)
-            file.write_text(self._filled(text, attempt))
 
     async def run(self, attempt: Attempt) -> AgentResult:
         """Raises OutsideError("agent") for a command that cannot be run."""
         words = [self._filled(word, attempt) for word in self.words]
-        port = int(urlsplit(attempt.url).port or 0)
-        async with contextlib.AsyncExitStack() as stack:
-            parent_end, passed = None, []
-            if self.isolate:
-                parent_end, child_end = (stack.enter_context(end) for end in socket.socketpair())
-                words, passed = isolation.launched(words, child_end.fileno(), port), [child_end]
-            try:
-                with (attempt.folder / "stdout").open("wb") as stdout, (attempt.folder / "stderr").open("wb") as stderr:
-                    process = await asyncio.create_subprocess_exec(
-                        *words,
-                        cwd=attempt.work,
-                        env=self._environment(attempt),
-                        stdin=asyncio.subprocess.DEVNULL,
-                        stdout=stdout,
-                        stderr=stderr,
-                        pass_fds=[end.fileno() for end in passed],
-                        **OWN_GROUP,
-                    )
-            except (OSError, ValueError) as error:
-                why = getattr(error, "strerror", None) or error
-                raise OutsideError("agent", f"{words[0]}: cannot be run: {why}") from error
-            stack.push_async_callback(_end, process, attempt)
-            for end in passed:
-                end.close()
-            if parent_end is not None and (server := await isolation.pass_on(parent_end, port)) is not None:
-                stack.callback(server.close)
+        try:
+            with (attempt.folder / "stdout").open("wb") as stdout, (attempt.folder / "stderr").open("wb") as stderr:
+                process = await asyncio.create_subprocess_exec(
+                    *words,
+                    cwd=attempt.work,
+                    env=self._environment(attempt),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    **OWN_GROUP,
+                )
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise OutsideError("agent", f"{words[0]}: cannot be run: {why}") from error
+        try:
             return AgentResult(await process.wait())
+        finally:
+            await _end(process)
 
     def _environment(self, attempt: Attempt) -> dict[str, str]:
         variables = {
@@ -255,7 +227,6 @@ class CommandAgent(Agent):
             "ANTHROPIC_BASE_URL": attempt.url,
             "ANTHROPIC_API_KEY": attempt.api_key,
             "GYMDATA_TASK": attempt.task.task_id,
-            "GYMDATA_DIRECTORY": str(attempt.work),
             "PWD": str(attempt.work),  # agents trust it
             "NO_PROXY": "127.0.0.1,localhost",
             "no_proxy": "127.0.0.1,localhost",
@@ -265,7 +236,8 @@ class CommandAgent(Agent):
         home = attempt.folder / "home"
         home.mkdir(exist_ok=True)
         variables = {name: value for name, value in variables.items() if not name.startswith("XDG_")}
-        return {**variables, **self.preset.variables, "HOME": str(home)}
+        more = {name: self._filled(value, attempt) for name, value in self.preset.environment.items()}
+        return {**variables, **more, "HOME": str(home)}
 
     def _filled(self, text: str, attempt: Attempt) -> str:
         values = {
@@ -333,29 +305,13 @@ class FunctionAgent(Agent):
         return AgentResult(reward=float(value))
 
 
-def end_processes(folder: Path) -> None:
-    """End every process that an agent below ``folder`` started, in whatever group it is; on Linux only."""
-    marker = f"GYMDATA_DIRECTORY={folder}/".encode()
-    for _ in range(10):  # one may start another meanwhile
-        ended = False
-        for environment in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # another user's, or gone
-                if any(line.startswith(marker) for line in environment.read_bytes().split(b"\0")):
-                    os.kill(int(environment.parent.name), signal.SIGKILL)
-                    ended = True
-        if not ended:
-            return
-
-
-async def _end(process: asyncio.subprocess.Process, attempt: Attempt) -> None:
+async def _end(process: asyncio.subprocess.Process) -> None:
     for number, wait_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await process.wait()
-    if sys.platform == "linux":
-        await asyncio.to_thread(end_processes, attempt.folder)
 
 
 def _words(spec: str, files: Path | None) -> list[str]:

@@ -25,7 +25,7 @@ from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Parts
 from gymdata.engines.port import Generation
 from gymdata.errors import OutsideError, StoreError
-from gymdata.record.agent import Agent, AgentResult, Attempt, end_processes
+from gymdata.record.agent import Agent, AgentResult, Attempt
 from gymdata.record.ending import Ending
 from gymdata.record.recorder import Recorder
 from gymdata.record.rows import label_turns
@@ -84,7 +84,7 @@ class AgentRuns:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[AgentRuns]:
-        """Serve agents; what killed commands left is ended and removed first. Raises StoreError.from_os."""
+        """Serve agents; what killed commands left is removed first. Raises StoreError.from_os."""
         await asyncio.to_thread(_clean_after_killed)
         try:
             # Outside of the run: what lies above an agent's folder is read by agents that look for a project.
@@ -254,10 +254,9 @@ class AgentRollout(Rollout):
 
 
 def _clean_after_killed() -> None:
-    """End the agents of killed commands, and remove their folders."""
+    """Remove the folders of killed commands' agents."""
     for path in Path(tempfile.gettempdir()).resolve().glob(f"{_ROOT}*/{LOCK}"):
         with contextlib.suppress(OSError):  # in use, another user's, or removed meanwhile
             lock = claim(path)
-            end_processes(path.parent)
             shutil.rmtree(path.parent)
             lock.release()

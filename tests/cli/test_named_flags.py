@@ -35,7 +35,7 @@ OTHERS = {
     },
     "python -m gymdata.….json_schema, .codes_page": {"--write", "--check"},
     "codex, claude, pi, qwen": {
-        "--skip-git-repo-check", "--allowed", "--provider", "--auth-type", "--openai-api-key",
+        "--skip-git-repo-check", "--allowed", "--auth-type", "--openai-api-key",
         "--openai-base-url", "--yolo",
     },
     "gcloud, az, hf": {"--destination", "--destination-path", "--recursive", "--repo-type", "--source"},

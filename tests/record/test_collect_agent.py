@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +17,6 @@ from gymdata.collect.settings import CollectConfig
 from gymdata.environments import SingleTurn
 from gymdata.errors import DataError, OutsideError, StoreError, UsageError
 from gymdata.record.agent import load_agent, prompt_of
-from gymdata.record.isolation import why_not
 from gymdata.rollouts.messages import Task
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
@@ -128,7 +125,7 @@ def test_force_overrides_agents_and_is_of_the_runs_identity(tmp_path: Path) -> N
 
 
 def test_time_limits_truncate_and_the_agents_own_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--time-limit`` keeps what was recorded; ``--agent-timeout`` does not; both end all that the agent started."""
+    """``--time-limit`` keeps what was recorded; ``--agent-timeout`` does not; both end the agent's process group."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     calls: list[object] = []
 
@@ -140,8 +137,10 @@ def test_time_limits_truncate_and_the_agents_own_fails(tmp_path: Path, monkeypat
             monkeypatch.setattr(loop, "time", lambda: clock() + 3600)
 
     again = "urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers))"
-    start = f'subprocess.Popen(["sleep", "1000"], start_new_session=True); {again}; time.sleep(1000)'
-    hangs = asking().replace("sys.exit(code)", start).replace("import json", "import subprocess, time, json")
+    held = 'lock = open(os.environ["HELD"], "w"); fcntl.flock(lock, fcntl.LOCK_EX)'
+    start = f'{held}; subprocess.Popen(["sleep", "1000"], pass_fds=[lock.fileno()]); {again}; time.sleep(1000)'
+    monkeypatch.setenv("HELD", str(tmp_path / "held"))
+    hangs = asking().replace("sys.exit(code)", start).replace("import json", "import fcntl, subprocess, time, json")
     summary = collected(TASKS[1:], tmp_path / "cut", FakeSampler(before=late), agent=hangs, time_limit=600.0)
     (row,) = rows_of(tmp_path / "cut")
     assert (row["status"], row["stop_reason"], row["n_turns"], summary.exit_code) == ("truncated", "time_limit", 2, 0)
@@ -150,14 +149,9 @@ def test_time_limits_truncate_and_the_agents_own_fails(tmp_path: Path, monkeypat
     (fault,) = failures_of(tmp_path / "failed")
     assert (fault["kind"], fault["message"]) == ("agent", "agent: did not end within 600 s (--agent-timeout)")
     assert (summary.rollouts, len(fault["turns"]) > 0) == (0, True)
-    if sys.platform == "linux":
-        marker, left = f"GYMDATA_DIRECTORY={tmp_path.resolve()}/gymdata-agents-".encode(), []
-        for file in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                left += [line for line in file.read_bytes().split(b"\0") if line.startswith(marker)]
-            except OSError:
-                continue
-        assert not left
+    # Held by each agent and the process that it started, until both have ended.
+    with (tmp_path / "held").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def test_an_engine_that_fails_is_not_the_agents_fault(tmp_path: Path) -> None:
@@ -310,51 +304,10 @@ def test_what_is_no_agent_of_a_file_is_refused_with_what_could_be(tmp_path: Path
     assert "task, base_url, api_key, model, directory, rollout_index" in str(refused.value.hint)
 
 
-REACH = """
-import socket
-for place in (("10.255.255.1", 80), ("127.0.0.1", int(sys.argv[3]))):
-    try:
-        socket.create_connection(place, timeout=5).close()
-        print("reached", place)
-    except OSError as error:
-        print(type(error).__name__)
-"""
-
-
-@pytest.mark.skipif(why_not() is not None, reason=f"no network namespaces here: {why_not()}")
-def test_an_isolated_agent_reaches_the_recorder_alone(tmp_path: Path) -> None:
-    """Neither the network nor another server of this machine, at several attempts at a time."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        command = f"{sys.executable} -c '{ASK.replace('sys.exit(code)', REACH)}' {{prompt}} 0 {other.getsockname()[1]}"
-        summary = collected(TASKS, tmp_path / "run", FakeSampler(), agent=command, isolate=True, num_rollouts=2)
-    assert summary.rollouts == 4
-    for row in rows_of(tmp_path / "run"):
-        _, network, neighbour = json.loads(row["extra"])["environment"]["stdout"].splitlines()
-        assert (network, neighbour) == ("OSError", "ConnectionRefusedError")
-
-
-def test_an_isolated_command_that_is_missing_is_a_failed_attempt(tmp_path: Path) -> None:
-    """As without a namespace."""
-    if (why := why_not()) is not None:
-        pytest.skip(f"no network namespaces here: {why}")
-    collected(TASKS[1:], tmp_path / "run", FakeSampler(), agent="./gone {prompt}", isolate=True)
-    (fault,) = failures_of(tmp_path / "run")
-    assert fault["message"].endswith("without a model call: ./gone: cannot be run: No such file or directory")
-
-
-def test_a_machine_without_namespaces_refuses_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the reason, before anything is started; a function is refused everywhere."""
-    monkeypatch.setattr("gymdata.record.isolation.why_not", lambda: "no network namespace: not permitted")
-    with pytest.raises(UsageError, match="--isolate: no network namespace: not permitted"):
-        load_agent("true {prompt}", isolate=True)
-    with pytest.raises(UsageError, match="a function runs in this process"):
-        load_agent(lambda task: None, isolate=True)
-
-
 def test_what_a_killed_command_left_is_removed_by_the_next_of_any_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the agents that run there; the folder of a command that runs, and what has no lock, stay."""
+    """The folder of a command that runs, and what has no lock, stay."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     killed, running, unlocked = (tmp_path / f"gymdata-agents-{name}" for name in ("killed", "running", "unlocked"))
     for folder in (killed, running, unlocked):
@@ -362,12 +315,8 @@ def test_what_a_killed_command_left_is_removed_by_the_next_of_any_run(
     code = "import sys; from pathlib import Path; from gymdata.store.lock import claim; "
     code += "lock = claim(Path(sys.argv[1])); print(1, flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", code, str(killed / "lock")]
-    directory = {"GYMDATA_DIRECTORY": str(killed.resolve() / "attempt" / "work")}
     lock = claim(running / "lock")
-    with (
-        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner,
-        subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, **directory}) as agent,
-    ):
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"1\n"
         collected(TASKS, tmp_path / "one", FakeSampler(), agent=asking())
@@ -375,6 +324,5 @@ def test_what_a_killed_command_left_is_removed_by_the_next_of_any_run(
         owner.kill()
         owner.wait()
         collected(TASKS, tmp_path / "two", FakeSampler(), agent=asking())
-        assert sys.platform != "linux" or agent.wait() == -signal.SIGKILL
     lock.release()
     assert sorted(tmp_path.glob("gymdata-agents-*")) == [running, unlocked]

@@ -1,7 +1,7 @@
 """Coding agents over ten tasks: real tools write files that the reward sees, and every id is the sampled one.
 
-Each runs isolated, and is skipped where its command is not on PATH (``npm install -g`` the package that ``gymdata check
---agent NAME`` names; ``pip install mini-swe-agent``).
+Each is skipped where its command is not on PATH (``npm install -g @openai/codex @anthropic-ai/claude-code opencode-ai
+@mariozechner/pi-coding-agent @qwen-code/qwen-code``, ``pip install mini-swe-agent``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from gymdata.record.isolation import why_not
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
@@ -36,8 +35,13 @@ WRITES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen": ("run_shell_command", "command", {"is_background": False}),
     "mini": ("bash", "command", {}),
 }
+_PI = {"baseUrl": "{base_url}", "api": "openai-completions", "apiKey": "{key}", "models": [{"id": "policy"}]}
 #: Of agents without a preset, the command.
-COMMANDS = {"mini": "mini -m openai/policy -y --exit-immediately -o trajectory.json -t {prompt}"}
+COMMANDS = {
+    "mini": "mini -m openai/policy -y --exit-immediately -o trajectory.json -t {prompt}",
+    "pi": 'sh -c \'mkdir ../pi && printf %s "$1" > ../pi/models.json && PI_CODING_AGENT_DIR=../pi exec pi --provider gymdata'
+    f" --model policy -p \"$2\"' sh '{json.dumps({'providers': {'gymdata': _PI}})}' {{prompt}}",
+}
 #: The tool that starts another agent, and the name of its prompt.
 DELEGATES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "codex": ("spawn_agent", "message", {}),
@@ -57,12 +61,10 @@ def runs(tmp_path: Path, name: str, prompt: str, script: list[tuple[str, str, di
     """The rows of ten tasks, after their ids were compared with what the engine read and sampled."""
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not on PATH")
-    if (why := why_not()) is not None:
-        pytest.skip(f"no network namespaces here: {why}")
     (tmp_path / "reward.py").write_text(REWARD)
     tasks = [{"task_id": f"t{n}", "prompt": prompt.format(n), "answer": str(n)} for n in range(10)]
     sampler, run = KeptSampler(script, delegates="delegate "), tmp_path / "run"
-    settings: dict[str, Any] = {"isolate": True, "concurrency": 2, "reward": [f"{tmp_path}/reward.py:written"]}
+    settings: dict[str, Any] = {"concurrency": 2, "reward": [f"{tmp_path}/reward.py:written"]}
     summary = collected(tasks, run, sampler, agent=COMMANDS.get(name, name), **settings)
     assert (summary.rollouts, summary.failures, summary.breaks) == (10, 0, 0)
     rows = read_table(run, ROLLOUTS).to_pylist()

@@ -1,12 +1,12 @@
-"""Coding agents that ``--agent`` knows by name: the command of each, and what it reads from its home folder.
+"""Coding agents that ``--agent`` knows by name: the command of each, and its environment.
 
-``{prompt}``, ``{base_url}`` (of the OpenAI API, with /v1) and ``{key}`` stand for those of the attempt.
+``{prompt}``, ``{base_url}`` (of the OpenAI API, with /v1) and ``{key}`` stand for those of the attempt, in both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import orjson
 
@@ -14,35 +14,21 @@ import orjson
 MODEL = "policy"
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """``words``: of the command line; ``package``: on npm; ``home``: files below the home folder; ``variables``: more of
-    the environment."""
+class Preset(NamedTuple):
+    """``words``: of the command line."""
 
     words: tuple[str, ...]
-    package: str
-    home: Mapping[str, str] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str]
 
 
-_CODEX = f"""model = "{MODEL}"
-model_provider = "gymdata"
-approval_policy = "never"
-[model_providers.gymdata]
-name = "gymdata"
-base_url = "{{base_url}}"
-env_key = "OPENAI_API_KEY"
-wire_api = "responses"
-"""
-_PI = {
-    "providers": {
-        "gymdata": {
-            "baseUrl": "{base_url}",
-            "api": "openai-completions",
-            "apiKey": "{key}",
-            "models": [{"id": MODEL, "contextWindow": 131_072, "maxTokens": 32_768}],
-        }
-    }
+_CODEX = {
+    "model": MODEL,
+    "model_provider": "gymdata",
+    "approval_policy": "never",
+    "model_providers.gymdata.name": "gymdata",
+    "model_providers.gymdata.base_url": "{base_url}",
+    "model_providers.gymdata.env_key": "OPENAI_API_KEY",
+    "model_providers.gymdata.wire_api": "responses",
 }
 _OPENCODE = {
     "permission": "allow",
@@ -59,28 +45,21 @@ _OPENCODE = {
 
 PRESETS: Mapping[str, Preset] = {
     "codex": Preset(
-        ("codex", "exec", "--skip-git-repo-check", "-s", "workspace-write", "{prompt}"),
-        "@openai/codex",
-        {".codex/config.toml": _CODEX},
+        ("codex", "exec", "--skip-git-repo-check", "-s", "workspace-write",
+         *(word for name, value in _CODEX.items() for word in ("-c", f'{name}="{value}"')), "{prompt}"),
+        {},
     ),
     "claude": Preset(
         ("claude", "--model", MODEL, "--allowedTools", "Bash(*)", "Edit", "Write", "Agent", "-p", "{prompt}"),
-        "@anthropic-ai/claude-code",
-        variables={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"},
+        {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"},
     ),
     "opencode": Preset(
         ("opencode", "run", "-m", f"gymdata/{MODEL}", "{prompt}"),
-        "opencode-ai",
-        {".config/opencode/opencode.json": orjson.dumps(_OPENCODE).decode()},
-    ),
-    "pi": Preset(
-        ("pi", "--provider", "gymdata", "--model", MODEL, "-p", "{prompt}"),
-        "@mariozechner/pi-coding-agent",
-        {".pi/agent/models.json": orjson.dumps(_PI).decode()},
+        {"OPENCODE_CONFIG_CONTENT": orjson.dumps(_OPENCODE).decode()},
     ),
     "qwen": Preset(
         ("qwen", "--auth-type", "openai", "--openai-api-key", "{key}", "--openai-base-url", "{base_url}", "-m", MODEL,
          "--yolo", "-p", "{prompt}"),
-        "@qwen-code/qwen-code",
+        {},
     ),
 }  # fmt: skip
