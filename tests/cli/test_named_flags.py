@@ -34,7 +34,7 @@ OTHERS = {
         "--max-logprobs", "--logprobs-mode", "--max-model-len", "--enable-lora", "--no",
     },
     "python -m gymdata.….json_schema, .codes_page": {"--write", "--check"},
-    "codex, claude, pi, qwen": {
+    "codex, claude, qwen": {
         "--skip-git-repo-check", "--allowed", "--auth-type", "--openai-api-key",
         "--openai-base-url", "--yolo",
     },
