@@ -134,16 +134,15 @@ def imported(reader: Reader, sources: Sequence[Source], workers: int) -> Iterato
     def named(job: Sequence[Source]) -> str:
         return ", ".join(str(source.path) for source in job)
 
-    jobs: list[Sequence[Source]] = [sources]
-    if not format.joined:
-        job: list[Source] = []
-        jobs, size = [], _JOB_BYTES
-        for source in sources:
-            if size >= _JOB_BYTES:
-                job, size = [], 0
-                jobs.append(job)
-            job.append(source)
-            size += source.path.stat().st_size
+    job: list[Source] = []
+    jobs: list[Sequence[Source]] = []
+    size = _JOB_BYTES
+    for source in sources:
+        if size >= _JOB_BYTES:
+            job, size = [], 0
+            jobs.append(job)
+        job.append(source)
+        size += source.path.stat().st_size
     with contextlib.closing(in_order(reader, jobs, workers, named)) as results:
         for part in results:
             positions = [numbering.of_key(*key) for key in part.hashes]

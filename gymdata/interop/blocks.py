@@ -1,5 +1,4 @@
-"""Messages of the interfaces of Anthropic, Bedrock, Gemini and OpenAI (Responses) as chat messages, for
-``text_rows.conversation``.
+"""Messages of the interfaces of Anthropic and OpenAI (Responses) as chat messages, for ``text_rows.conversation``.
 
 A block or an item that chat messages have no place for makes the row unusable, by its type.
 """
@@ -11,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gymdata.interop.importing import BadItem
-from gymdata.rollouts.messages import JsonObject, Message, ResponseItem, json_text
+from gymdata.rollouts.messages import JsonObject, Message, ResponseItem
 
 #: Types of parts whose ``text`` is what was said; others may have a field of that name, too.
 _TEXTS = (None, "text", "input_text", "output_text", "summary_text", "reasoning_text")
@@ -44,8 +43,6 @@ def of_anthropic(messages: Iterable[JsonObject], system: Any = None) -> list[Mes
             if kind == "tool_result" and role == "user":
                 result = text_of(block.get("content"), where)
                 chat.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": result})
-                if "name" in block:  # of an interface whose calls may have no id
-                    chat[-1]["name"] = block["name"]
             elif kind == "tool_use" and role == "assistant":
                 call = {"id": block["id"], "function": {"name": block["name"], "arguments": block["input"]}}
                 reply.setdefault("tool_calls", []).append(call)
@@ -61,28 +58,6 @@ def of_anthropic(messages: Iterable[JsonObject], system: Any = None) -> list[Mes
 def function_of(tool: JsonObject) -> JsonObject:
     """A tool of Anthropic's interface as a function."""
     return {"name": tool["name"], "description": tool.get("description"), "parameters": tool["input_schema"]}
-
-
-def named_block(part: JsonObject) -> JsonObject:
-    """A part of Bedrock's or Gemini's messages, whose kind is the name of its field, as ``of_anthropic`` reads it."""
-    value: Any
-    fields = ((name, value) for name, value in part.items() if value is not None and not name.startswith("thought"))
-    kind, value = next(fields, (None, None))
-    if kind in ("text", "reasoningContent"):
-        text = value if kind == "text" else value["reasoningText"]["text"]
-        is_thought = kind == "reasoningContent" or part.get("thought")
-        return {"type": "thinking", "thinking": text} if is_thought else {"type": "text", "text": text}
-    if kind == "toolUse":
-        return {"type": "tool_use", "id": value["toolUseId"], "name": value["name"], "input": value["input"]}
-    if kind in ("functionCall", "function_call"):
-        return {"type": "tool_use", "id": value.get("id"), "name": value["name"], "input": value.get("args") or {}}
-    if kind == "toolResult":
-        content = [{"text": json_text(p["json"])} if p.get("json") is not None else p for p in value["content"]]
-        return {"type": "tool_result", "tool_use_id": value["toolUseId"], "content": content}
-    if kind in ("functionResponse", "function_response"):
-        response = json_text(value["response"])
-        return {"type": "tool_result", "tool_use_id": value.get("id"), "name": value["name"], "content": response}
-    return {"type": kind}
 
 
 def of_responses(items: Iterable[ResponseItem]) -> list[Message]:

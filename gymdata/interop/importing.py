@@ -24,7 +24,7 @@ from gymdata.errors import DataError
 from gymdata.rollouts.messages import JsonObject as JsonObject
 from gymdata.rollouts.messages import TableRow as TableRow
 from gymdata.rollouts.messages import drop_nulls
-from gymdata.store.lines import decode, iter_lines, values_over_lines
+from gymdata.store.lines import decode, iter_lines, value_over_lines
 from gymdata.store.paths import Source
 
 #: What unforeseen JSON values raise: the fault of their row, never of the whole import.
@@ -98,9 +98,10 @@ def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
     try:
         decode(first[1])
     except ValueError as error:
-        # Values over several lines, or lines of which the first is bad; a text without any object is one fault.
-        if values := values_over_lines(source):
-            yield from ((number, value, text[:1000]) for number, value, text in values)
+        # A value over several lines, or lines of which the first is bad; a text without any object is one fault.
+        if (whole := value_over_lines(source)) is not None:
+            number, value, text = whole
+            yield number, value, text[:1000]
             return
         if not any(_is_object(line) for _, line in itertools.islice(iter_lines(source), 20)):
             yield first[0], BadItem("S101", f"no JSON: {error}"), first[1]

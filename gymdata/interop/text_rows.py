@@ -37,6 +37,8 @@ _FROM = {
 _ROLES = {"developer": "system", "function": "tool"}
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _MEDIA = ("image", "images", "image_paths", "audio", "audios", "video", "videos")
+#: Special tokens of chat templates, and the roles on lines of their own that are left of them.
+_TEMPLATE = re.compile(r"<\|\w+\|>|<start_of_turn>|\[/?INST\]|<｜|^(?:system|user|assistant|model)$", re.MULTILINE)
 #: The address of an image in a text.
 _PICTURE = re.compile(r"<img>[^<>\s]+</img>")
 #: What a message of Anthropic's interface has, one that it answered with included.
@@ -102,6 +104,16 @@ def answer(value: Any, where: str) -> list[Message]:
     if messages[0]["role"] != "assistant":
         raise BadItem("S102", f"{where}[0].role: got {messages[0]['role']!r}, expected 'assistant'")
     return messages
+
+
+def exchange(prompt: str, output: str, where: str) -> tuple[list[Message], list[Message]]:
+    """The messages of a prompt and of what was sampled after it, both plain text. Raises BadItem for the text of a chat
+    template, whose messages are not sure."""
+    if _TEMPLATE.search(prompt) or _TEMPLATE.search(output):
+        raise BadItem(
+            "S102", f"{where}: got text of a chat template, expected a plain prompt and its answer, or messages"
+        )
+    return conversation(prompt, where), [message_of("assistant", output)]
 
 
 def as_text(value: Any) -> Any:
@@ -220,8 +232,6 @@ def _calls(calls: Any, where: str) -> str:
             tool_calls += json.loads(_calls(call, where))
             continue
         function = call.get("function", call) if isinstance(call, dict) else None
-        if isinstance(function, str):
-            function = call | {"name": function}
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadItem("S102", f"{where}: got a tool call without a name")
         arguments = function.get("arguments", {})

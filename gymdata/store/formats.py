@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from gymdata.errors import DataError, abridged
 from gymdata.registry import Registry
 from gymdata.rollouts.messages import RolloutRow
-from gymdata.store.lines import decode, iter_lines, row_lines, values_over_lines
+from gymdata.store.lines import decode, iter_lines, row_lines, value_over_lines
 from gymdata.store.paths import Source, resolve
 
 #: Rows that are looked at.
@@ -182,8 +182,8 @@ def first_values(source: Source) -> tuple[Sequence[bytes], Iterable[Any]]:
         try:
             parsed.append(decode(line))
         except ValueError:
-            if number == 0 and (spread := values_over_lines(source)[:_LOOKED_AT]):
-                return [text for _, _, text in spread], _with_rows(value for _, value, _ in spread)
+            if number == 0 and (whole := value_over_lines(source)) is not None:
+                return [whole[2]], _with_rows([whole[1]])
     return lines, _with_rows(parsed)
 
 

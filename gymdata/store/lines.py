@@ -30,11 +30,8 @@ NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
 _BLOCK = 1 << 22
 _LONG = re.compile(rb"[0-9]{20}")
-_AFTER_SPACE = re.compile(r"\S")
 #: Separators of the cells of a text table; where the first does not divide header and first row alike, the next is tried.
 SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
-#: A byte order mark of UTF-16, or a character of ASCII in two bytes.
-_UTF16 = re.compile(rb"\xff\xfe(?!\0\0)|\xfe\xff|(?P<le>[\t\n\r -~]\0(?!\0))|(?P<be>\0[\t\n\r -~])")
 #: The line by which Excel is told the separator of the lines below it.
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t])", re.IGNORECASE)
 
@@ -129,7 +126,6 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
     try:
         for line in _raw_lines(source):
             if number == 0:
-                _refuse_utf16(line)
                 line = line.removeprefix(BOM)
             number += 1
             if line and not line.isspace():
@@ -141,52 +137,42 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
         raise DataError.unreadable(source.path, why) from error
 
 
-def values_over_lines(source: Source) -> list[tuple[int, Any, bytes]]:
-    """(line that it begins on, value, its text) of each value of a file whose values take several lines, such as
-    pretty-printed objects or one array; empty for any other text."""
+def value_over_lines(source: Source) -> tuple[int, Any, bytes] | None:
+    """(line that it begins on, value, text) of a file that is one value over several lines, such as a pretty-printed
+    array; None for any other text."""
     lines = list(iter_lines(source))
     content = b"\n".join(text for _, text in lines)
     with contextlib.suppress(ValueError):
-        return [(lines[0][0], decode(content, exact=True), content)]
-    values, decoder, end, line = list[tuple[int, Any, bytes]](), json.JSONDecoder(), 0, 0
-    try:
-        text = content.decode("utf-8")
-        while start := _AFTER_SPACE.search(text, end):
-            line += text.count("\n", end, start.start())
-            value, end = decoder.raw_decode(text, start.start())
-            if not isinstance(value, (dict, list)):
-                return []
-            values.append((lines[line][0], value, text[start.start() : end].encode()))
-            line += text.count("\n", start.start(), end)
-    except (ValueError, RecursionError):
-        return []
-    return values
+        return lines[0][0], decode(content, exact=True), content
+    return None
 
 
 def row_lines(source: Source) -> Iterator[tuple[int, bytes]]:
-    """As ``iter_lines``, of files whose rows are a list or are spread over lines, too: each row as one line, with the number
-    of the line that its value begins on."""
+    """As ``iter_lines``, of a file that is a list of rows, or one row over several lines, too: each row as one line, with
+    the number of the line that the value begins on."""
     lines = iter_lines(source)
     first = next(lines, None)
     if first is None:
         return
     text = first[1].lstrip()
+    whole = None
     if source.part is None and (text[:1] == b"[" or (text[:1] == b"{" and text.rstrip()[-1:] != b"}")):
-        for number, value, content in (values := values_over_lines(source)):
-            if not isinstance(value, list):
-                # Line breaks of JSON are outside of its texts.
-                yield number, content.replace(b"\r", b" ").replace(b"\n", b" ")
-                continue
-            for row in value:
-                try:
-                    # As ``decode`` reads it again, also with numbers that are not finite and texts that are not Unicode.
-                    line = json.dumps(row, separators=(",", ":")).encode()
-                except RecursionError:
-                    line = b"nested too deeply"
-                yield number, line
-        if values:
-            return
-    yield from chain([first], lines)
+        whole = value_over_lines(source)
+    if whole is None:
+        yield from chain([first], lines)
+        return
+    number, value, content = whole
+    if not isinstance(value, list):
+        # Line breaks of JSON are outside of its texts.
+        yield number, content.replace(b"\r", b" ").replace(b"\n", b" ")
+        return
+    for row in value:
+        try:
+            # As ``decode`` reads it again, also with numbers that are not finite and texts that are not Unicode.
+            line = json.dumps(row, separators=(",", ":")).encode()
+        except RecursionError:
+            line = b"nested too deeply"
+        yield number, line
 
 
 def line_numbers(path: str | Path, rows: Collection[int]) -> dict[int, int]:
@@ -223,13 +209,6 @@ def _raw_lines(source: Source) -> Iterator[bytes]:
             yield line.removesuffix(b"\n")
 
 
-def _refuse_utf16(start: bytes) -> None:
-    if match := _UTF16.match(start):
-        # Without a byte order mark iconv has to be told the order.
-        name = f"UTF-16{(match.lastgroup or '').upper()}"
-        raise OSError(f"it is text in UTF-16, expected UTF-8: `iconv -f {name} -t UTF-8 FILE > NEW` converts it")
-
-
 def _blocks(file: io.BufferedReader, compression: Compression) -> Iterator[bytes]:
     """The content of a compressed file, and of a text table, which may be compressed, as lines of JSON."""
     import zlib
@@ -249,19 +228,6 @@ def _blocks(file: io.BufferedReader, compression: Compression) -> Iterator[bytes
                     yield block
         except zlib.error as error:
             raise OSError(f"broken gzip data: {error}") from error
-        return
-    if compression == "eval":
-        import zipfile
-
-        # inspect_ai's archive as the JSON that `inspect log convert` makes of it: its header with the samples.
-        try:
-            with zipfile.ZipFile(file) as archive:
-                header = json.loads(archive.read("header.json"))
-                samples = [json.loads(archive.read(n)) for n in archive.namelist() if n.startswith("samples/")]
-        except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, NotImplementedError, RuntimeError) as error:
-            why = f"no log of inspect_ai that is whole: {error}; `inspect log convert` makes JSON of it"
-            raise OSError(why) from error
-        yield json.dumps({**header, "samples": samples}).encode()
         return
     import zstandard
 
@@ -304,7 +270,6 @@ def _table_rows(file: io.BufferedReader, kind: str) -> Iterator[bytes]:
     blank line."""
     import csv
 
-    _refuse_utf16(file.peek(2))
     csv.field_size_limit(1 << 30)
     try:
         lines = iter(io.TextIOWrapper(file, "utf-8-sig", newline=""))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
 
 Kind = Literal["parquet", "jsonl", "journal"]
-#: How the lines of a file are packed; "eval": inspect_ai's archive, which is one log; "csv" and "tsv": a text table.
-Compression = Literal["gzip", "zstd", "eval", "csv", "tsv"]
+#: How the lines of a file are packed; "csv" and "tsv": a text table.
+Compression = Literal["gzip", "zstd", "csv", "tsv"]
 #: The content of a run.json, and an entry of its ``files`` (``store.json_schema`` has the keys; older ones may lack some).
 RunFacts = dict[str, Any]
 FileEntry = dict[str, Any]
@@ -62,7 +62,6 @@ BOM = b"\xef\xbb\xbf"
 _OTHER_FILES = (".csv", ".tsv", ".txt", ".json", ".ndjson", ".arrow", ".feather", ".gz", ".zst", ".xlsx", ".pq")
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
-_ZIP_MAGIC = b"PK\x03\x04"
 
 
 class ByteRange(NamedTuple):
@@ -411,8 +410,6 @@ def _classify(path: Path) -> Source:
             return Source(path, "parquet")
         if (packed := packed_as(head)) is not None:
             compression = packed
-        elif head.startswith(_ZIP_MAGIC) and name.endswith(".eval"):
-            compression = "eval"
         elif head.lstrip()[:1] not in (b"", b"{"):
             raise DataError.unreadable(path, "neither Parquet nor JSON lines", "give a .parquet or .jsonl file")
     return Source(path, "jsonl", compression)

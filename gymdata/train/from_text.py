@@ -43,7 +43,7 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
     if Path(source).is_dir() or not files:
         refuse_text_settings(settings, source)
         return None
-    from gymdata.interop.formats import format_in, format_named
+    from gymdata.interop.formats import format_in
 
     columns = columns_of(settings.map) if isinstance(settings, RenderedConfig) else {}
     formats = [format_in(file, columns) for file in files]
@@ -60,8 +60,6 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
             f"{source}: contains {format.content}; train-{settings.algorithm} takes tokens that a policy sampled",
             hint="train-sft, train-dpo, train-kto and train-reward train from text",
         )
-    if format.table != settings.table.name and format.other:
-        format = format_named(format.other)
     if format.table == "rollouts" and settings.table is PAIRS and (format.holds_reward or _scored(files)):
         return format
     if format.table != settings.table.name:

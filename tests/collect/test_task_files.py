@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -280,16 +279,6 @@ def test_a_header_of_a_spreadsheet_is_divided_at_its_separator_alone(tmp_path: P
     row = json.loads(line)
     assert list(row.values()) == ["a", "7"]
     assert "answer, short" in row
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["t.csv", "t.csv.gz"])
-def test_a_table_in_utf_16_is_named(tmp_path: Path, pack: Callable[[bytes], bytes], encoding: str) -> None:
-    """With a byte order mark and without one."""
-    file = tmp_path / ("t.csv" + ".gz" * (pack is gzip.compress))
-    file.write_bytes(pack("prompt;answer\na;7\n".encode(encoding)))
-    with pytest.raises(DataError, match="it is text in UTF-16, expected UTF-8"):
-        list(TaskFile(file))
 
 
 @pytest.mark.parametrize(("name", "content"), [("t.xlsx", b"PK\x03\x04\x00"), ("t.py", b"import os\n")])

@@ -15,17 +15,13 @@ from gymdata.collect.tasks import TaskFile
 from gymdata.errors import GymdataError
 from gymdata.store.formats import format_of
 from gymdata.store.paths import resolve
-from tests.interop.published_rows import PUBLISHED, SESSIONS, oasst_messages
+from tests.interop.published_rows import PUBLISHED
 from tests.interop.trajectories import ROWS, copy_and_last, places
 
 ODD: list[Any] = [
     None, True, 5, -1, 0.5, 2**31, 2**70, "x", "", "NaN", "\ud800", [], {}, [[]], [None], {"a": None}, float("nan"),
 ]  # fmt: skip
-FILES: list[tuple[str, list[dict[str, Any]]]] = [
-    *((name, [row(4), row(5)]) for name, row in (ROWS | PUBLISHED).items()),
-    *SESSIONS.items(),
-    ("oasst", oasst_messages(4)),
-]
+FILES: list[tuple[str, list[dict[str, Any]]]] = [(name, [row(4), row(5)]) for name, row in (ROWS | PUBLISHED).items()]
 SEEDS = 25
 EACH = 20
 

@@ -18,13 +18,11 @@ from gymdata.interop.formats import imported as imported_formats
 from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
-from tests.interop.published_rows import PUBLISHED, oasst
+from tests.interop.published_rows import PUBLISHED
 from tests.interop.trajectories import ROWS, copy_and_last, lines, mutated, rejected, write_lines
 from tests.rollout_files import rollout, two_turns, write_run
 
-#: Rows of these are not one per line.
-JOINED = ("anthropic-batch", "claude-code", "codex", "openai-batch", "pi", "session-trace")
-SOURCES = {name: form.table for name, form in imported_formats().items() if name not in JOINED}
+SOURCES = {name: form.table for name, form in imported_formats().items()}
 FORMATS = [*SOURCES, "foreign nat-trajectories", "foreign atif"]
 _CALL = {"from": "function_call", "value": json.dumps({"name": "f", "arguments": {"a": 1}})}
 _SPOKEN = [{"from": "human", "value": "q"}, _CALL, {"from": "observation", "value": "r"}]
@@ -40,7 +38,6 @@ READ_ONLY: dict[str, Callable[[int], dict[str, Any]]] = {
     },
     **ROWS,
     **PUBLISHED,
-    "oasst-pairs": oasst,
 }
 
 
@@ -111,11 +108,10 @@ def test_an_odd_row_costs_no_other(name: str, good: dict[str, list[Any]], data: 
         kind = data.draw(st.sampled_from(["parquet", "jsonl"]))
         summary = import_rollouts(folder / "a.jsonl", folder / "run", source=source, format=kind)
         assert summary.rows_in == summary.rollouts + summary.pairs + summary.rejected + sum(summary.failed.values())
-        # A row of some formats is several, as an episode with two traces, and a span of no model call is none.
+        # A row of some formats is several, as an episode with two traces.
         form = imported_formats()[source]
         several = summary.rows_in > len(rows) and (form.several or type(form).items is not Format.items)
-        others = summary.rows_in < len(rows) and source == "otel-genai"
-        assert summary.rows_in == len(rows) or several or others
+        assert summary.rows_in == len(rows) or several
         named = lines(folder / "run" / "rejected.jsonl")
         assert {bad["line"] for bad in named} <= set(range(2, len(rows)))
         assert all(bad["code"] and bad["reason"] for bad in named)

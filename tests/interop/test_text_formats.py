@@ -365,18 +365,6 @@ def test_a_text_table_is_divided_as_its_header_is(
     assert [message["content"] for message in row["messages"]] == ["1,5;\n2\t", "b"]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.csv.gz"])
-def test_a_file_in_utf_16_is_named(name: str, tmp_path: Path) -> None:
-    text = "prompt,completion\na,b\n" if "csv" in name else '{"prompt": "a", "completion": "b"}\n'
-    data = text.encode("utf-16")
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    for read in (gymdata.validate, lambda file: gymdata.import_rollouts(file, tmp_path / "run")):
-        with pytest.raises(
-            DataError, match=rf"{name}: cannot be read: it is text in UTF-16, expected UTF-8.*converts it$"
-        ):
-            read(tmp_path / name)
-
-
 @pytest.mark.parametrize(
     "row",
     [

@@ -19,7 +19,6 @@ from gymdata.store.lineage import lineage
 from gymdata.train import run
 from gymdata.train.from_text import text_format
 from gymdata.train.settings import TrainConfig, TrainDpoConfig, TrainKtoConfig, TrainRewardConfig, TrainSftConfig
-from tests.interop.published_rows import oasst_messages
 from tests.interop.trajectories import write
 from tests.train.trainers.running import gymdata as command_of
 
@@ -91,13 +90,6 @@ def test_dpo_items_of_the_nemo_agent_toolkit_are_trained_by_one_command(nested: 
     ]
     rows: list[dict[str, Any]] = [{"trajectories": [items], "run_id": "r"}] if nested else items
     assert checked(TrainDpoConfig, write(tmp_path / ("a.json" if nested else "a.jsonl"), *rows))["pairs"] == 4
-
-
-def test_message_trees_are_paths_for_sft_and_pairs_for_dpo(tmp_path: Path) -> None:
-    """One file, which each trainer reads as the table that it trains."""
-    file = write(tmp_path / "trees.jsonl", *oasst_messages(4), *oasst_messages(5))
-    assert checked(TrainSftConfig, file)["rollouts"] == 2
-    assert checked(TrainDpoConfig, file)["pairs"] == 4
 
 
 def test_a_label_says_what_is_desirable(tmp_path: Path) -> None:

@@ -42,8 +42,6 @@ class Format(ForeignFormat):
     """A format of rollouts or pairs. One that is imported has ``content``, ``marks``, ``recognise_row`` (or ``recognise``,
     or ``keys`` alone) and ``row``; one that is exported has ``suffixes`` and ``write``."""
 
-    #: The format that reads the same files as rows of the other table; "" where none does.
-    other: ClassVar[str] = ""
     #: What one of them is called.
     item: ClassVar[str] = "a row"
     #: The column of a document that is the list of its items; "" where a document is an item itself.
@@ -60,8 +58,6 @@ class Format(ForeignFormat):
     holds_reward: ClassVar[bool] = False
     #: The column whose token ids are not read, and the key of the ids in it.
     unread_ids: ClassVar[tuple[str, str] | None] = None
-    #: Whether a row may need documents of other files of its import.
-    joined: ClassVar[bool] = False
     #: What of ``KINDS`` its rows have a place for.
     carries: ClassVar[tuple[str, ...]] = ()
     #: Columns that it is written from, None for all of them; and fields in them that are not read.

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gymdata.errors import json_kind
-from gymdata.interop.decoded import split
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, TableRow
-from gymdata.interop.text_rows import rollout_row
+from gymdata.interop.text_rows import exchange, rollout_row
 from gymdata.interop.words import named_scores, score
 from gymdata.rollouts.messages import JsonObject
 from gymdata.rollouts.truth import is_number
@@ -17,8 +16,8 @@ from gymdata.rollouts.truth import is_number
 @FORMATS.register("verl-dump")
 class VerlDump(Format):
     """verl's ``rollout_data_dir`` and ``validation_data_dir``: ``input``, ``output``, ``score``, ``step``, the ground truth
-    ``gts``, and what its reward function returned, of which numbers are named rewards. verl leaves special tokens out of its
-    texts: rows whose messages are not sure, as of several turns, are refused; a limit that cut an answer is not named."""
+    ``gts``, and what its reward function returned, of which numbers are named rewards. Plain prompts with their answers are
+    read: the text of a chat template is refused. A limit that cut an answer is not named."""
 
     content = "rollouts that verl dumped"
     item = "a dumped rollout"
@@ -46,7 +45,8 @@ class VerlDump(Format):
 @FORMATS.register("skyrl-dump")
 class SkyRLDump(Format):
     """SkyRL's dumps of an evaluation: ``input_prompt``, ``output_response``, ``score`` (a list is summed, as SkyRL does),
-    ``stop_reason``, ``env_class``, ``env_extras``, ``data_source``."""
+    ``stop_reason``, ``env_class``, ``env_extras``, ``data_source``. Plain prompts with their answers are read: the text of a
+    chat template is refused."""
 
     content = "rollouts that SkyRL dumped"
     item = "a dumped rollout"
@@ -69,7 +69,7 @@ def _row(item: JsonObject, names: tuple[str, str], importing: Importing, **more:
     if len(numbers) < len(scores) and item["score"] is not None:
         raise BadItem("S102", f"score: got {item['score']!r:.100}, expected a number")
     reward = sum(numbers) if numbers else None
-    opening, written = split(prompt, output, names[0])
+    opening, written = exchange(prompt, output, names[0])
     texts = (*names, "score", *more.pop("texts", ()))
     cut = item.get("stop_reason") == "length"
     return rollout_row(item, opening, written, importing, reward=reward, texts=texts, truncated=cut, **more)

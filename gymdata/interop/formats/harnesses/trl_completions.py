@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from gymdata.interop.decoded import split
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing, TableRow
-from gymdata.interop.text_rows import answer, column, conversation, rollout_row
+from gymdata.interop.text_rows import answer, column, conversation, exchange, rollout_row
 from gymdata.interop.words import named_scores
 from gymdata.rollouts.truth import is_number
 
@@ -22,8 +21,8 @@ _COLUMNS = {"step", "prompt", "completion", "advantage"}
 @FORMATS.register("trl-completions")
 class TrlCompletions(Format):
     """TRL's ``completions_*.parquet``: ``step``, ``prompt``, ``completion``, a column per reward function, ``advantage``.
-    All columns of numbers are named rewards; only where there is one is the total known. Whether a limit cut an answer is
-    not in the file."""
+    All columns of numbers are named rewards; only where there is one is the total known. Text of a chat template is refused;
+    whether a limit cut an answer is not in the file."""
 
     content = "completions that TRL logged"
     item = "a row of completions"
@@ -48,7 +47,7 @@ class TrlCompletions(Format):
     def row(self, item: Any, importing: Importing) -> TableRow:
         prompt, completion = (item[column(item, name)] for name in ("prompt", "completion"))
         if isinstance(prompt, str) and isinstance(completion, str):
-            opening, written = split(prompt, completion, "prompt")
+            opening, written = exchange(prompt, completion, "prompt")
         else:
             opening, written = conversation(prompt, "prompt"), answer(completion, "completion")
         numbers = [name for name in item if name not in _COLUMNS and is_number(item[name])]

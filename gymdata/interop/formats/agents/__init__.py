@@ -1,1 +1,0 @@
-"""Sessions and trajectories of coding agents."""

@@ -1,1 +1,0 @@
-"""Files of services that tune models, in the messages of their own interfaces."""
