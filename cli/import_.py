@@ -27,7 +27,7 @@ def import_(
     Alpaca and ShareGPT. With -m token IDs of text are rendered, proven, and marked as rendered (T213). Exit code 1 when some
     rows were rejected.
     """
-    from gymdata.interop.run import NOT_REBUILT, REJECTED, import_rollouts
+    from gymdata.interop.run import REJECTED, import_rollouts
 
     done = import_rollouts(files, output, **dict(settings), overwrite=overwrite, command=command_words())
     if done.rejected:
@@ -38,8 +38,6 @@ def import_(
             f"{done.duplicates:,} of {counted(done.rollouts, 'rollout')} are the same as an earlier one (D701): "
             f"`gymdata validate {output}` names them, `gymdata validate {output} --fix drop -o FILE` leaves them out"
         )
-    if done.prompts_refused:
-        note(f"{done.prompts_refused:,} prompts cannot be rebuilt: {output / NOT_REBUILT} lists where and why")
     if done.turns and done.without_token_data:
         note(
             f"{done.without_token_data:,} of {counted(done.rollouts, 'rollout')} have no token data: "

@@ -25,7 +25,6 @@ from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
-    from gymdata.interop.nemo_gym.rebuild import NotRebuilt
     from gymdata.store.paths import Source
 
 #: Bytes of files that are one job, so that many small files do not become many small batches.
@@ -41,8 +40,6 @@ class Imported:
     batch: pa.RecordBatch | None
     rejected: list[Rejected]
     shapes: list[Shape]
-    prompts_rebuilt: int
-    not_rebuilt: list[tuple[int, NotRebuilt]]
     #: What the index of each row that was read is determined by, rejected ones as well.
     hashes: list[tuple[bytes, str | None, str]]
     #: For each row of the batch, its number in ``hashes``; None for one that has an index of its own.
@@ -53,12 +50,10 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads files in ``format``; a worker. ``tokenizer``: to rebuild prompts with; ``columns``:
-    field → column, as of ``--map``."""
+    """Reads files in ``format``; a worker. ``columns``: field → column, as of ``--map``."""
 
     format: str
     run_id: str
-    tokenizer: str | None = None
     keep_contradicting: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
 
@@ -76,9 +71,7 @@ class Reader:
     def _read(self, sources: Sequence[Source], *, careful: bool) -> Iterator[Imported]:
         format, numbering, rejected = format_named(self.format), Unnumbered(), list[Rejected]()
         table = TABLES[format.table]
-        importing = Importing(
-            self.run_id, numbering, rejected.append, None, self.tokenizer, self.keep_contradicting, self.columns
-        )
+        importing = Importing(self.run_id, numbering, rejected.append, None, self.keep_contradicting, self.columns)
         if careful:
             importing.check = lambda row: _refuse_unfit(row, table)
         rows = format.read(sources, importing)
@@ -105,15 +98,12 @@ def _taken(
         batch,
         rejected.copy(),
         [],
-        importing.prompts_rebuilt,
-        importing.not_rebuilt.copy(),
         numbering.keys.copy(),
         importing.keys.copy(),
         importing.origins.copy(),
     )
-    for gathered in (rejected, importing.not_rebuilt, numbering.keys, importing.keys, importing.origins):
+    for gathered in (rejected, numbering.keys, importing.keys, importing.origins):
         gathered.clear()
-    importing.prompts_rebuilt = 0
     return imported
 
 
@@ -149,10 +139,7 @@ def imported(reader: Reader, sources: Sequence[Source], workers: int) -> Iterato
             if part.batch is None:
                 yield part
                 continue
-            batch = _numbered(part, positions, reader.run_id)
-            ids = batch.column("rollout_id").to_pylist()
-            refused = [(number, replace(prompt, rollout_id=ids[number])) for number, prompt in part.not_rebuilt]
-            yield replace(part, batch=batch, not_rebuilt=refused)
+            yield replace(part, batch=_numbered(part, positions, reader.run_id))
 
 
 def _numbered(part: Imported, positions: Sequence[tuple[str, int]], run_id: str) -> pa.RecordBatch:

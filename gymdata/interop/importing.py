@@ -251,15 +251,13 @@ class Importing:
     """What rows get from their import, and what their format reports of them.
 
     ``reject``: gets rows that cannot be used (None: they raise DataError); ``check``: raises for a row that cannot be
-    stored; ``tokenizer``: the policy's folder, to rebuild prompts with; ``keep_contradicting``: take pairs whose own scores
-    prefer the rejected side.
+    stored; ``keep_contradicting``: take pairs whose own scores prefer the rejected side.
     """
 
     run_id: str
     numbering: Numbering | Unnumbered
     reject: Reject | None = None
     check: Check | None = None
-    tokenizer: str | None = None
     keep_contradicting: bool = False
     #: Field → column (``--map``).
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -271,9 +269,6 @@ class Importing:
     keys: list[int | None] = field(default_factory=list)
     #: For each row that was read, its file and line.
     origins: list[tuple[Path, int]] = field(default_factory=list)
-    prompts_rebuilt: int = 0
-    #: Prompts that were not rebuilt, with the number of their row.
-    not_rebuilt: list[tuple[int, Any]] = field(default_factory=list)
 
     @property
     def n_keys(self) -> int:

@@ -34,13 +34,10 @@ if TYPE_CHECKING:
 UNPROVEN = "T205"
 
 
-def renderer_of(model: str, chat_template: str | Path | None, tokenizer: str | None, format: Format) -> TextRenderer:
-    """The renderer of text in ``format``. Raises UsageError for settings that do not go together, and for conversations
-    without a template."""
+def renderer_of(model: str, chat_template: str | Path | None, format: Format) -> TextRenderer:
+    """The renderer of text in ``format``. Raises UsageError for conversations without a template."""
     from gymdata.chat.rendering import TextRenderer
 
-    if tokenizer is not None:
-        raise UsageError("--tokenizer rebuilds prompts and --model renders text", hint="leave one of them out")
     renderer = TextRenderer.load(model, chat_template)
     if renderer.plain and not format.holds_plain_text:
         raise UsageError(
@@ -75,7 +72,7 @@ def rendered(parts: Iterator[Imported], renderer: TextRenderer | None, table: Ta
             piece = batch.slice(start, end - start)
             if text[start]:
                 piece = _piece(piece, table, renderer, part, start, rejected)
-            yield replace(part, batch=piece, rejected=[], shapes=[], prompts_rebuilt=0, not_rebuilt=[])
+            yield replace(part, batch=piece, rejected=[], shapes=[])
         yield replace(part, batch=None, rejected=rejected)
 
 

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from gymdata.store.paths import Source
 
 REJECTED = "rejected.jsonl"
-NOT_REBUILT = "not_rebuilt.jsonl"
 #: The placeholder of an image in a text, as LLaVA, LLaMA-Factory and ms-swift write it.
 _MARK = "<image>"
 
@@ -60,7 +59,6 @@ class ImportSummary(Report):
     run as well). ``failed``: attempts that failed, by reason, which are in failures.jsonl and also count in ``rows_in``;
     ``masked``: rollouts that their writer masked or cancelled, by reason.
 
-    ``prompts_rebuilt`` and ``prompts_refused``: prompts that calls with generations lacked, when a tokenizer was given.
     ``rendered``: rows whose ids were rendered from their text, when a model was given; of the others ``refused`` has the
     reasons, and ``rejected`` counts them. See ``gymdata.chat.rendering.RenderCounts``.
     ``tasks``: of each side of ``test_share``.
@@ -79,8 +77,6 @@ class ImportSummary(Report):
     masked: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
     duplicates: int = 0
-    prompts_rebuilt: int = 0
-    prompts_refused: int = 0
     rendered: int = 0
     tokens_generated: int = 0
     tokens_context: int = 0
@@ -108,7 +104,6 @@ class ImportSummary(Report):
         if format_named(self.format).table == PAIRS.name:
             without = "pairs" if self.rendered else "pairs, without token data"
             return [*first, (without, self.pairs), ("written to", self.run), *split]
-        rebuilt: list[Row] = [("prompts rebuilt", self.prompts_rebuilt), ("prompts not rebuilt", self.prompts_refused)]
         return [
             *first,
             ("rollouts", self.rollouts),
@@ -120,7 +115,6 @@ class ImportSummary(Report):
             *([("failed attempts, in failures.jsonl", sum(self.failed.values()))] if self.failed else []),
             *((f"  {why}", n) for why, n in self.failed.items()),
             ("duplicate rollouts", self.duplicates),
-            *(rebuilt if self.prompts_rebuilt or self.prompts_refused else ()),
             ("written to", self.run),
             *split,
         ]
@@ -191,7 +185,6 @@ def import_rollouts(
     format: str = "parquet",
     model: str | None = None,
     chat_template: str | Path | None = None,
-    tokenizer: str | None = None,
     failed: str = "keep",
     keep_contradicting: bool = False,
     map: Sequence[str] | Mapping[str, str] = (),
@@ -213,16 +206,12 @@ def import_rollouts(
     template, or ``chat_template`` (a file), gives their text; each is marked (T213), has no log-probabilities, and is proven
     (``gymdata.chat.rendering``). What cannot be proven is rejected; RefusedError when that is every row.
 
-    ``tokenizer``: the policy's folder. Missing prompts of NeMo Gym calls with captured generations are then rebuilt
-    with its template; ``extra`` names their turns (``prompts_rebuilt``), an export writes them and marks them. What
-    cannot be proved stays without ids and is named in ``output/not_rebuilt.jsonl``, with the position and the decoded
-    windows of both sides. Without it nothing is rebuilt. ``failed``: whether rows that their writer masked or cancelled are
-    rollouts without a reward (``keep``) or go to failures.jsonl (``drop``), where attempts that failed always go; those
-    that NeMo Gym wrote next to a file (``NAME_failures.jsonl``) are read with it. ``map``: columns
-    of answers and preferences as text, as ``prompt=COLUMN``. ``test_share``: share of the tasks, drawn with ``seed``, that
-    is held out in ``output/split/test.parquet``; the others are in ``train.parquet`` next to it. ``workers``: processes that
-    read parts of NeMo Gym files; the run is the same. ``keep_contradicting``: also import pairs whose own scores prefer
-    the rejected side.
+    ``failed``: whether rows that their writer masked or cancelled are rollouts without a reward (``keep``) or go to
+    failures.jsonl (``drop``), where attempts that failed always go; those that NeMo Gym wrote next to a file
+    (``NAME_failures.jsonl``) are read with it. ``map``: columns of answers and preferences as text, as ``prompt=COLUMN``.
+    ``test_share``: share of the tasks, drawn with ``seed``, that is held out in ``output/split/test.parquet``; the others
+    are in ``train.parquet`` next to it. ``workers``: processes that read parts of NeMo Gym files; the run is the same.
+    ``keep_contradicting``: also import pairs whose own scores prefer the rejected side.
     """
     if source is not None and source not in (formats := imported_formats()):
         raise UsageError.unknown_choice("--from", source, formats)
@@ -242,16 +231,11 @@ def import_rollouts(
         listed = {file.path for file in sources}
         sidecars = dict.fromkeys(failures_file(file.path) for file in rollout_files if file.kind != "parquet")
         sources += [file for path in sidecars if path.is_file() and path not in listed for file in resolve(path)]
-    if tokenizer is not None and not known_format.rebuilds_prompts:
-        raise UsageError(
-            f"--tokenizer {tokenizer}: prompts are rebuilt in NeMo Gym rows only, and these files are {name}",
-            hint="leave --tokenizer out",
-        )
     if keep_contradicting and known_format.table != PAIRS.name:
         raise UsageError(
             f"--keep-contradicting: is for preference pairs, and these files are {name}", hint="leave it out"
         )
-    renderer = None if model is None else renderer_of(model, chat_template, tokenizer, known_format)
+    renderer = None if model is None else renderer_of(model, chat_template, known_format)
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
     read = [{"path": str(s.path.resolve()), "bytes": s.path.stat().st_size, "xxh3": hash_file(s.path)} for s in sources]
     identity: Figures = {
@@ -281,11 +265,6 @@ def import_rollouts(
             _import_pairs(reader, sources, out, summary, facts, renderer)
         summary.split(test_share, seed, command)
         return summary
-    if tokenizer is not None:
-        from gymdata.interop.formats.nemo_gym import chat_of
-
-        facts["tokenizer"] = {"path": tokenizer, **chat_of(tokenizer).facts()}
-        identity |= {key: facts["tokenizer"][key] for key in ("tokenizer_hash", "chat_template_hash")}
     with Run.open(
         output,
         identity=identity,
@@ -297,16 +276,12 @@ def import_rollouts(
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
         findings = _Findings(failed == "drop")
-        parts = rendered(
-            imported(Reader(name, run.run_id, tokenizer, columns=columns), sources, workers), renderer, ROLLOUTS
-        )
+        parts = rendered(imported(Reader(name, run.run_id, columns=columns), sources, workers), renderer, ROLLOUTS)
         run.write_batches(_counted(findings.gathered(parts), summary, run.sealed_rows))
         findings.count(summary)
         _write_lines(Path(output) / REJECTED, _rejected_lines(findings.rejected))
         _write_lines(Path(output) / FAILURES, findings.failures)
         _count_rendered(summary, renderer)
-        if tokenizer is not None:
-            _write_lines(Path(output) / NOT_REBUILT, findings.not_rebuilt)
         run.note(counts=_counts(summary))
         if findings.shapes:
             run.note(documents=findings.shapes)
@@ -354,9 +329,6 @@ class _Findings:
     drop_masked: bool = False
     rejected: list[Rejected] = field(default_factory=list)
     shapes: list[Shape] = field(default_factory=list)
-    prompts_rebuilt: int = 0
-    #: JSON lines of prompts that were not rebuilt.
-    not_rebuilt: list[bytes] = field(default_factory=list)
     #: Lines of failures.jsonl, and how many rows there are of each reason: failed attempts, and masked rollouts.
     failures: list[bytes] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)
@@ -371,10 +343,6 @@ class _Findings:
         for part in parts:
             self.rejected += part.rejected
             self.shapes += part.shapes
-            self.prompts_rebuilt += part.prompts_rebuilt
-            for _, prompt in part.not_rebuilt:
-                row = {"file": str(prompt.file), "line": prompt.line, "rollout_id": prompt.rollout_id}
-                self.not_rebuilt.append(encode_any(row | asdict(prompt.refused)) + b"\n")
             if part.batch is not None:
                 messages = part.batch.column("messages" if "messages" in part.batch.schema.names else "prompt")
                 marked = pc.match_substring(pc.list_flatten(messages).field("content"), _MARK)
@@ -401,7 +369,6 @@ class _Findings:
         summary.failed, summary.masked = (dict(counts.most_common()) for counts in (self.failed, self.masked))
         summary.rows_in = summary.rollouts + summary.pairs + summary.rejected + self.failed.total()
         summary.reasons = dict(sorted(Counter(row.code for row in self.rejected).items()))
-        summary.prompts_rebuilt, summary.prompts_refused = self.prompts_rebuilt, len(self.not_rebuilt)
         if self.marked:
             warn(f"{counted(self.marked, 'row')} with {_MARK} in the text: it is trained as text, without an image")
 

@@ -23,7 +23,6 @@ class ImportConfig(Config):
     """The keywords of ``gymdata.import_rollouts`` that a command line or a file gives."""
 
     only_with: ClassVar[OnlyWith] = {"chat_template": ("--model", lambda c: c.model is not None)}
-    not_with: ClassVar[OnlyWith] = {"tokenizer": ("--model", lambda c: c.model is None)}
     sections: ClassVar[Mapping[str, str]] = {"failed": "Rows", "workers": "Options"}
 
     model: str | None = pydantic.Field(
@@ -34,9 +33,6 @@ class ImportConfig(Config):
     source: SourceName | None = pydantic.Field(None, description="Format of the files (default: auto-detect).")
     run_id: str | None = pydantic.Field(None, description="Run ID (default: random).")
     format: Literal["parquet", "jsonl"] = pydantic.Field("parquet", description="File format.")
-    tokenizer: str | None = pydantic.Field(
-        None, description="Policy tokenizer folder: rebuild prompts that NeMo Gym rows lack (default: do not)."
-    )
     failed: Literal["keep", "drop"] = pydantic.Field(
         "keep",
         description="Rows that their writer masked or cancelled: rollouts without a reward, or failures.jsonl (drop).",

@@ -110,10 +110,10 @@ def _rollout(
     (row,) = to_rows(batch)
     extra = json.loads(row["extra"] or "{}")
     extra["fixed"] = {"choice": choice, "rollout_id": row["rollout_id"], "codes": sorted({v.code for v in faults})}
-    # Lists of turns, which have other numbers in a part.
-    numbered, rows = {key: extra[key] for key in ("prompts_rebuilt", "unread_turns") if key in extra}, []
+    unread, rows = extra.get("unread_turns"), []
     for repaired, part in zip(repair.parts_of(row, plans[choice]), plans[choice], strict=True):
-        for key, named in numbered.items():
-            extra[key] = [n for n, turn in enumerate(part) if turn in named]
+        if unread is not None:
+            # Turns have other numbers in a part.
+            extra["unread_turns"] = [n for n, turn in enumerate(part) if turn in unread]
         rows.append({**repaired, "extra": json.dumps(extra)})
     return rows

@@ -21,7 +21,7 @@ from gymdata.store.formats import ANSWERED, format_of, head, refuse_unknown
 from gymdata.store.lines import decode
 from gymdata.store.paths import ByteRange, RunFacts, Source, beside, local_output, read_facts, resolve, run_jsons
 from gymdata.store.reading import altered, reading
-from gymdata.store.run_json import agreed, state_of, writing_into
+from gymdata.store.run_json import agreed, state_of
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
@@ -126,9 +126,9 @@ def fix(
     """Write a copy of the rollouts at ``path`` without errors, and say what that cost.
 
     ``choice``: ``split`` starts a new rollout at a break, ``truncate`` keeps the head before the first fault, ``drop``
-    leaves the rollout out. ``output``: a new .parquet or .jsonl file (NeMo Gym rows stay NeMo Gym rows, .jsonl). The
-    source is never changed. Raises UsageError when ``output`` exists (without ``overwrite``) or is the source, DataError
-    when a file cannot be read at all.
+    leaves the rollout out. ``output``: a new .parquet or .jsonl file. The source is never changed. Raises UsageError when
+    ``output`` exists (without ``overwrite``) or is the source, and for rows that are no rollouts of gymdata; DataError when
+    a file cannot be read at all.
     """
     from gymdata.checks.repair import CHOICES, FixReport
 
@@ -144,12 +144,11 @@ def fix(
     split = [(kind_of(s), s) for s in sources]
     _refuse_others(split)
     kinds = {kind for kind, _ in split}
-    if len(kinds) != 1 or not kinds <= {"rollouts", "nemo"}:
-        held_kinds = ", ".join(sorted(kinds)) or "nothing"
-        hint = f"`gymdata import {path} -o RUN` first" if kinds == {"foreign"} else "give one file or run"
-        raise UsageError(f"{path}: holds {held_kinds}; --fix repairs rollouts of one kind", hint=hint)
-    if kinds == {"nemo"} and target.suffix != ".jsonl":
-        raise UsageError.bad_value("-o", str(output), "a name ending in .jsonl, for the rows stay NeMo Gym rows")
+    if kinds != {"rollouts"}:
+        words = {"nemo": "NeMo Gym rows", "foreign": "rows of another project"}
+        held_kinds = ", ".join(words.get(kind, kind) for kind in sorted(kinds)) or "nothing"
+        hint = f"`gymdata import {path} -o RUN` first" if kinds and kinds <= words.keys() else "give one file or run"
+        raise UsageError(f"{path}: holds {held_kinds}; --fix repairs rollouts", hint=hint)
     account = FixReport(str(path), str(output), choice)
     settings = {"choice": choice, "path": str(Path(path).resolve())}
     from gymdata.rollouts.schema import ROLLOUTS
@@ -161,17 +160,9 @@ def fix(
         report = validate(path)
         # A changed file is not a fault of its rows.
         report.violations = [v for v in report.violations if v.code != "T209" or v.turn is not None]
-        if kinds == {"nemo"}:
-            from gymdata.interop.nemo_gym.fix import fix_nemo_gym
+        from gymdata.validate.fix import fixed_rollouts
 
-            part = out.part(target.name)
-            with writing_into(out.place):
-                fix_nemo_gym(sources, report.violations, choice, part.path, account)
-            part.rows = account.rollouts_out
-        else:
-            from gymdata.validate.fix import fixed_rollouts
-
-            out.batches(target.name, fixed_rollouts(sources, report, choice, account), ROLLOUTS, ROLLOUTS.arrow)
+        out.batches(target.name, fixed_rollouts(sources, report, choice, account), ROLLOUTS, ROLLOUTS.arrow)
         # The facts of how the rollouts were sampled are copied: validation of the copy reads them.
         run = agreed(list(_run_jsons(path).values()))
         counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}

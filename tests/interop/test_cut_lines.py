@@ -57,7 +57,7 @@ def outputs(draw: st.DrawFn) -> list[Any]:
         if not draw(st.integers(0, 9)):
             del item[draw(st.sampled_from(sorted(item)))]
         if not draw(st.integers(0, 9)):
-            item |= {"prompt_token_ids_rebuilt": True, "token_ids_rendered": True}
+            item |= {"token_ids_rendered": True}
         between = st.sampled_from([{"type": "function_call_output", "output": "x"}, {"role": "user", "content": "y"},
                                    {"type": "reasoning"}, {"role": "human"}, [], "z"])  # fmt: skip
         made += [item, *draw(st.lists(between, max_size=2))]

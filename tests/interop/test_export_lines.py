@@ -136,11 +136,10 @@ def test_a_full_disk_is_named_with_the_file_and_what_to_do(tmp_path: Path, name:
 
 
 def test_a_repair_that_does_not_fit_names_its_file(tmp_path: Path) -> None:
-    """A full disk while NeMo Gym rows are repaired is said like that of an export."""
+    """A full disk while rollouts are repaired is said like that of an export."""
     run = write_run(tmp_path / "run", [rollout("t", i, 1.0, [([1], [i] * 2_000)]) for i in range(4)])
-    gymdata.export(run, tmp_path / "rows.jsonl", "nemo-gym")
     with full_disk(at=500), pytest.raises(StoreError, match=r"fixed.jsonl: could not be written: (.|\n)*free space"):
-        gymdata.fix(tmp_path / "rows.jsonl", "drop", tmp_path / "fixed.jsonl")
+        gymdata.fix(run, "drop", tmp_path / "fixed.jsonl")
 
 
 def test_rows_for_nemo_gym_are_what_its_models_take(tmp_path: Path) -> None:

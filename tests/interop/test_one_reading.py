@@ -1,4 +1,4 @@
-"""One reading of a NeMo Gym row: validate, import and --fix see the same model calls, wherever the ids are put."""
+"""One reading of a NeMo Gym row: validate and import see the same model calls, wherever the ids are put."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.read import table_rows
 from gymdata.rollouts.messages import walk
 from gymdata.store import resolve
-from gymdata.validate.run import fix, validate
+from gymdata.validate.run import validate
 from tests.validate.generate import conversation, write_lines
 
 KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
@@ -82,20 +82,6 @@ def test_import_makes_one_message_of_it(tmp_path: Path) -> None:
     assert [c["id"] for c in json.loads(made["messages"][1]["tool_calls"])] == ["a0", "b0"]
     assert [m["tool_call_id"] for m in made["messages"][2:4]] == ["a0", "b0"]
     assert made["n_turns"] == 2
-
-
-def test_fix_keeps_every_sampled_token_of_a_sound_row(tmp_path: Path) -> None:
-    """--fix copies a row without faults byte for byte, and truncates a faulty one at its true turn."""
-    good, bad = on_messages(calls_of()), on_messages(calls_of())
-    bad["response"]["output"][-1]["generation_token_ids"][0] = -1
-    path = write_lines(tmp_path / "a.jsonl", [good, bad])
-    account = fix(path, "truncate", tmp_path / "fixed.jsonl")
-    kept = [json.loads(line) for line in (tmp_path / "fixed.jsonl").read_text().splitlines()]
-    assert kept[0] == good
-    assert [len(i.get(KEYS[1], ())) for i in kept[1]["response"]["output"]] == [
-        len(i.get(KEYS[1], ())) for i in bad["response"]["output"][:10]
-    ]
-    assert account.errors_after == 0
 
 
 def test_empty_id_lists_are_no_ids(tmp_path: Path) -> None:

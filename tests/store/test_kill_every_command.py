@@ -49,7 +49,6 @@ COMMANDS = {
     "import": "import {nemo} -o {out} --run-id imported",
     "import of pairs": "import {dpo} -o {out} --run-id imported",
     "validate --fix": "validate {run} --fix drop -o {out}/fixed.parquet",
-    "validate --fix, NeMo Gym": "validate {nemo} --fix drop -o {out}/fixed.jsonl",
     "query": "query select(1) {run} -o {out}/q.parquet",
     "report": "report {run} -o {out}/r.html",
     "view --export": "view {run} --export {out}/v.html",

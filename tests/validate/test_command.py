@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gymdata import import_rollouts
 from gymdata.cli.main import main
 from tests.validate.generate import native_rows, nemo_rows, with_ids, write_lines, write_native
 
@@ -102,7 +103,8 @@ def test_fix_writes_beside_and_says_what_it_cost(tmp_path: Path, capsys: pytest.
     """--fix needs -o, prints the cost of every choice, and ends with 0 when no error, but some rollout, is left."""
     rows = nemo_rows(n=2)
     with_ids(rows[1], 2)["prompt_token_ids"][1] = 999
-    path = write_lines(tmp_path / "a.jsonl", rows)
+    path = tmp_path / "run"
+    import_rollouts(write_lines(tmp_path / "a.jsonl", rows), path)
     assert main(["validate", str(path), "--fix", "truncate"]) == 2
     capsys.readouterr()
     assert main(["validate", str(path), "--fix", "truncate", "-o", str(tmp_path / "b.jsonl"), "--json"]) == 0
@@ -111,8 +113,8 @@ def test_fix_writes_beside_and_says_what_it_cost(tmp_path: Path, capsys: pytest.
     assert set(account["costs"]) == {"split", "truncate", "drop"}
     assert main(["validate", str(path), "--fix", "drop", "-o", str(tmp_path / "c.jsonl")]) == 0
     assert "→ drop" in capsys.readouterr().out
-    write_lines(path, rows[1:])
-    assert main(["validate", str(path), "--fix", "drop", "-o", str(tmp_path / "d.jsonl")]) == 1
+    import_rollouts(write_lines(tmp_path / "broken.jsonl", rows[1:]), tmp_path / "broken")
+    assert main(["validate", str(tmp_path / "broken"), "--fix", "drop", "-o", str(tmp_path / "d.jsonl")]) == 1
     assert "--fix drop leaves no rollout" in capsys.readouterr().err
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gymdata import filter as filter_rollouts
+from gymdata import import_rollouts
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.rollouts.schema import HASHES
 from gymdata.rollouts.turns import expand_prompts
@@ -23,7 +24,6 @@ from tests.validate.generate import (
     native_rows,
     nemo_rows,
     one_in_two,
-    with_ids,
     write_lines,
     write_native,
 )
@@ -92,31 +92,16 @@ def test_every_native_fault_is_repaired(tmp_path: Path, choice: Any) -> None:
     assert source.read_bytes() == before
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_every_foreign_fault_is_repaired(tmp_path: Path, choice: Any) -> None:
-    """The same for NeMo Gym rows, whose clean lines are copied byte for byte."""
+def test_rows_of_nemo_gym_are_imported_before_they_are_repaired(tmp_path: Path) -> None:
+    """The refusal says so; what the import makes of them has no errors after the repair."""
     rows = one_in_two(nemo_rows(n=2 * len(NEMO_PLANTS)), NEMO_PLANTS)
     source = write_lines(tmp_path / "a.jsonl", rows)
-    account = fix(source, choice, tmp_path / "fixed.jsonl")
-    assert account.errors_after == 0
-    clean = account.rollouts_in - account.rollouts_with_errors
-    assert account.rollouts_out == clean + account.costs[choice].rollouts_after
-    lines = source.read_bytes().splitlines()[::2]
-    assert [line for line in (tmp_path / "fixed.jsonl").read_bytes().splitlines() if line in lines] == lines
-
-
-def test_a_foreign_break_is_split_with_its_history(tmp_path: Path) -> None:
-    """The second part's input holds what came before, and its first prompt is the one that the model read."""
-    rows = nemo_rows(n=1)
-    for turn in (2, 3):
-        with_ids(rows[0], turn)["prompt_token_ids"][1] = 999
-    fix(write_lines(tmp_path / "a.jsonl", rows), "split", tmp_path / "b.jsonl")
-    first, second = (json.loads(x) for x in (tmp_path / "b.jsonl").read_text().splitlines())
-    assert [with_ids(second, k)["prompt_token_ids"] for k in (0, 1)] == [
-        with_ids(rows[0], k)["prompt_token_ids"] for k in (2, 3)
-    ]
-    assert len(first["response"]["output"]) + len(second["response"]["output"]) == 3 * 4 - 1 - 1
-    assert len(second["responses_create_params"]["input"]) == 2 + 6
+    with pytest.raises(UsageError, match="holds NeMo Gym rows; --fix repairs rollouts") as refused:
+        fix(source, "split", tmp_path / "fixed.parquet")
+    assert refused.value.hint == f"`gymdata import {source} -o RUN` first"
+    import_rollouts(source, tmp_path / "run")
+    account = fix(tmp_path / "run", "split", tmp_path / "fixed.parquet")
+    assert (account.errors_after, account.rollouts_out > len(rows) // 2) == (0, True)
 
 
 def test_nothing_is_repaired_in_place(tmp_path: Path) -> None:

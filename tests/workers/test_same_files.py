@@ -19,7 +19,7 @@ from gymdata.pairs.run import pairs
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import run, write_table
 from tests.rollout_files import rollouts_table
-from tests.validate.generate import nemo_rows, with_ids, write_lines, write_native
+from tests.validate.generate import nemo_rows, write_lines, write_native
 from tests.workers import inputs
 
 #: Facts of run.json that tell when and by which command it was made.
@@ -139,20 +139,6 @@ def test_files_of_a_run_end_at_the_same_rows(tmp_path: Path, monkeypatch: pytest
     (stopped / "run.json").write_text(json.dumps(facts))
     import_rollouts(file, stopped, run_id="run", workers=2)
     assert content(stopped) == one
-
-
-def without_prompts(folder: Path) -> str:
-    rows = nemo_rows(20)
-    for row in rows[3::4]:
-        with_ids(row, 2).pop("prompt_token_ids")
-    return str(write_lines(folder / "gym.jsonl", rows))
-
-
-@pytest.mark.torch
-def test_prompts_are_rebuilt_by_workers(same: Same) -> None:
-    """Each worker loads the tokenizer; what cannot be rebuilt is named with its line and rollout."""
-    one = same(without_prompts, "import {paths} --run-id run -o {out}/run --tokenizer {policy} --json")
-    assert json.loads(one.out)["prompts_refused"] == 5
 
 
 def parts(folder: Path) -> str:

@@ -46,8 +46,6 @@ class Format(ForeignFormat):
     item: ClassVar[str] = "a row"
     #: The column of a document that is the list of its items; "" where a document is an item itself.
     several: ClassVar[str] = ""
-    #: Whether a tokenizer can rebuild prompts that its rows lack.
-    rebuilds_prompts: ClassVar[bool] = False
     #: Names of files that an export writes end so.
     suffixes: ClassVar[tuple[str, ...]] = ()
     #: Whether its rows have the token ids.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
@@ -15,7 +14,6 @@ from gymdata.rollouts.ragged import Ragged, list_parts
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from gymdata.chat.template import TransformersChat
     from gymdata.interop.exporting import Export
     from gymdata.store.paths import Source
 
@@ -31,7 +29,7 @@ class NemoGym(Format):
 
     content = "NeMo Gym rows"
     marks = (f'"{_REQUEST}"'.encode(), b'"response"')
-    read_in_place = rebuilds_prompts = holds_ids = holds_logprobs = holds_reward = True
+    read_in_place = holds_ids = holds_logprobs = holds_reward = True
     suffixes = (".jsonl",)
     carries = ("turns", "branches", "rewards", "named rewards")
 
@@ -51,8 +49,7 @@ class NemoGym(Format):
     def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, TableRow]]:
         from gymdata.interop.nemo_gym.read import table_rows
 
-        chat = None if importing.tokenizer is None else chat_of(importing.tokenizer)
-        for row in table_rows(list(sources), importing, chat):
+        for row in table_rows(list(sources), importing):
             yield 0, row
 
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:
@@ -72,11 +69,3 @@ class NemoGym(Format):
             export.carry(self.carries, line.turns)
             export.lost[DIGITS] += line.rounded
             yield line.text
-
-
-@lru_cache(1)
-def chat_of(tokenizer: str) -> TransformersChat:
-    """The tokenizer and template that rebuild prompts, from the policy's folder."""
-    from gymdata.chat.template import TransformersChat
-
-    return TransformersChat.load(tokenizer, tool_parser="none")

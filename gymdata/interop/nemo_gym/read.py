@@ -1,16 +1,15 @@
 """NeMo Gym rows as rows of the rollouts table, with their token evidence.
 
-Invariants: ids are taken over exactly, and log-probabilities as float32; a call without ids gives no turn (one that
-lacks only its prompt gets it rebuilt where that is asked for, and ``extra`` names that turn); what has
-no column is kept in ``task`` and ``extra`` so that the row can be written again, token lists only where no turn holds them;
-a row that cannot be imported is named, and never hides another.
+Invariants: ids are taken over exactly, and log-probabilities as float32; a call without ids gives no turn; what has no
+column is kept in ``task`` and ``extra`` so that the row can be written again, token lists only where no turn holds them; a
+row that cannot be imported is named, and never hides another.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -31,7 +30,6 @@ from gymdata.interop.importing import (
 )
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.batches import encoded
-from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED, NotRebuilt, Outcome, Renders, filled
 from gymdata.interop.rows import unread_row, without_reward
 from gymdata.rollouts.failures import UNSCORED
 from gymdata.rollouts.messages import (
@@ -55,20 +53,19 @@ from gymdata.rollouts.turns import Call, TurnEncoder, continuing
 from gymdata.store.lines import row_lines
 from gymdata.store.paths import Source
 
+#: On an item: its ids were rendered from text, not sampled.
+RENDERED = "token_ids_rendered"
 #: A mark besides the letters of the lists that a turn holds: its log-probabilities had more digits than float32.
 ROUNDED = "~"
 #: Where ``task`` and ``extra`` keep JSON that strict readers refuse (NaN), as text.
 AS_TEXT = "nemo_gym_text"
 
 
-def table_rows(
-    sources: list[Source], importing: Importing | None = None, chat: Renders | None = None
-) -> Iterator[RolloutRow]:
+def table_rows(sources: list[Source], importing: Importing | None = None) -> Iterator[RolloutRow]:
     """The rollout rows of NeMo Gym files, as the store takes them: turns as ``Columns`` or with numpy arrays, times as text.
 
     Rows of one prompt (or of one ``task_id``) are a group. A log-prob that the source lacks is NaN. ``importing``: by
-    default that of a run whose id is a hash of the file names, where a bad row raises DataError; ``chat`` makes the prompts
-    that calls with generations lack.
+    default that of a run whose id is a hash of the file names, where a bad row raises DataError.
     """
     importing = importing or Importing(run_id_of(sources), Numbering())
     for source in sources:
@@ -76,7 +73,7 @@ def table_rows(
         for number, line in row_lines(source):
             try:
                 try:
-                    parsed = _read(line, chat)
+                    parsed = _read(line)
                 except nemo_rows.BadRow:
                     if (attempt := _unread(line, importing, of_failures)) is None:
                         raise
@@ -97,10 +94,6 @@ def table_rows(
                 reason = "; ".join(part for part in (bad.detail, ", ".join(labels), *values) if part)
                 turn_down(bad.code, reason, source, number, line, importing.reject, "a NeMo Gym rollout", error)
                 continue
-            importing.prompts_rebuilt += len(parsed.outcome.prompts)
-            for refused in parsed.outcome.refused:
-                prompt = NotRebuilt(source.path, number, rollout["rollout_id"], refused)
-                importing.not_rebuilt.append((len(importing.keys), prompt))
             own = object_of(parsed.row.value.get("gymdata")).get("rollout_index") == rollout["rollout_index"]
             importing.keys.append(None if own else importing.n_keys - 1)
             importing.origins.append((source.path, number))
@@ -131,19 +124,15 @@ class _Parsed:
     turns: _Turns
     #: For each turn: where its item is in the output (nested lists give several indices), and which lists it held.
     turn_paths: list[list[Any]]
-    #: Turns whose prompt was rebuilt, now or before.
-    rebuilt: list[int]
-    outcome: Outcome
 
 
-def _read(line: bytes, chat: Renders | None) -> _Parsed:
+def _read(line: bytes) -> _Parsed:
     """Raises BadRow."""
     row = nemo_rows.read_row(line)
     lists = len(TOKEN_KEYS) * len(row.calls)
     if row.cut_lists is not None and not (row.cut_lists == lists and all(map(_is_complete, row.calls))):
         # Lists that no turn holds stay in the row as they are.
         row = nemo_rows.read_carefully(line)
-    outcome = filled(row, line, chat) if chat is not None else Outcome()
     output = row.value["response"]["output"]
     items = list(_with_ids(output, []))
     identities = {id(item) for _, item in items}
@@ -151,17 +140,14 @@ def _read(line: bytes, chat: Renders | None) -> _Parsed:
     # An item whose lists were taken out still ends its call.
     request_input = object_of(row.value.get("responses_create_params")).get("input")
     messages = list(messages_of(request_input, walk(output, lambda item: id(item) in identities), turns.of_call))
-    marked = {turns.of_call[call] for call in outcome.prompts}
     turn_paths: list[list[Any]] = []
     for (path, item), letters in zip(items, turns.letters, strict=True):
         if letters:
-            if item.get(MARK) is True:
-                marked.add(len(turn_paths))
             turn_paths.append([*path, letters])
         for name, letter in zip(TOKEN_KEYS, "pgl", strict=True):
             if letter in letters:
                 item.pop(name, None)
-    return _Parsed(row, messages, turns, turn_paths, sorted(marked), outcome)
+    return _Parsed(row, messages, turns, turn_paths)
 
 
 def _is_complete(call: nemo_rows.Call | None) -> bool:
@@ -329,7 +315,7 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
         "messages": parsed.messages,
         "tools": row_tools(value),
         "task": _json({k: v for k, v in value.items() if k not in ("response", "reward")}, None, plain=plain),
-        "extra": _json(fields, "nemo_gym", {"prompts_rebuilt": parsed.rebuilt} if parsed.rebuilt else {}, plain=plain),
+        "extra": _json(fields, "nemo_gym", plain=plain),
         "turns": turns.rows,
         "started_at": datetime.fromtimestamp(seconds if has_time else 0, UTC).isoformat(),
         **neutral,
@@ -337,14 +323,14 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
     }
 
 
-def _json(value: JsonObject, name: str | None, beside: Mapping[str, Any] = {}, *, plain: bool = False) -> str:
+def _json(value: JsonObject, name: str | None, *, plain: bool = False) -> str:
     """The text of ``value``; ``plain``: orjson can write it. The same value has the same text however it was read."""
-    document = {name: value, **beside} if name else value
+    document = {name: value} if name else value
     if not plain:
         try:
             text = STRICT.encode(document)
         except ValueError:
-            return json.dumps({AS_TEXT: json.dumps(value, ensure_ascii=False), **beside}, ensure_ascii=False)
+            return json.dumps({AS_TEXT: json.dumps(value, ensure_ascii=False)}, ensure_ascii=False)
     try:
         return orjson.dumps(document).decode()
     except TypeError:

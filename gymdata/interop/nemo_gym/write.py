@@ -2,7 +2,7 @@
 
 Invariants: a row that was imported is written as it was (log-probabilities as float32), whatever of it has no
 column included; of other rollouts the messages become items, and turns that no message names are counted, never dropped
-in silence. A prompt that an import rebuilt is written like a captured one, and its item says so (``MARK``).
+in silence.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gymdata.interop.nemo_gym.read import ROUNDED, kept_rows
-from gymdata.interop.nemo_gym.rebuild import MARK, RENDERED
+from gymdata.interop.nemo_gym.read import RENDERED, ROUNDED, kept_rows
 from gymdata.interop.nemo_gym.rows import reward_of
 from gymdata.interop.nemo_gym.token_text import Text, numbers
 from gymdata.interop.trajectories.own import shortest
@@ -45,7 +44,6 @@ _FUNCTION = ("type", "name", "description", "parameters", "strict")
 #: Reasons of a stop that cut the last generation itself, which have one name in the Responses shape.
 _CUT = ("max_output_tokens", "max_tokens", "max_context", "length", "repetition")
 
-_REBUILT = "prompts_rebuilt"
 #: Placeholder of list n, whose text is inserted afterwards; and the placeholder in the row's JSON.
 _PLACE = "\0list {}\0"
 _PLACED = re.compile(rb'"\\u0000list (\d+)\\u0000"')
@@ -92,15 +90,12 @@ def _nemo_gym_row(row: RolloutRow, lists: Lists) -> tuple[JsonObject, Collection
     fields, rest, plain = origin
     rounded = any(ROUNDED in letters for *_, letters in fields["turns"])
     response, turns = fields["response"], row["turns"]
-    rebuilt = _rebuilt(row)
     for number, (*path, index, letters) in enumerate(fields["turns"]):
         items = response["output"]
         for step in path:
             items = items[step]
         kinds = {PROMPT: ("p", turns.prompts), GENERATION: ("g", turns.generations), LOG_PROBS: ("l", turns.log_probs)}
         items[index] |= {key: lists(texts[number]) for key, (letter, texts) in kinds.items() if letter in letters}
-        if number in rebuilt:
-            items[index][MARK] = True
     values = {**rest, "response": response}
     # A row that its writer masked keeps its number.
     reward = fields[UNSCORED].get("reward") if row["reward"] is None else row["reward"]
@@ -109,15 +104,6 @@ def _nemo_gym_row(row: RolloutRow, lists: Lists) -> tuple[JsonObject, Collection
     # A later score comes last.
     names = [*fields["keys"], *(["reward"] if "reward" not in fields["keys"] else [])]
     return {key: values[key] for key in names if key in values}, None, rounded, plain and math.isfinite(reward or 0)
-
-
-def _rebuilt(row: RolloutRow) -> Collection[int]:
-    if _REBUILT not in (row["extra"] or ""):
-        # Almost every row: its JSON is not parsed again for this.
-        return ()
-    extra = loads(row["extra"])
-    named = extra.get(_REBUILT) if isinstance(extra, dict) else None
-    return named if isinstance(named, list) else ()
 
 
 def _same(raw: Any, reward: float | None) -> bool:
@@ -133,13 +119,11 @@ def _from_columns(row: RolloutRow, lists: Lists) -> tuple[JsonObject, Collection
         first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     output: list[JsonObject] = []
     placed: set[int] = set()
-    rebuilt = _rebuilt(row)
     for turn, item in items_of(messages[first:], first):
         if turn is not None and 0 <= turn < len(turns) and turn not in placed:
             placed.add(turn)
             item |= {PROMPT: lists(turns.prompts[turn]), GENERATION: lists(turns.generations[turn])}
             item |= {RENDERED: True} if turns.rendered[turn] else {LOG_PROBS: lists(turns.log_probs[turn])}
-            item |= {MARK: True} if turn in rebuilt else {}
         output.append(item)
     task = object_of(loads(row["task"]))
     tools = loads(row["tools"])
@@ -178,7 +162,7 @@ def _from_columns(row: RolloutRow, lists: Lists) -> tuple[JsonObject, Collection
     nemo_row |= {k: v for k, v in environment.items() if k not in nemo_row}
     nemo_row |= {"rollout_id": row["rollout_id"], "task_id": row["task_id"], "group_id": row["group_id"]}
     nemo_row["gymdata"] = {name: row[name] for name in _OWN} | {"tools": tools}
-    extra = {name: value for name, value in extra.items() if name not in ("environment", _REBUILT)}
+    extra = {name: value for name, value in extra.items() if name != "environment"}
     hidden = {k: v for k, v in task.items() if k in nemo_row and k != "responses_create_params" and nemo_row[k] != v}
     nemo_row["gymdata"] |= {k: v for k, v in (("extra", extra), ("task", hidden)) if v}
     return nemo_row, placed
