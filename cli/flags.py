@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -148,9 +149,8 @@ def sampling_instead(command: str, option: str, value: str | None) -> str | None
 
 def ray_here(argv: list[str]) -> list[str]:
     """``--ray`` without an address is Ray on this machine."""
-    from gymdata.engines.servers.replicas import LOCAL, is_address
-
-    return optional_value(argv, "--ray", LOCAL, lambda after: is_address(after) or not is_path(after))
+    address = re.compile(r"auto|local|[\w.-]+:\d{1,5}|\[[\da-fA-F:]+\]:\d{1,5}|ray://.*")
+    return optional_value(argv, "--ray", "local", lambda after: bool(address.fullmatch(after)) or not is_path(after))
 
 
 def optional_value(argv: list[str], option: str, default: str, fits: Callable[[str], bool]) -> list[str]:

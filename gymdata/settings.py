@@ -450,7 +450,10 @@ Names = Annotated[tuple[str, ...], pydantic.BeforeValidator(_names)]
 #: Fields of settings that start replicas.
 RayAddress = Annotated[
     str | None,
-    pydantic.Field(description="Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here)."),
+    pydantic.Field(
+        pattern=r"^(auto|local|[^/]+:\d{1,5})$",
+        description="Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here).",
+    ),
 ]
 ReplicaNeeds = Annotated[
     dict[str, Any],

@@ -19,7 +19,7 @@ from gymdata.audit.settings import AuditConfig
 from gymdata.checks.violations import ValidationReport
 from gymdata.errors import DataError, UsageError, require
 from gymdata.models.forward import load_policy
-from gymdata.models.model_identity import policy_facts, sampler_formats
+from gymdata.models.model_identity import sampler_formats
 from gymdata.models.scoring import PolicyModel
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
@@ -63,8 +63,8 @@ def audit(
     progress = progress or NullProgress()
     with contextlib.ExitStack() as stack:
         served = None
-        if config.endpoint or config.replicas:
-            served = stack.enter_context(_served(config, runs, progress))
+        if config.endpoint:
+            served = stack.enter_context(_served(config, progress))
         named = str(served[0]["path"]) if served is not None else config.model or _own_policy(runs)
         target = None if output is None else local_output(output)
         if target is None and (config.write_as is not None or own_run(sources) is not None):
@@ -98,29 +98,11 @@ def audit(
         return report
 
 
-def _served(
-    config: AuditConfig, runs: Sequence[RunFacts], progress: Progress
-) -> contextlib.AbstractContextManager[tuple[Facts, ServedPolicy]]:
+def _served(config: AuditConfig, progress: Progress) -> contextlib.AbstractContextManager[tuple[Facts, ServedPolicy]]:
     from gymdata.engines.servers.served_policy import at_endpoints, served_policy
 
-    model = config.model
-    if config.replicas is None:
-        servers = at_endpoints(config.endpoint, model, request_timeout_s=config.request_timeout)
-    else:
-        from gymdata.engines.servers._ray import replicated
-
-        model = model or _own_policy(runs)
-        facts = policy_facts(model)
-        servers = replicated(
-            config.replicas,
-            config.ray,
-            config.replica,
-            model,
-            config.engine,
-            policy_hash=facts["policy_hash"],
-            retries=5,
-        )
-    return served_policy(servers, model, wait_s=config.wait_for_server, say=progress.message)
+    servers = at_endpoints(config.endpoint, config.model, request_timeout_s=config.request_timeout)
+    return served_policy(servers, config.model, wait_s=config.wait_for_server, say=progress.message)
 
 
 def _compare(

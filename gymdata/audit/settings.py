@@ -8,17 +8,16 @@ from typing import ClassVar, Literal
 import pydantic
 
 from gymdata.errors import UsageError
-from gymdata.settings import Config, Dtype, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, without_userinfo
+from gymdata.settings import Config, Dtype, OnlyWith, ServerUrls, without_userinfo
 from gymdata.urls import ENGINE_KEYS
 
 
 class AuditConfig(Config):
     """``gymdata audit``."""
 
-    key_only: ClassVar[Set[str]] = frozenset({"request_timeout", "engine", "replica"})
+    key_only: ClassVar[Set[str]] = frozenset({"request_timeout"})
     only_with: ClassVar[OnlyWith] = {
-        "wait_for_server": ("{endpoint} or {replicas}", lambda c: bool(c.endpoint or c.replicas)),
-        **dict.fromkeys(("ray", "engine", "replica"), ("{replicas}", lambda c: c.replicas is not None)),
+        "wait_for_server": ("{endpoint}", lambda c: bool(c.endpoint)),
     }
     sections: ClassVar[Mapping[str, str]] = {"model": "Model", "limit": "Comparison", "device": "Forward pass"}
 
@@ -27,10 +26,6 @@ class AuditConfig(Config):
         default_factory=list,
         description="Base URL of a vLLM server that scores the tokens, or @FILE of several; repeatable.",
     )
-    replicas: int | None = pydantic.Field(
-        None, ge=1, description="Engines of the model on Ray that score the tokens (default: a forward pass here)."
-    )
-    ray: RayAddress = None
     request_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per request.")
     wait_for_server: float = pydantic.Field(
         600.0, ge=0.0, description="Seconds to wait for a server that stops answering."
@@ -47,22 +42,14 @@ class AuditConfig(Config):
     dtype: Dtype = pydantic.Field("auto", description="dtype of the forward pass.")
     batch_tokens: int = pydantic.Field(16_384, ge=1, description="Tokens per forward pass, padding included.")
 
-    engine: Settings = pydantic.Field(
-        default_factory=dict, description="Engine arguments of vLLM for --replicas, as they are."
-    )
-    replica: ReplicaNeeds = pydantic.Field(default_factory=dict)
-
     _no_userinfo = without_userinfo("endpoint", keys=ENGINE_KEYS)
 
     def checked(self) -> AuditConfig:
         """This, or UsageError for settings of a forward pass in this process together with servers."""
         local = [name for name in ("device", "dtype", "batch_tokens", "write_as") if name in self.model_fields_set]
-        if self.endpoint and self.replicas:
-            raise UsageError("--endpoint and --replicas were both given", hint="leave one of them out")
-        other = "--endpoint" if self.endpoint else "--replicas"
-        if (self.endpoint or self.replicas) and local and (value := getattr(self, local[0])) not in (None, "auto"):
+        if self.endpoint and local and (value := getattr(self, local[0])) not in (None, "auto"):
             raise UsageError(
-                f"--{local[0].replace('_', '-')} {value} and {other} were both given",
-                hint="a server or replica decides how it computes, and gives no entropies: leave one of them out",
+                f"--{local[0].replace('_', '-')} {value} and --endpoint were both given",
+                hint="a server decides how it computes, and gives no entropies: leave one of them out",
             )
         return self

@@ -375,7 +375,7 @@ async def _play(
                 run.note(engine={"servers": parts.sampler.account()})
                 for text in parts.sampler.remarks():
                     progress.message(text)
-            engines = len(parts.sampler.servers) if isinstance(parts.sampler, Servers) else 1
+            engines = len(parts.sampler.servers) if isinstance(parts.sampler, Servers) else config.replicas or 1
             # A workflow samples elsewhere: all that is known is how many rollouts it was given.
             at_once = facts.get("max_num_seqs") or (concurrency if parts.workflow is not None else RUNS_AT_ONCE)
             return _Done(

@@ -72,9 +72,11 @@ def check_start(config: CollectConfig, parts: Parts, tasks: Iterable[Task]) -> l
     limit, notes = facts.get("max_model_len"), []
     if parts.sampler is not None and not config.endpoint and config.chat_endpoint is None:
         if config.replicas is not None:
-            assert isinstance(parts.sampler, Servers)
+            from gymdata.engines.servers._ray import RaySampler
+
+            assert isinstance(parts.sampler, RaySampler)
             try:
-                notes.append(f"replicas: {parts.sampler.places.check()}")
+                notes.append(f"replicas: {parts.sampler.check()}")
             finally:
                 asyncio.run(parts.sampler.close())
         elif find_spec("vllm") is None:
@@ -497,7 +499,6 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
                 config.model,
                 config.engine,
                 policy_hash=policy_hash,
-                retries=config.retries,
                 sampling=sampling,
                 seed=config.seed,
             )

@@ -18,7 +18,7 @@ from gymdata.rollouts.messages import Message
 from gymdata.store.paths import Facts, Identity
 
 if TYPE_CHECKING:
-    from gymdata.engines.servers.many import Servers
+    from gymdata.engines.servers._ray import RaySampler
 
 DEFAULT_MAX_TOKENS = 4096
 _PROBE = "zq7x"
@@ -57,7 +57,7 @@ class EngineJudge:
         constrain: str = "auto",
         engine_args: Mapping[str, Any] | None = None,
         seed: int | None = None,
-        on_ray: Callable[..., Servers] | None = None,
+        on_ray: Callable[..., RaySampler] | None = None,
     ) -> None:
         require(*(("engine", "vllm") if on_ray is None else ("ray", "ray")))
         self.model, self.form = model, form or Roles()
@@ -73,7 +73,7 @@ class EngineJudge:
         kind = _GuidedVerdictSampler if guided else VllmSampler
         facts = model_identity.policy_facts(model)
         settings: dict[str, Any] = {"sampling": sampling, "seed": seed, "log_probs": False}
-        self.sampler: VllmSampler | Servers = (
+        self.sampler: VllmSampler | RaySampler = (
             kind(model, engine_args=engine_args, **settings)
             if on_ray is None
             else on_ray(model, engine_args or {}, policy_hash=facts["policy_hash"], kind=kind, **settings)
@@ -142,24 +142,3 @@ class EngineJudge:
             ) from error
         if not text.find(question) < text.find(response_1) < text.find(response_2) or question not in text:
             raise UsageError(f"{self.model}: its chat template does not show question and both responses", hint=hint)
-
-
-class ReplicaJudge(EngineJudge):
-    """An ``EngineJudge`` on several engines, as a judge behind servers (``Served``)."""
-
-    sampler: Servers
-
-    async def find_model(self) -> None:
-        """Nothing: the model is named."""
-
-    def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """How long to wait when every replica is gone; ``say`` is called for every loss and return."""
-        self.sampler.wait_for_server(seconds, say)
-
-    def facts(self) -> Facts:
-        """What run.json keeps about the engines, and what each did so far."""
-        return self.sampler.facts()
-
-    def remarks(self) -> list[str]:
-        """Replicas that had nothing to do, or are away, with numbers."""
-        return self.sampler.remarks()

@@ -39,7 +39,7 @@ def load_judge(config: GenrmConfig) -> Judge:
             return make(endpoint=config.endpoint[0], max_retries=config.retries)
         servers = Endpoints(config.endpoint, judge_address)
         return HttpJudges(servers, partial(make, max_retries=0), retries=config.retries, pause_s=config.retry_pause)
-    from gymdata.judge._vllm import EngineJudge, ReplicaJudge
+    from gymdata.judge._vllm import EngineJudge
 
     assert config.genrm is not None
     settings |= {"engine_args": config.engine, "seed": config.seed}
@@ -47,5 +47,5 @@ def load_judge(config: GenrmConfig) -> Judge:
         return EngineJudge(config.genrm, **settings)
     from gymdata.engines.servers._ray import replicated
 
-    on_ray = partial(replicated, config.replicas, config.ray, config.replica, retries=config.retries)
-    return ReplicaJudge(config.genrm, on_ray=on_ray, **settings)
+    on_ray = partial(replicated, config.replicas, config.ray, config.replica)
+    return EngineJudge(config.genrm, on_ray=on_ray, **settings)

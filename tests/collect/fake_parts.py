@@ -17,7 +17,6 @@ from typing import Any
 
 from gymdata.collect.run import Parts
 from gymdata.engines.port import Generation, SampleRequest
-from gymdata.engines.servers.fingerprint import PRINTS, Fingerprint
 from gymdata.environments import load_environment
 from gymdata.errors import OutsideError
 from gymdata.rewards import load_rewards
@@ -175,8 +174,7 @@ def engine_fault(text: str = "out of luck", *, fatal: bool = False) -> OutsideEr
 
 class LetterReplica(FakeSampler):
     """``folder``: gets a file named as the process when it starts; with a file ``die`` the next request finds the engine
-    dead; a file ``weights`` holds what it shows as its weights; while a file ``slow`` is there requests take 2 s, and
-    while a file ``held`` is, they wait."""
+    dead."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(add_or_answer, before=partial(_before, folder))
@@ -190,16 +188,9 @@ class LetterReplica(FakeSampler):
     def facts(self) -> dict[str, Any]:
         return {"engine": "letters", "engine_version": "1", "max_model_len": None}
 
-    async def fingerprint(self) -> Fingerprint:
-        file = self.folder / "weights"
-        weights = file.read_text() if file.is_file() else "letters"
-        return Fingerprint("here", weights, "processed_logprobs", None, None, tuple({1: -0.5} for _ in PRINTS))
-
 
 async def _before(folder: Path, request: SampleRequest) -> None:
-    await asyncio.sleep(2 if (folder / "slow").exists() else 0.01)
-    while (folder / "held").exists():
-        await asyncio.sleep(0.1)
+    await asyncio.sleep(0.05)
     try:
         (folder / "die").unlink()
     except FileNotFoundError:

@@ -17,10 +17,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.collect.run import Parts
-from gymdata.engines.servers.many import Servers
-from gymdata.engines.servers.replicas import Needs
 from gymdata.errors import UsageError
-from gymdata.store import read_run_json
 from tests.collect import fake_parts
 from tests.collect.fake_parts import LetterReplica
 from tests.collect.saved_rows import failures_of, log_probs_of, rows_of, samples_of
@@ -32,7 +29,6 @@ pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
 ENV = f"{ROOT / 'sample_data' / 'calculator.py'}:Calculator"
 TASKS = str(ROOT / "sample_data" / "tasks" / "train.jsonl")
-LOST = "is not used until it answers again (1 of 2 left)"
 _STORE = 100 << 20
 #: A node that is killed is gone after 2 s, not 10.
 _QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
@@ -92,19 +88,13 @@ def nodes() -> Iterator[Nodes]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def parts_of(nodes: Nodes, folder: Path, count: int = 2, needs: Needs | None = None, env: str | None = None) -> Parts:
+def parts_of(nodes: Nodes, folder: Path, count: int = 2, needs: Any = None, env: str | None = None) -> Parts:
     """A run's parts with replicas of the deterministic sampler."""
-    from gymdata.engines.servers._ray import Replicas
+    from gymdata.engines.servers._ray import RaySampler
 
-    replicas = Replicas(
-        count,
-        partial(LetterReplica, folder),
-        needs=needs or Needs.of({}, {}),
-        address=nodes.cluster.address,
-        concurrency=8,
-    )
     parts = fake_parts.parts(env=env)
-    parts.sampler = Servers(replicas, replicas.member, pause_s=0.1)
+    sampler: Any = RaySampler(count, partial(LetterReplica, folder), nodes.cluster.address, needs or {}, each=8)
+    parts.sampler = sampler
     return parts
 
 
@@ -123,76 +113,42 @@ def test_nodes_processes_and_engines_that_die_lose_nothing(
     one, two = nodes.two()
     settings: dict[str, Any] = {"tasks": str(tasks(50)), "num_rollouts": 4, "seed": 3, "run_id": "r", "env": adder}
 
+    def replaced(name: str, by: str) -> None:
+        nodes.kill(name)
+        nodes.add(by)
+
     def process() -> None:
         newest = max(tmp_path.glob("*.pid"), key=lambda file: file.stat().st_mtime_ns)
         os.kill(int(newest.stem), signal.SIGKILL)
 
-    def lost(replacement: str | None = None) -> None:
-        # However long the next one takes to start, the others do not finish the run meanwhile.
-        (tmp_path / "held").touch()
-        if replacement is not None:
-            nodes.add(replacement)
-
-    def back(then: Callable[[], Any]) -> None:
-        (tmp_path / "held").unlink()
-        then()
-
-    watch = Watcher((8, lambda: nodes.kill(two)))
-    for replacement, then in (
-        ("third", process),
-        (None, (tmp_path / "die").touch),
-        (None, lambda: nodes.kill(one)),
-        ("fourth", (tmp_path / "slow").unlink),
-    ):
-        watch.on(LOST, partial(lost, replacement))
-        watch.on("is used again after", partial(back, then))
-    (tmp_path / "slow").touch()
+    watch = Watcher(
+        (8, partial(replaced, two, "third")), (60, process), (100, (tmp_path / "die").touch),
+        (140, partial(replaced, one, "fourth")),
+    )  # fmt: skip
     summary = gymdata.collect(
         parts=parts_of(nodes, tmp_path, env=adder), output=tmp_path / "ray", progress=watch, concurrency=8, **settings
     )
     alone = fake_parts.parts(fake_parts.FakeSampler(fake_parts.add_or_answer), env=adder)
     gymdata.collect(parts=alone, output=tmp_path / "here", **settings)
-    rows, expected = without_server(tmp_path / "ray"), without_server(tmp_path / "here")
-    assert watch.expected == []
+    assert watch.then == []
+    assert not (tmp_path / "die").exists()
     assert (summary.rollouts, summary.pending, summary.exit_code) == (200, 0, 0)
-    assert rows == expected
+    assert without_server(tmp_path / "ray") == without_server(tmp_path / "here")
     assert failures_of(tmp_path / "ray") == []
+    # Two processes at the start, and one after each of the four faults.
+    assert len(list(tmp_path.glob("*.pid"))) == 6
     by = {turn["server"] for row in rows_of(tmp_path / "ray") for turn in row["turns"]}
-    assert {name.split("/")[0] for name in by} == {f"ray:{name}" for name in (one, two, "third", "fourth")}
-    account = read_run_json(tmp_path / "ray")["engine"]["servers"]
-    assert sum(one["generations"] for one in account) == sum(len(row["turns"]) for row in rows)
-    assert sum(one["outages"] for one in account) == 4
-
-
-@pytest.mark.full
-def test_a_replica_that_shows_other_weights_is_refused_by_name(
-    nodes: Nodes, tasks: Callable[..., Path], tmp_path: Path
-) -> None:
-    """Weights that were changed on a node while its process was started again: the others make the rest, and it is named."""
-
-    def other() -> None:
-        (tmp_path / "weights").write_text("others")
-        (tmp_path / "die").touch()
-
-    watch = Watcher((8, other))
-    watch.on("is refused: ", (tmp_path / "slow").unlink)
-    (tmp_path / "slow").touch()
-    summary = gymdata.collect(
-        parts=parts_of(nodes, tmp_path), output=tmp_path / "run", tasks=str(tasks(600)), seed=1, concurrency=8,
-        progress=watch,
-    )  # fmt: skip
-    assert watch.expected == []
-    assert (summary.rollouts, summary.exit_code) == (600, 0)
-    assert any("model: letters at ray:" in text and "others at ray:" in text for text in watch.said)
+    assert by == {f"ray:{os.uname().nodename}/replica-{number}" for number in range(2)}
 
 
 def test_replicas_that_can_never_be_placed_are_refused_with_numbers(
     nodes: Nodes, tasks: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """More than there are CPUs, a GPU where none is: an error at once, with what each node has."""
+    """More than there are CPUs, a GPU where none is: an error at once, with the room that there is."""
+    nodes.two()
     for count, needs, room in ((3, {}, 2), (1, {"num_gpus": 1.0}, 0), (1, {"resources": {"tpu": 1.0}}, 0)):
-        too_many = parts_of(nodes, tmp_path, count, Needs.of(needs, {}))
-        with pytest.raises(UsageError, match=f"can never be placed: 3 nodes have room for {room}"):
+        too_many = parts_of(nodes, tmp_path, count, needs)
+        with pytest.raises(UsageError, match=f"can never be placed: room for {room} on 3 nodes"):
             gymdata.collect(parts=too_many, output=tmp_path / "run", tasks=str(tasks(1)), seed=1)
 
 
@@ -200,6 +156,7 @@ def test_a_dry_run_says_where_replicas_have_room(
     nodes: Nodes, tasks: Callable[..., Path], policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Their number, what each takes, and the room that the cluster has; exit 2 where there is none."""
+    nodes.two()
     words = ["collect", str(tasks(1)), "-m", policy, "--ray", nodes.cluster.address, "--dry-run", "--max-tokens", "4"]
     assert main([*words, "--replicas", "2", "-o", str(tmp_path / "run")]) == 0
     assert "2 × CPU 1, each on one node: room for 2 on 3 nodes" in capsys.readouterr().out
@@ -207,20 +164,25 @@ def test_a_dry_run_says_where_replicas_have_room(
     assert "2 replicas of CPU 2 can never be placed" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("folder", "said"), [("none", "must see it there"), ("policy", "put it on a disk that all nodes see")]
+)
 def test_a_model_that_a_node_has_not_is_named_with_the_node(
-    nodes: Nodes, tasks: Callable[..., Path], tmp_path: Path
+    nodes: Nodes, tasks: Callable[..., Path], policy: str, tmp_path: Path, folder: str, said: str
 ) -> None:
-    """A model is read by its path on every node: the error says which node lacks it."""
-    from gymdata.engines.servers._ray import Replicas, engine_maker
+    """A model is read by its path on every node: the error says which node lacks it, or has other weights."""
+    from gymdata.engines.servers._ray import RaySampler, engine
 
-    make = engine_maker(str(tmp_path / "policy"), {}, Needs.of({}, {}), sampling={}, seed=1)
-    replicas = Replicas(1, make, needs=Needs.of({}, {}), address=nodes.cluster.address)
+    nodes.two()
+    make = partial(
+        engine, policy if folder == "policy" else str(tmp_path / folder), policy_hash="other", sampling={}, seed=1
+    )
     parts = fake_parts.parts()
-    parts.sampler = Servers(replicas, replicas.member)
-    with pytest.raises(UsageError, match="policy") as caught:
+    sampler: Any = RaySampler(1, make, nodes.cluster.address, {})
+    parts.sampler = sampler
+    with pytest.raises(UsageError, match=os.uname().nodename) as caught:
         gymdata.collect(parts=parts, output=tmp_path / "run", tasks=str(tasks(1)), seed=1)
-    assert caught.value.message.startswith("ray:")
-    assert "must see it there" in str(caught.value.hint)
+    assert said in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +192,7 @@ def test_a_model_that_a_node_has_not_is_named_with_the_node(
         (["--replicas", "2", "--endpoint", "http://a:1"], "--replicas and --endpoint were both given"),
         (["--replicas", "2", "--chat-endpoint", "http://a:1"], "--replicas and --chat-endpoint were both given"),
         (["--replicas", "2", "--workflow-url", "http://a:1"], "--replicas and --workflow-url were both given"),
-        (["--replicas", "2", "--ray", "ray://a:1"], "--ray: got ray://a:1"),
+        (["--replicas", "2", "--ray", "ray://a:1"], "--ray: got 'ray://a:1'"),
         (["--replicas", "0"], "--replicas"),
         (["--set", "replica.num_gpus=1"], "has no effect without --replicas"),
     ],
@@ -270,12 +232,16 @@ def test_real_engines_on_two_nodes_give_the_rows_of_one_in_this_process(
         "tasks": TASKS, "model": policy, "env": ENV, "reward": ["numeric"], "limit": 40, "num_rollouts": 4,
         "max_tokens": 48, "top_logprobs": 2, "seed": 5, "run_id": "r",
     }  # fmt: skip
-    watch = Watcher((8, lambda: nodes.kill("two")))
-    watch.on(LOST, lambda: nodes.add("three"))
+
+    def replace_two() -> None:
+        nodes.kill("two")
+        nodes.add("three")
+
+    watch = Watcher((8, replace_two))
     summary = gymdata.collect(
         replicas=2, ray=nodes.cluster.address, concurrency=16, output=tmp_path / "ray", progress=watch, **settings
     )
-    assert watch.expected == []
+    assert watch.then == []
     assert (summary.rollouts, summary.pending, summary.exit_code) == (160, 0, 0)
     vllm_sampler.collect(output=str(tmp_path / "here"), **settings)
     rows, expected = without_server(tmp_path / "ray"), without_server(tmp_path / "here")
@@ -286,6 +252,4 @@ def test_real_engines_on_two_nodes_give_the_rows_of_one_in_this_process(
     apart = np.abs(np.subtract(log_probs_of(rows), log_probs_of(expected))).max()
     print(f"log-probs at most {apart:.1e} apart")
     assert apart < 1e-4
-    servers = {turn["server"].partition("/")[0] for row in rows_of(tmp_path / "ray") for turn in row["turns"]}
-    assert "ray:one" in servers
     assert gymdata.validate(tmp_path / "ray").errors == 0

@@ -127,7 +127,7 @@ def test_a_judge_in_process_judges_a_run(tmp_path, monkeypatch):
 @pytest.mark.full
 @pytest.mark.timeout(1200)  # three engines start
 def test_replicas_on_ray_judge_as_the_engine_in_this_process(tmp_path):
-    """Two engines on a Ray that the command starts and stops: the same words and rewards, and an account of each replica."""
+    """Two engines on a Ray that the command starts and stops: the same words and rewards."""
     pytest.importorskip("vllm")
     ray = pytest.importorskip("ray")
     run = two_groups(tmp_path)
@@ -138,6 +138,3 @@ def test_replicas_on_ray_judge_as_the_engine_in_this_process(tmp_path):
     tables = [read_table(tmp_path / name, COMPARISONS).to_pylist() for name in ("many", "one")]
     assert tables[0] == tables[1]
     assert (many.asked, one.asked) == (4, 4)
-    account = read_run_json(tmp_path / "many")["engine"]["servers"]
-    assert sum(server["generations"] for server in account) == 4
-    assert all(server["url"].startswith("ray:") for server in account)

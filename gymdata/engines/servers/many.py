@@ -1,5 +1,5 @@
-"""Several servers of one model behind one ``Pool``: of a policy that samples (``Servers``, behind URLs or replicas on
-Ray), or of a judge.
+"""Several servers of one model behind one ``Pool``: of a policy that samples (``Servers``, behind URLs), or of
+a judge.
 
 Invariants: a server is used only after it has proven to be like the first (same model name, tokenizer, template, kind of
 log-probabilities, and the same log-probabilities for fixed prompts), also when it comes back or is added while others run;

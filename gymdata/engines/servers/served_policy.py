@@ -1,4 +1,4 @@
-"""A ``PolicyModel`` on vLLM servers, or on replicas of an engine: log-probabilities of sampled tokens, read as prompts.
+"""A ``PolicyModel`` on vLLM servers: log-probabilities of sampled tokens, read as prompts.
 
 Invariants: what a server scores is exactly the ids that were sent; a server that fails gives its sequences to another, so
 each is scored once; nothing is estimated: what a server cannot give (another temperature than 1, entropies, the output of
@@ -128,7 +128,7 @@ class ServedPolicy:
             self._thread.shutdown()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``, also where that ends its thread's loop, as a KeyboardInterrupt of Ray's does."""
+        """The result of ``work``, also where that ends its thread's loop, as a KeyboardInterrupt does."""
         done = self._thread.submit(self._runner.run, work)
         try:
             return done.result()
