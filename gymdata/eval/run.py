@@ -91,7 +91,7 @@ class EvalReport(Report):
                 *([("  which was sampled otherwise", self._sampling())] if self.against["sampling"] else []),
                 *((way, len(self.against[way])) for way in ("regressed", "improved")),
             ]
-        written = [("results", file) for file in self.files]
+        written = [(f"results, {file.suffix[1:]}", file) for file in self.files]
         return [*rows, *written, ("written to", self.path)]
 
     @property

@@ -137,6 +137,8 @@ def test_results_are_written_as_an_object_and_as_a_table(tmp_path: Path) -> None
     assert {key: written[key] for key in ("pass_at_k", "by_field", "against")} == {
         "pass_at_k": report.pass_at_k, "by_field": report.by_field, "against": report.against,
     }  # fmt: skip
+    named = {name: value for name, value in report.rows() if name.startswith("results")}
+    assert named == {f"results, {kind}": tmp_path / "run" / f"results.{kind}" for kind in ("json", "md")}
     text = (tmp_path / "run" / "results.md").read_text()
     assert "| pass@1 | 12.5 % |" in text
     assert "| easy | 25.0 % |" in text
