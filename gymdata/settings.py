@@ -198,15 +198,25 @@ class Config(pydantic.BaseModel):
             faulty |= {tuple(keys[:n]) for n in range(1, len(keys) + 1)}
 
     @classmethod
+    def how_to_give(cls, path: str) -> str:
+        """How the caller gives the setting with this dotted key; empty where only a file can."""
+        # Only a setting of the command itself is a flag or a keyword.
+        return cls.given_as.get(path) or ("" if "." in path else option(path))
+
+    @classmethod
+    def set_in(cls) -> str:
+        """What else may give a setting."""
+        return option("config")
+
+    @classmethod
     def _explained(cls, fault: Any, path: str, where: str, name: str) -> UsageError:
         if fault["type"] == "missing":
-            # Only a setting of the command itself is a flag or a keyword.
-            how = cls.given_as.get(path) or ("" if "." in path else option(path))
+            how = cls.how_to_give(path)
             # "settings" is no name that a user knows.
             prefix = "" if where == "settings" else f"{where}: "
             values = get_args(cls.model_fields[path].annotation) if path in cls.model_fields else ()
             one_of = f", one of {', '.join(values)}" if all(isinstance(v, str) for v in values) and values else ""
-            hint = f"give {how}{one_of}, or set it in {option('config')}" if how else f"add {path}: …{one_of}"
+            hint = f"give {how}{one_of}, or set it in {cls.set_in()}" if how else f"add {path}: …{one_of}"
             error = UsageError(f"{prefix}{path} is missing", hint=hint)
             return error.at(where, "nothing", path)
         context = fault.get("ctx") or {}

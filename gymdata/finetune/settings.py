@@ -311,6 +311,15 @@ class FinetuneConfig(Config):
     trainers: dict[str, Part] = pydantic.Field(default_factory=lambda: {"epochs": Part(_type="epochs")})
     finetuning: FinetuningSection
 
+    @classmethod
+    def how_to_give(cls, path: str) -> str:
+        """As an override, for the sections of the file have no flags."""
+        return override(*_LEAVES.get(path, (path, "…")))
+
+    @classmethod
+    def set_in(cls) -> str:
+        return "the file"
+
 
 class FinetuneFlags(Config):
     """Keys of the file that ``gymdata finetune`` and ``gymdata.finetune`` also take by themselves."""
@@ -359,6 +368,16 @@ IGNORED_KEYS = (
     "workflow", "functions", "function_groups", "general", "embedders", "retrievers", "memory", "object_stores",
     "authentication", "middleware", "ttc_strategies", "optimizer", "logging", "telemetry",
 )  # fmt: skip
+
+
+#: Section that a file cannot do without → the key and value that are enough to make it.
+_LEAVES = {
+    "llms": ("llms.policy.model_name", "FOLDER"),
+    "trajectory_builders": ("trajectory_builders.collect._type", "collect"),
+    "trainer_adapters": ("trainer_adapters.trl._type", "trl"),
+    "finetuning": ("finetuning.reward_function.name", "NAME"),
+    "finetuning.reward_function": ("finetuning.reward_function.name", "NAME"),
+}
 
 
 def override(key: str, value: str = "") -> str:
