@@ -6,7 +6,6 @@ An error says what was got, what was expected, where it was, and what to do next
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import os
 import sys
@@ -17,7 +16,21 @@ from typing import Any, ClassVar, Self, cast
 
 from gymdata.installed import NAME, install_command, update_advice
 from gymdata.texts import *  # noqa: F403 - who words an error imports all from here
-from gymdata.texts import abridged, brief, choices, option, plural, raised, redacted
+from gymdata.texts import (
+    REFUSAL,
+    abridged,
+    brief,
+    choices,
+    named_changes,
+    nearest,
+    nearest_beside,
+    option,
+    plural,
+    raised,
+    redacted,
+    refusal,
+    shortened,
+)
 
 EXIT_OK = 0
 EXIT_FAULTS = 1
@@ -66,7 +79,12 @@ class GymdataError(Exception):
         self.reason = message
 
     def __str__(self) -> str:
-        return f"{self.message}\n  → {self.hint}" if self.hint else self.message
+        """What people read: at most ``REFUSAL`` characters, of which a path counts at most 40. Programs have ``message``."""
+        return self.shown(REFUSAL)
+
+    def shown(self, most: int) -> str:
+        """The message, and its hint, in at most ``most`` characters."""
+        return refusal(self.message, self.hint or "", most)
 
     def at(self, where: object, value: object = None, expected: str | None = None) -> Self:
         """This error with the parts of its message, for programs."""
@@ -86,24 +104,34 @@ _LONG = 1_000
 
 
 class UsageError(GymdataError):
-    """The command, its flags or its configuration cannot be honoured. ``faults``: each of them, where there are several."""
+    """The command, its flags or its configuration cannot be honoured. ``faults``: each of them, where there are several.
+    ``listed``: people read all of them, too."""
 
     kind = "usage"
     faults: tuple[UsageError, ...] = ()
+    listed = False
+
+    def shown(self, most: int) -> str:
+        title = f"{len(self.faults)} errors:"
+        whole = "\n".join([title, *(f"- {fault.shown(most)}" for fault in self.faults)])
+        if not self.faults:
+            return super().shown(most)
+        # Without hints, which each has when it is the last one.
+        return whole if self.listed or len(whole) <= most else shortened(title, [f.message for f in self.faults], most)
 
     def to_dict(self) -> dict[str, object]:
         return super().to_dict() | ({"faults": [fault.to_dict() for fault in self.faults]} if self.faults else {})
 
     @classmethod
-    def several(cls, faults: Iterable[UsageError]) -> UsageError:
+    def several(cls, faults: Iterable[UsageError], *, listed: bool = False) -> UsageError:
         """Everything that is wrong as one error, so that it can be corrected in one go, each fault once. One fault stays as
-        it is."""
+        it is. ``listed``: however many they are, each is shown with its hint."""
         leaves = (leaf for fault in faults for leaf in (fault.faults or (fault,)))
         faults = tuple({leaf.message: leaf for leaf in leaves}.values())
         if len(faults) == 1:
             return faults[0]
         error = cls(f"{len(faults)} errors:\n" + "\n".join(f"- {fault}" for fault in faults))
-        error.faults = faults
+        error.faults, error.listed = faults, listed
         return error
 
     def within(self, where: str) -> UsageError:
@@ -124,13 +152,13 @@ class UsageError(GymdataError):
         if inside:
             hint = f"settings have no sections: move {abridged(inside)} to the top level"
         else:
-            hint = _nearest(key, names) or hint
+            hint = nearest(key, names) or hint
         return cls(f"{where}: unknown key {brief(key)}", hint=hint).at(where, key, expected)
 
     @classmethod
     def unknown_choice(cls, where: str, value: str, names: Iterable[str]) -> UsageError:
         names = list(names)
-        return cls.bad_value(where, value, f"one of {choices(value, names)}", hint=_nearest(value, names))
+        return cls.bad_value(where, value, f"one of {choices(value, names)}", hint=nearest(value, names))
 
     @classmethod
     def bad_value(cls, where: str, value: object, expected: str, hint: str | None = None) -> UsageError:
@@ -221,12 +249,11 @@ class DataError(GymdataError):
     @classmethod
     def unknown_id(cls, path: Path | str, column: str, value: str, values: Sequence[str]) -> DataError:
         """No row has the requested id."""
-        near = difflib.get_close_matches(value, values, n=1)
         table = {"pair_id": "pairs"}.get(column, "rollouts")
         listing = f"`gymdata query 'SELECT {column} FROM {table}' {path}` lists them"
         return cls(
             f"{path}: got {column} {value!r}, expected one of its {len(values):,}",
-            hint=f"did you mean {near[0]!r}?" if near else listing,
+            hint=nearest(value, values) or listing,
         )
 
     @classmethod
@@ -393,14 +420,14 @@ class StoreError(GymdataError):
             spec, of_now = str(was).partition("@")[0], str(now).partition("@")[0]
             parts = set(str(was).split("+")) ^ set(str(now).split("+")) if ".py:" in spec and spec == of_now else ()
             changed.append(", ".join(sorted({part.partition("@")[0].partition(":")[0] for part in parts})))
-        lines = "; ".join(
-            f"{key}: {f'{files} changed since' if files else f'run has {was!r}, now {now!r}'}"
+        lines = named_changes(
+            (key, f"{key}: {f'{files} changed since' if files else f'run has {brief(was, 40)}, now {brief(now, 40)}'}")
             for files, (key, was, now) in zip(changed, differences, strict=True)
         )
         return cls(
             f"{run}: was made with other settings: {lines}",
-            hint=f"use the same settings{' and code' if any(changed) else ''} to resume, another output folder for a new "
-            f"run, or {option('overwrite', True)} to start again",
+            hint=f"the same settings{' and code' if any(changed) else ''} resume it; another output folder, or "
+            f"{option('overwrite', True)}, starts again",
         )
 
     @classmethod
@@ -412,7 +439,9 @@ class StoreError(GymdataError):
 
     @classmethod
     def other_settings(cls, path: Path, contents: str, differences: Sequence[tuple[str, object, object]]) -> StoreError:
-        changed = "; ".join(f"{key}: {was!r} there, now {now!r}" for key, was, now in differences)
+        changed = named_changes(
+            (key, f"{key}: {brief(was, 40)} there, now {brief(now, 40)}") for key, was, now in differences
+        )
         words = (now for _, _, now in differences if isinstance(now, str) and now.replace("-", "").isalnum())
         word = next(words, "other")
         # A folder's name may end in what is no suffix, as in model-0.1.2.
@@ -573,23 +602,3 @@ def needs(extra: str) -> Iterator[None]:
         if module.partition(".")[0] == NAME:
             raise  # A missing module of gymdata is a defect, which no extra fixes.
         raise UsageError.missing_extra(module, extra) from error
-
-
-def nearest_beside(path: Path, *, folders: bool = False) -> str | None:
-    """The nearest name to a path that is not there, or to its first folder that is not. ``folders``: only of folders."""
-    with contextlib.suppress(OSError):
-        while not path.parent.exists():
-            path, folders = path.parent, True
-        return _nearest(path.name, (p.name for p in path.parent.iterdir() if not folders or p.is_dir()))
-    return None
-
-
-def _nearest(name: str, names: Iterable[str]) -> str | None:
-    # The path itself is not a suggestion.
-    candidates = [candidate for candidate in names if candidate != name]
-    match = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6 if len(name) > 3 else 0.7)
-    # Two letters in the wrong order are a slip in a short name, too.
-    match = match or [
-        c for c in sorted(candidates) if sorted(c) == sorted(name) or (len(name) > 2 and c.startswith(name))
-    ]
-    return f"did you mean {match[0]!r}?" if match else None

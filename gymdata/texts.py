@@ -6,11 +6,14 @@ goes through ``redacted``.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
 HIDDEN = "***"
@@ -96,19 +99,105 @@ def printable(text: str, *, lines: bool = True) -> str:
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 
-#: Characters of a list of names in a message, which has at most 300 with its hint.
+#: Characters of a refusal with its hint, and of a list of names in one.
+REFUSAL = 300
 MOST = 100
 
 
-def abridged(names: Iterable[object]) -> str:
-    """Names for a message: those that fit in ``MOST`` characters, and how many more there are."""
+def abridged(names: Iterable[object], most: int = MOST) -> str:
+    """Names for a message: those that fit in ``most`` characters, and how many more there are."""
     every = [str(name) for name in names]
     n, length = 0, 0
-    while n < len(every) and (length := length + len(every[n]) + 2) <= MOST + 2:
+    while n < len(every) and (length := length + len(every[n]) + 2) <= most + 2:
         n += 1
-    shown = ", ".join(every[:n]) or "".join(every[:1])[:MOST] + "…" * bool(every)
+    shown = ", ".join(every[:n]) or "".join(every[:1])[:most] + "…" * bool(every)
     more = len(every) - max(n, 1)
     return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+#: What ``short`` keeps in one piece: a command in backticks, or a word.
+_PIECES = re.compile(r"`[^`\n]*`\S*|\S+")
+_GAP = "…"
+#: A path from the root, and the characters of one that count.
+_ABSOLUTE = re.compile(r"""(?<![^\s'"`(=\[])/[^\s'"`,:;()\[\]…]+""")
+_PATH = 40
+#: Between a message and its hint.
+_ARROW = "\n  → "
+
+
+def short(text: str, most: int) -> str:
+    """``text`` in at most ``most`` characters: its beginning, its end and the paths between them (half of it, at most)."""
+    if len(text) <= most:
+        return text
+    pieces = [_clipped(piece, most * (3 if piece[0] == "`" else 2) // 4) for piece in _PIECES.findall(text)]
+    kept, room = set[int](), most // 2
+    for n, piece in enumerate(pieces):
+        if "/" in piece and (room := room - len(piece) - 3) >= 0:
+            kept.add(n)
+    # Every piece may have a gap after it; the nearer to an end, the sooner it is kept.
+    for n in sorted(set(range(len(pieces))) - kept, key=lambda n: min(n, len(pieces) - 1 - n)):
+        if len(_with_gaps(pieces, kept | {n})) > most:
+            break
+        kept.add(n)
+    return _with_gaps(pieces, kept)[:most]
+
+
+def without_paths(*texts: str) -> tuple[list[str], dict[str, str]]:
+    """``texts`` with the first four long paths replaced by stand-ins of ``_PATH`` characters, and the paths of these."""
+    paths = dict.fromkeys(path for text in texts for path in _ABSOLUTE.findall(text) if _PATH < len(path) <= 1_000)
+    stand_ins = {path: f"/{n}".ljust(_PATH, "\0") for n, path in enumerate(list(paths)[:4])}
+    # One may begin as another one does.
+    longest = sorted(stand_ins, key=len, reverse=True)
+    named = [reduce(lambda text, path: text.replace(path, stand_ins[path]), longest, text) for text in texts]
+    return named, {stand_in: path for path, stand_in in stand_ins.items()}
+
+
+def refusal(message: str, hint: str, most: int) -> str:
+    """A message and its hint, if it has one, in at most ``most`` characters."""
+    (message, hint), paths = without_paths(message, hint)
+    if hint:
+        # The message gives way first, for a hint is there to be copied.
+        most -= len(_ARROW)
+        hint = short(hint, max(most * 2 // 3, most - len(message)))
+    text = f"{short(message, most - len(hint))}{_ARROW if hint else ''}{hint}"
+    for stand_in, path in paths.items():
+        text = text.replace(stand_in, path)
+    return text
+
+
+def shortened(title: str, texts: Sequence[str], most: int) -> str:
+    """``texts`` as a list under a title: those that fit in ``most`` characters, and how many more there are."""
+    each = max(100, (most - len(title)) // len(texts) - len("\n- "))
+    lines, rest = [title], [f"- {short(text, each)}" for text in texts]
+    while rest and len("\n".join([*lines, rest[0], f"- and {len(rest):,} more"])) <= most:
+        lines.append(rest.pop(0))
+    return "\n".join([*lines, f"- and {len(rest):,} more"] if rest else lines)
+
+
+def named_changes(changes: Iterable[tuple[str, str]]) -> str:
+    """What differs, as (name, text): the shortest texts first, and of those for which there is no room the names."""
+    texts, names = list[str](), list[str]()
+    for name, text in sorted(changes, key=lambda change: len(change[1])):
+        if texts and len("; ".join([*texts, text])) > MOST * 2 // 3:
+            names.append(name)
+        else:
+            texts.append(text)
+    return "; ".join(texts) + (f"; also {abridged(names, MOST // 2)}" if names else "")
+
+
+def _clipped(piece: str, most: int) -> str:
+    after = most - most // 2 - len(_GAP)
+    return piece if len(piece) <= most else f"{piece[: most // 2]}{_GAP}{piece[len(piece) - after :]}"
+
+
+def _with_gaps(pieces: Sequence[str], kept: Set[int]) -> str:
+    words = list[str]()
+    for n, piece in enumerate(pieces):
+        if n in kept:
+            words.append(piece)
+        elif words[-1:] != [_GAP]:
+            words.append(_GAP)
+    return " ".join(words)
 
 
 def choices(name: str, names: Sequence[str]) -> str:
@@ -118,6 +207,27 @@ def choices(name: str, names: Sequence[str]) -> str:
         return everything
     nearest = difflib.get_close_matches(name, names, n=5, cutoff=0.3) or names[:5]
     return f"{len(names):,}, such as {', '.join(nearest)}"
+
+
+def nearest_beside(path: Path, *, folders: bool = False) -> str | None:
+    """The nearest name to a path that is not there, or to its first folder that is not. ``folders``: only of folders."""
+    with contextlib.suppress(OSError):
+        while not path.parent.exists():
+            path, folders = path.parent, True
+        return nearest(path.name, (p.name for p in path.parent.iterdir() if not folders or p.is_dir()))
+    return None
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The question whether one of ``names`` is meant, where one is near to ``name``."""
+    # The path itself is not a suggestion.
+    candidates = [candidate for candidate in names if candidate != name]
+    match = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6 if len(name) > 3 else 0.7)
+    # Two letters in the wrong order are a slip in a short name, too.
+    match = match or [
+        c for c in sorted(candidates) if sorted(c) == sorted(name) or (len(name) > 2 and c.startswith(name))
+    ]
+    return f"did you mean {match[0]!r}?" if match else None
 
 
 def plural(value: int, noun: str, several: str | None = None) -> str:
@@ -168,13 +278,14 @@ def raised(error: BaseException) -> str:
         return f"{type(error).__name__}, whose message raised {type(fault).__name__}"
 
 
-def brief(value: object) -> str:
-    """At most 80 characters of a value, for messages: its beginning and its end, where a path has its name."""
+def brief(value: object, most: int = 80) -> str:
+    """At most ``most`` characters of a value, for messages: its beginning and its end, where a path has its name."""
     try:
         text = repr(value)
     except BaseException:  # noqa: BLE001 - user code, or an integer of too many digits
         text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:40]} … {text[-36:]} ({len(text):,} characters)"
+    begin, end = text[: most // 2], text[4 - most // 2 :]
+    return text if len(text) <= most else f"{begin} … {end} ({len(text):,} characters)"
 
 
 #: Set by the command line for itself and the processes that it starts: there, messages name flags.

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from gymdata import credit
 from gymdata.credit.estimators import ALL
-from gymdata.errors import DataError, RefusedError, UsageError, counted, first_line
+from gymdata.errors import DataError, RefusedError, UsageError, abridged, counted, first_line
 from gymdata.experience import group_rewards
 from gymdata.experience import sequences as experiences
 from gymdata.experience.group_rewards import Shaped
@@ -278,7 +278,7 @@ class Crediting:
         columns, after = score_tokens(self.batches(), shaped.keep, self.rollouts.temperature, models, progress)
         twice = sorted(set(columns) & set(self.evidence))
         if twice:
-            raise UsageError(f"--token-columns and a model both give {', '.join(twice)}", hint="leave one of them out")
+            raise UsageError(f"--token-columns and a model both give {abridged(twice)}", hint="leave one of them out")
         self.evidence = {**self.evidence, **columns}
         self.after = None if after is None else np.where(self.rollouts.truncated, after, 0.0)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pydantic
 
-from gymdata.errors import MissingExtraError, UsageError
+from gymdata.errors import MissingExtraError, UsageError, abridged
 from gymdata.finetune.published import translated
 from gymdata.finetune.settings import (
     EVALUATORS,
@@ -84,7 +84,7 @@ def check(
         builders = _section(values, "trajectory_builders")
         name = _section(values, "finetuning").get("trajectory_builder")
         key = f"trajectory_builders.{name if name in builders else next(iter(builders), 'NAME')}"
-        text = f"{where}: the section{'s' * (len(sections) > 1)} {', '.join(map(repr, sections))} cannot be honoured"
+        text = f"{where}: the section{'s' * (len(sections) > 1)} {abridged(map(repr, sections))} cannot be honoured"
         env = override(f"{key}.env", "path.py:Class")
         served = f"or, where it is served, {key}.workflow_url URL; or take {'them' if len(sections) > 1 else 'it'} out"
         faults.append(UsageError(text, hint=f"what stands in for the workflow: {env}; {served}"))
@@ -101,7 +101,7 @@ def check(
             # One alone is raised as what it is where it is met.
             faults += more_faults if faults or len(more_faults) > 1 else []
     if faults:
-        raise UsageError.several(faults)
+        raise UsageError.several(faults, listed=True)
     assert config is not None
     return config
 
@@ -162,9 +162,9 @@ def for_validation(config: FinetuneConfig, file: Path, overrides: Overrides = ()
     try:
         validation = check(values, where)
     except UsageError as error:
-        raise UsageError.several([*faults, error]) from error
+        raise UsageError.several([*faults, error], listed=True) from error
     if faults:
-        raise UsageError.several(faults)
+        raise UsageError.several(faults, listed=True)
     return validation
 
 
@@ -187,7 +187,7 @@ def part_of(config: FinetuneConfig, section: str) -> tuple[str, Part]:
     if chosen is None and len(parts) == 1:
         return next(iter(parts.items()))
     if chosen is None:
-        raise UsageError(f"finetuning.{key} is missing: {section} has {', '.join(parts)}", hint=f"name one: {key}: …")
+        raise UsageError(f"finetuning.{key} is missing: {section} has {abridged(parts)}", hint=f"name one: {key}: …")
     if chosen not in parts:
         fault = UsageError.unknown_choice(f"finetuning.{key}", chosen, parts)
         fault.hint = fault.hint or override(f"finetuning.{key}", next(iter(parts)))
@@ -301,7 +301,7 @@ def _name_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
         except UsageError as error:
             yield error.within(f"{where}: trainer_adapters.{name}")
     if loop.target_model is None and len(config.llms) > 1:
-        missing = f"{where}: finetuning.target_model is missing: llms has {', '.join(config.llms)}"
+        missing = f"{where}: finetuning.target_model is missing: llms has {abridged(config.llms)}"
         yield UsageError(missing, hint="name the one to train")
     if loop.target_model is not None and loop.target_model not in config.llms:
         yield UsageError.unknown_choice(f"{where}: finetuning.target_model", loop.target_model, config.llms)

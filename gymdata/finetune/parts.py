@@ -11,7 +11,7 @@ from typing import Any
 
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.task_shapes import TEXT_FILES
-from gymdata.errors import UsageError, require
+from gymdata.errors import UsageError, abridged, require
 from gymdata.finetune.config_file import part_of, shipped
 from gymdata.finetune.port import Commands, TrainerAdapter, TrajectoryBuilder
 from gymdata.finetune.settings import CommandAdapter, FinetuneConfig, Part, find
@@ -110,7 +110,7 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
                 raise UsageError.unknown_key(key, parameters, f"{where}: {section}.{name}")
     instance = instance_of(kind, keys, flag)
     if missing := [name for name in _METHODS[section] if not callable(getattr(instance, name, None))]:
-        raise UsageError(f"{flag}: {part.type_} has no {', '.join(missing)}", hint="see gymdata/finetune/port.py")
+        raise UsageError(f"{flag}: {part.type_} has no {abridged(missing)}", hint="see gymdata/finetune/port.py")
     for name in _METHODS[section]:
         method = getattr(instance, name)
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):

@@ -194,7 +194,10 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
                 hint = {"": override("eval.general.dataset", "FILE"), f"llms.{name}": here}.get(section, hint)
             names_it = (error.where or error.message).startswith(where)
             prefix = f"{where}: {section}: " if section and not names_it else ""
-            faults.append(UsageError(f"{prefix}{error.message}", hint=hint))
+            leaves = error.faults if isinstance(error, UsageError) else ()
+            faults += [UsageError(f"{prefix}{leaf.message}", hint=leaf.hint) for leaf in leaves] or [
+                UsageError(f"{prefix}{error.message}", hint=hint)
+            ]
     return faults
 
 
@@ -309,8 +312,8 @@ def _check_lag(config: FinetuneConfig, where: str) -> None:
         text = (
             f"{where}: {llm.base_url} keeps serving the first policy, {behind}, max_policy_lag is {loop.max_policy_lag}"
         )
-        hint = f"{override(f'llms.{target_of(config)}._type', 'vllm')} samples in this machine; or "
-        hint += "finetuning.deploy names a command that makes it serve {model}; or raise finetuning.max_policy_lag"
+        hint = f"{override(f'llms.{target_of(config)}._type', 'vllm')} samples here; or finetuning.deploy is a command "
+        hint += "that makes it serve {model}; or raise max_policy_lag"
         raise UsageError(text, hint=hint)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.errors import DataError, GymdataError, counted, json_value
+from gymdata.errors import DataError, GymdataError, abridged, counted, json_value
 from gymdata.query.guard import Limits, lock
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, check_version
 from gymdata.store.fetch import fetched
@@ -116,8 +116,8 @@ def _table_of(source: Source) -> str:
     lacks = [name for name in needed[near] if name not in columns]
     close = len(lacks) <= len(needed[near]) / 2
     raise DataError(
-        f"{where}: holds none of gymdata's tables (it has {', '.join(columns[:8]) or 'nothing'})",
-        hint=f"for {near} it lacks {', '.join(lacks)}" if close else None,
+        f"{where}: holds none of gymdata's tables (it has {abridged(columns[:8]) or 'nothing'})",
+        hint=f"for {near} it lacks {abridged(lacks)}" if close else None,
     )
 
 

@@ -27,7 +27,7 @@ from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gymdata.errors import DataError, OutsideError, UsageError, brief
+from gymdata.errors import DataError, OutsideError, UsageError, abridged, brief
 from gymdata.record.presets import MODEL, PRESETS, Preset
 from gymdata.rollouts.messages import Task
 from gymdata.store.paths import Identity
@@ -263,7 +263,7 @@ class FunctionAgent(Agent):
         if unknown := [name for name in required if name not in _ARGUMENTS]:
             raise UsageError(
                 f"--agent: the function takes {', '.join(unknown)} ({place_of(function)})",
-                hint=f"it gets, by name: {', '.join(_ARGUMENTS)}",
+                hint=f"it gets, by name: {abridged(_ARGUMENTS)}",
             )
         super().__init__(source, files)
 

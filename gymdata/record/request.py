@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from gymdata.rollouts.messages import JsonObject, Message, ToolCall, Tools
+from gymdata.texts import REFUSAL, short
 
 #: ``invalid``: the request is wrong. ``unsupported``: a field that the server does not have. ``authentication``: no token of
 #: this server. ``not_found``: a path, session or completion. ``too_large``: more than a limit of the server. ``budget``: the
@@ -49,6 +50,7 @@ class RequestError(Exception):
         status: int | None = None,
         retry_after: float | None = None,
     ) -> None:
+        message = short(message, REFUSAL)
         super().__init__(message)
         self.kind, self.message, self.where, self.retry_after = kind, message, where, retry_after
         self.status = STATUS[kind] if status is None else status

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+from gymdata.errors import abridged
+
 #: Rounding in a log-softmax can end this far above zero.
 POSITIVE_TOLERANCE = 1e-6
 
@@ -68,7 +70,7 @@ def temperature_biases(settings: Mapping[str, Any], temperatures: Iterable[float
     reasons = ["greedy decoding (temperature 0)"] if 0 in used else []
     other = [f"{value:g}" for value in used if value not in (0, 1)]
     if other and str(settings.get("logprobs_mode")).startswith("raw"):
-        reasons.append(f"raw log-probabilities at temperature {', '.join(other)}")
+        reasons.append(f"raw log-probabilities at temperature {abridged(other)}")
     return reasons
 
 

@@ -415,7 +415,8 @@ def check_rollout(row: TableRow) -> None:
     """Raise DataError naming the field when ``row`` is not a rollouts row."""
     if not row.keys() <= _KNOWN or not row.keys() >= _REQUIRED:
         missing, extra = sorted(_REQUIRED - row.keys()), sorted(row.keys() - _KNOWN)
-        raise _fault(row, ", ".join(missing + extra), f"missing {missing}, unknown {extra}", "the columns of rollouts")
+        got = f"missing {abridged(missing) or 'none'}, unknown {abridged(extra) or 'none'}"
+        raise _fault(row, abridged(missing + extra), got, "the columns of rollouts")
     for name, accepted in _COLUMNS:
         value = row.get(name)
         if not isinstance(value, accepted) or value is True or value is False:

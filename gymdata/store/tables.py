@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gymdata.errors import DataError, UsageError, counted, plural
+from gymdata.errors import DataError, UsageError, abridged, counted, plural
 from gymdata.rollouts.schema import HASHES, PAIRS, ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.columns import build, content_hashes, other_rows, reshape, to_rows
 from gymdata.store.formats import format_of, head
@@ -417,7 +417,7 @@ def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str
     """``data`` with the types, order and metadata of the schema; requested columns that are missing are null."""
     present = _present(data.schema, table, names, where)
     if names is None and (unknown := [c for c in data.column_names if c not in table.schema.names]):
-        raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'column')} {', '.join(unknown)}")
+        raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'column')} {abridged(unknown)}")
     lacking = _lacking_hashes(data.column_names, table, names)
     if table.name == ROLLOUTS.name and "turns" in data.column_names:
         lacking += [name for name in HASHES if name in data.column_names and data[name].null_count]

@@ -92,9 +92,10 @@ def naming_file(folder: Path, file: Path) -> Iterator[None]:
     try:
         yield
     except GymdataError as error:
-        for name in ("message", "reason", "hint", "where"):
-            if isinstance(text := getattr(error, name), str):
-                setattr(error, name, re.sub(rf"{re.escape(str(folder))}/\w+", lambda _: str(file), text))
+        for each in (error, *(error.faults if isinstance(error, UsageError) else ())):
+            for name in ("message", "reason", "hint", "where"):
+                if isinstance(text := getattr(each, name), str):
+                    setattr(each, name, re.sub(rf"{re.escape(str(folder))}/\w+", lambda _: str(file), text))
         raise
 
 

@@ -23,7 +23,7 @@ import orjson
 import pydantic
 
 from gymdata.rollouts.messages import JsonObject
-from gymdata.texts import option
+from gymdata.texts import REFUSAL, option, short
 
 if TYPE_CHECKING:
     import uvicorn
@@ -46,7 +46,8 @@ class Refused(Exception):  # noqa: N818 - an answer, not a defect
     """A request that is answered with ``status`` and ``body`` without being handled."""
 
     def __init__(self, status: int, body: JsonObject) -> None:
-        super().__init__(str(body["detail"]))
+        body = {**body, "detail": short(str(body["detail"]), REFUSAL)}
+        super().__init__(body["detail"])
         self.status, self.body = status, body
 
     @classmethod

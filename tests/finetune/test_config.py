@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gymdata.finetune.config_file import load
 from gymdata.finetune.parts import adapter_of, in_place
 from gymdata.finetune.run import finetune, plan_of
 from gymdata.finetune.settings import find
+from gymdata.texts import COMMAND_LINE
 from tests.finetune.parts import MINIMAL, ROOT, write
 
 SHIPPED = ROOT / "sample_data" / "finetune.yaml"
@@ -49,6 +51,37 @@ def test_the_published_names_are_read(tmp_path: Path) -> None:
 def test_overrides_are_really_applied(tmp_path: Path, key: str, text: str, found: Any) -> None:
     """Dotted keys reach every section, a bare one is of finetuning, the value has YAML's type, and the last one wins."""
     assert found(load(write(tmp_path), [(key, "null"), (key, text)]))
+
+
+def test_a_section_that_is_missing_is_given_by_an_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each hint is a -o that makes the section, so that all of them in one command leave only values to be chosen."""
+    monkeypatch.setenv(COMMAND_LINE, "1")
+    file = tmp_path / "config.yaml"
+    file.write_text("finetuning: {algorithm: dpo}\n")
+    with pytest.raises(UsageError) as refused:
+        load(file)
+    hints = [str(fault.hint) for fault in refused.value.faults]
+    assert len(hints) == 4
+    found = [re.fullmatch(r"give -o (\S+) (\S+), or set it in the file", hint) for hint in hints]
+    given = {match[1]: match[2] for match in found if match is not None}
+    assert list(given) == [
+        "llms.policy.model_name",
+        "trajectory_builders.collect._type",
+        "trainer_adapters.trl._type",
+        "finetuning.reward_function.name",
+    ]
+    config = load(file, list(given.items()))
+    assert (config.llms["policy"].model_name, config.trainer_adapters["trl"].type_) == ("FOLDER", "trl")
+
+
+def test_what_a_file_lacks_is_listed_in_one_round_however_long_it_is(tmp_path: Path) -> None:
+    """A list to work through, unlike other refusals, which have at most 300 characters."""
+    file = tmp_path / "config.yaml"
+    file.write_text("finetuning: {algorithm: dpo, " + ", ".join(f"wrong_{n}: 1" for n in range(20)) + "}\n")
+    with pytest.raises(UsageError) as refused:
+        load(file)
+    assert all(f"unknown key 'wrong_{n}'" in str(refused.value) for n in range(20))
+    assert "llms is missing" in str(refused.value)
 
 
 @pytest.mark.parametrize(

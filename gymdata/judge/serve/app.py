@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from gymdata import genrm
-from gymdata.errors import plural
+from gymdata.errors import abridged, plural
 from gymdata.judge.groups import response_transcript
 from gymdata.judge.pairwise import Candidate, Comparison, digest
 from gymdata.judge.serve.cohorts import Cohorts, Member, NotAnswered, RequestQueue
@@ -39,7 +39,7 @@ M = TypeVar("M", bound=pydantic.BaseModel)
 def _has_output(response: JsonObject) -> JsonObject:
     # Without it every response would be an empty answer, and every comparison a tie.
     if not isinstance(response.get("output"), list):
-        raise ValueError(f"a response has a list 'output' of items, got the keys {', '.join(map(repr, response))}")
+        raise ValueError(f"a response has a list 'output' of items, got the keys {abridged(map(repr, response))}")
     return response
 
 

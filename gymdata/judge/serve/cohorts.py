@@ -22,6 +22,7 @@ from gymdata.judge.pairwise import Candidate, Comparison, Judged, PairwiseJudge,
 from gymdata.judge.settings import ServeConfig
 from gymdata.judge.verdict_cache import VerdictCache, VerdictLog
 from gymdata.rollouts.messages import JsonObject
+from gymdata.texts import REFUSAL, short
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class NotAnswered(Exception):  # noqa: N818 - an answer of its own kind, not a d
     """Why a member gets no reward. ``kind``: cohort_incomplete, judge_failed, conflict, stopping or waiting (too many)."""
 
     def __init__(self, kind: str, reason: str) -> None:
+        reason = short(reason, REFUSAL)
         super().__init__(reason)
         self.kind, self.reason = kind, reason
 

@@ -16,6 +16,7 @@ from gymdata.interop.importing import ODD, BadItem, reason_of
 from gymdata.interop.text_rows import conversation
 from gymdata.record.request import ErrorKind, RequestError
 from gymdata.rollouts.messages import JsonObject, Message, field_at, json_text, loads, storable
+from gymdata.texts import brief, choices
 
 T = TypeVar("T")
 Body = Mapping[str, Any]
@@ -163,7 +164,7 @@ def named_tool(name: Any, tools: Sequence[Body], where: str) -> Mapping[str, str
     """The choice of the tool ``name``. Raises RequestError when no tool has it."""
     names = [tool["function"]["name"] for tool in tools]
     if name not in names:
-        raise RequestError.field(where, f"got {name!r}, expected one of {', '.join(names)}")
+        raise RequestError.field(where, f"got {brief(name)}, expected one of {choices(str(name), names)}")
     return {"name": name}
 
 
