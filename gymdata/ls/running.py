@@ -124,7 +124,8 @@ def _outages(attempt: RunFacts, *, is_running: bool) -> tuple[list[tuple[float, 
     for outage in attempt.get("outages") or []:
         if (began := moment(outage.get("began_at"))) is not None:
             lasts = outage.get("seconds") is None
-            away_s = max(0.0, clock - began.timestamp()) if lasts and is_running else None
+            if lasts and is_running:
+                away_s = max(away_s or 0.0, clock - began.timestamp())
             end = clock if lasts else began.timestamp() + float(outage["seconds"])
             spans.append((began.timestamp(), end))
     return spans, away_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gymdata.collect.run import collect
 from gymdata.collect.settings import CollectConfig
 from gymdata.ls.output import Output
 from gymdata.ls.run import ls
-from gymdata.ls.running import RunProgress
+from gymdata.ls.running import RunProgress, _outages
 from gymdata.store.lock import Lock
 from gymdata.store.reading import DataWarning
 from tests.collect.fake_parts import FakeSampler, engine_fault, parts
@@ -167,3 +168,15 @@ def test_a_finetuning_run_shows_its_epoch_and_stage(tmp_path: Path) -> None:
     lock.release()
     assert (running.kind, progress(running).now, progress(running).done) == ("finetune", "epoch 1, train", 1)
     assert only(tmp_path).state == "interrupted"
+
+
+def test_an_outage_that_lasts_is_seen_behind_one_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several that last the longest decides, wherever it is in the list; none lasts in a run that has stopped."""
+    monkeypatch.setattr(time, "time", lambda: 1_000.0)
+    ended = {"began_at": "1970-01-01T00:15:00Z", "seconds": 30.0}
+    lasting = [{"began_at": f"1970-01-01T00:{minute}:00Z", "seconds": None} for minute in ("10", "14")]
+    for outages in ([*lasting, ended], [lasting[1], lasting[0]], [ended, *lasting]):
+        spans, away_s = _outages({"outages": outages}, is_running=True)
+        assert (len(spans), away_s) == (len(outages), 400.0)
+        assert _outages({"outages": outages}, is_running=False)[1] is None
+    assert _outages({"outages": [ended]}, is_running=True) == ([(900.0, 930.0)], None)
