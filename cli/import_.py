@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,15 @@ _Files = Annotated[
     list[Path], typer.Argument(metavar="FILE…", help="JSON lines, JSON, CSV, TSV (.gz, .zst) or Parquet, or globs.")
 ]
 _Output = Annotated[Path, typer.Option("-o", "--output", help="Run folder to write.")]
+
+
+def _same(settings: ImportConfig) -> list[str]:
+    """The flags without which another import would not read the same rows."""
+    named = {"--from": settings.source, "--test-share": settings.test_share, "--seed": settings.seed or None}
+    named |= {"--failed": settings.failed if settings.failed != "keep" else None}
+    words = [f"--map {shlex.quote(column)}" for column in settings.map]
+    words += [f"{flag} {value}" for flag, value in named.items() if value is not None]
+    return words + ["--keep-contradicting"] * settings.keep_contradicting
 
 
 @with_flags(ImportConfig, {"source": ["--from"]})
@@ -44,7 +54,10 @@ def import_(
             "they cannot be trained as they were sampled"
         )
     if done.rendered:
-        then = f"train-{'dpo' if done.pairs else 'sft'} {{}} -m MODEL -o POLICY --allow-rendered"
+        data = shlex.quote(f"{done.run}/split/train.parquet") if done.tasks else "{}"
+        then = f"train-{'dpo' if done.pairs else 'sft'} {data} -m MODEL -o POLICY --allow-rendered"
+    elif done.turns:
+        then = "validate {}"
     else:
-        then = "validate {}" if done.turns else f"import {' '.join(map(str, files))} -m MODEL -o TOKENS"
+        then = " ".join(["import", shlex.join(map(str, files)), "-m MODEL -o TOKENS", *_same(settings)])
     return finish(done, "import", json=json, then=then)

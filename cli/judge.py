@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gymdata.errors import GymdataError
 from gymdata.judge.settings import JudgeConfig
 
 from .console import Watch, command_words, finish
@@ -26,7 +27,13 @@ def judge(
 ) -> int:
     """Writes comparisons, rewards and a bias report."""
     from gymdata.judge import run as judging
+    from gymdata.scores.chosen import judge_folders
 
     with Watch("judge") as watch:
         summary = judging.judge(config=settings, progress=watch, command=command_words())
-    return finish(summary, "judge", json=json, then=f"pairs {shlex.quote(settings.path)} --from comparisons")
+    then = f"pairs {shlex.quote(settings.path)} --from comparisons"
+    try:
+        judge_folders([settings.path], None)
+    except GymdataError:  # there are comparisons of several judges
+        then += f" --judge {shlex.quote(summary.name)}"
+    return finish(summary, "judge", json=json, then=then)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gymdata.errors import GymdataError
 from gymdata.score.settings import ScoreConfig
 
 from .console import Watch, command_words, facts, finish, fits, grid
@@ -17,6 +18,17 @@ from .flags import Json, with_flags
 _SHOWN = 20
 #: The fewest characters of an id that are shown where whole ids do not fit.
 _SHORTEST = 8
+
+
+def _chosen(path: str, name: str) -> str:
+    """The flag that names this score, where another one could be meant."""
+    from gymdata.scores.chosen import default_score
+
+    try:
+        default_score([path], None)
+    except GymdataError:
+        return f" --reward {shlex.quote(name)}"
+    return ""
 
 
 @with_flags(ScoreConfig)
@@ -47,5 +59,7 @@ def score(
         facts("score", summary.rows())
 
     # Scores that are not in the run are no choice of its pairs.
-    then = f"pairs {shlex.quote(settings.path)}" if settings.output is None else ""
+    then = (
+        f"pairs {shlex.quote(settings.path)}{_chosen(settings.path, summary.name)}" if settings.output is None else ""
+    )
     return finish(summary, show, json=json, then=then)

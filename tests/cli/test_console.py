@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import threading
 from dataclasses import dataclass
@@ -328,6 +329,36 @@ def test_what_is_written_for_another_command_names_it(
     write_run(paths["other"], [rollout("u", 0, 1.0, two_turns(4, 20))])
     assert main(command.format(**paths).split()) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"next: gymdata {then.format(**paths)}"
+
+
+def test_the_command_after_a_second_score_names_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the flag `pairs` would ask which score is meant; the line as it is printed makes the pairs."""
+    for text, flag in (("a", ""), ("b", " --reward second")):
+        name = ["--name", "second"] if flag else []
+        assert main(["score", str(run), "--reward", f"contains:{text}", *name]) == 0
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert line == f"next: gymdata pairs {run}{flag}"
+    main(line.removeprefix("next: gymdata ").split())
+    assert "could be meant" not in capsys.readouterr().err
+
+
+def test_the_command_after_an_import_reads_the_same_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The flags that named columns, failures and the split are in it; after a split the training side is trained."""
+    policy = Path(gymdata.__file__).parent.parent / "sample_data" / "policy"
+    file, out = tmp_path / "my rows.jsonl", tmp_path / "run"
+    file.write_text("".join(json.dumps({"Frage": f"{n}+1?", "Antwort": str(n + 1)}) + "\n" for n in range(4)))
+    mapped = ["--map", "prompt=Frage", "--map", "answer=Antwort", "--test-share", "0.5", "--seed", "3"]
+    assert main(["import", str(file), "-o", str(out), *mapped]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    flags = "--map prompt=Frage --map answer=Antwort --test-share 0.5 --seed 3"
+    assert line == f"next: gymdata import '{file}' -m MODEL -o TOKENS {flags}"
+    named = {"MODEL": str(policy), "TOKENS": str(tmp_path / "tokens")}
+    words = [named.get(word, word) for word in shlex.split(line.removeprefix("next: gymdata "))]
+    assert main(words) == 0
+    then = capsys.readouterr().out.splitlines()[-1]
+    data = tmp_path / "tokens" / "split" / "train.parquet"
+    assert then == f"next: gymdata train-sft {data} -m MODEL -o POLICY --allow-rendered"
+    assert data.is_file()
 
 
 @pytest.mark.parametrize("command", ["filter {run} --where true -o {out}", "score {run} --reward contains:a"])
