@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import pydantic
 
 from gymdata.interop.formats import exported, imported
-from gymdata.rollouts.column_names import TEXT_FIELDS, fields_in
+from gymdata.rollouts.column_names import TestShare, TextColumns
 from gymdata.settings import Config, OnlyWith, Workers
 
 if TYPE_CHECKING:
@@ -40,21 +40,10 @@ class ImportConfig(Config):
     keep_contradicting: bool = pydantic.Field(
         False, description="Keep pairs whose own scores prefer the rejected side (default: leave them out, by name)."
     )
-    map: list[str] = pydantic.Field(
-        default_factory=list,
-        description="Column that a field of text is read from, such as prompt=question; repeatable. Fields: "
-        f"{', '.join(TEXT_FIELDS)}.",
-    )
-    test_share: float | None = pydantic.Field(
-        None,
-        gt=0.0,
-        lt=1.0,
-        description="Also write RUN/split/train.parquet and test.parquet, with this share of the tasks.",
-    )
+    map: TextColumns
+    test_share: TestShare = None
     seed: int = pydantic.Field(0, ge=0, description="Random seed of --test-share.")
     workers: Workers = 1
-
-    _fields_of_text = pydantic.field_validator("map", mode="before")(fields_in(TEXT_FIELDS))
 
 
 class ExportConfig(Config):

@@ -4,7 +4,9 @@ that are trained."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic
 
 #: Columns of published datasets besides ``prompt``, ``messages`` and ``answer``, most telling first.
 PROMPTS = ("question", "problem", "instruction", "query", "input")
@@ -64,3 +66,24 @@ def fields_in(fields: Sequence[str]) -> Callable[[Any], list[str]]:
         return list(texts)
 
     return checked
+
+
+#: ``map`` and ``test_share`` of files of text, of `import` and of training.
+TextColumns = Annotated[
+    list[str],
+    pydantic.Field(
+        default_factory=list,
+        description="Column that a field of text is read from, such as prompt=question; repeatable. Fields: "
+        f"{', '.join(TEXT_FIELDS)}.",
+    ),
+    pydantic.BeforeValidator(fields_in(TEXT_FIELDS)),
+]
+TestShare = Annotated[
+    float | None,
+    pydantic.Field(
+        gt=0.0,
+        lt=1.0,
+        description="Share of the tasks to hold out: also write split/train.parquet and test.parquet (in the output, or in "
+        "OUTPUT/data of a training from text).",
+    ),
+]

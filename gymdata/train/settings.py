@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from gymdata.errors import UsageError
 from gymdata.registry import shared_fields
-from gymdata.rollouts.column_names import TEXT_FIELDS, fields_in
+from gymdata.rollouts.column_names import TestShare, TextColumns
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.scores.chosen import scores_of
 from gymdata.settings import Abandoned, Config, Names, OnlyWith, Settings, Switch
@@ -185,22 +185,11 @@ class TrainConfig(Config):
 class RenderedConfig(TrainConfig):
     """Settings of the trainers that need no log-probabilities of the sampler."""
 
-    map: list[str] = pydantic.Field(
-        default_factory=list,
-        description="Column of a file of text that a field is read from, such as prompt=question; repeatable. Fields: "
-        f"{', '.join(TEXT_FIELDS)}.",
-    )
-    test_share: float | None = pydantic.Field(
-        None,
-        gt=0.0,
-        lt=1.0,
-        description="Share of the tasks of a file of text to hold out, in OUTPUT/data/split/test.parquet.",
-    )
+    map: TextColumns
+    test_share: TestShare = None
     allow_rendered: bool | None = pydantic.Field(
         None, description="Train token IDs that were rendered from text, not sampled (T213)."
     )
-
-    _fields_of_text = pydantic.field_validator("map", mode="before")(fields_in(TEXT_FIELDS))
 
 
 class TrainDpoConfig(RenderedConfig):
