@@ -23,8 +23,9 @@ from gymdata.interop.formats import imported as imported_formats
 from gymdata.interop.importing import ODD, JsonObject, Keys, Rejected, Shape, TableRow, reason_of
 from gymdata.interop.nemo_gym.rows import failures_file, main_file
 from gymdata.interop.rendering import rendered, rendered_identity, renderer_of
-from gymdata.interop.splitting import SPLIT, split_by_task
-from gymdata.public import Figures, Report, Row, path_of, paths_of
+from gymdata.interop.splitting import refuse_one_task
+from gymdata.interop.summaries import ExportSummary, ImportSummary
+from gymdata.public import Figures, path_of, paths_of
 from gymdata.rollouts.column_names import TEXT_FIELDS, columns_of, fields_in
 from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
 from gymdata.rollouts.messages import loads, object_of
@@ -50,129 +51,6 @@ if TYPE_CHECKING:
 REJECTED = "rejected.jsonl"
 #: The placeholder of an image in a text, as LLaVA, LLaMA-Factory and ms-swift write it.
 _MARK = "<image>"
-
-
-@dataclass(slots=True, repr=False)
-class ImportSummary(Report):
-    """Summary of an import. ``rows_in`` (``rows`` in JSON) = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons``
-    counts rejected rows by code, ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the
-    run as well). ``failed``: attempts that failed, by reason, which are in failures.jsonl and also count in ``rows_in``;
-    ``masked``: rollouts that their writer masked or cancelled, by reason.
-
-    ``rendered``: rows whose ids were rendered from their text, when a model was given; of the others ``refused`` has the
-    reasons, and ``rejected`` counts them. See ``gymdata.chat.rendering.RenderCounts``.
-    ``tasks``: of each side of ``test_share``.
-    """
-
-    run: str
-    format: str
-    rows_in: int = 0
-    rollouts: int = 0
-    pairs: int = 0
-    rejected: int = 0
-    turns: int = 0
-    breaks: int = 0
-    without_token_data: int = 0
-    without_reward: int = 0
-    masked: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
-    duplicates: int = 0
-    rendered: int = 0
-    tokens_generated: int = 0
-    tokens_context: int = 0
-    unopened: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
-    twins: dict[str, int] = field(default_factory=dict)
-    control_tokens: dict[str, int] = field(default_factory=dict)
-    reasons: dict[str, int] = field(default_factory=dict)
-    tasks: dict[str, int] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """False when a row was rejected or there was none at all."""
-        return not self.rejected and self.rows_in > 0
-
-    def to_dict(self) -> Figures:
-        return {"rows" if name == "rows_in" else name: value for name, value in asdict(self).items()}
-
-    def rows(self) -> list[Row]:
-        split: list[Row] = [(f"  {side}, tasks", f"{n:,} in {SPLIT}/{side}.parquet") for side, n in self.tasks.items()]
-        rejected: list[Row] = [(f"  rejected, {code}", n) for code, n in self.reasons.items()]
-        rejected += [(f"    {reason}"[:300], n) for reason, n in self.refused.items()]
-        first: list[Row] = [("format", self.format), ("rows", self.rows_in), *rejected, *self._rendered()]
-        if format_named(self.format).table == PAIRS.name:
-            without = "pairs" if self.rendered else "pairs, without token data"
-            return [*first, (without, self.pairs), ("written to", self.run), *split]
-        return [
-            *first,
-            ("rollouts", self.rollouts),
-            ("turns with token ids", self.turns),
-            ("breaks", self.breaks),
-            ("rollouts without token data", self.without_token_data),
-            ("rollouts without reward", self.without_reward),
-            *((f"  {why}", n) for why, n in self.masked.items()),
-            *([("failed attempts, in failures.jsonl", sum(self.failed.values()))] if self.failed else []),
-            *((f"  {why}", n) for why, n in self.failed.items()),
-            ("duplicate rollouts", self.duplicates),
-            ("written to", self.run),
-            *split,
-        ]
-
-    def _rendered(self) -> list[Row]:
-        if not self.rendered:
-            return []
-        return [
-            ("rendered from text (T213)", self.rendered),
-            *((f"  with the training template {name}", n) for name, n in self.twins.items()),
-            *((f"  with {token} in a text, as a control token", n) for token, n in self.control_tokens.items()),
-            *([("  answers without the reasoning that the prompt opens", self.unopened)] if self.unopened else []),
-            ("tokens", f"{self.tokens_generated:,} of the assistant, {self.tokens_context:,} of context"),
-        ]
-
-    def split(self, share: float | None, seed: int, command: Sequence[str]) -> None:
-        """Write the two sides of a split, where a ``share`` of the tasks is held out."""
-        if share is not None:
-            table = TABLES[format_named(self.format).table]
-            self.tasks = split_by_task(Path(self.run), table, Path(self.run) / SPLIT, share, seed, command)
-
-
-@dataclass(slots=True, repr=False)
-class ExportSummary(Report):
-    """Summary of an export: ``rows_out`` rows (``rows`` in JSON). ``lost``: what the format cannot hold → in how many
-    rows; ``skipped``: rows without a place in it; ``account``: kind → how many were ``read``, ``written`` and ``lost``
-    (``formats.KINDS``, and failures); ``turns``, ``turns_lost``: of rollouts, the same numbers."""
-
-    output: str
-    format: str
-    rows_out: int = 0
-    skipped: int = 0
-    turns: int = 0
-    turns_lost: int = 0
-    lost: dict[str, int] = field(default_factory=dict)
-    account: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        """False when the format could hold no row: a script must not continue with an empty file."""
-        return self.rows_out > 0
-
-    def to_dict(self) -> Figures:
-        return {"rows" if name == "rows_out" else name: value for name, value in asdict(self).items()}
-
-    def rows(self) -> list[Row]:
-        return [
-            ("rows", self.rows_out),
-            *([("left out", self.skipped)] if self.skipped else []),
-            *((f"  lost: {kind}", n) for kind, n in self.lost.items()),
-            *(
-                (f"{kind} written", f"{n['written']:,} of {n['read']:,}")
-                for kind, n in self.account.items()
-                if n["read"]
-            ),
-            *([] if self.lost or any(n["lost"] for n in self.account.values()) else [("lost", "nothing")]),
-            ("written to", self.output),
-        ]
 
 
 def import_rollouts(
@@ -217,9 +95,7 @@ def import_rollouts(
         raise UsageError.unknown_choice("--from", source, formats)
     output = local_output(output)
     paths = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
-    for path in (Path(path) for path in paths):
-        if path.is_dir() and not (path / RUN_JSON).is_file():
-            raise DataError(f"{path}: is a folder, expected files", hint=f"name them, or give a glob: '{path}/*.jsonl'")
+    _refuse_folders(paths)
     sources = [file for path in paths for file in resolve(path, ROLLOUTS)]
     columns = _columns(map)
     rollout_files = [file for file in sources if main_file(file.path) is None] or sources
@@ -236,6 +112,7 @@ def import_rollouts(
             f"--keep-contradicting: is for preference pairs, and these files are {name}", hint="leave it out"
         )
     renderer = None if model is None else renderer_of(model, chat_template, known_format)
+    _refuse_one_task(Reader(name, "", columns=columns), sources, renderer, test_share, drop_masked=failed == "drop")
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
     read = [{"path": str(s.path.resolve()), "bytes": s.path.stat().st_size, "xxh3": hash_file(s.path)} for s in sources]
     identity: Figures = {
@@ -287,6 +164,36 @@ def import_rollouts(
             run.note(documents=findings.shapes)
     summary.split(test_share, seed, command)
     return summary
+
+
+def _refuse_folders(paths: Sequence[str | Path]) -> None:
+    for path in map(Path, paths):
+        if path.is_dir() and not (path / RUN_JSON).is_file():
+            raise DataError(f"{path}: is a folder, expected files", hint=f"name them, or give a glob: '{path}/*.jsonl'")
+
+
+def refuse_one_task_of_text(files: Sequence[Source], format: str, model: str, map: Sequence[str], share: float) -> None:
+    """Raises UsageError where the rows of ``files`` that ``model`` can be trained on are of one task."""
+    renderer = renderer_of(model, None, format_named(format))
+    _refuse_one_task(Reader(format, "", columns=_columns(map)), files, renderer, share)
+
+
+def _refuse_one_task(
+    reader: Reader,
+    sources: Sequence[Source],
+    renderer: TextRenderer | None,
+    share: float | None,
+    *,
+    drop_masked: bool = False,
+) -> None:
+    """Raises UsageError where a ``share`` of the tasks is to be held out and the rows are of one task, before any of them
+    is written."""
+    if share is None:
+        return
+    table = TABLES[format_named(reader.format).table]
+    parts = reader(sources) if table is PAIRS else imported(reader, sources, 1)
+    parts = rendered(parts, None if renderer is None else renderer.uncounted(), table)
+    refuse_one_task(_Findings(drop_masked).gathered(parts), share)
 
 
 def _count_rendered(summary: ImportSummary, renderer: TextRenderer | None) -> None:

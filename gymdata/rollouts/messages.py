@@ -78,8 +78,8 @@ def split_tasks(task_ids: Iterable[str], share: float, seed: int = 0) -> set[str
     if len(distinct) < 2:
         raise UsageError(
             f"split: got {counted(len(distinct), 'task')}, expected at least 2, so that one can be held out",
-            hint=f"give data of more tasks, or hold out none: {option('split', 0)} in training, no {option('split')} "
-            "elsewhere",
+            hint=f"give data of more tasks, or hold out none: {option('split', 0)} in training, elsewhere no "
+            f"{option('split')} or {option('test_share')}",
         )
     drawn = sorted(distinct, key=lambda t: (xxhash.xxh3_64_intdigest(t.encode(), seed), t))
     return set(drawn[: min(max(1, round(share * len(drawn))), len(drawn) - 1)])

@@ -112,9 +112,11 @@ def rendered(
     """(data, settings) to train with: ``files`` are imported into ``folder``/tokens, rendered with the template of the
     model; a share of the tasks is held out in ``folder``/split/test.parquet, and answers with rewards
     become ``folder``/pairs where pairs are trained. Raises DataError when no row can be used."""
-    from gymdata.interop.run import import_rollouts
+    from gymdata.interop.run import import_rollouts, refuse_one_task_of_text
 
     tokens = folder / "tokens"
+    if settings.test_share:
+        refuse_one_task_of_text(files, format.name, settings.model, settings.map, settings.test_share)
     imported = import_rollouts(
         [file.path for file in files],
         tokens,
@@ -137,8 +139,9 @@ def rendered(
     )
     if imported.rejected:
         progress.message(f"left out: {counted(imported.rejected, 'row')} that cannot be used (first: {first})")
-    for name, n in imported.refused.items():
-        progress.message(f"left out: {counted(n, 'row')}: {name[:250]}")
+    # One reason for all of them is that of the first.
+    for name, n in imported.refused.items() if len(imported.refused) > 1 else ():
+        progress.message(f"  {n:,} of them: {name[:250]}")
     for name, n in imported.twins.items():
         progress.message(f"{counted(n, 'row')} rendered with the training template {name}, which TRL ships")
     for name, n in imported.control_tokens.items():
@@ -200,8 +203,17 @@ def _divided(
             reward=_label(tokens),
             allow_rendered=True,
         )
-        made = report.counts.pairs
-        progress.message(f"{counted(made, 'pair')} of the best and the worst answer to each prompt, by reward")
+        counts = report.counts
+        without = {
+            "with fewer than two answers that have a reward": counts.groups_too_small,
+            "whose answers have equal rewards": counts.groups_without_variance,
+            "whose pairs were dropped": counts.groups_all_dropped,
+        }
+        none = ", ".join(f"{n:,} {why}" for why, n in without.items() if n)
+        none = f"; {sum(without.values()):,} of {counted(counts.groups, 'prompt')} gave none: {none}" if none else ""
+        progress.message(
+            f"{counted(counts.pairs, 'pair')} of the best and the worst answer to each prompt, by reward{none}"
+        )
     return source
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import gymdata
 from gymdata.interop.formats import format_named
 from gymdata.interop.importing import Importing, Numbering
-from gymdata.interop.run import ImportSummary
+from gymdata.interop.summaries import ImportSummary
 from gymdata.rollouts.messages import ROLES
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.rollouts.turns import Call, TurnEncoder

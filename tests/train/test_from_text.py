@@ -13,6 +13,7 @@ pytest.importorskip("trl")
 import gymdata
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.ls.run import ls
+from gymdata.progress import NullProgress
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table, resolve
 from gymdata.store.lineage import lineage
@@ -25,6 +26,18 @@ from tests.train.trainers.running import gymdata as command_of
 pytestmark = pytest.mark.torch
 
 POLICY = "sample_data/policy"
+
+
+class Said(NullProgress):
+    """Keeps what a training says."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
 CONVERSATION = [{"role": "user", "content": "How much is 2+3?"}, {"role": "assistant", "content": "5"}]
 
 
@@ -248,6 +261,57 @@ def test_answers_with_rewards_train_dpo_in_one_command(tmp_path: Path) -> None:
     bare = write(tmp_path / "bare.jsonl", *({k: v for k, v in row.items() if k != "reward"} for row in rows))
     with pytest.raises(DataError, match="contains prompts with completions, expected pairs"):
         checked(TrainDpoConfig, bare)
+
+
+def test_prompts_that_give_no_pair_are_counted_by_reason(tmp_path: Path) -> None:
+    """Of four prompts one has a pair; the others have one answer, or answers of equal rewards."""
+    rewards = {"1+1?": (0, 1), "1+2?": (1, 1), "1+3?": (1,), "1+4?": (0,)}
+    rows = [
+        {"prompt": prompt, "completion": str(n), "reward": reward}
+        for prompt, values in rewards.items()
+        for n, reward in enumerate(values)
+    ]
+    said = Said()
+    file = write(tmp_path / "rewarded.jsonl", *rows)
+    gymdata.train_dpo(file, POLICY, tmp_path / "model", dry_run=True, progress=said)
+    assert (
+        "1 pair of the best and the worst answer to each prompt, by reward; 3 of 4 prompts gave none: 2 with fewer than "
+        "two answers that have a reward, 1 whose answers have equal rewards"
+    ) in said.messages
+
+
+def test_a_row_that_is_left_out_is_counted_once(tmp_path: Path) -> None:
+    """An answer of weight 0 is no second row beside the rows that cannot be used; several reasons are parts of these."""
+    asked, rows = {"role": "user", "content": "1+1?"}, []
+    for weight in (1, 0, 0):
+        rows.append({"messages": [asked, {"role": "assistant", "content": "2", "weight": weight}]})
+    said = Said()
+    gymdata.train_sft(write(tmp_path / "a.jsonl", *rows), POLICY, tmp_path / "model", dry_run=True, progress=said)
+    left_out = [line for line in said.messages if "left out" in line or "of them" in line]
+    first = "first: line 2: no assistant message that the model wrote"
+    assert left_out == [f"left out: 2 rows that cannot be used ({first})"]
+
+
+@pytest.mark.parametrize("model", [None, POLICY], ids=["text", "rendered"])
+@pytest.mark.parametrize("kind", ["answers", "pairs"])
+def test_one_task_cannot_be_divided_and_nothing_is_written(kind: str, model: str | None, tmp_path: Path) -> None:
+    """Neither by an import nor by a training; two tasks can, however late the second one comes."""
+    rows: list[dict[str, Any]] = [{"prompt": "1+1?", "chosen": str(n), "rejected": f"{n}."} for n in range(3)]
+    if kind == "answers":
+        rows = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
+    one, two = (
+        write(tmp_path / f"{n}.jsonl", *rows, *more) for n, more in enumerate(([], [{**rows[0], "prompt": "2?"}]))
+    )
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    train = gymdata.train_sft if kind == "answers" else gymdata.train_dpo
+    with pytest.raises(UsageError, match="got 1 task, expected at least 2"):
+        gymdata.import_rollouts(one, tmp_path / "run", model=model, test_share=0.5)
+    if model is not None:
+        with pytest.raises(UsageError, match="got 1 task, expected at least 2"):
+            train(one, model, tmp_path / "trained", test_share=0.5)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    done = gymdata.import_rollouts(two, tmp_path / "run", model=model, test_share=0.5)
+    assert (done.tasks, done.rendered) == ({"train": 1, "test": 1}, 4 if model else 0)
 
 
 def test_a_share_of_the_tasks_is_held_out_for_eval(tmp_path: Path) -> None:
