@@ -24,6 +24,8 @@ KINDS = {
     "pairs": ("weights", "margins"),
     "experiences": ("weights",),
 }
+#: ``started_at`` of a rollout whose format says not when it began; summaries count these, `show` leaves the time out.
+NO_TIME = datetime.fromtimestamp(0, UTC)
 #: The extra of a message that its file does not train.
 NOT_TRAINED = STRICT.encode({"weight": 0})
 #: What a message says.
@@ -89,7 +91,7 @@ def foreign_row(
         "tools": tools,
         "task": STRICT.encode({"task_id": group}),
         "extra": "{}",
-        "started_at": started_at or datetime.fromtimestamp(0, UTC).isoformat(),
+        "started_at": started_at or NO_TIME.isoformat(),
         "duration_s": duration_s,
         "messages": messages,
         **turns.columns(),

@@ -23,6 +23,7 @@ from gymdata.interop.formats import imported as imported_formats
 from gymdata.interop.importing import ODD, JsonObject, Keys, Rejected, Shape, TableRow, reason_of
 from gymdata.interop.nemo_gym.rows import failures_file, main_file
 from gymdata.interop.rendering import rendered, rendered_identity, renderer_of
+from gymdata.interop.rows import NO_TIME
 from gymdata.interop.splitting import refuse_one_task
 from gymdata.interop.summaries import ExportSummary, ImportSummary
 from gymdata.public import Figures, path_of, paths_of
@@ -291,6 +292,7 @@ def _counted(batches: Iterator[pa.RecordBatch], summary: ImportSummary, skip: in
         summary.breaks += int(breaks.sum())
         summary.without_token_data += int((turns == 0).sum())
         summary.without_reward += batch.column("reward").null_count
+        summary.without_time += batch.column("started_at").to_pylist().count(NO_TIME)
         summary.duplicates += sum(not rollout_ids.add(name) for name in batch.column("rollout_id").to_pylist())
         done = min(skip, batch.num_rows)
         skip -= done
@@ -332,6 +334,7 @@ def _import_pairs(
     def counted() -> Iterator[pa.RecordBatch]:
         for batch in () if first is None else chain([first], batches):
             summary.pairs += batch.num_rows
+            summary.equal_scores += batch.column("margin").to_pylist().count(0.0)
             yield batch
 
     schema = pa.schema([PAIRS.schema.field(column) for column in columns], metadata=PAIRS.metadata)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from gymdata.checks.violations import CODES
 from gymdata.interop.formats import format_named
 from gymdata.interop.splitting import SPLIT, split_by_task
 from gymdata.public import Figures, Report, Row
@@ -21,7 +22,8 @@ class ImportSummary(Report):
 
     ``rendered``: rows whose ids were rendered from their text, when a model was given; of the others ``refused`` has the
     reasons, and ``rejected`` counts them. See ``gymdata.chat.rendering.RenderCounts``.
-    ``tasks``: of each side of ``test_share``.
+    ``tasks``: of each side of ``test_share``. ``without_time``: rollouts whose format says not when they began; their
+    ``started_at`` is 1970-01-01. ``equal_scores``: pairs whose own scores prefer neither side (P603).
     """
 
     run: str
@@ -34,6 +36,8 @@ class ImportSummary(Report):
     breaks: int = 0
     without_token_data: int = 0
     without_reward: int = 0
+    without_time: int = 0
+    equal_scores: int = 0
     masked: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
     duplicates: int = 0
@@ -58,12 +62,13 @@ class ImportSummary(Report):
 
     def rows(self) -> list[Row]:
         split: list[Row] = [(f"  {side}, tasks", f"{n:,} in {SPLIT}/{side}.parquet") for side, n in self.tasks.items()]
-        rejected: list[Row] = [(f"  rejected, {code}", n) for code, n in self.reasons.items()]
+        rejected: list[Row] = [(f"  rejected, {code} ({CODES[code].name})", n) for code, n in self.reasons.items()]
         rejected += [(f"    {reason}"[:300], n) for reason, n in self.refused.items()]
         first: list[Row] = [("format", self.format), ("rows", self.rows_in), *rejected, *self._rendered()]
         if format_named(self.format).table == PAIRS.name:
             without = "pairs" if self.rendered else "pairs, without token data"
-            return [*first, (without, self.pairs), ("written to", self.run), *split]
+            equal: list[Row] = [("  with equal scores (P603)", self.equal_scores)] if self.equal_scores else []
+            return [*first, (without, self.pairs), *equal, ("written to", self.run), *split]
         return [
             *first,
             ("rollouts", self.rollouts),
@@ -71,6 +76,7 @@ class ImportSummary(Report):
             ("breaks", self.breaks),
             ("rollouts without token data", self.without_token_data),
             ("rollouts without reward", self.without_reward),
+            *([("rollouts without a time", self.without_time)] if self.without_time else []),
             *((f"  {why}", n) for why, n in self.masked.items()),
             *([("failed attempts, in failures.jsonl", sum(self.failed.values()))] if self.failed else []),
             *((f"  {why}", n) for why, n in self.failed.items()),

@@ -6,6 +6,7 @@ exception or a failure class it is an attempt that failed, which belongs in fail
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,6 +111,15 @@ def failure_of(format: str, row: Any) -> Failure | None:
             at_fault = next((kind for part, kind in _AT_FAULT.items() if part in words), "environment")
             return Failure(signal.kind or at_fault, reason, signal.field, row.get("_ng_failure_terminal") is True)
     return None
+
+
+def without_nan(format: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``row`` with null in the fields of failures that are NaN, as a data frame writes a cell that is empty."""
+    fields = {
+        name for signal in SIGNALS.get(format, ()) for name in (signal.field, signal.without, *signal.more) if name
+    }
+    odd = {name for name in fields & row.keys() if isinstance(row[name], float) and math.isnan(row[name])}
+    return {name: None if name in odd else value for name, value in row.items()} if odd else row
 
 
 def says_nothing(value: Any) -> bool:

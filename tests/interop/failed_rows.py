@@ -134,7 +134,7 @@ COUNTED: list[tuple[str, dict[str, Any]]] = [
         ("nemo-gym", ROW | {"mask_sample": no, "instance_config": {"mask_sample": no}, "_ng_no_persist": no})
         for no in ("no", "n", "0.0", "False", " false", "0", 0, 0.0, *NOTHING)
     ),
-    *(("verifiers", of_verifiers(1.0, 1) | {"error": nothing}) for nothing in NOTHING if nothing is not math.nan),
+    *(("verifiers", of_verifiers(1.0, 1) | {"error": nothing}) for nothing in NOTHING),
     *(("verifiers-traces", trace(1.0, 1) | {"ok": yes, "errors": [{"type": "E"}]}) for yes in (1, "true", "yes")),
     ("skyrl-dump", of_skyrl(1.0, 1) | {"exception_type": "nan"}),
     ("art", of_art(1.0, 1) | {"exceptions": [None, {"type": None, "message": ""}]}),

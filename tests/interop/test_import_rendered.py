@@ -245,7 +245,10 @@ def test_rows_that_cannot_be_proven_are_rejected_and_counted_by_reason(tmp_path:
     file = write(tmp_path / "rows.jsonl", *rows)
     assert main(["import", str(file), "-m", POLICY, "-o", str(tmp_path / "out")]) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "rejected, T205 2 the arguments of a call are not a JSON object 2 rendered from text (T213) 2" in shown
+    assert (
+        "rejected, T205 (no token data) 2 the arguments of a call are not a JSON object 2 rendered from text (T213) 2"
+        in shown
+    )
     lines = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
     assert [(line["file"], line["line"], line["code"]) for line in lines] == [(str(file), n, "T205") for n in (2, 3)]
     assert decoded(tmp_path / "out") == [

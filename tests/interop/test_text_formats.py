@@ -140,6 +140,7 @@ def test_a_pair_that_its_own_scores_contradict_is_left_out_by_name(row: dict[str
     file = write(tmp_path / "rows.jsonl", row)
     summary = gymdata.import_rollouts(file, tmp_path / "run")
     assert (summary.pairs, summary.reasons) == (0, {"P603": 1})
+    assert ("  rejected, P603 (tie)", 1) in summary.rows()
     (line,) = (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()
     assert (json.loads(line)["line"], "its scores prefer rejected" in line) == (1, True)
     assert gymdata.import_rollouts(file, tmp_path / "all", keep_contradicting=True).pairs == 1
@@ -147,12 +148,28 @@ def test_a_pair_that_its_own_scores_contradict_is_left_out_by_name(row: dict[str
 
 
 def test_equal_scores_contradict_nothing_and_rollouts_have_no_such_flag(tmp_path: Path) -> None:
-    """A pair of equal scores is taken; the flag is for files of pairs alone."""
-    tie = write(tmp_path / "tie.jsonl", {"prompt": ASKED, **SIDES, "score_chosen": 3, "score_rejected": 3})
-    assert gymdata.import_rollouts(tie, tmp_path / "run").pairs == 1
+    """A pair of equal scores is taken and counted; the flag is for files of pairs alone."""
+    bare = {"prompt": ASKED, **SIDES}
+    tie = write(tmp_path / "tie.jsonl", bare | {"score_chosen": 3, "score_rejected": 3}, bare)
+    done = gymdata.import_rollouts(tie, tmp_path / "run")
+    assert (done.pairs, done.equal_scores) == (2, 1)
+    assert ("  with equal scores (P603)", 1) in done.rows()
     answers = write(tmp_path / "answers.jsonl", {"prompt": ASKED, "completion": "5"})
     with pytest.raises(UsageError, match="--keep-contradicting"):
         gymdata.import_rollouts(answers, tmp_path / "answers", keep_contradicting=True)
+
+
+def test_rollouts_without_a_time_are_counted(tmp_path: Path) -> None:
+    """Their started_at is no time at which anything was done; a format that has one is taken at its word."""
+    answers = write(
+        tmp_path / "answers.jsonl", {"prompt": ASKED, "completion": "5"}, {"prompt": ASKED, "completion": "6"}
+    )
+    done = gymdata.import_rollouts(answers, tmp_path / "answers")
+    assert (done.rollouts, done.without_time) == (2, 2)
+    assert ("rollouts without a time", 2) in done.rows()
+    rollouts = Path(gymdata.__file__).parent.parent / "sample_data" / "rollouts" / "clean.jsonl"
+    gymdata.export(rollouts, tmp_path / "atif.jsonl", "atif")
+    assert gymdata.import_rollouts(tmp_path / "atif.jsonl", tmp_path / "atif").without_time == 0
 
 
 def test_a_column_pair_id_alone_is_not_gymdatas(tmp_path: Path) -> None:

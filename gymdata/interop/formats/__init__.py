@@ -19,7 +19,7 @@ from gymdata.interop.rows import NOT_TRAINED, unread_row, without_reward
 from gymdata.interop.text_rows import first_row
 from gymdata.interop.words import is_trained
 from gymdata.rollouts.column_names import column_at, renamed
-from gymdata.rollouts.failures import failure_of
+from gymdata.rollouts.failures import failure_of, without_nan
 from gymdata.rollouts.messages import JsonObject, TableRow
 from gymdata.store.formats import FORMATS as FORMATS
 from gymdata.store.formats import ForeignFormat, first_values, format_of, head, instead, is_own
@@ -149,6 +149,7 @@ class Format(ForeignFormat):
             raise item
         if self.holds_text and not isinstance(item, dict):
             raise DataError(f"got {json_value(item)}, expected {self.item}")
+        item = without_nan(self.name, item) if isinstance(item, dict) else item
         failure = failure_of(self.name, item)
         try:
             row = self.row(item, importing)
@@ -287,4 +288,4 @@ def _hint(source: Source) -> str:
     if is_own(row):
         return "files of gymdata need no import"
     named = "give --map prompt=COLUMN --map answer=COLUMN"
-    return f"the first row has keys {abridged(row)}; {named}" + instead(row, source.path)
+    return f"the first row has keys {abridged(row, 60)}; {named}" + instead(row, source.path)
