@@ -79,7 +79,7 @@ class GymdataError(Exception):
         self.reason = message
 
     def __str__(self) -> str:
-        """What people read: at most ``REFUSAL`` characters, of which a path counts at most 40. Programs have ``message``."""
+        """What people read: at most ``REFUSAL`` characters, of which a path counts at most 24. Programs have ``message``."""
         return self.shown(REFUSAL)
 
     def shown(self, most: int) -> str:

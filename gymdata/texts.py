@@ -120,7 +120,7 @@ _PIECES = re.compile(r"`[^`\n]*`\S*|\S+")
 _GAP = "…"
 #: A path from the root, and the characters of one that count.
 _ABSOLUTE = re.compile(r"""(?<![^\s'"`(=\[])/[^\s'"`,:;()\[\]…]+""")
-_PATH = 40
+_PATH = 24
 #: Between a message and its hint.
 _ARROW = "\n  → "
 
@@ -156,9 +156,9 @@ def refusal(message: str, hint: str, most: int) -> str:
     """A message and its hint, if it has one, in at most ``most`` characters."""
     (message, hint), paths = without_paths(message, hint)
     if hint:
-        # The message gives way first, for a hint is there to be copied.
+        # Each has half of the room, and what the other one leaves.
         most -= len(_ARROW)
-        hint = short(hint, max(most * 2 // 3, most - len(message)))
+        hint = short(hint, max(most // 2, most - len(message)))
     text = f"{short(message, most - len(hint))}{_ARROW if hint else ''}{hint}"
     for stand_in, path in paths.items():
         text = text.replace(stand_in, path)
@@ -175,9 +175,13 @@ def shortened(title: str, texts: Sequence[str], most: int) -> str:
 
 
 def named_changes(changes: Iterable[tuple[str, str]]) -> str:
-    """What differs, as (name, text): the shortest texts first, and of those for which there is no room the names."""
-    texts, names = list[str](), list[str]()
-    for name, text in sorted(changes, key=lambda change: len(change[1])):
+    """What differs, as (name, text); where that is long the shortest texts first, and the names of the others."""
+    every, names = list(changes), list[str]()
+    texts = [text for _, text in every]
+    if len("; ".join(texts)) <= MOST * 4 // 3:
+        return "; ".join(texts)
+    texts = []
+    for name, text in sorted(every, key=lambda change: len(change[1])):
         if texts and len("; ".join([*texts, text])) > MOST * 2 // 3:
             names.append(name)
         else:

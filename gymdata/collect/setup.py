@@ -148,8 +148,7 @@ def _check_columns(parts: Parts, tasks: Iterable[Task]) -> None:
             lacking = ", ".join(map(repr, function.lacking(first.row)))
             raise UsageError(
                 f"reward {function.name}: takes {lacking}, which no task has a column for; {columns}",
-                hint="name the parameters as the columns (one whose name has a space: **columns), or completion, prompt, "
-                "messages or completion_ids, or give them a default; see `gymdata docs your-reward`",
+                hint="name the parameters as the columns, or give them a default; see `gymdata docs your-reward`",
             )
 
 

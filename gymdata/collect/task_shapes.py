@@ -151,8 +151,8 @@ class TaskShape:
             value = f"{value}\n\n{row['input']}"
             read_as[-1] += " + input"
         if column is None and self.template is None:
-            shown = ", ".join(f"{name}: {short(value)}" for name, value in list(source.items())[:12])
-            expected = f"one of {', '.join((*SOURCES, *CONVERSATIONS, *PROMPTS))}"
+            shown = abridged(f"{name}: {short(value)}" for name, value in source.items())
+            expected = f"one of {abridged((*SOURCES, *CONVERSATIONS, *PROMPTS), 40)}"
             actual = f"none; the row's columns are {shown}" if source else "none; the row is empty"
             raise FieldError("prompt", actual, expected, _hint(source))
         if self.template is not None and (column is None or isinstance(value, str)):

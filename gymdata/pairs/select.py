@@ -161,7 +161,7 @@ def _refuse_far_apart(frame: pa.Table, pairs: _Candidates) -> None:
         f"{names[1]}, scores {scores[0]} "
         f"and {scores[1]})",
         code="R502",
-        hint="score on a smaller scale, or leave these rollouts out: `gymdata filter --where 'abs(reward) < 1e100'`",
+        hint="score on a smaller scale, or `gymdata filter --where 'abs(reward) < 1e100'`",
     )
 
 

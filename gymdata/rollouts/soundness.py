@@ -105,10 +105,10 @@ def refuse_unsound_rows(batch: pa.RecordBatch, where: str = "", vocab_size: int 
 def rendered_ids(where: str, name: str, many: str) -> RefusedError:
     """T213, raised where rendered ids were not allowed: ``name`` has some, ``many`` in all."""
     return RefusedError(
-        f"{where}{': ' if where else ''}{name}: ids rendered from text, not sampled ({many} in this part of the data)",
+        f"{where}{': ' if where else ''}{name}: ids rendered from text, not sampled ({many} in this part)",
         code="T213",
-        hint="`gymdata pairs`, train-sft, train-dpo, train-kto and train-reward take them with "
-        f"{option('allow_rendered', True)}; `gymdata experience` and train-rl take sampled ids only",
+        hint=f"`pairs`, train-sft, -dpo, -kto and -reward take them with {option('allow_rendered', True)}; `experience` and "
+        "train-rl take sampled ids only",
     )
 
 

@@ -155,12 +155,10 @@ def instead(row: Mapping[Any, Any], path: Path) -> str:
         if name in _TEXTS
     ]
     if of_gym or is_asked or any(prompts):
-        samples = f"; rows with a prompt alone are tasks: `gymdata collect {path} -m MODEL -o RUN` samples answers"
-        return samples + (
-            "; `gymdata import` and train-sft read `answer`, too" if isinstance(row.get("answer"), str) else ""
-        )
+        samples = f"; prompts alone are tasks: `gymdata collect {path} -m MODEL -o RUN` samples answers"
+        return samples + ("; `import` and train-sft read `answer`, too" if isinstance(row.get("answer"), str) else "")
     if "text" in row and row.keys().isdisjoint(_TEXTS):
-        return "; text alone has no prompt and no answer to train: rows need both, such as `prompt` and `completion`"
+        return "; text alone has no prompt and no answer to train"
     return ""
 
 

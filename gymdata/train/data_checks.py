@@ -59,8 +59,8 @@ def check(
             raise RefusedError(
                 f"{source}: the saved top_log_probs are not the teacher's distribution: {why}",
                 code="L304",
-                hint="collect with --top-logprobs K at a temperature above 0 with processed logprobs (at temperature 1 raw "
-                "ones are the same), top_p 1, top_k 0, min_p 0 and no penalties",
+                hint="collect with --top-logprobs K at a temperature above 0 with processed logprobs, top_p 1, top_k 0, "
+                "min_p 0 and no penalties",
             )
         if data.policy_hashes == {model.policy_hash}:
             progress.message(
@@ -123,8 +123,7 @@ def _refuse_outliers(config: TrainConfig, data: TrainingData, source: str) -> No
             row = int(values.argmax())
             named = data.pair_ids[row] if isinstance(data, TrainingPairs) and name in rows else sequences.names[row]
             raise RefusedError(
-                f"{source}: {name} of {named} is ±{values[row]:g}, more than {OUTLIER:,} times the median of the others: a "
-                "step with it would undo what the others teach",
+                f"{source}: {name} of {named} is ±{values[row]:g}, more than {OUTLIER:,} times the median of the others",
                 hint="correct this row or leave it out; if all of them are right, scale the column",
             )
 

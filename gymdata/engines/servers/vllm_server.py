@@ -420,10 +420,10 @@ class ServerSampler:
             return "processed_logprobs"
         if self.sampling.processing_matters and not self.allow_raw_logprobs:
             raise UsageError(
-                f"{self.base} returns raw log-probabilities, which leave out the temperature and every other sampling "
-                "setting: ratios computed from them would be wrong",
-                hint="start the server with --logprobs-mode processed_logprobs, or collect at temperature 1 without "
-                "top-p, top-k, min-p and penalties, where both are the same",
+                f"{self.base} returns raw log-probabilities, without the temperature and the other sampling settings: "
+                "ratios of them would be wrong",
+                hint="start it with --logprobs-mode processed_logprobs, or sample at temperature 1 without top-p, top-k, "
+                "min-p and penalties",
             )
         return "raw_logprobs"
 

@@ -46,8 +46,7 @@ def serve_genrm(
         raise UsageError(
             f"{config.workers if config.workers > 1 else web_concurrency} workers: the members of a cohort would wait for "
             "each other in different processes",
-            hint="serve with one worker (it waits for the judge, not for the processor) and WEB_CONCURRENCY unset; or "
-            "start several servers on their own ports and folders, and send each group to one",
+            hint="serve with one worker and WEB_CONCURRENCY unset; or start several servers, and send each group to one",
         )
     with needs("serve"):
         from gymdata.judge.serve.app import Service, create_app

@@ -341,8 +341,8 @@ class Exact:
             "trainer",
             f"the norm of the gradient became {norm} at step {self.state.global_step + 1}, "
             f"on rollouts {self._rollouts_of(rows)}",
-            hint="look for a huge advantage, weight, margin or log-prob in these rollouts and leave them out, or lower "
-            "learning_rate; the last checkpoint is before this",
+            hint="leave out those with a huge advantage, weight, margin or log-prob, or lower learning_rate; the last "
+            "checkpoint is before this",
         )
 
     def report_skipped(self) -> None:

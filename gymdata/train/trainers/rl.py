@@ -377,7 +377,7 @@ class BatchRLTrainer(Exact, Trainer):
             why = "all of them are 0, as if each token had been certain"
         elif self.of_ratios and (not MEANS[0] <= mean <= MEANS[1] or outside > _HALF > effective):
             why = (
-                f"mean ratio {mean:.3g}, and it is about 1 whichever model sampled; {outside:.1%} outside {list(NEAR)}, "
+                f"mean ratio {mean:.3g}, expected about 1; {outside:.1%} outside {list(NEAR)}, "
                 f"effective sample size {effective:.1%}"
             )
         foreign = self.of_ratios and effective < LEAST_EFFECTIVE
@@ -388,8 +388,7 @@ class BatchRLTrainer(Exact, Trainer):
             raise RefusedError(
                 f"the saved log-probabilities are not this model's: {why}{least}",
                 code="L305",
-                hint="train the model that sampled the rollouts; `gymdata audit` shows where they differ; "
-                "--allow-biased-logprobs trains all the same",
+                hint="train the model that sampled; `gymdata audit` shows where they differ; --allow-biased-logprobs trains",
             )
         if why:
             self.note(f"warning: the saved log-probabilities are not those of the tokens (L305): {why}")

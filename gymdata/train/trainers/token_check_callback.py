@@ -160,8 +160,7 @@ class TokenChecksumCallback(TrainerCallback):
             "trainer",
             f"{what} hold other tokens than the file: {seen} in {counted(rows, 'row')}; the file has {self.expected} in "
             f"{counted(self.rows, 'row')}",
-            hint="nothing that was trained this way can be trusted; this is a defect in gymdata or in a library below "
-            "it, please report it with the versions in run.json",
+            hint="do not trust this model; it is a defect in gymdata or a library: report it with the versions in run.json",
         )
 
 
