@@ -33,7 +33,6 @@ def export(
         format,
         reward=settings.reward,
         overwrite=overwrite,
-        workers=settings.workers,
         command=command_words(),
     )
     # The table shows people what is lost; a script that reads stdout may log this.

@@ -479,12 +479,6 @@ Abandoned = Annotated[
     pydantic.Field(description="Unread turns: retries that nothing continues, clients that disconnected."),
 ]
 
-Workers = Annotated[
-    int,
-    pydantic.Field(ge=1, le=1024, exclude=True, description="Processes that share the work; the output is the same."),
-]
-
-
 Fields = Mapping[str, Set[type]]
 _PLAIN: dict[str, type] = {kind.__name__: kind for kind in (int, float, bool, str, list, dict)}
 _PLAIN |= {"List": list, "Dict": dict}

@@ -66,7 +66,7 @@ def test_a_format_is_recognised_imported_and_exported(command: Command, logs: Pa
     rows = read_table(tmp_path / "run").to_pylist()
     assert [row["rollout_index"] for row in rows] == [0, 1, 0]
     assert rows[0]["group_id"] == rows[1]["group_id"] != rows[2]["group_id"]
-    command("export", tmp_path / "run", "--format", "chat-log", "-o", tmp_path / "back.jsonl", "--workers", "2")
+    command("export", tmp_path / "run", "--format", "chat-log", "-o", tmp_path / "back.jsonl")
     assert [json.loads(line) for line in (tmp_path / "back.jsonl").read_text().splitlines()] == LOGS
 
 

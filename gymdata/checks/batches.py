@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 from gymdata.checks.breaks import Reader
 from gymdata.checks.violations import CHECKS, Check, CheckSettings, Selection, Violation
@@ -30,11 +29,6 @@ class Checks:
     def find(self, e: Evidence) -> list[Violation]:
         """The violations of a batch, by row, then turn, then position."""
         return sorted((violation for check in self.running for violation in check.find(e)), key=sort_key)
-
-    def append(self, other: Self) -> None:
-        """Take over what others, which checked the rows that follow, kept for ``finish``."""
-        for check, other_check in zip(self.running, other.running, strict=True):
-            check.append(other_check)
 
     def finish(self) -> list[Violation]:
         """The violations that need all rows."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from gymdata.errors import UsageError, option, printable
 from gymdata.public import Figures, Report, Row
@@ -185,9 +185,6 @@ class Check:
         """The violations of a batch; what they need of other batches is kept for ``finish``."""
         del e
         return ()
-
-    def append(self, other: Self) -> None:
-        """Take over what another, which checked the rows that follow, kept for ``finish``."""
 
     def finish(self) -> Iterable[Violation]:
         """The violations that need all rows, after the last batch."""

@@ -10,7 +10,7 @@ import pydantic
 
 from gymdata.credit.estimators import ALL, DEFAULT, SETTINGS, Estimator
 from gymdata.registry import own_fields
-from gymdata.settings import Abandoned, Config, Dtype, Names, OnlyWith, Settings, Workers
+from gymdata.settings import Abandoned, Config, Dtype, Names, OnlyWith, Settings
 
 if TYPE_CHECKING:
     EstimatorName = str
@@ -180,7 +180,6 @@ class ExperienceConfig(_Choice):
     dtype: Dtype | None = pydantic.Field(None, description="dtype for these models (default: auto).")
     batch_tokens: int | None = pydantic.Field(None, ge=1, description="Tokens per forward pass (default: 16384).")
     target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
-    workers: Workers = 1
 
     @property
     def own_settings(self) -> Settings:

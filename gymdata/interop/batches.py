@@ -1,11 +1,10 @@
-"""Files of another project as batches of rollouts, read by one process or several.
+"""Files of another project as batches of rollouts.
 
-Invariants: rows, ids, rejections and counts do not depend on the number of processes; workers write nothing.
+Invariant: rows, ids, rejections and counts do not depend on how the rows are cut into batches.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -21,13 +20,12 @@ from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
 from gymdata.store.columns import build
 from gymdata.store.tables import row_batches
-from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
     from gymdata.store.paths import Source
 
-#: Bytes of files that are one job, so that many small files do not become many small batches.
+#: Bytes of files that are read together, so that many small files do not become many small batches.
 _JOB_BYTES = 64 << 20
 #: About the bytes of a pair, which bounds how many are in memory as Python objects.
 _PAIR_BYTES = 16_384
@@ -50,7 +48,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads files in ``format``; a worker. ``columns``: field → column, as of ``--map``."""
+    """Reads files in ``format``. ``columns``: field → column, as of ``--map``."""
 
     format: str
     run_id: str
@@ -116,14 +114,10 @@ def _refuse_unfit(row: TableRow, table: Table) -> None:
         raise DataError(error.reason) from error
 
 
-def imported(reader: Reader, sources: Sequence[Source], workers: int) -> Iterator[Imported]:
+def imported(reader: Reader, sources: Sequence[Source]) -> Iterator[Imported]:
     """What ``reader`` makes of the files, with the ids, groups and indices of all rows."""
     format = format_named(reader.format)
     numbering = Numbering(text=format.holds_text)
-
-    def named(job: Sequence[Source]) -> str:
-        return ", ".join(str(source.path) for source in job)
-
     job: list[Source] = []
     jobs: list[Sequence[Source]] = []
     size = _JOB_BYTES
@@ -133,13 +127,12 @@ def imported(reader: Reader, sources: Sequence[Source], workers: int) -> Iterato
             jobs.append(job)
         job.append(source)
         size += source.path.stat().st_size
-    with contextlib.closing(in_order(reader, jobs, workers, named)) as results:
-        for part in results:
-            positions = [numbering.of_key(*key) for key in part.hashes]
-            if part.batch is None:
-                yield part
-                continue
-            yield replace(part, batch=_numbered(part, positions, reader.run_id))
+    for part in (part for job in jobs for part in reader(job)):
+        positions = [numbering.of_key(*key) for key in part.hashes]
+        if part.batch is None:
+            yield part
+            continue
+        yield replace(part, batch=_numbered(part, positions, reader.run_id))
 
 
 def _numbered(part: Imported, positions: Sequence[tuple[str, int]], run_id: str) -> pa.RecordBatch:

@@ -60,16 +60,6 @@ class Export:
         """The column that names a row."""
         return "pair_id" if self.table.name == PAIRS.name else "rollout_id"
 
-    def add(self, other: Export) -> None:
-        """Count what ``other`` has seen, too."""
-        self.read += other.read
-        self.further += other.further
-        for counts, more in zip(self._counts(), other._counts(), strict=True):
-            counts.update(more)
-
-    def _counts(self) -> tuple[Counter[str], ...]:
-        return self.lost, self.totals, self.carried
-
     def carry(self, kinds: Iterable[str], turns: Collection[int] | None = None, rows: Any = None) -> None:
         """Count the current row as written, or ``rows`` (indices) of the current batch, with what it holds of ``kinds``;
         ``turns``: those of its turns that are written, None for all."""

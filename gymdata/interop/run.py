@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,6 @@ from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, RunFacts, beside, local_output, refuse_inputs
 from gymdata.store.reading import warn
 from gymdata.store.run_json import differences, replacing, writing_into
-from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
@@ -69,7 +68,6 @@ def import_rollouts(
     map: Sequence[str] | Mapping[str, str] = (),
     test_share: float | None = None,
     seed: int = 0,
-    workers: int = 1,
     command: Sequence[str] = (),
 ) -> ImportSummary:
     """Import files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run
@@ -89,7 +87,7 @@ def import_rollouts(
     failures.jsonl (``drop``), where attempts that failed always go; those that NeMo Gym wrote next to a file
     (``NAME_failures.jsonl``) are read with it. ``map``: columns of answers and preferences as text, as ``prompt=COLUMN``.
     ``test_share``: share of the tasks, drawn with ``seed``, that is held out in ``output/split/test.parquet``; the others
-    are in ``train.parquet`` next to it. ``workers``: processes that read parts of NeMo Gym files; the run is the same.
+    are in ``train.parquet`` next to it.
     ``keep_contradicting``: also import pairs whose own scores prefer the rejected side.
     """
     if source is not None and source not in (formats := imported_formats()):
@@ -154,7 +152,7 @@ def import_rollouts(
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
         findings = _Findings(failed == "drop")
-        parts = rendered(imported(Reader(name, run.run_id, columns=columns), sources, workers), renderer, ROLLOUTS)
+        parts = rendered(imported(Reader(name, run.run_id, columns=columns), sources), renderer, ROLLOUTS)
         run.write_batches(_counted(findings.gathered(parts), summary, run.sealed_rows))
         findings.count(summary)
         _write_lines(Path(output) / REJECTED, _rejected_lines(findings.rejected))
@@ -192,7 +190,7 @@ def _refuse_one_task(
     if share is None:
         return
     table = TABLES[format_named(reader.format).table]
-    parts = reader(sources) if table is PAIRS else imported(reader, sources, 1)
+    parts = reader(sources) if table is PAIRS else imported(reader, sources)
     parts = rendered(parts, None if renderer is None else renderer.uncounted(), table)
     refuse_one_task(_Findings(drop_masked).gathered(parts), share)
 
@@ -377,7 +375,6 @@ def export(
     *,
     reward: str | None = None,
     overwrite: bool = False,
-    workers: int = 1,
     command: Sequence[str] = (),
 ) -> ExportSummary:
     """Write the rollouts under ``path`` in another project's format.
@@ -389,7 +386,7 @@ def export(
     ``nat-trajectories`` and ``nat-dpo-items`` write a collection to ``.json`` and a trajectory per line to ``.jsonl``;
     ``atif`` a trajectory per line, or one to ``.json``; the others JSON lines. Raises UsageError for an unknown format or an
     output that exists, DataError when there is nothing to export, RefusedError for ids or log-probabilities that no consumer
-    may take (T206, L301 to L303). ``workers``: processes that make rows of parts of the files; what is written is the same.
+    may take (T206, L301 to L303).
     """
     path = path_of(path, "export")
     target = local_output(output)
@@ -409,7 +406,7 @@ def export(
     with StageOutput(beside(target), "export", [target.name], overwrite=overwrite) as out:
         out.refuse_other("config", settings, "an export that was made")
         account = Export(str(path), format, TABLES[to.table], vocabulary(path), reward)
-        summary = _export(path, resolve(path, to.table), target, account, workers, out)
+        summary = _export(path, resolve(path, to.table), target, account, out)
         parents = parents_of((path, *(rescorings([path], reward) if reward else ())))
         described = {"command": list(command), "config": settings, "parents": parents, "counts": summary.to_dict()}
         described |= {"scored_by": [taken([path], reward)]} if to.holds_reward else {}
@@ -418,12 +415,13 @@ def export(
 
 
 def _export(
-    path: str | Path, sources: Sequence[Source], target: Path, account: Export, workers: int, out: StageOutput
+    path: str | Path, sources: Sequence[Source], target: Path, account: Export, out: StageOutput
 ) -> ExportSummary:
     summary = ExportSummary(str(target), account.format)
     part, to = out.part(target.name), format_named(account.format)
     with _naming_the_row(account), writing_into(target):
-        to.save(_converted(account, to, sources, workers), part, account)
+        batches = (batch for source in sources for batch in account.batches(source, to.columns, to.unread))
+        to.save(to.convert(batches, account), part, account)
     part.rows = summary.rows_out = account.written
     if not account.read:
         # Why there is no row to export, and what to do.
@@ -445,34 +443,6 @@ def _export(
     summary.skipped = account.read + account.further - summary.rows_out
     summary.lost = {kind: n for kind, n in account.lost.items() if n}
     return summary
-
-
-def _converted(account: Export, to: Format, sources: Sequence[Source], workers: int) -> Iterator[Any]:
-    """What ``to.save`` takes of each row."""
-    if workers == 1:
-        batches = (batch for source in sources for batch in account.batches(source, to.columns, to.unread))
-        yield from to.convert(batches, account)
-        return
-    with contextlib.closing(in_order(_Converter(account), sources, workers, lambda source: str(source.path))) as done:
-        for rows, counts in done:
-            account.add(counts)
-            for account.current, row in rows:
-                yield row
-
-
-@dataclass(frozen=True, slots=True)
-class _Converter:
-    """Converts the rows of a file, in a worker: (ID, result) per row, and the counts."""
-
-    export: Export
-
-    def __call__(self, source: Source) -> Iterator[tuple[list[tuple[str | None, Any]], Export]]:
-        account = replace(self.export, lost=Counter(), totals=Counter(), carried=Counter())
-        to = format_named(self.export.format)
-        with _naming_the_row(account):
-            batches = account.batches(source, to.columns, to.unread)
-            rows = [(account.current, row) for row in to.convert(batches, account)]
-        yield rows, account
 
 
 @contextlib.contextmanager

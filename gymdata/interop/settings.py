@@ -10,7 +10,7 @@ import pydantic
 
 from gymdata.interop.formats import exported, imported
 from gymdata.rollouts.column_names import TestShare, TextColumns
-from gymdata.settings import Config, OnlyWith, Workers
+from gymdata.settings import Config, OnlyWith
 
 if TYPE_CHECKING:
     SourceName = str
@@ -23,7 +23,7 @@ class ImportConfig(Config):
     """The keywords of ``gymdata.import_rollouts`` that a command line or a file gives."""
 
     only_with: ClassVar[OnlyWith] = {"chat_template": ("--model", lambda c: c.model is not None)}
-    sections: ClassVar[Mapping[str, str]] = {"failed": "Rows", "workers": "Options"}
+    sections: ClassVar[Mapping[str, str]] = {"failed": "Rows"}
 
     model: str | None = pydantic.Field(
         None,
@@ -43,7 +43,6 @@ class ImportConfig(Config):
     map: TextColumns
     test_share: TestShare = None
     seed: int = pydantic.Field(0, ge=0, description="Random seed of --test-share.")
-    workers: Workers = 1
 
 
 class ExportConfig(Config):
@@ -53,4 +52,3 @@ class ExportConfig(Config):
     reward: str | None = pydantic.Field(
         None, description="Score to write as the reward (default: the only re-scoring; without one the total reward)."
     )
-    workers: Workers = 1

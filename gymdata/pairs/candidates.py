@@ -11,7 +11,6 @@ import mmap
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -35,7 +34,6 @@ from gymdata.store.lineage import vocabulary
 from gymdata.store.paths import Source
 from gymdata.store.run_json import unnamed_file
 from gymdata.store.tables import files_of, scan_source, shaped
-from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import give_back
 
 #: Rollouts whose messages or tokens are in memory at a time.
@@ -68,13 +66,13 @@ class RolloutFile:
 
 
 def read_contents(
-    job: tuple[RolloutFile, npt.NDArray[np.bool_]], agents: Sequence[str], rendered: bool
+    file: RolloutFile, mask: npt.NDArray[np.bool_], agents: Sequence[str], rendered: bool
 ) -> Iterator[pa.Table]:
-    """A row of ``CONTENTS`` for each rollout of a file that is True in a mask, in batches, here or in a worker.
+    """A row of ``CONTENTS`` for each rollout of a file that is True in a mask, in batches.
 
     ``agents``: generations of other agents are context (empty: none are). Raises as ``stitch`` does.
     """
-    (file, mask), start = job, 0
+    start = 0
     for batch in scan_source(file.source, ROLLOUTS, COLUMNS, BATCH_ROWS):
         rows = np.flatnonzero(mask[start : start + batch.num_rows])
         start += batch.num_rows
@@ -195,12 +193,10 @@ class Candidates:
                 jobs.append((file, mask))
                 frame_rows.append(row_of[mask])
         order, start = np.concatenate(frame_rows), 0
-        read = partial(read_contents, agents=self._config.target_agents, rendered=bool(self._config.allow_rendered))
-        tables = in_order(read, jobs, self._config.workers, lambda job: str(job[0].source.path))
-        with contextlib.closing(tables):
-            for table in tables:
-                self._add(order[start : start + table.num_rows], table)
-                start += table.num_rows
+        agents, rendered = self._config.target_agents, bool(self._config.allow_rendered)
+        for table in (table for file, mask in jobs for table in read_contents(file, mask, agents, rendered)):
+            self._add(order[start : start + table.num_rows], table)
+            start += table.num_rows
         if start != len(order):
             raise self._changed()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import pydantic
 
 from gymdata.pairs.strategies import STRATEGIES
-from gymdata.settings import Config, Names, OnlyWith, Workers
+from gymdata.settings import Config, Names, OnlyWith
 
 if TYPE_CHECKING:
     StrategyName = str
@@ -59,7 +59,6 @@ class PairsConfig(Config):
         None, description="Take rollouts whose token IDs were rendered from text, not sampled (T213)."
     )
     target_agents: Names = pydantic.Field((), description="Train only the turns of these agents: a,b.")
-    workers: Workers = 1
 
     @pydantic.field_validator("source", mode="before")
     @classmethod

@@ -200,12 +200,6 @@ class SampledLogProbs:
         self.low = min(self.low, float(values.min(initial=math.inf)))
         self.high = max(self.high, float(values.max(initial=-math.inf)))
 
-    def merge(self, other: SampledLogProbs) -> None:
-        """Count those of ``other``, too."""
-        for name in ("tokens", "sentinels", "rounded", "followers", "alike"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-
     def fault(self) -> str:
         """Why they cannot be, with the count; empty where they can, and where there are fewer than ``LEAST_TOKENS``."""
         if self.tokens < LEAST_TOKENS:

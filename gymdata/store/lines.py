@@ -120,8 +120,7 @@ def decode_row(line: bytes) -> Any:
 
 
 def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
-    """Each non-blank line with its 1-based number in the file, or in its part. Raises DataError when the file cannot be read
-    to its end."""
+    """Each non-blank line with its 1-based number in the file. Raises DataError when the file cannot be read to its end."""
     number = 0
     try:
         for line in _raw_lines(source):
@@ -156,7 +155,7 @@ def row_lines(source: Source) -> Iterator[tuple[int, bytes]]:
         return
     text = first[1].lstrip()
     whole = None
-    if source.part is None and (text[:1] == b"[" or (text[:1] == b"{" and text.rstrip()[-1:] != b"}")):
+    if text[:1] == b"[" or (text[:1] == b"{" and text.rstrip()[-1:] != b"}"):
         whole = value_over_lines(source)
     if whole is None:
         yield from chain([first], lines)
@@ -199,13 +198,7 @@ def _raw_lines(source: Source) -> Iterator[bytes]:
             yield rest
         return
     with source.path.open("rb", buffering=_BLOCK // 4) as file:
-        if source.part is None:
-            for line in file:
-                yield line.removesuffix(b"\n")
-            return
-        left = source.part.end - file.seek(source.part.start)
-        while left > 0 and (line := file.readline()):
-            left -= len(line)
+        for line in file:
             yield line.removesuffix(b"\n")
 
 

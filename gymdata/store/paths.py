@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError, option
 from gymdata.store.fetch import copy_command, is_copy, is_url, url_of
@@ -64,21 +64,13 @@ _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 
 
-class ByteRange(NamedTuple):
-    """A part of a file of lines, in bytes: from ``start``, where a line begins, to before ``end``, where another does."""
-
-    start: int
-    end: int
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file with rows: what kind it is, how it is compressed, and which part of its lines is meant (None: all)."""
+    """One file with rows: what kind it is, and how it is compressed."""
 
     path: Path
     kind: Kind
     compression: Compression | None = None
-    part: ByteRange | None = None
 
 
 def resolve(path: str | Path, table: Table | str = ROLLOUTS_FOLDER) -> list[Source]:

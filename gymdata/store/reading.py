@@ -116,8 +116,8 @@ def check_source(source: Source, table: Table | None = None) -> str | None:
 
     Where changed files may be read, such a file gives a warning; it is returned, too.
     """
-    if source.kind == "journal" or source.part is not None:
-        return None  # a part is of a file that passed
+    if source.kind == "journal":
+        return None
     described = _entry_of(source.path)
     if described is None:
         return None

@@ -26,7 +26,7 @@ def rows(source: Source) -> Iterator[tuple[pa.RecordBatch, Ints] | Violation]:
     # What is the same in two files of text is an example of each.
     reader = Reader(format.name, str(source.path) if format.holds_text else "")
     # Pairs have their ids already.
-    for part in imported(reader, [source], 1) if format.table == "rollouts" else reader([source]):
+    for part in imported(reader, [source]) if format.table == "rollouts" else reader([source]):
         for row in part.rejected:
             yield Violation(row.code, int(_numbers(lines, [row.line])[0]), detail=row.reason)
         if part.batch is not None:

@@ -6,12 +6,10 @@ the order of files and rows; nothing is changed, and no token is judged by its t
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +35,6 @@ from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
 from gymdata.store.paths import RunFacts, Source, find_run_json, read_facts, resolve, run_jsons, sealed_twin
 from gymdata.store.run_json import agreed
-from gymdata.workers.processes import in_order
 from gymdata.workers.tuning import give_back
 
 
@@ -48,14 +45,13 @@ def validate_rollouts(
     runs: Mapping[Path, RunFacts],
     vocab_size: int | None = None,
     reader: Reader | None = None,
-    workers: int = 1,
     user_checks: Sequence[UserCheck] = (),
     kind: Kind = "rollouts",
 ) -> ValidationReport:
     """The report over the rollouts in ``sources``. ``runs``: the run.json files that describe them.
 
-    ``reader`` loads the tokenizer; it is called at the first break. ``workers``: processes that check parts of the
-    files; ``user_checks``: those of the user; ``kind``: of the files' rows.
+    ``reader`` loads the tokenizer; it is called at the first break. ``user_checks``: those of the user; ``kind``: of the
+    files' rows.
     """
     report = ValidationReport(files=list(dict.fromkeys(str(source.path) for source in sources)))
     run = agreed(list(runs.values()))
@@ -66,13 +62,12 @@ def validate_rollouts(
         reader,
         unweighted(run),
     )
-    make = partial(_make_checks, settings, selection, tuple(user_checks))
-    checks = make()
+    checks = Checks(settings, selection, load_checks(user_checks))
     sampled_greedily = any_log_prob = False
     #: The rows with token ids of each file.
     with_ids: dict[str, list[Ints]] = {}
     violations: list[Violation] = []
-    checked = _checked_in_order(make, checks, sources, workers, kind)
+    checked = (part for source in sources for part in _checked(checks, source, kind))
     for file, of_file in itertools.groupby(checked, lambda part: part.file):
         in_file: list[Violation] = []
         strange: dict[str, UnknownKey] = {}
@@ -129,7 +124,6 @@ def validate_rollouts(
 Kind = Literal["rollouts", "pairs", "nemo", "tasks", "foreign"]
 #: ``path.py:Class``, or the class.
 UserCheck = str | type[Check]
-_Make = Callable[[], Checks]
 
 
 @dataclass(slots=True)
@@ -152,7 +146,7 @@ class _Checked:
 
 
 def _checked(checks: Checks, source: Source, kind: Kind) -> Iterator[_Checked]:
-    """The findings in a file or a part of one, batch by batch."""
+    """The findings in a file, batch by batch."""
     file = str(source.path)
     rest = _Checked(file)
     for batch in _scan(source, checks.texts, rest.strange, kind):
@@ -180,11 +174,6 @@ def _checked(checks: Checks, source: Source, kind: Kind) -> Iterator[_Checked]:
     yield rest
 
 
-def _make_checks(settings: CheckSettings, selection: Selection, user_checks: Sequence[UserCheck]) -> Checks:
-    """The checks of a path, in any process."""
-    return Checks(settings, selection, load_checks(user_checks))
-
-
 def load_checks(user_checks: Sequence[UserCheck]) -> list[type[Check]]:
     """The checks that a user gives, as ``path.py:Class`` or the class itself; their codes are known from then on. Raises
     UsageError."""
@@ -200,28 +189,6 @@ def load_checks(user_checks: Sequence[UserCheck]) -> list[type[Check]]:
             CODES.add(code)
         checks.append(kind)
     return checks
-
-
-def _checked_apart(make: _Make, kind: Kind, source: Source) -> Iterator[tuple[list[_Checked], Checks]]:
-    """All of a file, in a worker."""
-    checks = make()
-    yield list(_checked(checks, source, kind)), checks
-
-
-def _checked_in_order(
-    make: _Make, checks: Checks, sources: Sequence[Source], workers: int, kind: Kind
-) -> Iterator[_Checked]:
-    if workers == 1:
-        for source in sources:
-            yield from _checked(checks, source, kind)
-        return
-    work = partial(_checked_apart, make, kind)
-    with contextlib.closing(
-        in_order(work, sources, workers, lambda source: str(source.path), light=kind == "nemo")
-    ) as done:
-        for parts, apart in done:
-            checks.append(apart)
-            yield from parts
 
 
 def behavior_of(path: str | Path) -> dict[str, str]:

@@ -6,11 +6,11 @@ Invariants: the kind of each file is found from its content; NeMo Gym rows are v
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shlex
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageErro
 from gymdata.public import path_of
 from gymdata.store.formats import ANSWERED, format_of, head, refuse_unknown
 from gymdata.store.lines import decode
-from gymdata.store.paths import ByteRange, RunFacts, Source, beside, local_output, read_facts, resolve, run_jsons
+from gymdata.store.paths import RunFacts, Source, beside, local_output, read_facts, resolve, run_jsons
 from gymdata.store.reading import altered, reading
 from gymdata.store.run_json import agreed, state_of
 from gymdata.workers.tuning import rare_collections
@@ -33,8 +33,6 @@ __all__ = ["ValidationReport", "Violation", "fix", "validate"]
 
 #: Tokens of which the rollouts are decoded unless all are to be; decoding takes longer than all other checks.
 DECODED_TOKENS = 2_000_000
-#: ByteRange of a file of NeMo Gym rows below which a second process costs more than it gives.
-WORTH_SPLITTING = 24 << 20
 
 
 # Changed files are checked as usual, and are a fault themselves; damaged journal lines are violations.
@@ -48,7 +46,6 @@ def validate(
     strict: bool = False,
     tokenizer: str | Path | None = None,
     decode: bool = False,
-    workers: int = 1,
     check: Sequence[UserCheck] = (),
 ) -> ValidationReport:
     """Check rollouts or pairs, token for token, and name every fault.
@@ -58,9 +55,9 @@ def validate(
     prefixes (``"T2"``). ``strict`` makes warnings errors.
     ``tokenizer``: a folder whose vocabulary bounds the ids, and whose texts show the cause of a break (the default is
     the model folder that run.json names). Generations of a run are compared with their messages' text where its
-    tokenizer is here, of about ``DECODED_TOKENS`` tokens, or with ``decode`` all of them. ``workers``: processes that
-    check the files; the report is the same. ``check``: checks of your own, as ``path.py:Class`` or as classes of
-    ``gymdata.checks.violations.Check``. Raises DataError when nothing can be read there, UsageError for an unknown code.
+    tokenizer is here, of about ``DECODED_TOKENS`` tokens, or with ``decode`` all of them. ``check``: checks of your own,
+    as ``path.py:Class`` or as classes of ``gymdata.checks.violations.Check``. Raises DataError when nothing can be read
+    there, UsageError for an unknown code.
     """
     path = path_of(path, "validate")
     began = time.perf_counter()
@@ -74,7 +71,7 @@ def validate(
     run = agreed(list(runs.values()))
     vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
     # Loaded at the first use, because most files have no break.
-    reader = _Reads(tokenizer, run) if tokenizer is not None or runs else None
+    reader = _reader_of(tokenizer, run) if tokenizer is not None or runs else None
     report = ValidationReport(path=str(path))
     split = [(kind, source) for source in sources for kind in [kind_of(source)]]
     _refuse_others(split)
@@ -85,14 +82,12 @@ def validate(
     for kind, files in files_of.items():
         from gymdata.validate.rollouts import validate_rollouts
 
-        parts = _halves(files[0]) if kind == "nemo" and workers == 1 and len(files) == 1 else files
         of_kind = validate_rollouts(
-            parts,
+            files,
             selection=selection,
             runs=runs if kind == "rollouts" else {},
             vocab_size=vocab_size,
             reader=reader,
-            workers=len(parts) if parts is not files else workers,
             user_checks=check,
             kind=kind,
         )
@@ -290,23 +285,11 @@ def _vocab_size(folder: str | Path) -> int:
     return max([*ids, *added], default=-1) + 1
 
 
-class _Reads:
-    """Loads once in each process."""
+def _reader_of(tokenizer: str | Path | None, run: RunFacts) -> Reader:
+    """Loads the tokenizer, once."""
 
-    def __init__(self, tokenizer: str | Path | None, run: RunFacts) -> None:
-        self._of = tokenizer, run
-        self._loaded: list[Any] = []
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Reads, self._of
-
-    def __call__(self) -> Any:
-        if not self._loaded:
-            self._loaded.append(self._load(*self._of))
-        return self._loaded[0]
-
-    @staticmethod
-    def _load(tokenizer: str | Path | None, run: RunFacts) -> Any:
+    @functools.cache
+    def load() -> Any:
         from gymdata.models._transformers import reader_of
 
         load = reader_of(tokenizer, run)
@@ -317,6 +300,8 @@ class _Reads:
                 raise
             return None
 
+    return load
+
 
 def _merge(report: ValidationReport, more: ValidationReport) -> None:
     report.rollouts += more.rollouts
@@ -324,23 +309,6 @@ def _merge(report: ValidationReport, more: ValidationReport) -> None:
     report.turns += more.turns
     report.tokens += more.tokens
     report.violations += more.violations
-
-
-def _halves(source: Source) -> list[Source]:
-    """A large file in two parts that begin with a line; else the file."""
-    if source.kind != "jsonl" or source.compression is not None:
-        return [source]
-    size = source.path.stat().st_size
-    if size < WORTH_SPLITTING:
-        return [source]
-    with source.path.open("rb") as file:
-        if not file.readline().rstrip().endswith(b"}"):
-            return [source]  # rows that are not lines
-        file.seek(size // 2)
-        file.readline()
-        middle = file.tell()
-    halves = (ByteRange(0, middle), ByteRange(middle, size))
-    return [replace(source, part=half) for half in halves if half.start < half.end]
 
 
 def _decode(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pydantic
 
-from gymdata.settings import Config, Workers
+from gymdata.settings import Config
 
 
 class ValidateConfig(Config):
@@ -18,4 +18,3 @@ class ValidateConfig(Config):
     )
     decode: bool = pydantic.Field(False, description="Compare every generation with its message, however many.")
     check: list[str] = pydantic.Field(default_factory=list, description="Your own check, path.py:Class (repeatable).")
-    workers: Workers = 1

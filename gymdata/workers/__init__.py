@@ -1,4 +1,4 @@
-"""Work by several processes and threads: files in parts, results in order, less memory and rarer garbage collection."""
+"""Servers, child processes, signals and threads: ends of every kind, less memory and rarer garbage collection."""
 
 import contextlib
 import os

@@ -210,10 +210,10 @@ def test_the_failures_that_nemo_gym_writes_beside_a_file_are_read_as_failures(tm
 
 
 def test_importing_again_adds_no_failure(tmp_path: Path) -> None:
-    """The same command leaves the same run, in processes, too."""
+    """The same command leaves the same run."""
     run = masked_run(tmp_path)
     before = [row["rollout_id"] for row in rows_of(run)], read_failures(run)
-    gymdata.import_rollouts(tmp_path / "rows.jsonl", run, workers=2)
+    gymdata.import_rollouts(tmp_path / "rows.jsonl", run)
     assert ([row["rollout_id"] for row in rows_of(run)], read_failures(run)) == before
 
 

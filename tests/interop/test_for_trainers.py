@@ -73,10 +73,9 @@ LABELS = [
 ]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_input_ids_and_labels_are_the_exact_ids_and_the_mask(workers: int, tmp_path: Path) -> None:
+def test_input_ids_and_labels_are_the_exact_ids_and_the_mask(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [rollout("a", n, 1.0, calls) for n, calls in enumerate(CUT)])
-    done = gymdata.export(run, tmp_path / "ids.jsonl", "input-ids-labels", workers=workers)
+    done = gymdata.export(run, tmp_path / "ids.jsonl", "input-ids-labels")
     assert lines(tmp_path / "ids.jsonl") == [row | {"attention_mask": [1] * len(row["input_ids"])} for row in LABELS]
     assert (done.rows_out, done.skipped) == (3, 2)
     assert done.lost == {NO_TOKENS: 2, REWARDS: 4, LOG_PROBS: 2, MESSAGES: 2}

@@ -116,14 +116,13 @@ def test_what_cannot_be_trained_as_sampled_is_refused(
         )
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_retries_that_are_left_out_are_counted(tmp_path: Path, workers: int) -> None:
+def test_retries_that_are_left_out_are_counted(tmp_path: Path) -> None:
     """A superseded try is no obstacle, and the pair holds the last one; the account, in every form, says how many turns the
     rollouts in pairs lost, each rollout once."""
     retried = rollout("a", 2, 0.5, [([1, 5], [77, 2]), ([1, 5], [79, 2]), ([1, 5], [78, 2])])
     unused = rollout("b", 0, 0.5, [([1, 5], [77, 2]), ([1, 5], [78, 2])])
     run = write_run(tmp_path / "run", [*group("a", 5, [0.0, 1.0]), retried, unused])
-    report = gymdata.pairs(run, strategy="all", workers=workers)
+    report = gymdata.pairs(run, strategy="all")
     assert (report.counts.pairs, report.counts.abandoned_turns) == (3, 2)
     chosen = {pair["chosen_rollout_id"]: pair["chosen_ids"] for pair in report.table.to_pylist()}
     assert chosen["a-2"] == [78, 2]

@@ -233,13 +233,12 @@ def test_a_report_is_of_it(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "score: mine, the only re-scoring" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_export_holds_it(run: Path, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """In formats with a reward, by one process and by several; where the score has no value there is none."""
+def test_an_export_holds_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In formats with a reward; where the score has no value there is none."""
     write_scores(run, "later", {1: 5.0})
 
     def rewards(*flags: str) -> list[float | None]:
-        words = ["--format", "nemo-gym", "--workers", str(workers), "--overwrite", *flags]
+        words = ["--format", "nemo-gym", "--overwrite", *flags]
         assert main(["export", str(run), "-o", str(run.parent / "gym.jsonl"), *words]) == 0
         return [json.loads(line)["reward"] for line in (run.parent / "gym.jsonl").read_text().splitlines()]
 

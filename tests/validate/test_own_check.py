@@ -30,14 +30,13 @@ class Odd(Check):
 '''
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_check_of_the_user_runs_beside_the_others(tmp_path: Path, workers: int) -> None:
-    """It is found at its row, selected by its code, explained in the report, and makes rows untrainable, in any process."""
+def test_a_check_of_the_user_runs_beside_the_others(tmp_path: Path) -> None:
+    """It is found at its row, selected by its code, explained in the report, and makes rows untrainable."""
     (tmp_path / "own.py").write_text(CHECK)
     for name in ("a", "b"):
         write_run(tmp_path / name, [rollout(f"{name}{n}", 0, float(n), two_turns(5, 9 + n)) for n in range(3)])
     spec = f"{tmp_path}/own.py:Odd"
-    report = validate(f"{tmp_path}/*/rollouts/*.parquet", check=[spec], workers=workers)
+    report = validate(f"{tmp_path}/*/rollouts/*.parquet", check=[spec])
     assert [(v.code, v.row, v.got, v.severity) for v in report.violations if v.code == "X901"] == [
         ("X901", 1, "1", "error")
     ] * 2

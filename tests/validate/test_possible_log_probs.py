@@ -123,16 +123,14 @@ def test_the_code_is_explained_and_counts_as_an_error_when_strict(
     )
 )
 def test_parts_in_any_cut_give_the_same_judgement(turns: list[list[float]]) -> None:
-    """All at once, a turn at a time, and merged from two halves: the same sentence."""
+    """All at once and a turn at a time: the same sentence."""
     values = np.array([v for turn in turns for v in turn], np.float32)
     follows = np.array([k > 0 for turn in turns for k in range(len(turn))], bool)
-    whole, by_turn, front, back = (SampledLogProbs() for _ in range(4))
+    whole, by_turn = SampledLogProbs(), SampledLogProbs()
     whole.add(values, follows)
     start = 0
-    for number, turn in enumerate(turns):
+    for turn in turns:
         part = slice(start, start + len(turn))
         by_turn.add(values[part], follows[part])
-        (front if number < len(turns) // 2 else back).add(values[part], follows[part])
         start += len(turn)
-    front.merge(back)
-    assert whole.fault() == by_turn.fault() == front.fault()
+    assert whole.fault() == by_turn.fault()

@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -214,19 +214,6 @@ class Behavior(Check):
             dated = ~np.isnat(e.started.view("datetime64[us]"))
             self._sizes.append(e.turns.by_rollout(e.turns.generation).lengths[dated])
             self._started.append(e.started[dated])
-
-    def append(self, other: Self) -> None:
-        """Append the data of another, of the rows that follow."""
-        self._counts.update(other._counts)
-        self._first = other._first | self._first
-        self._malformed = self._malformed or other._malformed
-        self._reward += other._reward
-        for name in {*self._parts, *other._parts}:
-            columns = self._parts.setdefault(name, [np.full(self._rows, np.nan)])
-            columns += other._parts.get(name, [np.full(other._rows, np.nan)])
-        self._rows += other._rows
-        self._sizes += other._sizes
-        self._started += other._started
 
     def finish(self) -> list[Violation]:
         """B802, B805, B806, B807 and B808, at most one each: they are about the path as a whole."""

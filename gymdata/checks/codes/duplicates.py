@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,16 +68,6 @@ class Duplicates(Check):
         self._batches.append((np.array(e.rows), of_file, generated.hashes(), generated.lengths, reward, scored))
         yield from ()
 
-    def append(self, other: Self) -> None:
-        """Append the data of another, of the rows that follow."""
-        if not other._batches:
-            return
-        first = len(self._files) - (other._files[0] in self._files[-1:])
-        self._files[first:] = other._files
-        self._ids.append(other._ids)
-        self._groups.append(other._groups)
-        self._batches += ((row, of_file + first, *rest) for row, of_file, *rest in other._batches)
-
     def finish(self) -> list[Violation]:
         """The duplicates, and R503 for every group of two or more whose rewards are all equal, at its first rollout."""
         if not self._batches:
@@ -130,14 +120,6 @@ class _Names:
         self._known.append((lengths >= 0) | np.asarray([key is not None for key in keys], np.bool_))
         self._keys.append(np.frombuffer(digests, np.uint64).reshape(-1, 2))
         self._begin.append(self._begin[-1] + len(encoded))
-
-    def append(self, other: _Names) -> None:
-        """The names of the rows that follow."""
-        self._texts += other._texts
-        self._keys += other._keys
-        self._known += other._known
-        last = self._begin[-1]
-        self._begin += (last + begin for begin in other._begin[1:])
 
     @property
     def keys(self) -> tuple[Array, Array]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Self
 
 import numpy as np
 
@@ -114,10 +113,6 @@ class PossibleLogProbs(Check):
         chosen = t.logprobs.spread(sampled)
         counts.add(t.logprobs.values[chosen], follows[chosen])
         return ()
-
-    def append(self, other: Self) -> None:
-        for file, (row, counts) in other._by_file.items():
-            self._by_file.setdefault(file, (row, SampledLogProbs()))[1].merge(counts)
 
     def finish(self) -> Iterator[Violation]:
         for file, (row, counts) in self._by_file.items():

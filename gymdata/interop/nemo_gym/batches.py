@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from gymdata.rollouts.messages import SPELLED_CALL
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.turn_columns import Evidence, Messages, TurnColumns
 from gymdata.rollouts.turns import TurnEncoder
-from gymdata.store.lines import iter_lines, row_lines
-from gymdata.store.paths import ByteRange, Source
+from gymdata.store.lines import row_lines
+from gymdata.store.paths import Source
 
 _BATCH_TOKENS = 250_000
 _BATCH_ROWS = 4_096
@@ -34,16 +33,14 @@ _spells_call = re.compile(SPELLED_CALL).search
 
 
 def scan(source: Source) -> Iterator[Evidence | Violation]:
-    """The batches of a file or a part of one, and violations for the rows that are in none."""
+    """The batches of a file, and violations for the rows that are in none."""
     rows: list[tuple[int, bytes | None, Row]] = []
     failures: dict[int, str] = {}
     of_failures = main_file(source.path) is not None
     tokens = 0
-    # A process counts the rows before its part while others check them.
-    before = () if source.part is None else iter_lines(replace(source, part=ByteRange(0, source.part.start)))
-    first = number = sum(1 for _ in before)
+    number = 0
     try:
-        for number, (_, line) in enumerate(row_lines(source), first):
+        for number, (_, line) in enumerate(row_lines(source)):
             try:
                 row = read_row(line)
             except BadRow as bad:
@@ -66,7 +63,7 @@ def scan(source: Source) -> Iterator[Evidence | Violation]:
                 yield _gather(rows, failures)
                 rows, failures, tokens = [], {}, 0
     except DataError as error:
-        yield Violation("S101", number + (number > first or bool(rows)), detail=error.message)
+        yield Violation("S101", number + (number > 0 or bool(rows)), detail=error.message)
     if rows:
         yield _gather(rows, failures)
 

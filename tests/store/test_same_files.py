@@ -1,4 +1,4 @@
-"""What a command writes and says is the same, byte for byte and word for word, with one process and with several."""
+"""What a command writes and says is the same, byte for byte and word for word, whenever it is run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gymdata.pairs.run import pairs
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import run, write_table
 from tests.rollout_files import rollouts_table
+from tests.store import odd_inputs as inputs
 from tests.validate.generate import nemo_rows, write_lines, write_native
-from tests.workers import inputs
 
 #: Facts of run.json that tell when and by which command it was made.
 TOLD = {"attempts", "command", "created_at", "ended_at", "started_at"}
@@ -57,7 +57,7 @@ def content(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Same:
-    """What a command does with one process, after it was seen that two do the same."""
+    """What a command does, after it was seen that it does so twice."""
     inputs.in_small_batches(monkeypatch)
     output = tmp_path / "out"
 
@@ -75,7 +75,7 @@ def same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         typed = words.format(paths=shape(tmp_path), out=output, policy=POLICY).split()
         capsys.readouterr()
         one = done(typed)
-        assert done([*typed, "--workers", "2"]) == one
+        assert done(typed) == one
         return one
 
     return both
@@ -105,7 +105,7 @@ def unfit_rows(folder: Path) -> str:
 
 
 def trajectories(folder: Path) -> str:
-    """Another format, which one process reads whatever is given."""
+    """Another format."""
     inputs.write_parts(folder / "run", [inputs.native(20)])
     assert main(["export", str(folder / "run"), "--format", "atif", "-o", str(folder / "atif.jsonl")]) == 0
     return str(folder / "atif.jsonl")
@@ -121,12 +121,12 @@ def test_an_import_is_the_same(shape: Shape, format: str, same: Same) -> None:
 
 
 def test_files_of_a_run_end_at_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of several files, and one that was stopped after the first of them and is resumed, by either."""
+    """A run of several files, and one that was stopped after the first of them and is resumed."""
     inputs.in_small_batches(monkeypatch)
     monkeypatch.setattr(run, "PART_TOKENS", 700)
     file = gym_lines(tmp_path)
-    for workers in (1, 2):
-        import_rollouts(file, tmp_path / str(workers), run_id="run", workers=workers)
+    for name in ("1", "2"):
+        import_rollouts(file, tmp_path / name, run_id="run")
     one = content(tmp_path / "1")
     assert len([name for name in one if name.startswith("rollouts")]) == 3
     assert content(tmp_path / "2") == one
@@ -137,7 +137,7 @@ def test_files_of_a_run_end_at_the_same_rows(tmp_path: Path, monkeypatch: pytest
         (stopped / part["path"]).unlink()
     facts["files"] = facts["files"][:1]
     (stopped / "run.json").write_text(json.dumps(facts))
-    import_rollouts(file, stopped, run_id="run", workers=2)
+    import_rollouts(file, stopped, run_id="run")
     assert content(stopped) == one
 
 
@@ -217,14 +217,14 @@ EXPORT = "export {paths} --format nemo-gym -o {out}/rows.jsonl --json"
     ids=lambda given: getattr(given, "__name__", ""),
 )
 def test_what_stops_a_command_stops_it_with_the_same_words(shape: Shape, words: str, same: Same) -> None:
-    """What a worker refuses is named as one process names it, and nothing is left of the output."""
+    """Nothing is left of the output."""
     one = same(shape, words)
     assert one.code != 0
     assert one.files == {}
 
 
 def test_changed_files_are_read_where_that_is_allowed(same: Same) -> None:
-    """By workers, too."""
+    """The output is written."""
     assert same(other_bytes, f"{EXPORT} --allow-changed").files
 
 
@@ -256,13 +256,12 @@ def with_journal(folder: Path) -> str:
     ],
 )
 def test_training_files_are_the_same(shape: Shape, words: str, tmp_path: Path, same: Same) -> None:
-    """Pairs, experiences, their accounts and run.json, which does not record the workers: with others it is the same
-    output, and no other settings."""
+    """Pairs, experiences, their accounts and run.json; over the output that is there, too."""
     command, _, more = words.partition(" ")
     one = same(shape, f"{command} {{paths}} {more} -o {{out}}/made --json")
-    assert (one.code, "workers" in json.dumps(one.files["run.json"])) == (0, False)
+    assert one.code == 0
     paths = [str(tmp_path / name) for name in ("run", "more") if (tmp_path / name).exists()]
-    assert main([command, *paths, *more.split(), "-o", str(tmp_path / "out" / "made"), "--workers", "3"]) == 0
+    assert main([command, *paths, *more.split(), "-o", str(tmp_path / "out" / "made")]) == 0
 
 
 def run_with_journal(folder: Path) -> str:
@@ -342,7 +341,7 @@ def test_what_validate_finds_is_the_same(shape: Shape, how: str, same: Same) -> 
     assert same(shape, f"validate {{paths}} {how}").code == 1
 
 
-def test_settings_reach_the_workers(same: Same) -> None:
+def test_settings_reach_the_checks(same: Same) -> None:
     """Which codes count, and the tokenizer that bounds ids and tells the cause of a break, are those of the call."""
     one = same(gym_lines, "validate {paths} --strict --select T2 --ignore T206 --tokenizer {policy} --json")
     codes = json.loads(one.out)["by_code"]

@@ -1,22 +1,18 @@
-"""Small inputs of every shape that workers read: row groups, lines, journals, damage, what repeats across files."""
+"""Small inputs of every odd shape: row groups, lines, journals, damage, what repeats across files."""
 
 from __future__ import annotations
 
 import copy
 import gzip
 import json
-import os
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from threading import Event
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-from gymdata.errors import RefusedError
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import reading, tables, write_table
+from gymdata.store import tables, write_table
 from gymdata.store.journal import frame
 from gymdata.store.lines import encode
 from tests.rollout_files import rollout, rollouts_table, two_turns
@@ -106,33 +102,3 @@ def compressed(path: Path) -> Path:
     made = path.with_name(path.name + ".gz")
     made.write_bytes(gzip.compress(path.read_bytes()))
     return made
-
-
-def negative(piece: int) -> Iterator[int]:
-    yield -piece
-
-
-def refuses_three(piece: int) -> Iterator[int]:
-    """Reports each piece, and cannot do the third."""
-    reading.warn(f"piece {piece} is odd")
-    if piece == 3:
-        reading.report_damage("piece 3 is damaged")
-        raise RefusedError("nothing", code="T205", hint="another").at("here", 3, "a turn")
-    yield piece
-
-
-def dies_at_three(piece: int) -> Iterator[int]:
-    if piece == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    yield piece
-
-
-def divides(piece: int) -> Iterator[float]:
-    yield 1 / piece
-
-
-def waits_for_ever(piece: int) -> list[NoReturn]:
-    """Says who it is, in the file that standard error is, and does not end."""
-    os.write(2, f"worker {os.getpid()}\n".encode())
-    while True:
-        Event().wait()
