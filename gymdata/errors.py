@@ -99,10 +99,6 @@ class GymdataError(Exception):
         return {"type": type(self).__name__, **{name: getattr(self, name) for name in names}}
 
 
-#: Characters of a list of keys that a message does not show.
-_LONG = 1_000
-
-
 class UsageError(GymdataError):
     """The command, its flags or its configuration cannot be honoured. ``faults``: each of them, where there are several.
     ``listed``: people read all of them, too."""
@@ -146,13 +142,11 @@ class UsageError(GymdataError):
         """``value``: where settings are flat, what was given for the key, which may be a section of known keys."""
         names = sorted(keys)
         expected = f"one of {', '.join(names)}"
-        # With those of a library's trainer they would fill a screen.
-        hint = f"known keys: {abridged(names)}" if len(expected) < _LONG else "`gymdata docs settings` lists the keys"
-        inside = sorted(value.keys() & set(names)) if isinstance(value, dict) else []
-        if inside:
+        # Those of a library's trainer would fill a screen.
+        hint = f"known keys: {abridged(names)}" if len(expected) < 1_000 else "`gymdata docs settings` lists the keys"
+        hint = nearest(key, names) or hint
+        if isinstance(value, dict) and (inside := sorted(value.keys() & set(names))):
             hint = f"settings have no sections: move {abridged(inside)} to the top level"
-        else:
-            hint = nearest(key, names) or hint
         return cls(f"{where}: unknown key {brief(key)}", hint=hint).at(where, key, expected)
 
     @classmethod
