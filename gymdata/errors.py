@@ -434,7 +434,7 @@ class StoreError(GymdataError):
     @classmethod
     def other_settings(cls, path: Path, contents: str, differences: Sequence[tuple[str, object, object]]) -> StoreError:
         changed = named_changes(
-            (key, f"{key}: {brief(was, 40)} there, now {brief(now, 40)}") for key, was, now in differences
+            (key, f"{key}: {brief(was, 24)} there, now {brief(now, 24)}") for key, was, now in differences
         )
         words = (now for _, _, now in differences if isinstance(now, str) and now.replace("-", "").isalnum())
         word = next(words, "other")

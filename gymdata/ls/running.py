@@ -87,7 +87,7 @@ def _rollouts(run: Path, facts: RunFacts, *, is_running: bool) -> RunProgress:
     wanted = tasks * per_task if isinstance(tasks, int) and isinstance(per_task, int) else None
     table = read_table(run, ROLLOUTS, _COLUMNS)
     per_minute, tokens_per_s = None, None
-    outages, away_s = _outages(attempt, is_running=is_running)
+    outages, away_s = find_outages(attempt, is_running=is_running)
     if table.num_rows:
         started = table["started_at"].cast(pa.int64()).to_numpy() / 1e6
         ended = started + table["duration_s"].to_numpy()
@@ -117,7 +117,7 @@ def _left(done: int, wanted: int | None, per_minute: float | None) -> float | No
     return None if wanted is None or not per_minute else max(0, wanted - done) / per_minute * 60.0
 
 
-def _outages(attempt: RunFacts, *, is_running: bool) -> tuple[list[tuple[float, float]], float | None]:
+def find_outages(attempt: RunFacts, *, is_running: bool) -> tuple[list[tuple[float, float]], float | None]:
     """Beginning and end of each outage of servers in an attempt, in seconds since the epoch, and the seconds of the one
     that lasts."""
     spans, away_s, clock = list[tuple[float, float]](), None, time.time()

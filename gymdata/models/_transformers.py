@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,9 @@ from gymdata.errors import DataError, MissingExtraError, UsageError, first_line,
 from gymdata.models.vocabulary import find_tokenizer, load_vocabulary
 from gymdata.rollouts.messages import ToolDefinition
 from gymdata.store.paths import RunFacts
+
+#: How torch words that a weight does not fit.
+_SIZES = re.compile(r".* for (\S+): .* torch\.Size\((.*)\) from .* torch\.Size\((.*)\).*")
 
 
 def local_folder(name: str | Path) -> Path:
@@ -80,9 +84,10 @@ def with_adapter(model: Any, adapter: str, base: str, is_trainable: bool = False
         sizes = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
         if isinstance(error, RuntimeError) and not sizes:
             raise
+        why = _SIZES.sub(r"\1 is \2, needs \3", sizes[0]) if sizes else first_line(error)
         raise DataError(
-            f"{adapter}: is not an adapter of {base}: {sizes[0] if sizes else first_line(error)}",
-            hint="name the model that it was trained on as base_model_name_or_path in adapter_config.json",
+            f"{adapter}: is not an adapter of {base}: {why}",
+            hint="base_model_name_or_path in adapter_config.json must name its model",
         ) from error
 
 

@@ -133,16 +133,17 @@ def _explain(error: duckdb.Error, views: Views, sql: str) -> GymdataError:
     near = difflib.get_close_matches(name, words, n=1, cutoff=0.6) if name else []
     candidates = {view: names for view, names in searched.items() if {view, *names}.intersection(near)} or searched
     listing = "\n".join(f"  {view}: {', '.join(columns)}" for view, columns in candidates.items())
-    other_views = [view for view in by_view if view not in candidates]
-    listing += f"\n  other views: {', '.join(other_views)}" if other_views else ""
+    if other_views := [view for view in by_view if view not in candidates]:
+        listing += f"\n  other views: {', '.join(other_views)}"
     guess = f"did you mean {near[0]!r}? " if near else ""
-    lead = f"{name} is a column of {', '.join(candidates)}; " if name in near else guess
+    if name in near:
+        return UsageError(f"SQL: {message}", hint=f"{name} is a column of {', '.join(candidates)}")
     if of_text := re.match(r"Binder Error: Cannot extract field '(\w+)' from expression \"(task|extra)\"", message):
         # Written as in conditions.
-        lead = f"{of_text[2]} is JSON text: {of_text[2]}->>'{of_text[1]}' is the text of a field; "
+        guess = f"{of_text[2]} is JSON text: {of_text[2]}->>'{of_text[1]}' is the text of a field; "
     if isinstance(error, duckdb.CatalogException) and name in _WRITERS:
-        lead = f"`{_WRITERS[name]}` writes this table, which these files have not; "
-    return UsageError(f"SQL: {message}", hint=f"{lead}available views:\n{listing}")
+        guess = f"`{_WRITERS[name]}` writes this table, which these files have not; "
+    return UsageError(f"SQL: {message}", hint=f"{guess}available views:\n{listing}")
 
 
 def _unread(error: BaseException, views: Views) -> DataError | None:

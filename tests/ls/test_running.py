@@ -15,7 +15,7 @@ from gymdata.collect.run import collect
 from gymdata.collect.settings import CollectConfig
 from gymdata.ls.output import Output
 from gymdata.ls.run import ls
-from gymdata.ls.running import RunProgress, _outages
+from gymdata.ls.running import RunProgress, find_outages
 from gymdata.store.lock import Lock
 from gymdata.store.reading import DataWarning
 from tests.collect.fake_parts import FakeSampler, engine_fault, parts
@@ -176,7 +176,7 @@ def test_an_outage_that_lasts_is_seen_behind_one_that_ended(monkeypatch: pytest.
     ended = {"began_at": "1970-01-01T00:15:00Z", "seconds": 30.0}
     lasting = [{"began_at": f"1970-01-01T00:{minute}:00Z", "seconds": None} for minute in ("10", "14")]
     for outages in ([*lasting, ended], [lasting[1], lasting[0]], [ended, *lasting]):
-        spans, away_s = _outages({"outages": outages}, is_running=True)
+        spans, away_s = find_outages({"outages": outages}, is_running=True)
         assert (len(spans), away_s) == (len(outages), 400.0)
-        assert _outages({"outages": outages}, is_running=False)[1] is None
-    assert _outages({"outages": [ended]}, is_running=True) == ([(900.0, 930.0)], None)
+        assert find_outages({"outages": outages}, is_running=False)[1] is None
+    assert find_outages({"outages": [ended]}, is_running=True) == ([(900.0, 930.0)], None)

@@ -80,9 +80,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     narrow = write_adapter(tmp_path / "narrow")
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     save_file({**weights, name: np.ones((1, 3), np.float32)}, narrow / "adapter_model.safetensors")
-    wrong_size = (
-        rf"narrow: is not an adapter of {POLICY}: size mismatch for \S*q_proj.lora_A\S*: .*\[1, 3\].*\[1, \d+\]"
-    )
+    wrong_size = rf"narrow: is not an adapter of {POLICY}: \S*q_proj.lora_A\S* is \[1, 3\], needs \[1, \d+\]"
     with pytest.raises(DataError, match=wrong_size):
         gymdata.merge_adapter(narrow, tmp_path / "out")
     with pytest.raises(DataError, match=wrong_size):
