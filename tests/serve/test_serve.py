@@ -51,14 +51,6 @@ def starting(policy: str) -> Iterator[Served]:
             process.wait()
 
 
-def engine_of(server: Served) -> list[psutil.Process]:
-    """Its processes as soon as its engine is one of them."""
-    with contextlib.suppress(psutil.Error):
-        theirs = psutil.Process(server.process.pid).children(recursive=True)
-        return theirs if any(process.name().startswith("VLLM::Engine") for process in theirs) else []
-    return []
-
-
 @pytest.fixture(scope="module")
 def served(policy: str) -> Iterator[Served]:
     with starting(policy) as server:
@@ -170,8 +162,8 @@ def test_a_signal_ends_the_server_and_leaves_nothing(served: Served) -> None:
 def test_a_killed_command_leaves_nothing(policy: str) -> None:
     """SIGKILL, which nothing can handle: the kernel ends the engine's processes with the command."""
     with starting(policy) as server:
-        while server.process.poll() is None and not (theirs := engine_of(server)):
-            pass
+        await_health(server.process, int(server.url.rpartition(":")[2]), server.printed)
+        theirs = psutil.Process(server.process.pid).children(recursive=True)
         server.process.kill()
         _, alive = psutil.wait_procs(theirs, timeout=30)
         assert theirs

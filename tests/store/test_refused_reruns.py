@@ -39,8 +39,8 @@ COMMANDS = {
     "pairs": ("pairs {run} -o {out}", "--min-margin 0.9"),
     "pairs, a file": ("pairs {run} -o {out}/p.jsonl", "--min-margin 0.9"),
     "experience": ("experience {run} -o {out} --estimator rloo", "rloo → grpo"),
-    "tokenize": ("tokenize {text} -o {out} --tokenizer {policy}", "{policy} → {student}"),
     "import": ("import {answers} -o {out}", "{answers} → {others}"),
+    "import, rendered": ("import {answers} -o {out} -m {policy}", "{policy} → {student}"),
     "import of pairs": ("import {choices} -o {out}", "{choices} → {preferred}"),
     "export": ("export {run} -o {out}/x.jsonl --format nemo-gym", "{run} → {clean}"),
     "train-sft, rollouts": (f"train-sft {{clean}} {_TRAIN}", "--set learning_rate=0.1"),
@@ -111,10 +111,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         "sweep": str(folder / "sweep.yaml"),
         "swept": str(folder / "swept.yaml"),
     }
-    assert main(["import", files["answers"], "-o", str(folder / "text")]) == 0
     assert main(["experience", files["run"], "-o", files["experiences"], "--estimator", "rloo"]) == 0
     with judge_server(Behaviour()) as judge, serving(build(Settings(vocab=51))) as engine:
-        yield {**files, "text": str(folder / "text"), "judge": judge, "engine": engine}
+        yield {**files, "judge": judge, "engine": engine}
 
 
 def held(folder: Path) -> dict[str, bytes]:
