@@ -228,7 +228,7 @@ def _note(copy: Path) -> Path:
 
 
 def _keep(copy: Path, content: Iterable[Any], tag: str | None, size: int | None, url: str) -> None:
-    """Make ``content`` the copy, once all of it is there. Without a tag it is fetched anew the next time."""
+    """Make ``content`` the copy, once all of it is there. Without a tag it is fetched again the next time."""
 
     def blocks() -> Iterator[Any]:
         with _attributed(url):

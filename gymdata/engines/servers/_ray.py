@@ -2,7 +2,7 @@
 and repeats its calls.
 
 Invariants: an actor is one engine on one node, with the weights of this machine's model; where its engine dies its process
-ends, so that Ray starts both anew. Answers are plain data: an error means the same here as there. Actors, their engines
+ends, so that Ray starts both again. Answers are plain data: an error means the same here as there. Actors, their engines
 and a Ray that was started or joined here end with the command.
 """
 
