@@ -34,7 +34,7 @@ METAVARS = {
     "chat_endpoint": "URL", "data": "RUN", "endpoint": "URL",
     "env": "[NAME=]SPEC", "force": "KEY=VALUE", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE",
     "loss": "LOSS", "map": "FIELD=COLUMN", "pair": "[ID]", "random": "N", "ray": "[ADDRESS]", "replicas": "N",
-    "reward_url": "URL", "select": "CODE", "shard": "I/N", "system": "TEXT",
+    "reward_url": "URL", "select": "CODE", "system": "TEXT",
     "step_reward_field": "NAME", "task": "ID", "top_logprobs": "K", "user": "SPEC", "user_model": "URL",
     "user_model_name": "NAME", "user_prompt": "TEXT", "where": "CONDITION", "workflow_url": "URL",
 }  # fmt: skip

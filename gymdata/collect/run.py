@@ -32,7 +32,6 @@ from gymdata.collect.resume import AttemptTracker, ResumeState, RunKey
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Given, Parts, check_start, check_tasks, identity_of, load_parts, try_environment
 from gymdata.collect.spent import crowded
-from gymdata.collect.task_files import Shard
 from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks, task_rows
 from gymdata.engines.servers.many import Servers
@@ -91,7 +90,6 @@ def collect(
     how: dict[str, Any] = {
         "limit": config.limit,
         "skip_bad_rows": config.skip_bad_rows,
-        "shard": Shard.of(config.shard) if config.shard is not None else None,
         "prompt_elsewhere": config.workflow_url is not None,
         "shape": TaskShape.of(config.map, config.system, config.prompt_template),
     }
@@ -121,7 +119,7 @@ def collect(
             folder.absolute(),  # user code may change the current folder
             identity=_identity(config, parts, seed, folder),
             defaults=CollectConfig.model_construct().identity(),
-            extent={"num_rollouts": config.num_rollouts, "tasks": count, "shard": config.shard},
+            extent={"num_rollouts": config.num_rollouts, "tasks": count},
             operation={**config.operation(), "command": list(command)},
             facts={
                 "stage": "collect",
@@ -190,12 +188,9 @@ def _key(run_id: str, config: CollectConfig, parts: Parts) -> RunKey:
 
 
 def default_output(config: CollectConfig) -> Path:
-    """runs/<task file>-<time>; of a shard runs/<task file>-<run id>-<I>-of-<N>."""
+    """runs/<task file>-<time>."""
     named = "" if config.tasks == IN_MEMORY else config.tasks
     stem = Path(named).name.split(".")[0].replace("*", "all").replace(":", "-") or "tasks"
-    if config.shard is not None:
-        # Without the time, so that a job which is started again resumes its part.
-        return Path("runs") / f"{stem}-{config.run_id}-{config.shard.replace('/', '-of-')}"
     return Path("runs") / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
 
 

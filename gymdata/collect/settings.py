@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
-from pydantic_core import PydanticCustomError
 
 from gymdata.collect.nemo_gym_config import of_nemo_gym
-from gymdata.collect.task_files import KINDS, Shard
+from gymdata.collect.task_files import KINDS
 from gymdata.collect.task_shapes import checked
 from gymdata.errors import UsageError
 from gymdata.record.presets import PRESETS
@@ -126,9 +125,6 @@ class CollectConfig(Config):
         None, description="Jinja file that makes the prompt of a task's columns, such as {{ question }}."
     )
     limit: int | None = pydantic.Field(None, ge=1, description="Use only the first N tasks.")
-    shard: str | None = pydantic.Field(
-        None, description="Collect only part I of N of the tasks, as 1/8; needs --run-id and --seed."
-    )
     num_rollouts: int = pydantic.Field(1, ge=1, description="Rollouts per task.")
     skip_bad_rows: bool = pydantic.Field(False, description="Count and skip invalid task rows.")
     model: str | None = pydantic.Field(None, description="Model folder, LoRA adapter folder, or served model name.")
@@ -275,19 +271,6 @@ class CollectConfig(Config):
             if flag is not None or key in _OURS:
                 raise ValueError(f"no {key}: " + (f"{flag} gives it" if flag else "gymdata decides it"))
         return value
-
-    @pydantic.field_validator("shard")
-    @classmethod
-    def _part(cls, value: str | None) -> str | None:
-        return None if value is None else str(Shard.of(value))
-
-    @pydantic.model_validator(mode="after")
-    def _shards_are_one_run(self) -> CollectConfig:
-        if self.shard is not None and (self.run_id is None or self.seed is None):
-            raise PydanticCustomError(
-                "shard", "--shard needs --run-id and --seed, the same for all shards: together they are then one run"
-            )
-        return self
 
     @pydantic.model_validator(mode="before")
     @classmethod

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from pydantic_core import PydanticCustomError
 
 from gymdata.errors import DataError, UsageError, abridged
 from gymdata.rollouts.messages import TaskRow, drop_nulls
@@ -189,27 +185,3 @@ def _plain(batches: Iterator[Any] | Sequence[Any]) -> Iterator[TaskRow]:
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS):
             yield from map(drop_nulls, batch.slice(start, _ROWS).to_pylist())
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Part ``index`` (from 1) of ``count`` of the tasks. Which one a task is in depends on its task_id alone: the parts
-    together are all tasks, each once, also when lines are added or moved between two jobs."""
-
-    index: int
-    count: int
-
-    @classmethod
-    def of(cls, text: str) -> Shard:
-        """``"1/8"``. Raises ValueError (pydantic's) for anything else."""
-        match = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
-        if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise PydanticCustomError("shard", "Input should be I/N with 1 ≤ I ≤ N, such as 1/8")
-        return cls(int(match[1]), int(match[2]))
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
-
-    def __contains__(self, task_id: str) -> bool:
-        digest = hashlib.blake2b(task_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return int.from_bytes(digest) % self.count == self.index - 1

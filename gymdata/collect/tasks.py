@@ -37,7 +37,7 @@ from typing import Any
 import orjson
 import xxhash
 
-from gymdata.collect.task_files import Shard, rows_of, short, task_files
+from gymdata.collect.task_files import rows_of, short, task_files
 from gymdata.collect.task_shapes import SOURCES, FieldError, Shaped, TaskShape
 from gymdata.errors import DataError, counted
 from gymdata.public import described, wrong_argument
@@ -71,7 +71,7 @@ class _Pass:
 
 @dataclass
 class TaskFile:
-    """The tasks of one path (what ``task_files`` takes), first ``limit`` tasks only when given, and of these a ``shard``.
+    """The tasks of one path (what ``task_files`` takes), first ``limit`` tasks only when given.
 
     Iterating again reads the files again. ``skipped`` counts the bad rows of the last full pass (only with
     ``skip_bad_rows``); whoever looks at the first tasks only changes nothing of it.
@@ -80,7 +80,6 @@ class TaskFile:
     path: Path | str
     limit: int | None = None
     skip_bad_rows: bool = False
-    shard: Shard | None = None
     #: The prompt may come from elsewhere (a workflow), so an empty ``input`` is one.
     prompt_elsewhere: bool = False
     shape: TaskShape = field(default_factory=TaskShape)
@@ -119,8 +118,7 @@ class TaskFile:
                 recognised = (*recognised, "answer = the last message")
             if recognised:
                 tally.recognised[recognised] += 1
-            if self.shard is None or task.task_id in self.shard:
-                yield task
+            yield task
         if count:
             self.shape.check_columns({text for texts in tally.recognised for text in texts}, row)
         else:
