@@ -123,7 +123,7 @@ def _steps(folder: Path) -> list[TourStep]:
             ["gymdata", "query", ":mixed-tasks", before],
             "A task whose rollouts are all right or all wrong teaches nothing: these are the mixed ones, with the mean "
             "reward of their six rollouts. `gymdata query --list` has more such statements, and any SELECT works.",
-            "/sql",
+            "/?by=group&mixed=1",
         ),
         TourStep(
             "Why did this rollout break?",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from gymdata import __version__
 from gymdata.checks.violations import BREAKS, CODES
 from gymdata.errors import GymdataError
 from gymdata.models.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
-from gymdata.query.saved import SAVED
-from gymdata.query.views import Views, find_files
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.show.conversations import conversations_of
 from gymdata.show.rollout import messages_of, violations
 from gymdata.store.lineage import vocabulary as vocabulary_size
-from gymdata.urls import LOOPBACK
-from gymdata.view import comparing, lineage, sql, training
+from gymdata.view import comparing, lineage, training
 from gymdata.view.answers import Missing, json_answer
 from gymdata.view.evidence.facets import columns_of, facets
 from gymdata.view.evidence.faults import Faults, reader_of
@@ -32,7 +28,7 @@ from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.lines import texts_of
 from gymdata.view.evidence.listing import LISTED, Listing, run_names, scale_of
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
-from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of, filter_command, page_of, page_slice
+from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of, page_of, page_slice
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
 from gymdata.view.settings import ViewConfig
 from gymdata.view.text import Values
@@ -52,8 +48,6 @@ class Pages:
         self.selector = Selector()
         self.faults = Faults(self.vocabulary)
         self._verdicts: comparing.Verdicts | None = None
-        self._columns: tuple[object, dict[str, list[str]]] | None = None
-        self._token = secrets.token_urlsafe(16)
 
     def close(self) -> None:
         self.faults.close()
@@ -74,7 +68,6 @@ class Pages:
             "/pair": self.pair,
             "/comparisons": self.comparisons,
             "/comparison": self.comparison,
-            "/sql": self.sql,
             "/training": self.training,
             "/lineage": self.lineage,
             "/code": self.code,
@@ -89,7 +82,6 @@ class Pages:
             "/data/why": self.answering(self.why),
             "/data/why-in-pair": self.answering(self.why_in_pair),
             "/data/curves": self.answering(self.curves),
-            "/sql/download": self.download,
         }
 
     def answering(self, make: Callable[[Request], Any]) -> Callable[[Request], Response]:
@@ -411,56 +403,6 @@ class Pages:
         }
 
     # -- the whole -----------------------------------------------------------------------------------------------
-
-    def sql(self, request: Request) -> Page:
-        text = request.query_params.get("q", "").strip()
-        values: Values = dict.fromkeys(("error", "result", "command", "chart"))
-        values |= {"sql": text, "saved": SAVED, "charts": sql.CHARTS}
-        values |= {"rows_shown": self.config.sql_rows, "token": self._token, "own": self._is_own(request)}
-        try:
-            values["views"] = self._views()
-            if text and values["own"]:
-                values["result"] = sql.answer(text, self.index.paths, self.config)
-                chosen = (request.query_params.get(name, "") for name in ("chart", "x", "y"))
-                values["chart"] = sql.chart_of(values["result"], *chosen)
-                if values["result"]["condition"]:
-                    values["command"] = filter_command(self.index.snapshot().paths, [values["result"]["condition"]])
-        except (GymdataError, OSError) as error:
-            values["error"] = sql.page_error(error)
-            values.setdefault("views", {})
-        return "sql.html", values
-
-    def _is_own(self, request: Request) -> bool:
-        """Whether a statement comes from these pages or from an address that a person typed, and not from a link of another
-        site. A browser says so, except over plain HTTP from another machine: there the form's token does. Programs on
-        this machine send neither."""
-        site = request.headers.get("sec-fetch-site")
-        if site is None and request.url.hostname in LOOPBACK:
-            return True
-        return site in ("same-origin", "none") or secrets.compare_digest(
-            request.query_params.get("run", "").encode(), self._token.encode()
-        )
-
-    def _views(self) -> dict[str, list[str]]:
-        files = find_files(self.index.paths)
-        paths = [source.path for sources in files.by_table.values() for source in sources]
-        # Tables are added to a run, or made again, without another rollout.
-        state = (self.index.snapshot().version, [(path, path.stat().st_mtime_ns) for path in paths])
-        if self._columns is None or self._columns[0] != state:
-            self._columns = (state, {view: list(columns) for view, columns in Views(files).columns().items()})
-        return self._columns[1]
-
-    def download(self, request: Request) -> Response:
-        """The whole result of a statement as a file."""
-        kind = request.query_params.get("format", "csv")
-        if not self._is_own(request):
-            return PlainTextResponse("run the statement on the page SQL first\n", 403)
-        try:
-            if kind not in sql.FORMATS:
-                raise Missing(f"format: got {kind!r}, expected one of {', '.join(sql.FORMATS)}")
-            return sql.download(request.query_params.get("q", ""), self.index.paths, self.config, kind)
-        except (Missing, GymdataError, OSError) as error:
-            return PlainTextResponse(f"{error}\n", 422)
 
     def training(self, request: Request) -> Page:
         files = training.find_metrics(self.index.paths)

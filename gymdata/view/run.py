@@ -17,8 +17,6 @@ from gymdata.workers.signals import sigterm_interrupts
 
 #: How deep below a folder that is not a run runs are searched for.
 _DEPTH = 4
-#: Longest address in bytes, as in browsers.
-_LONGEST_REQUEST = 2 << 20
 
 
 def view(
@@ -53,7 +51,7 @@ def view(
 
 
 def server_of(app: Any) -> Any:
-    """The settings of the server: quiet, and able to take long addresses with statements and lists of ids."""
+    """The settings of the server, which is quiet."""
     import uvicorn
 
     return uvicorn.Config(
@@ -64,9 +62,6 @@ def server_of(app: Any) -> Any:
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=1,
-        # The other parser refuses addresses above 64 kB.
-        http="h11",
-        h11_max_incomplete_event_size=_LONGEST_REQUEST,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +14,6 @@ from gymdata.settings import Config, OnlyWith
 class ViewConfig(Config):
     """``gymdata view``. The server answers requests that name the machine it runs on, or one of ``allow_host``."""
 
-    key_only: ClassVar[Set[str]] = frozenset({"sql_seconds", "sql_rows", "sql_memory"})
     only_with: ClassVar[OnlyWith] = dict.fromkeys(
         ("where", "sample", "limit", "overwrite"), ("{export}", lambda c: c.export is not None)
     )
@@ -38,6 +36,3 @@ class ViewConfig(Config):
         "first", description="Rollouts to export; mixed: of groups whose rewards differ, random: the same each time."
     )
     limit: int = pydantic.Field(100, ge=1, description="Export at most N rollouts.")
-    sql_seconds: float = pydantic.Field(10.0, gt=0.0, description="Seconds per statement of the SQL page.")
-    sql_rows: int = pydantic.Field(1_000, ge=1, description="Rows that the SQL page shows.")
-    sql_memory: int = pydantic.Field(2 << 30, ge=512 << 20, description="Bytes of memory per statement.")

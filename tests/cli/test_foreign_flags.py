@@ -37,7 +37,6 @@ TRAIN = "train-dpo pairs -m model -o out"
         ("query SQL x", "--format xml", "gymdata query --help"),
         ("query SQL x", "--nonsense", "gymdata query --help"),
         ("view x", "--no-browser", "opens no browser: leave it out"),
-        ("view x", "--sql-rows 5", "→ --set sql_rows=5"),
         ("collect x", "--retries 1", "→ --set retries=1"),
         ("collect x", "--engine.max_model_len=9", "→ --set engine.max_model_len=9"),
         ("collect x", "--num-generations 8", "did you mean --num-rollouts?"),
@@ -45,7 +44,7 @@ TRAIN = "train-dpo pairs -m model -o out"
         ("eval m x", "--max-completion-length 64", "did you mean --max-tokens?"),
         ("judge x", "--retries=2", "→ --set retries=2"),
         ("score x", "--request-timeout 3", "→ --set request_timeout=3"),
-        ("collect x", "--sql-rows 5", "gymdata collect --help"),
+        ("collect x", "--default-score 5", "gymdata collect --help"),
         ("ls x", "--retries 1", "gymdata ls --help"),
     ],
 )

@@ -24,7 +24,6 @@ from gymdata.urls import address_of, listening_socket
 from gymdata.view.app import create_app
 from gymdata.view.run import expanded, server_of
 from gymdata.view.settings import ViewConfig
-from tests.query.conftest import run_here
 from tests.rollout_files import rollout, two_turns, write_run
 
 Serve = Callable[..., str]
@@ -98,12 +97,6 @@ def run(tmp_path: Path) -> Path:
     # Right in both positions, the first position both times, equals called equal, and a failure.
     judged(folder, (0, 1, 5, 1), (1, 0, 1, 5), (2, 3, 5, 1), (3, 2, 5, 1), (0, 2, 3, 3), (1, 3, None, None))
     return folder
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statements of the page SQL run in this process, where a process of their own is not what is tested."""
-    monkeypatch.setattr("gymdata.view.sql.run_query", run_here)
 
 
 @pytest.fixture

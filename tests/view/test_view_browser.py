@@ -274,31 +274,6 @@ def test_from_pairs_to_a_pair_to_its_verdicts(page: Any, serve: Serve, run: Path
     assert "raw of 0-1" in page.locator("main").inner_text()
 
 
-def test_sql_runs_is_kept_and_becomes_a_selection(page: Any, serve: Serve, here: None, run: Path):
-    """Ctrl-Enter runs a statement, its rollouts open as a selection, it can be kept by name, and a write is refused."""
-    page.goto(serve(run) + "/sql")
-    page.fill("#sql", "SELECT rollout_id, reward FROM rollouts WHERE reward = 1")
-    page.keyboard.press("Control+Enter")
-    page.wait_for_selector(".sqlrows")
-    assert page.locator(".sqlrows tbody tr").count() == 2
-    page.click("#save")
-    page.keyboard.type("the good ones")
-    page.keyboard.press("Enter")
-    page.reload()
-    assert page.locator("#mine a").inner_text() == "the good ones"
-    with page.expect_download() as download:
-        page.get_by_role("link", name="CSV").click()
-    assert Path(download.value.path()).read_text().splitlines() == ["rollout_id,reward", "a-0,1.0", "a-2,1.0"]
-    page.get_by_role("link", name="show these rollouts").click()
-    page.wait_for_url("**where=**")
-    assert page.locator("tr[data-href]").count() == 2
-    page.goto(page.url.partition("/?")[0] + "/sql")
-    page.fill("#sql", "DROP TABLE rollouts")
-    page.keyboard.press("Control+Enter")
-    page.wait_for_selector(".problem")
-    assert "expected a SELECT" in page.locator(".problem").inner_text()
-
-
 def test_four_trainings_in_one_chart(page: Any, serve: Serve, tmp_path: Path):
     """Each has a curve in the panel of the loss; smoothing and logarithmic axes draw it again."""
     for number, name in enumerate("wxyz"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import urllib.parse
-import urllib.request
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ import pytest
 
 import gymdata
 from gymdata.checks.violations import CODES
-from gymdata.query.saved import SAVED
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.view.conftest import BROKEN, Open, Serve, words
+from tests.view.conftest import BROKEN, Open, words
 
 SAMPLES = Path(__file__).parents[2] / "sample_data"
 FAULTY = {
@@ -194,15 +192,11 @@ def test_mixed_groups_are_listed_as_groups_and_chosen_once(site: Open, runs: lis
     assert "3 mixed</a>" not in page
 
 
-def test_several_runs_have_their_own_counts(site: Open, here: None, runs: list[Path]):
-    """Rollouts, groups, mixed groups and breaks of each run; the saved query of mixed tasks has a line for each run."""
-    pages = site(*runs)
-    text = pages.says("/")
+def test_several_runs_have_their_own_counts(site: Open, runs: list[Path]):
+    """Rollouts, groups, mixed groups and breaks of each run."""
+    text = site(*runs).says("/")
     assert "before 6 3 2 0 0.6667 first" in text
     assert "after 6 3 1 0 0.8333 +0.167" in text
-    text = pages.says("/sql", q=SAVED["mixed-tasks"])
-    for line in ("t0 after 2 0.5", "t0 before 2 0.5", "t1 before 2 0.5"):
-        assert line in text
 
 
 def test_a_comparison_of_what_came_out_says_so(site: Open, runs: list[Path]):
@@ -249,29 +243,6 @@ def test_a_generation_that_was_cut_off_is_the_cause_of_its_break(site: Open, tmp
     row["turns"][0]["finish_reason"] = "length"
     text = site(write_run(tmp_path / "run", [row])).says("/break", id="t-0", turn=1)
     assert "turn 0 had ended at its token limit" in text
-
-
-def test_errors_of_statements_are_about_the_statement(site: Open, here: None, runs: list[Path]):
-    """The page gives no advice about flags or arguments, but a name that was meant."""
-    pages = site(*runs)
-    for text, expected in (
-        ("DROP TABLE rollouts", "expected a SELECT"),
-        ("SELECT 1; SELECT 2", "got '2 statements', expected one SELECT"),
-        ("SELECT * FROM read_text('/etc/passwd')", "disabled by configuration"),
-        ("SELECT rewrd FROM rollouts", "did you mean 'reward'"),
-    ):
-        problem = re.search(r'class="problem"[^>]*>(.*?)</div>', pages.page("/sql", q=text), re.DOTALL)
-        assert problem is not None
-        assert expected in unescape(problem[1])
-        assert not re.search(r"-o |query only|query takes|given after|available views", unescape(problem[1])), text
-
-
-def test_a_long_statement_is_answered(serve: Serve, here: None, runs: list[Path]):
-    """An address of 200 kB, as a long list of ids makes it, is read whole."""
-    many = ", ".join(f"'{n:032x}'" for n in range(4_000))
-    text = f"SELECT count(*) AS n FROM rollouts WHERE rollout_id NOT IN ({many})"
-    with urllib.request.urlopen(f"{serve(*runs)}/sql?{urllib.parse.urlencode({'q': text})}", timeout=30) as answer:
-        assert re.findall(r"<td[^>]*>([^<]*)</td>", answer.read().decode()) == ["12"]
 
 
 def test_values_stand_with_their_counts_and_lead_to_their_rollouts(site: Open, tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
-"""Pages over what was made from rollouts: groups, pairs, comparisons, SQL, training, lineage, and the exported file."""
+"""Pages over what was made from rollouts: groups, pairs, comparisons, training, lineage, and the exported file."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import re
 from html import unescape
@@ -12,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 import gymdata
 from gymdata.errors import RefusedError, StoreError, UsageError
 from gymdata.report.sampling import sample, sampled_as
 from gymdata.view.run import view
-from gymdata.view.sql import chart_of
 from gymdata.view.training import curves
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import HOSTILE, Open, Site, judged, training, words
@@ -228,118 +225,6 @@ def test_a_comparison_shows_what_the_judge_wrote(site: Open, run: Path):
     assert "against the verdict" in words(page)
 
 
-def test_sql_reads_and_does_nothing_else(site: Open, run: Path, tmp_path: Path):
-    """One SELECT is answered; one that writes or never ends is refused or stopped, and says so. What else is refused:
-    ``test_errors_of_statements_are_about_the_statement``."""
-    page = site(run).page("/sql", q="SELECT task_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1")
-    assert re.findall(r"<td[^>]*>(?:<a[^>]*>)?([^<]*)(?:</a>)?</td>", page) == ["a", "4", "b", "2"]
-    assert "<option selected>bars</option>" in page
-    assert "<title>a</title>" in page
-    target = tmp_path / "stolen.csv"
-    pages = site(run, sql_seconds=0.3)
-    for text, why in [
-        (f"COPY rollouts TO '{target}'", "expected a SELECT"),
-        ("SELECT count(*) FROM range(100000000000) a, range(1000) b", "took longer than 0.3 s"),
-    ]:
-        assert why in pages.page("/sql", q=text), text
-    assert not target.exists()
-
-
-def test_sql_lists_the_tables_that_there_are_now(site: Open, tmp_path: Path) -> None:
-    """Also those that were made of the rollouts since the page was opened."""
-    folder = write_run(tmp_path / "run", [rollout("a", k, float(k), two_turns(20, 40 + k)) for k in range(2)])
-    pages = site(folder)
-    assert "chosen_rollout_id" not in pages.page("/sql")
-    gymdata.pairs(folder)
-    assert "chosen_rollout_id" in pages.page("/sql")
-
-
-@pytest.mark.parametrize(
-    ("columns", "rows", "chosen", "kind", "drawn"),
-    [
-        ({"task_id": False, "n": True}, [("a", 4), ("b", 2)], ("", "", ""), "bars", "<title>a"),
-        ({"i": True, "r": True}, [(0, 0.5), (1, 1.0)], ("", "", ""), "line", "<title>r"),
-        ({"rollout_id": False, "reward": True}, [("a", 1.0), ("b", 1.0)], ("", "", ""), "histogram", "<title>1: 2"),
-        ({"t": False, "a": True, "b": True}, [("x", 1, 2.5)] * 6, ("histogram", "", "b"), "histogram", "<title>2.5: 6"),
-        ({"task_id": False, "reward": True}, [("a", 1.0), ("b", 0.0)], ("line", "", ""), "line", None),
-    ],
-)
-def test_a_result_of_sql_is_drawn(
-    columns: dict[str, bool], rows: list[tuple[Any, ...]], chosen: tuple[str, str, str], kind: str, drawn: str | None
-):
-    """Names and numbers are bars, numbers by numbers a line, numbers of rollouts a histogram; or what the address says."""
-    chart = chart_of({"columns": list(columns.items()), "rows": rows}, *chosen)
-    assert chart is not None
-    assert chart["kind"] == kind
-    assert chart["svg"] is None if drawn is None else drawn in chart["svg"]
-
-
-def test_ids_in_a_result_of_sql_are_links_and_a_filter_command(site: Open, here: None, run: Path):
-    """A rollout, a group and a task open as their pages, and rows that name rollouts give the command that keeps these;
-    one row of text has no chart, and of what the address chose no two numbers are none."""
-    pages = site(run)
-    page = pages.page("/sql", q="SELECT rollout_id, group_id, task_id FROM rollouts LIMIT 1")
-    for address in ("/rollout?id=a-0", "/group?id=group-a", "/?task=a"):
-        assert f'href="{address}"' in page
-    assert 'id="chart"' not in page
-    page = pages.page("/sql", q="SELECT rollout_id, reward FROM rollouts WHERE reward = 1", chart="line")
-    assert "no two numbers" in page
-    assert "gymdata filter" in page
-    where = 'rollout_id in ["a-0", "a-2"]'
-    assert where.replace('"', "&#34;") in page
-    assert gymdata.filter(run, write=False, where=[where]).rollouts_out == 2
-
-
-@pytest.mark.parametrize(
-    ("headers", "token", "runs"),
-    [
-        ({}, "", True),
-        ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "navigate"}, "", True),
-        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, "", False),
-        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "navigate"}, "", False),
-        ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, "", True),
-        ({"host": "box"}, "", False),
-        ({"host": "box"}, "guessed", False),
-        ({"host": "box"}, "the form's", True),
-    ],
-)
-def test_a_statement_of_another_sites_link_is_shown_and_not_run(
-    site: Open, here: None, run: Path, headers: dict[str, str], token: str, runs: bool
-):
-    """A statement runs when these pages or a program on this machine sent it; else it stands in the box, and its
-    download is refused."""
-    pages = site(run, allow_host=["box"])
-    if token == "the form's":
-        (token,) = set(re.findall(r'name="run" value="([^"]+)"', pages.page("/sql")))
-    page = pages.get("/sql", headers, q="SELECT 41+1 AS found", run=token).text
-    assert "SELECT 41+1 AS found</textarea>" in page
-    assert (">42<" in page) == runs
-    assert ("press Run" in page) != runs
-    download = pages.get("/sql/download", headers, format="csv", q="SELECT 1", run=token)
-    assert download.status_code == (200 if runs else 403)
-
-
-def test_a_statement_that_takes_all_memory_ends_alone(site: Open, run: Path):
-    """The list of two billion numbers is an error that names the limit, and the server answers the next request."""
-    pages = site(run, sql_memory=1 << 30, sql_seconds=60)
-    page = pages.page("/sql", q="SELECT list_sum(range(2000000000::BIGINT))")
-    assert "out of memory: the statement needs more than its limit of 1.07 GB" in page
-    assert ">1<" in pages.page("/sql", q="SELECT 1 AS found")
-
-
-def test_sql_shows_so_many_rows_and_downloads_all(site: Open, here: None, run: Path):
-    """The page is cut at its limit and says so; CSV, JSON and Parquet have the whole result."""
-    pages = site(run, sql_rows=2)
-    text = "SELECT rollout_id, reward FROM rollouts ORDER BY rollout_id"
-    assert "first 2 rows" in pages.says("/sql", q=text)
-    expected = gymdata.query(text, run).to_pylist()
-    files = {kind: pages.get("/sql/download", format=kind, q=text) for kind in ("csv", "jsonl", "parquet")}
-    assert len(files["csv"].text.splitlines()) == 1 + len(expected)
-    assert [json.loads(line) for line in files["jsonl"].text.splitlines()] == expected
-    assert pq.read_table(io.BytesIO(files["parquet"].content)).to_pylist() == expected
-    assert "attachment" in files["parquet"].headers["content-disposition"]
-
-
 def test_curves_leave_gaps_and_torn_lines_out(tmp_path: Path):
     """A value that is no finite number is a gap, a torn last line waits, and a step that came twice is the later one."""
     file = tmp_path / "metrics.jsonl"
@@ -416,7 +301,7 @@ def test_an_exported_file_needs_nothing_else(run: Path, tmp_path: Path):
     assert not re.search(r'(src|href)="(?!#)', page)
     # Two of the group's four rollouts were chosen: they stand side by side, and what is not in the file is said.
     assert "rollouts 2 of 4 in its run" in words(page)
-    assert "Comparisons, SQL, training and lineage are on the pages of gymdata view only" in words(page)
+    assert "Comparisons, training and lineage are on the pages of gymdata view only" in words(page)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 const root = document.documentElement;
 const $ = (selector) => document.querySelector(selector);
 const POLL_MS = 1500;
-const PAGES = { r: "/", p: "/pairs", c: "/comparisons", s: "/sql", t: "/training", l: "/lineage" };
+const PAGES = { r: "/", p: "/pairs", c: "/comparisons", t: "/training", l: "/lineage" };
 
 $("#theme").addEventListener("click", () => {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -38,7 +38,7 @@ function plain() {
 $("#plain")?.addEventListener("click", plain);
 
 document.addEventListener("change", (event) => {
-  if (event.target.matches("#filters :is(select, [type=checkbox]), #chart select")) event.target.form.requestSubmit();
+  if (event.target.matches("#filters :is(select, [type=checkbox])")) event.target.form.requestSubmit();
 });
 document.addEventListener("submit", (event) => {
   // An empty box says nothing: it need not stand in the address.
@@ -81,7 +81,7 @@ document.addEventListener("keydown", (event) => {
   }
   const follow = (selector) => $(selector)?.click();
   switch (event.key) {
-    case "/": $("#where, #sql")?.focus(); event.preventDefault(); break;
+    case "/": $("#where")?.focus(); event.preventDefault(); break;
     case "?": $("#help").showModal(); break;
     case "j": step(1); break;
     case "k": step(-1); break;
