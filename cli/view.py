@@ -24,7 +24,7 @@ def instead_of(command: str, option: str, value: str | None) -> str | None:
 
 @with_flags(ViewConfig)
 def view(path: _Paths, *, settings: ViewConfig) -> None:
-    """Pages: rollouts, tokens, breaks, groups, pairs, comparisons, training, lineage. A run that is being collected
+    """Pages: rollouts, tokens, breaks, groups, pairs, comparisons, training. A run that is being collected
     grows in the page. Nothing is loaded from the network.
     """
     from gymdata.view.run import view as serve

@@ -20,7 +20,7 @@ from gymdata.rollouts.messages import RolloutRow
 from gymdata.show.conversations import conversations_of
 from gymdata.show.rollout import messages_of, violations
 from gymdata.store.lineage import vocabulary as vocabulary_size
-from gymdata.view import comparing, lineage, training
+from gymdata.view import comparing, training
 from gymdata.view.answers import Missing, json_answer
 from gymdata.view.evidence.facets import columns_of, facets
 from gymdata.view.evidence.faults import Faults, reader_of
@@ -69,7 +69,6 @@ class Pages:
             "/comparisons": self.comparisons,
             "/comparison": self.comparison,
             "/training": self.training,
-            "/lineage": self.lineage,
             "/code": self.code,
         }
 
@@ -428,9 +427,6 @@ class Pages:
             raise Missing(f"there is no code {code!r}; the codes of faults in rollouts are {', '.join(_ROLLOUT_CODES)}")
         faults = self.faults.of(self.index.snapshot(), check_all=True)
         return "code.html", {"code": CODES[code], "count": len(faults.with_code(code)), "unchecked": faults.unchecked}
-
-    def lineage(self, _: Request) -> Page:
-        return "lineage.html", lineage.graph(self.index.paths)
 
 
 def _named(rows: Rows, column: str, request: Request) -> list[int]:

@@ -306,17 +306,6 @@ def test_curves_grow_while_a_model_is_trained(page: Any, serve: Serve, tmp_path:
     assert page.locator("#steps").inner_text() == "4"
 
 
-@pytest.mark.full
-def test_lineage_is_a_graph_to_click(page: Any, serve: Serve, run: Path):
-    """A node shows what its run.json says."""
-    gymdata.pairs(run, strategy="all")
-    page.goto(serve(run) + "/lineage")
-    page.locator(".node", has_text="pairs-reward").click()
-    shown = page.locator(".nodefacts:visible")
-    assert shown.count() == 1
-    assert "pairs.parquet" in shown.inner_text()
-
-
 def test_cells_of_a_notebook(page: Any, run: Path):
     """A rollout, a group, a pair and a report show their texts in frames; nothing runs in them and nothing is loaded."""
     pair = gymdata.pairs(run, strategy="all").table["pair_id"][0].as_py()

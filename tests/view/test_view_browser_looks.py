@@ -125,7 +125,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_every_page_can_be_read(page: Any, serve: Serve, run: Path, tmp_path: Path) -> None:
-    """Lists, groups, pairs, comparisons, curves, lineage, codes, breaks, faults, and what is wrong or empty."""
+    """Lists, groups, pairs, comparisons, curves, codes, breaks, faults, and what is wrong or empty."""
     parents = [{"path": str(run / "pairs-reward")}, {"path": str(run)}]
     rows = [{"step": n, "loss": 1 / n, "rewards/chosen": n, "rewards/rejected": -n} for n in (1, 2, 3)]
     model = training(tmp_path / "model", "train-dpo", rows, steps=3, parents=parents)
@@ -134,7 +134,7 @@ def test_every_page_can_be_read(page: Any, serve: Serve, run: Path, tmp_path: Pa
     pair = page.locator("tr[data-href]").first.get_attribute("data-href")
     shown = ["/", "/?by=group", "/?min=0.5", "/?where=reward+%3E+5", "/?where=rewrd+%3E+1", "/pairs", pair,
              "/group?id=group-a", "/comparisons", "/comparisons?show=half", "/comparison?id=0-3", "/comparison?id=2-0",
-             "/training", "/lineage", "/?text=strong", "/nothing",
+             "/training", "/?text=strong", "/nothing",
              "/rollout?id=nobody"]  # fmt: skip
     faulty = ["/", "/?by=group&fault=any", "/code?code=T206", "/training", "/comparisons", "/pairs",
               "/rollout?id=3d3ca74d586f0eea4ffd9720f6a55325", "/rollout?id=f19f962238f9a4dbf67d58d0ae9719cc",
@@ -143,10 +143,6 @@ def test_every_page_can_be_read(page: Any, serve: Serve, run: Path, tmp_path: Pa
         page.goto(address)
         assert page.locator("main").count() == 1, address
         is_fit(page, address)
-    page.goto(base + "/lineage")
-    for node in page.locator(".node").all():
-        node.click()
-        is_fit(page, f"{node.get_attribute('aria-label')} of the lineage")
     page.goto(base + "/training")
     page.wait_for_selector("#curves[data-drawn]")
     is_fit(page, "curves")

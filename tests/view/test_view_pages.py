@@ -21,7 +21,7 @@ from tests.view.conftest import BROKEN, HOSTILE, Open, Serve
 PACKAGE = Path(__file__).parents[2] / "gymdata"
 PAGES = ["/", "/?where=reward+%3E+0", "/rollout?id=plain-0", "/data/tokens?id=plain-0", "/break?id=none", "/pairs",
          "/data/why?id=plain-0&turn=0&k=0", "/group?id=group-plain", "/comparisons", "/training",
-         "/lineage", "/static/view.css", "/static/app.js"]  # fmt: skip
+         "/static/view.css", "/static/app.js"]  # fmt: skip
 
 
 @pytest.fixture

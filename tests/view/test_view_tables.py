@@ -1,4 +1,4 @@
-"""Pages over what was made from rollouts: groups, pairs, comparisons, training, lineage, and the exported file."""
+"""Pages over what was made from rollouts: groups, pairs, comparisons, training, and the exported file."""
 
 from __future__ import annotations
 
@@ -249,33 +249,6 @@ def test_trainings_are_overlaid(site: Open, tmp_path: Path):
     assert drawn["panels"] == [{"title": "loss", "series": {"a": [3.0, 2.0, None], "b": [4.0, 1.0, 0.5]}}]
 
 
-def test_lineage_draws_what_run_json_names(site: Open, run: Path, tmp_path: Path):
-    """Tasks, rollouts, the judge, pairs and a model, with an edge for each parent; one that is gone says so."""
-
-    def say(folder: Path, **facts: Any) -> None:
-        folder.mkdir(exist_ok=True)
-        before = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
-        (folder / "run.json").write_text(json.dumps(before | facts))
-
-    say(run, stage="collect", tasks={"files": [{"path": "gone.jsonl", "xxh3": "1"}]})
-    gymdata.pairs(run)
-    say(tmp_path / "model", stage="train-dpo", parents=[{"path": str(run / "pairs-reward")}])
-    files = [{"path": "comparisons.parquet", "rows": 6}, {"path": "scores.parquet", "rows": 4}]
-    say(run / "judge-tiny", files=files)
-    files = [{"path": "scores.parquet", "rows": 8}]
-    say(run / "scores-mine", stage="score", files=files, counts={"rollouts": 4, "scored": 3})
-    pages = site(run, tmp_path / "model")
-    text, page = pages.says("/lineage"), pages.page("/lineage")
-    # A rollout that was scored twice has two rows, and one without a value has one.
-    assert "score, 3 scored rollouts" in text
-    # The rows of its scores are no comparisons.
-    assert "judge, 6 comparisons" in text
-    names = re.findall(r'<text class="name"[^>]*>([^<]*)</text>', page)
-    assert set(names) >= {"run", "judge-tiny", "pairs-reward", "model", "gone.jsonl"}
-    assert page.count('class="edge"') >= 4
-    assert re.search(r'class="node \w+ missing"[^>]* aria-label="gone\.jsonl', page)
-
-
 def test_squares_of_an_exported_file_have_the_colors_of_the_pages(tmp_path: Path) -> None:
     """Rewards beyond 0 to 1 are told apart."""
     rewards = [0.0, 1.0, 5.0, 10.0]
@@ -301,7 +274,7 @@ def test_an_exported_file_needs_nothing_else(run: Path, tmp_path: Path):
     assert not re.search(r'(src|href)="(?!#)', page)
     # Two of the group's four rollouts were chosen: they stand side by side, and what is not in the file is said.
     assert "rollouts 2 of 4 in its run" in words(page)
-    assert "Comparisons, training and lineage are on the pages of gymdata view only" in words(page)
+    assert "Comparisons and training are on the pages of gymdata view only" in words(page)
 
 
 @pytest.mark.parametrize(

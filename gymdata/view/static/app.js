@@ -3,7 +3,7 @@
 const root = document.documentElement;
 const $ = (selector) => document.querySelector(selector);
 const POLL_MS = 1500;
-const PAGES = { r: "/", p: "/pairs", c: "/comparisons", t: "/training", l: "/lineage" };
+const PAGES = { r: "/", p: "/pairs", c: "/comparisons", t: "/training" };
 
 $("#theme").addEventListener("click", () => {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
