@@ -122,5 +122,5 @@ gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
     "docs": ("gymdata docs", "gymdata docs your-data"),
     "tour": ("gymdata tour", "gymdata tour -o runs/look --no-view"),
     "demo": ("gymdata demo -o runs/demo", "gymdata demo --real"),
-    "doctor": ("gymdata doctor", "gymdata doctor . --json", "gymdata doctor -m sample_data/policy"),
+    "doctor": ("gymdata doctor", "gymdata doctor . --json"),
 }

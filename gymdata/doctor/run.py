@@ -1,7 +1,6 @@
 """``gymdata doctor``: each check reports what it found and what to do about it.
 
-Invariant: without a model neither torch nor vLLM is loaded: packages are known by their metadata, GPUs by the driver's own
-program.
+Invariant: neither torch nor vLLM is loaded: packages are known by their metadata, GPUs by the driver's own program.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import shutil
 import subprocess
 import tempfile
@@ -17,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import gymdata
 from gymdata.doctor import packages
@@ -28,9 +26,6 @@ from gymdata.public import Figures, Report, Row, path_of
 from gymdata.store.lock import Lock
 from gymdata.store.paths import local_output
 from gymdata.validate.run import validate
-
-if TYPE_CHECKING:
-    from gymdata.doctor.model import ModelEstimate
 
 __all__ = ["Check", "DoctorReport", "doctor"]
 
@@ -52,18 +47,16 @@ class Check:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DoctorReport(Report):
-    """All checks, in the order in which they were made. ``ok``: none found a fault. ``model``: estimates, of a model."""
+    """All checks, in the order in which they were made. ``ok``: none found a fault."""
 
     checks: tuple[Check, ...]
-    model: ModelEstimate | None = None
 
     @property
     def ok(self) -> bool:
         return all(check.state != "fault" for check in self.checks)
 
     def to_dict(self) -> Figures:
-        checks = [asdict(check) for check in self.checks]
-        return {"ok": self.ok, "checks": checks, **({"estimate": self.model.to_dict()} if self.model else {})}
+        return {"ok": self.ok, "checks": [asdict(check) for check in self.checks]}
 
     def rows(self) -> list[Row]:
         faults = sum(check.state == "fault" for check in self.checks)
@@ -72,12 +65,10 @@ class DoctorReport(Report):
         return [*zip((c.name for c in self.checks), advised, strict=True), ("faults", faults)]
 
 
-def doctor(folder: str | Path = ".", model: str | Path | None = None) -> DoctorReport:
+def doctor(folder: str | Path = ".") -> DoctorReport:
     """Look at this install and this machine, and at ``folder`` as a place to work in.
 
-    Packages are not imported, and no model is loaded. Nothing stays in ``folder``. ``model``: estimate its memory and speed
-    here with every trainer, and the time of a next command, which trains on ``folder`` where that is a run; this loads
-    torch and measures for some seconds.
+    Packages are not imported, and nothing stays in ``folder``.
     """
     # Before it is fetched, as other commands do.
     here = local_output(folder) if isinstance(folder, (str, Path)) else folder
@@ -88,15 +79,6 @@ def doctor(folder: str | Path = ".", model: str | Path | None = None) -> DoctorR
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
         gpus = done.stdout.splitlines() if done.returncode == 0 else []
-    estimate, estimated = None, list[Check]()
-    if model is not None:
-        from gymdata.doctor import model as models
-
-        card = re.search(r"(\d+) MiB", gpus[0]) if gpus else None
-        estimate = models.estimate(str(model), location, memory, int(card[1]) * 2**20 if card else None)
-        less = f"the {estimate.total / 1e9:,.0f} GB here are less: LoRA, a smaller per_device_train_batch_size, --max-length"
-        for name, text, fits in estimate.lines():
-            estimated.append(Check(name, "ok" if fits else "note", text, None if fits else less))
     return DoctorReport(
         (
             Check("gymdata", "ok", f"{gymdata.__version__} in {Path(gymdata.__file__).parent}"),
@@ -107,9 +89,7 @@ def doctor(folder: str | Path = ".", model: str | Path | None = None) -> DoctorR
             *_extras(bool(gpus)),
             *_folder(location),
             _self_test(),
-            *estimated,
-        ),
-        estimate,
+        )
     )
 
 
