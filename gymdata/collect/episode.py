@@ -24,7 +24,6 @@ import numpy as np
 from gymdata.collect import outcome as ends
 from gymdata.collect.outcome import Failure, Limits, Outcome
 from gymdata.collect.resume import RunKey, request_seed
-from gymdata.collect.spent import Spent
 from gymdata.engines.port import Chat, Conversation, Generation, Sampler, SampleRequest
 from gymdata.engines.sampling import cut_at_stop
 from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict
@@ -63,15 +62,11 @@ class EpisodeConfig:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     #: First prompts of the tasks being played, by task_id: a group's members mostly share theirs. Bounded.
     first_prompts: dict[str, tuple[object, object, list[int]]] = field(default_factory=dict)
-    spent: Spent = field(default_factory=Spent)
-    #: Is called with the number of ids of the first prompt of all.
-    opening: Callable[[int], None] | None = None
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Raises OutsideError("engine")."""
         assert self.sampler is not None
-        with self.spent.on("engine", request.n):
-            generations = await self.sampler.sample(request)
+        generations = await self.sampler.sample(request)
         assert self.chat is not None
         min_tokens = int(self.sampling.get("min_tokens") or 0)
         return [cut_at_stop(generation, self.chat.decode, min_tokens) for generation in generations]
@@ -83,8 +78,6 @@ class EpisodeConfig:
             return prompt
         assert self.chat is not None
         prompt = list(self.chat.render(messages, tools))
-        if self.opening is not None and not self.first_prompts:
-            self.opening(len(prompt))
         self.first_prompts[task.task_id] = (list(messages), tools, prompt)
         if len(self.first_prompts) > _KEPT_PROMPTS:
             del self.first_prompts[next(iter(self.first_prompts))]
@@ -208,8 +201,7 @@ class Rollout:
     async def _begin(self) -> None:
         setting = self.setting
         assert setting.environment is not None
-        with setting.spent.on("environment"):
-            self._episode = await setting.environment.start(copy.deepcopy(self.task), self.index)
+        self._episode = await setting.environment.start(copy.deepcopy(self.task), self.index)
         self.tools = copy.deepcopy(self._episode.tools)
         self.messages = copy.deepcopy(list(self._episode.messages))
         self.produced_by = [None] * len(self.messages)
@@ -243,8 +235,7 @@ class Rollout:
             if self.outcome is not None:
                 return
             assert self._episode is not None
-            with setting.spent.on("environment"):
-                step = await self._episode.step(copy.deepcopy(message))
+            step = await self._episode.step(copy.deepcopy(message))
             _add_reward(turn, step.reward)
             self.messages = [*before, *copy.deepcopy(step.messages)]
             self.produced_by += [None] * len(step.messages)
@@ -284,8 +275,7 @@ class Rollout:
         turns."""
         try:
             stop_reason = outcome.stop_reason if outcome.status == ends.TRUNCATED else None
-            with self.setting.spent.on("environment"):
-                verdict = await episode.verdict(copy.deepcopy(self.messages), stop_reason)
+            verdict = await episode.verdict(copy.deepcopy(self.messages), stop_reason)
             if verdict is not None:
                 reward_of(verdict.reward, "the environment")
             if verdict is not None and verdict.last_step is not None:
@@ -357,16 +347,15 @@ class WorkflowRollout(Rollout):
     async def _turns(self, first: object) -> None:  # noqa: ARG002 - nothing is sampled here, with a group or alone
         setting, self._place = self.setting, "workflow"
         assert setting.workflow is not None
-        with setting.spent.on("environment"):
-            rollout = await setting.workflow.run(
-                RemoteRequest(
-                    rollout_id=self.rollout_id,
-                    task=self.task,
-                    rollout_index=self.index,
-                    seed=request_seed(setting.seed, self.task, 0, self.index),
-                    sampling=setting.sampling,
-                )
+        rollout = await setting.workflow.run(
+            RemoteRequest(
+                rollout_id=self.rollout_id,
+                task=self.task,
+                rollout_index=self.index,
+                seed=request_seed(setting.seed, self.task, 0, self.index),
+                sampling=setting.sampling,
             )
+        )
         self.tools, self.messages, self.verdict = rollout.tools, rollout.messages, rollout.verdict
         for generation in rollout.generations:
             self.produced_by.append(None if generation is None else len(self.encoder.turns))

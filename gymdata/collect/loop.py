@@ -162,8 +162,7 @@ class Collector:
             if self.setting.agents is not None:
                 await self.setting.agents.discard(rollout)
         elif self.setting.agents is not None:
-            with self.setting.spent.on("reward"):
-                row, faults = await self.setting.agents.finish(rollout)
+            row, faults = await self.setting.agents.finish(rollout)
             self._count(rollout, row, faults)
         else:
             await self._keep(rollout)
@@ -188,18 +187,17 @@ class Collector:
         assert rollout.outcome is not None
         parts, faults, turns = [], {}, rollout.encoder.turns
         if self.scheduler.rewards:
-            with self.setting.spent.on("reward"):
-                scored = await self.scheduler.score(
-                    view_of(
-                        messages=rollout.messages,
-                        produced_by=rollout.produced_by if turns else counted_calls(rollout.messages),
-                        task=rollout.task.row,
-                        tools=rollout.tools,
-                        turns=turns,
-                        status=rollout.outcome.status,
-                        environment=rollout.verdict.extra if rollout.verdict is not None else None,
-                    )
+            scored = await self.scheduler.score(
+                view_of(
+                    messages=rollout.messages,
+                    produced_by=rollout.produced_by if turns else counted_calls(rollout.messages),
+                    task=rollout.task.row,
+                    tools=rollout.tools,
+                    turns=turns,
+                    status=rollout.outcome.status,
+                    environment=rollout.verdict.extra if rollout.verdict is not None else None,
                 )
+            )
             parts, faults = scored.parts, scored.faults
             if turns and not faults:
                 for turn, step in zip(turns, step_rewards(parts, len(turns)), strict=True):

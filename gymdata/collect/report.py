@@ -45,10 +45,10 @@ class CollectSummary(Report):
 
     ``reward``: mean over scored rollouts with a 95 % bootstrap interval over groups; None without any.
     ``reward_faults``: rollouts without a reward because a function failed on them; ``parts``: each function's account.
-    ``behavior``: what the policy did that is odd, by code (family B of validate); ``slowed_by``: what the call waited
-    for. ``agent_exits``: rollouts whose agent ended with an exit code other than 0. ``pending``: requested, not there, and
-    to be tried again by the same command; ``exhausted``: out of attempts. ``away_s``: of ``seconds`` those in which no
-    server could be reached; ``tokens_per_s`` is without them. ``masked``: rollouts that the environment took out of
+    ``behavior``: what the policy did that is odd, by code (family B of validate). ``agent_exits``: rollouts whose agent
+    ended with an exit code other than 0. ``pending``: requested, not there, and to be tried again by the same command;
+    ``exhausted``: out of attempts. ``away_s``: of ``seconds`` those in which no server could be reached; ``tokens_per_s``
+    is without them. ``masked``: rollouts that the environment took out of
     training, by reason. ``tokens_read``: prompt tokens of this call's requests, and
     ``tokens_cached``: those that were in the prefix cache; None where the engine is in another process.
     """
@@ -79,7 +79,6 @@ class CollectSummary(Report):
     interrupted: bool
     gave_up: bool
     behavior: dict[str, str] = field(default_factory=dict)
-    slowed_by: str | None = None
     masked: dict[str, int] = field(default_factory=dict)
     agent_exits: int = 0
     away_s: float = 0.0
@@ -134,7 +133,7 @@ class CollectSummary(Report):
         return [*rows, *speed, *away, ("time", f"{self.seconds:.1f} s"), ("written to", self.path)]
 
     def remarks(self) -> list[str]:
-        """A line for each odd behavior of the policy, for a reward of the first to end, and for what slowed the run down."""
+        """A line for each odd behavior of the policy, and for a reward of the first to end."""
         odd = []
         if self.pending and self.reward["n"]:
             ended = f"the reward is that of the {counted(self.reward['n'], 'rollout')} that ended"
@@ -152,8 +151,7 @@ class CollectSummary(Report):
         odd += [f"{code}: {text} (gymdata validate --explain {code})" for code, text in self.behavior.items()]
         if self.exhausted or (self.failures and self.pending):
             odd.append(f"`gymdata query :failures {self.path}` says why attempts failed")
-        # Without a rollout, the failures are what there is to say.
-        return [*odd, *([self.slowed_by] if self.slowed_by and self.rollouts else [])]
+        return odd
 
     def _scoring(self) -> list[Row]:
         rows = [line for part in self.parts.values() for line in part.lines()]

@@ -31,11 +31,10 @@ from gymdata.collect.resume import COLUMNS as LEDGER_COLUMNS
 from gymdata.collect.resume import AttemptTracker, ResumeState, RunKey
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Given, Parts, check_start, check_tasks, identity_of, load_parts, try_environment
-from gymdata.collect.spent import crowded
 from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks, task_rows
 from gymdata.engines.servers.many import Servers
-from gymdata.engines.servers.vllm_server import RUNS_AT_ONCE, ServerSampler
+from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.environments import named_environment
 from gymdata.errors import EXIT_USAGE, GymdataError, OutsideError, StoreError, counted, redacted, redacted_all
 from gymdata.progress import LOG_FILES, NullProgress, Progress
@@ -252,7 +251,6 @@ def _collect(
         interrupted=done.interrupted,
         gave_up=config.give_up,
         behavior=behavior_of(run.folder) if done.rollouts else {},
-        slowed_by=done.slowed_by,
         tokens_cached=done.cached_tokens,
         tokens_read=done.read_tokens,
         away_s=round(run.away_s, 1),
@@ -287,7 +285,6 @@ class _Done:
     empty: int = 0
     seconds: float = 0.0
     interrupted: bool = False
-    slowed_by: str | None = None
     cached_tokens: int | None = None
     read_tokens: int | None = None
 
@@ -337,11 +334,6 @@ async def _play(
             concurrency = parts.source.default_concurrency
             concurrency = config.concurrency or (concurrency if agents is None else min(concurrency, most_agents))
 
-            def opening(prompt: int) -> None:
-                flying = min(concurrency, resume_state.pending)
-                if text := crowded(facts, flying, config.num_rollouts, prompt, config.max_tokens):
-                    progress.message(text)
-
             setting = EpisodeConfig(
                 parts.sampler,
                 parts.chat,
@@ -355,7 +347,6 @@ async def _play(
                 workflow=parts.workflow,
                 agents=agents,
                 sampling=config.sampling_parameters() | limits,
-                opening=opening,
             )
             scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
             n_existing = run.sealed_rows + run.journal_rows
@@ -370,9 +361,6 @@ async def _play(
                 run.note(engine={"servers": parts.sampler.account()})
                 for text in parts.sampler.remarks():
                     progress.message(text)
-            engines = len(parts.sampler.servers) if isinstance(parts.sampler, Servers) else config.replicas or 1
-            # A workflow samples elsewhere: all that is known is how many rollouts it was given.
-            at_once = facts.get("max_num_seqs") or (concurrency if parts.workflow is not None else RUNS_AT_ONCE)
             return _Done(
                 collector.done,
                 collector.failed,
@@ -380,8 +368,6 @@ async def _play(
                 collector.empty,
                 wall,
                 interrupted.is_set(),
-                # The time of an agent is its tools' and the engine's.
-                setting.spent.slowed_by(wall, engines * int(at_once), concurrency) if agents is None else None,
                 parts.sampler.cached_tokens if isinstance(parts.sampler, VllmSampler) else None,
                 parts.sampler.read_tokens if isinstance(parts.sampler, VllmSampler) else None,
             )
