@@ -278,8 +278,6 @@ class TransformersChat:
     def text(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> str:
         from jinja2.exceptions import TemplateError
 
-        from gymdata.chat.template_proof import TemplateLimitError
-
         shaped = self._shaped(messages)
         try:
             return self._rendered(shaped, list(tools) if tools else None, generate)
@@ -291,12 +289,6 @@ class TransformersChat:
                     return self.text(messages, tools, generate=generate)
                 self._text_arguments = False  # these messages are at fault, and others are not
             raise _refusal(messages, error) from error
-        except TemplateLimitError as error:
-            name = self.tokenizer.name_or_path or "the tokenizer"
-            raise DataError(
-                f"{name}: its chat template cannot be used: {error}",
-                hint="give another template with --chat-template FILE",
-            ) from error
         except (TemplateError, KeyError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             raise _refusal(messages, error) from error
 
@@ -311,8 +303,6 @@ class TransformersChat:
         return [_for_template(m, self._text_arguments, self._parts) for m in messages]
 
     def _rendered(self, messages: list[Message], tools: list[Any] | None, generate: bool) -> str:
-        from gymdata.chat.template_proof import CONVERSATIONS, refuse_endless
-
         if writes_conversations_itself(self.tokenizer):
             # A tokenizer that writes conversations by code of its own.
             return str(
@@ -322,10 +312,7 @@ class TransformersChat:
             )
         if not messages:
             raise ValueError("a conversation without messages")
-        template = self.tokenizer.chat_template
-        if known_template(template) is None:
-            refuse_endless(template, CONVERSATIONS)
-        return rendered_chat(template, messages, tools, generate, self.tokenizer.special_tokens_map)
+        return rendered_chat(self.tokenizer.chat_template, messages, tools, generate, self.tokenizer.special_tokens_map)
 
     def encode(self, text: str) -> list[int]:
         if self._backend is not None:

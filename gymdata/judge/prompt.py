@@ -72,8 +72,6 @@ class Prompt:
         with needs("collect"):
             from jinja2 import StrictUndefined, TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-            from gymdata.chat.template_proof import refuse_endless
         environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         self._name = "--judge-prompt" if name is None else f"--judge-prompt {name}"
         self._fault = TemplateError
@@ -83,11 +81,6 @@ class Prompt:
             self._template = environment.from_string(template)
         except TemplateError as error:
             raise DataError(f"{self._name}: is no Jinja template: {error}") from error
-        tried = {"conversation": [{"role": "user", "content": "question"}], "response_1": "a", "response_2": "b"}
-        try:
-            refuse_endless(template, [{**tried, "principle": principle} for principle in (None, "be brief")])
-        except TemplateError as error:
-            raise DataError(f"{self._name}: {error}", hint="give another file") from error
         mark_1, mark_2 = (f"\x00{n}\x00" for n in (1, 2))
         rendered = self.messages([{"role": "user", "content": "question"}], mark_1, mark_2, "principle")[0]["content"]
         for name, mark in (("response_1", mark_1), ("response_2", mark_2)):

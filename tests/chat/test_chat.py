@@ -122,6 +122,14 @@ def test_messages_that_a_template_refuses_change_no_others():
     assert chat.render([USER, CALLED], [TOOL]) == written
 
 
+def test_a_template_that_recurses_without_end_is_an_error_of_the_template(policy):
+    """Python's own limit ends it, and the error names the conversation."""
+    chat = TransformersChat.load(policy)
+    chat.tokenizer.chat_template = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"
+    with pytest.raises(DataError, match=r"the chat template refuses a conversation of \(user\)"):
+        chat.render([{"role": "user", "content": "q"}], None)
+
+
 def test_the_bridge_does_not_depend_on_what_was_said(chat):
     """Whatever the model wrote, the environment's ids are the same, the first time and later."""
     first = chat.bridge([USER, CALLED], [ANSWER], [TOOL])
