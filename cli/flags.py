@@ -35,8 +35,8 @@ METAVARS = {
     "env": "[NAME=]SPEC", "force": "KEY=VALUE", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE",
     "loss": "LOSS", "map": "FIELD=COLUMN", "pair": "[ID]", "random": "N", "ray": "[ADDRESS]", "replicas": "N",
     "reward_url": "URL", "select": "CODE", "system": "TEXT",
-    "step_reward_field": "NAME", "task": "ID", "top_logprobs": "K", "user": "SPEC", "user_model": "URL",
-    "user_model_name": "NAME", "user_prompt": "TEXT", "where": "CONDITION", "workflow_url": "URL",
+    "step_reward_field": "NAME", "task": "ID", "top_logprobs": "K", "user": "SPEC",
+    "where": "CONDITION", "workflow_url": "URL",
 }  # fmt: skip
 #: The widest list of choices as a metavar in ``--help``; longer lists are part of the text.
 _WIDEST = 76

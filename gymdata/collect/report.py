@@ -179,7 +179,7 @@ class EnvironmentTrial:
 
     def lines(self) -> list[Row]:
         named = f"{self.name} = {self.spec}" if self.name else self.spec
-        user = self.user and str(self.user.get("spec") or self.user.get("model") or self.user["name"])
+        user = self.user and str(self.user.get("spec") or self.user["name"])
         return [
             ("environment", named),
             ("  tools", ", ".join(self.tools) or None),

@@ -18,9 +18,9 @@ from gymdata.rewards.setting import RewardSpecs
 from gymdata.rollouts.column_names import TASK_FIELDS
 from gymdata.rollouts.logprobs import BIASES
 from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, one_or_list, parse_value
-from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, USER_KEYS, WORKFLOW_KEYS, refuse_userinfo
+from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, WORKFLOW_KEYS, refuse_userinfo
 
-_KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS, "user_model": USER_KEYS}
+_KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS}
 #: NAME=SPEC; a path or URL may have a = further on.
 _NAMED = re.compile(r"([A-Za-z_][\w.-]*)=(.+)", re.S)
 
@@ -55,15 +55,14 @@ _EXCLUDING = (
         ("endpoint", "chat_endpoint"): "--endpoint, where the server takes ids",
         ("replicas", "endpoint"): _SERVERS_RUN,
         ("replicas", "chat_endpoint"): _SERVERS_RUN,
-        ("user", "user_model"): "one user answers: leave the other out",
     }
     | {
         (name, "workflow_url"): "a workflow has its own engine and environment: leave the flag out"
-        for name in (*_OF_ENGINE, "env", "user", "user_model", "step_reward_field", "agent")
+        for name in (*_OF_ENGINE, "env", "user", "step_reward_field", "agent")
     }
     | {
         (name, "agent"): "an agent has its own loop and tools, and needs token ids: leave the flag out"
-        for name in ("env", "user", "user_model", "step_reward_field", "chat_endpoint")
+        for name in ("env", "user", "step_reward_field", "chat_endpoint")
     }
 )
 #: Sampling parameters that override those of an agent, in ``collect`` and ``record``: KEY=VALUE, or a mapping.
@@ -97,8 +96,6 @@ class CollectConfig(Config):
         "replica",
         "env_args",
         "result_json_path",
-        "user_sampling",
-        "user_stop",
     }
 
     sections: ClassVar[Mapping[str, str]] = {
@@ -212,17 +209,6 @@ class CollectConfig(Config):
     user: str | None = pydantic.Field(
         None, description="User who answers when no tool is called: path.py:Name, a function or class."
     )
-    user_model: str | None = pydantic.Field(None, description="Base URL of a chat server whose model plays the user.")
-    user_model_name: str | None = pydantic.Field(None, description="Served name of the user's model.")
-    user_prompt: str | None = pydantic.Field(
-        None, description="System prompt of the user's model: a text, or a file of it; {{ COLUMN }} is the task's."
-    )
-    user_sampling: Settings = pydantic.Field(
-        default_factory=dict, description="Further fields of each request to the user's model, such as temperature."
-    )
-    user_stop: str = pydantic.Field(
-        "###STOP###", min_length=1, description="Text with which the user's model ends the conversation."
-    )
     step_reward_field: str | None = pydantic.Field(
         None, min_length=1, description="Field of a resource server's tool results that is the step's reward."
     )
@@ -300,7 +286,7 @@ class CollectConfig(Config):
         """One environment is one text, as files and run.json have it."""
         return one_or_list(value)
 
-    @pydantic.field_validator("endpoint", "chat_endpoint", "workflow_url", "env", "reward", "user_model")
+    @pydantic.field_validator("endpoint", "chat_endpoint", "workflow_url", "env", "reward")
     @classmethod
     def _no_userinfo(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         name = str(info.field_name)
@@ -316,15 +302,6 @@ class CollectConfig(Config):
                 flags = [f"--set {n}.…" if n in self.key_only else f"--{n.replace('_', '-')}" for n in names]
                 raise UsageError(f"{' and '.join(flags)} were both given", hint=hint)
         forced(self.force)
-        for name in ("user_model_name", "user_prompt", "user_sampling", "user_stop"):
-            unset = type(self).model_fields[name].get_default(call_default_factory=True)
-            if getattr(self, name) != unset and self.user_model is None:
-                raise UsageError(f"--{name.replace('_', '-')} was given without --user-model", hint="give its URL")
-        if self.user_model is not None and (self.user_model_name is None or self.user_prompt is None):
-            raise UsageError(
-                "--user-model needs --user-model-name and --user-prompt",
-                hint=f"the prompt says who the user is, what they want, and when to write {self.user_stop}",
-            )
         if self.engine and (self.endpoint or self.chat_endpoint):
             raise UsageError("--set engine.… is for the engine in process", hint="set it where the server is started")
 
@@ -375,7 +352,6 @@ class CollectConfig(Config):
             "replicas",
             "ray",
             "workflow_url",
-            "user_model",
             "on_break",
             "max_attempts",
             "give_up",

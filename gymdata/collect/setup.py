@@ -26,7 +26,7 @@ from gymdata.collect.episode import NextPrompt
 from gymdata.collect.loop import VERDICT
 from gymdata.collect.report import EnvironmentTrial
 from gymdata.collect.settings import CollectConfig
-from gymdata.collect.task_shapes import FieldError, TextTemplate, answer_hint, text_or_file
+from gymdata.collect.task_shapes import answer_hint
 from gymdata.engines.port import Chat, Sampler
 from gymdata.engines.servers.many import Endpoints, Servers
 from gymdata.engines.servers.vllm_server import ServerSampler, not_served, served_models, server_address
@@ -43,7 +43,7 @@ from gymdata.environments import (
 )
 from gymdata.environments.port import Environment, User
 from gymdata.environments.resource_server import ResourceServer
-from gymdata.errors import DataError, OutsideError, UsageError, abridged, require
+from gymdata.errors import OutsideError, UsageError, abridged, require
 from gymdata.http import why_unreachable
 from gymdata.record.agent import Agent, load_agent
 from gymdata.rewards import load_rewards
@@ -94,7 +94,6 @@ async def _ask_servers(config: CollectConfig, parts: Parts) -> Facts:
     await _reach(config.workflow_url, "environment", "is the workflow's server up?")
     for spec in config.environments().values():
         await _reach(server_url(spec), "environment", "is the resource server up?")
-    await _reach(config.user_model, "environment", "is the server of the user's model up?")
     for reward in parts.rewards:
         kind, _, url = reward.function.source.partition(":")
         await _reach(url if kind == "url" else None, "environment", "is the reward server up?")
@@ -153,26 +152,16 @@ def _check_columns(parts: Parts, tasks: Iterable[Task]) -> None:
 
 
 def check_tasks(parts: Parts, tasks: Iterable[Task]) -> None:
-    """Every task against what plays and scores it. Raises DataError naming the first task that names no environment, or
-    lacks a column of the user's prompt, and UsageError for a reward function that takes a column that none has. A shipped
-    reward that applies to none of them is a note."""
+    """Every task against what plays and scores it. Raises DataError naming the first task that names no environment,
+    and UsageError for a reward function that takes a column that none has. A shipped reward that applies to none of them is
+    a note."""
     _check_columns(parts, tasks)
     if parts.agent is not None:
         for task in tasks:
             parts.agent.check(task)
-    environment = parts.environment
-    by_name = environment if isinstance(environment, ByName) else None
-    prompt = parts.user_prompt
-    if by_name is None and prompt is None:
-        return
-    for task in tasks:
-        if by_name is not None:
-            by_name.check(task)
-        if prompt is not None:
-            try:
-                prompt.render(task.row)
-            except FieldError as error:
-                raise DataError(f"task {task.task_id}: {error}") from error
+    if isinstance(parts.environment, ByName):
+        for task in tasks:
+            parts.environment.check(task)
 
 
 async def try_environment(environment: Environment, tasks: Iterable[Task]) -> list[EnvironmentTrial]:
@@ -278,8 +267,6 @@ class Parts:
     notes: list[str] = field(default_factory=list)
     next_prompt: NextPrompt | None = None
     workflow: HttpWorkflow | None = None
-    #: The prompt of the user's model, rendered for each task.
-    user_prompt: TextTemplate | None = None
     #: Calls the model in the environment's place.
     agent: Agent | None = None
 
@@ -338,13 +325,10 @@ def load_parts(config: CollectConfig, objects: Given | None = None) -> Parts:
         # Nothing is sampled here; the model is only a name.
         model = model_identity.served_facts(config.model or "workflow")
         return Parts(None, None, None, rewards, model, workflow=workflow)
-    prompt = None
-    if config.user_prompt is not None:
-        prompt = TextTemplate(text_or_file(config.user_prompt, "the prompt of the user's model"), "--user-prompt")
     agent = None
     if config.agent is not None:
         agent = load_agent(objects.agent or config.agent, config.agent_files)
-    environment = environment_of(config, objects, prompt) if agent is None else None
+    environment = environment_of(config, objects) if agent is None else None
     servers = _servers(config)
     announced: list[str] = []
     if not servers:
@@ -373,7 +357,6 @@ def load_parts(config: CollectConfig, objects: Given | None = None) -> Parts:
         rewards,
         model,
         [*announced, *notes],
-        user_prompt=prompt,
         agent=agent,
     )
     if config.chat_endpoint is not None:
@@ -419,9 +402,9 @@ def _served(servers: Sequence[str], config: CollectConfig) -> tuple[str, str, li
     return name, folders[0], [f"{shown} serves {name}; its tokenizer: {folders[0]}"]
 
 
-def environment_of(config: CollectConfig, objects: Given, prompt: TextTemplate | None) -> Environment:
+def environment_of(config: CollectConfig, objects: Given) -> Environment:
     """The environment of the tasks, with the user, if there is one. Raises UsageError."""
-    specs, user = config.environments(), _user(config, objects, prompt)
+    specs, user = config.environments(), _user(config, objects)
     server = partial(
         ResourceServer,
         model=config.model or "policy",
@@ -452,7 +435,7 @@ def environment_of(config: CollectConfig, objects: Given, prompt: TextTemplate |
         )
         if user is not None and getattr(environment, "responds", False):
             raise UsageError(
-                f"{spec} has a respond of its own, and --user or --user-model was given",
+                f"{spec} has a respond of its own, and --user was given",
                 hint="one user answers: leave the other out",
             )
         environments[name] = environment if user is None else WithUser(environment, user)
@@ -460,26 +443,12 @@ def environment_of(config: CollectConfig, objects: Given, prompt: TextTemplate |
     return alone if alone is not None else ByName({str(name): part for name, part in environments.items()})
 
 
-def _user(config: CollectConfig, objects: Given, prompt: TextTemplate | None) -> User | None:
+def _user(config: CollectConfig, objects: Given) -> User | None:
     if objects.user is not None:
         return given_user(objects.user, timeout_s=config.tool_timeout)
     if config.user is not None:
         return load_user(config.user, timeout_s=config.tool_timeout)
-    if config.user_model is None or prompt is None:
-        return None
-    from gymdata.environments.user_model import ModelUser
-
-    return ModelUser(
-        config.user_model,
-        str(config.user_model_name),
-        prompt=prompt.render,
-        prompt_text=prompt.text,
-        stop=config.user_stop,
-        sampling=config.user_sampling,
-        seed=config.seed,
-        timeout_s=config.request_timeout,
-        max_retries=config.retries,
-    )
+    return None
 
 
 def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_hash: str) -> Sampler:

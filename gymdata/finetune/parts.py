@@ -53,7 +53,7 @@ def check_environment(config: FinetuneConfig, where: str, beside: Path, held_out
         return
     settings = {**builder.settings, **held_out}
     try:
-        environment_of(CollectConfig.of({"tasks": "", **in_place(settings, beside)}, where), Given(), None)
+        environment_of(CollectConfig.of({"tasks": "", **in_place(settings, beside)}, where), Given())
     except UsageError as error:
         key = re.match("--(env|user)", error.message)
         section = "finetuning.validation.settings" if key and key[1] in held_out else f"trajectory_builders.{name}"
@@ -130,9 +130,8 @@ def in_place(settings: Mapping[str, Any], beside: Path) -> dict[str, Any]:
         copy["env"] = [_named_spec(value, beside) for value in env]
     if copy.get("user") is not None:
         copy["user"] = spec(copy["user"], beside)
-    for key in ("system", "user_prompt"):
-        if str(copy.get(key) or "").endswith(TEXT_FILES):
-            copy[key] = find(copy[key], beside)
+    if str(copy.get("system") or "").endswith(TEXT_FILES):
+        copy["system"] = find(copy["system"], beside)
     for key in ("chat_template", "prompt_template"):
         if copy.get(key) is not None:
             copy[key] = find(str(copy[key]), beside)

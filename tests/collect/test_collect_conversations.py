@@ -185,16 +185,12 @@ def test_a_dry_run_tries_every_environment(users: Path, adder: str, tmp_path: Pa
     ("settings", "said"),
     [
         ({"env": "users.py:Quiz", "user": "users.py:twice"}, "has a respond of its own"),
-        ({"user": "users.py:twice", "user_model": "http://127.0.0.1:1"}, "--user and --user-model were both given"),
-        ({"user_prompt": "You are kind."}, "--user-prompt was given without --user-model"),
-        ({"user_stop": "bye"}, "--user-stop was given without --user-model"),
-        ({"user_model": "http://127.0.0.1:1"}, "--user-model needs --user-model-name and --user-prompt"),
         ({"env": "users.py:Quiz", "step_reward_field": "r"}, "--step-reward-field is for resource servers"),
         ({"env": ["users.py:Quiz", "b=users.py:Quiz"]}, "NAME=SPEC for each of several environments"),
         ({"env": "users.py:Quiz", "env_args": {"price": 1}}, "unexpected keyword argument 'price'"),
         ({"env": "a=users.py:Quiz", "env_args": {"b": {}}}, "did you mean|expected one of"),
         ({"env_args": {"price": 1}}, "takes no arguments"),
-        ({"user_model": "http://me:you@h", "user_model_name": "u", "user_prompt": "x"}, "a user name or password"),
+        ({"env": "http://me:you@h"}, "a user name or password"),
     ],
 )
 def test_settings_that_cannot_be_meant(
@@ -204,16 +200,6 @@ def test_settings_that_cannot_be_meant(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=said):
         collect(dry_run=True, tasks=TASKS, model=POLICY, output=tmp_path / "run", **settings)
-
-
-@pytest.mark.torch
-def test_a_column_that_the_users_prompt_needs_is_missed_before_the_start(tmp_path: Path) -> None:
-    """The task and the column are named; no server was reached."""
-    with pytest.raises(DataError, match=r"task a: .*those of --user-prompt \('goal' is undefined\)"):
-        collect(
-            dry_run=True, tasks=TASKS, model=POLICY, output=tmp_path / "run", user_model="http://127.0.0.1:1",
-            user_model_name="u", user_prompt="You want {{ goal }}.",
-        )  # fmt: skip
 
 
 @pytest.mark.torch

@@ -31,17 +31,34 @@ class Calculator(Plain):
         return float((message["content"] or "").strip().lstrip("-").isdigit())
 '''
 
+USER = """
+from openai import AsyncOpenAI
+
+OTHER = {"user": "assistant", "assistant": "user"}
+
+async def user(messages, task):
+    said = [{"role": OTHER[m["role"]], "content": m["content"]} for m in messages if m["role"] in OTHER and m["content"]]
+    system = {"role": "system", "content": "You know that {left} {operator} {right} is asked.".format(**task)}
+    async with AsyncOpenAI(max_retries=5) as client:
+        answer = await client.chat.completions.create(model="sample-policy", messages=[system, *said], max_tokens=16)
+    return answer.choices[0].message.content or None
+"""
+
 
 @pytest.mark.full
-def test_a_model_as_the_user_from_collection_to_training(vllm_server: str, policy: str, tmp_path: Path) -> None:
-    """Tools, a user behind a chat endpoint and step rewards through vLLM: no error, no break, every turn's credit is the
+def test_a_model_as_the_user_from_collection_to_training(
+    vllm_server: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tools, a user who asks a chat endpoint and step rewards through vLLM: no error, no break, every turn's credit is the
     rewards from there on, and what is trained is what was sampled."""
     pytest.importorskip("trl")
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{vllm_server}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
     (tmp_path / "env.py").write_text(REWARDED)
+    (tmp_path / "user.py").write_text(USER)
     summary = gymdata.collect(
         str(DATA / "tasks" / "train.jsonl"), endpoint=vllm_server, model="sample-policy", tokenizer=policy,
-        env=f"{tmp_path / 'env.py'}:Calculator", user_model=vllm_server, user_model_name="sample-policy",
-        user_prompt="You know that {{ left }} {{ operator }} {{ right }} is asked.", user_sampling={"max_tokens": 16},
+        env=f"{tmp_path / 'env.py'}:Calculator", user=f"{tmp_path / 'user.py'}:user",
         output=tmp_path / "run", limit=8, num_rollouts=4, max_tokens=32, max_turns=4, seed=1,
     )  # fmt: skip
     assert (summary.rollouts, summary.failures, summary.breaks) == (32, 0, 0)
@@ -52,7 +69,7 @@ def test_a_model_as_the_user_from_collection_to_training(vllm_server: str, polic
     for row in rows:
         given = [turn["reward"] for turn in row["turns"] if turn["reward"] is not None]
         assert row["reward"] == sum(given)
-    assert read_run_json(tmp_path / "run")["identity"]["environment"]["user"]["model"] == "sample-policy"
+    assert read_run_json(tmp_path / "run")["identity"]["environment"]["user"]["spec"] == "user.py:user"
 
     gymdata.experience(
         tmp_path / "run", tmp_path / "e", estimator="reinforce", rewards="steps", discount_unit="turn", gamma=0.5

@@ -1,4 +1,4 @@
-"""Users: a class that responds, a function beside tools, a model behind HTTP; and what a step may say."""
+"""Users: a class that responds, a function beside tools, one that asks a model; and what a step may say."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import gymdata
 from gymdata.environments import SingleTurn, WithUser, given_user, load_environment, load_user
 from gymdata.environments.port import Environment, StepResult
 from gymdata.environments.resource_server import ResourceServer
-from gymdata.environments.user_model import ModelUser
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.messages import Task
+from tests.docs_blocks import BLOCKS
 from tests.environments.env_server import Server, serving
 
 SOURCE = '''
@@ -256,43 +256,37 @@ def answers(text: Any) -> str:
     return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
 
 
-def model_user(server: Server, **more: Any) -> ModelUser:
-    settings: dict[str, Any] = {"sampling": {"temperature": 0.5}, "seed": 1, "pause_s": 0.01, "max_retries": 1}
-    return ModelUser(
-        f"{server.url}/v1", "u", prompt=lambda row: f"You know {row['answer']}.", prompt_text="You know {{ answer }}.",
-        stop="###STOP###", **{**settings, **more},
-    )  # fmt: skip
+@pytest.fixture
+def customer(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The user of the page, who asks ``server``."""
+    pytest.importorskip("openai")
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    (block,) = (block for block in BLOCKS if block.file == "customer.py")
+    (tmp_path / "customer.py").write_text(block.text)
+    return f"{tmp_path}/customer.py:customer"
 
 
-def test_a_model_plays_the_user_with_the_roles_the_other_way_about(server: Server, file: Path) -> None:
+def test_a_function_asks_a_model_with_the_roles_the_other_way_about(server: Server, file: Path, customer: str) -> None:
     """It reads its own prompt, the policy as user, itself as assistant, and no tool; its stop text ends the rollout."""
     server.modes[CHAT] = ["more", "stop"]
-    server.answers |= {"more": answers("And 5?"), "stop": answers("Thanks ###STOP###")}
-    environment = WithUser(load_environment(f"{file}:Plain"), model_user(server))
-    _, more, stop = play(environment, says(None, ("look", {})), says("4"), says("5"))
-    assert (contents(more), more.done) == ([("user", "And 5?")], False)
-    assert (contents(stop), stop.done, stop.stop_reason) == ([("user", "Thanks ###STOP###")], True, "user_stop")
-    first, second = server.bodies(CHAT)
-    assert first["messages"] == [
-        {"role": "system", "content": "You know 4."},
-        {"role": "assistant", "content": "q"},
-        {"role": "user", "content": "4"},
-    ]
-    assert [m["content"] for m in second["messages"]] == ["You know 4.", "q", "4", "And 5?", "5"]
-    assert (first["model"], first["temperature"]) == ("u", 0.5)
-    assert first["seed"] != second["seed"]
-    assert environment.identity["user"]["model"] == "u"
+    server.answers |= {"more": answers("And 5?"), "stop": answers("Thanks STOP")}
+    environment = WithUser(load_environment(f"{file}:Plain"), load_user(customer, timeout_s=30))
+    _, more, stop = play(environment, says(None, ("look", {})), says("4"), says("5"), goal="4")
+    assert (contents(more), more.done, more.stop_reason) == ([("user", "And 5?")], False, None)
+    assert (contents(stop), stop.done, stop.stop_reason) == ([("user", "Thanks STOP")], True, "user_stop")
+    first, second = (body["messages"] for body in server.bodies(CHAT))
+    assert [m["role"] for m in first] == ["system", "assistant", "user"]
+    assert first[0]["content"].startswith("You are a customer who wants 4.")
+    assert [m["content"] for m in second[1:]] == ["q", "4", "And 5?", "5"]
 
 
-@pytest.mark.parametrize("answer", [answers(""), answers(None), "{}", "[]"])
-def test_an_answer_that_is_none_is_tried_again_and_never_a_message(server: Server, answer: str) -> None:
-    """An empty or unreadable answer is retried; twice it is the environment's failure."""
-    server.answers |= {"odd": answer, "good": answers("Hi")}
-    server.modes[CHAT] = ["odd", "good"]
-    assert contents(play(WithUser(SingleTurn(), model_user(server)), says("4"))[0]) == [("user", "Hi")]
-    server.modes[CHAT] = ["odd"]
-    with pytest.raises(OutsideError) as fault:
-        play(WithUser(SingleTurn(), model_user(server)), says("4"))
+@pytest.mark.parametrize("answer", [answers(None), "{}"])
+def test_an_answer_that_is_none_is_a_fault_and_never_a_message(server: Server, customer: str, answer: str) -> None:
+    """The function raises at it, which is the environment's failure: the attempt is made again."""
+    server.modes[CHAT], server.answers["odd"] = ["odd"], answer
+    with pytest.raises(OutsideError, match="customer raised") as fault:
+        play(WithUser(SingleTurn(), load_user(customer, timeout_s=30)), says("4"), goal="4")
     assert fault.value.system == "environment"
 
 
