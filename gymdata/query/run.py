@@ -23,7 +23,7 @@ def query(sql: str, *paths: str | Path) -> pa.Table:
     """The result of one SELECT over the files under ``paths``, as an Arrow table.
 
     Views: rollouts (with a column ``reward_NAME`` for each named reward), turns (with ``prompt_token_ids``), messages,
-    failures, and pairs, scores, comparisons, experiences, violations, audit, annotations where there are such files.
+    failures, and pairs, scores, comparisons, experiences, violations, audit where there are such files.
     ``paths``: run folders, stage folders, Parquet or JSON lines files, globs. Raises UsageError for SQL that is wrong or
     does more than read, and MemoryError for what memory cannot hold.
     """

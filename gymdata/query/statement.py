@@ -32,7 +32,6 @@ _WRITERS = {
     "pairs": "gymdata pairs",
     "experiences": "gymdata experience",
     "audit": "gymdata audit --write-as ref_logprobs",
-    "annotations": "gymdata train-rl --annotate",
 }
 
 

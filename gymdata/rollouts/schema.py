@@ -328,30 +328,7 @@ AUDIT = _table(
     split=("ref_logprobs" + _LEAF, "entropy" + _LEAF),
 )
 
-#: What a training step computed for a turn's sampled tokens: one number per token of the generation. A token that was
-#: not trained has NaN, 0 in ``clipped`` and ``losses``. ``losses``: the token's part of the loss of the step, which is
-#: the sum of them all.
-ANNOTATIONS = _table(
-    "annotations",
-    1,
-    [
-        _f("rollout_id", pa.string()),
-        _coded("turn", pa.int32()),
-        _coded("step", pa.int64()),
-        _coded("training", pa.string()),
-        _f("logprobs", _floats, null=True),
-        _f("ratios", _floats, null=True),
-        _f("clipped", _mask, null=True),
-        _f("values", _floats, null=True),
-        _f("losses", _floats),
-    ],
-    nested=("clipped" + _LEAF,),
-    split=tuple(c + _LEAF for c in ("logprobs", "ratios", "values", "losses")),
-)
-
-TABLES: dict[str, Table] = {
-    t.name: t for t in (ROLLOUTS, SCORES, COMPARISONS, PAIRS, EXPERIENCES, VIOLATIONS, AUDIT, ANNOTATIONS)
-}
+TABLES: dict[str, Table] = {t.name: t for t in (ROLLOUTS, SCORES, COMPARISONS, PAIRS, EXPERIENCES, VIOLATIONS, AUDIT)}
 
 
 def check_version(metadata: dict[bytes, bytes] | None, where: str, expected: Table | None = None) -> str | None:

@@ -43,7 +43,7 @@ ROLLOUTS_FOLDER = "rollouts"
 #: Calls of sessions that are being recorded.
 SESSIONS_FOLDER = "sessions"
 #: Stage folders in a run whose tables are made from its rollouts and are meaningless without them.
-DERIVED = ("scores-", "judge-", "audit-", "pairs-", "experiences-", "annotations-")
+DERIVED = ("scores-", "judge-", "audit-", "pairs-", "experiences-")
 PART = re.compile(r"part-(\d{5,})\.(parquet|jsonl)")
 JOURNAL = re.compile(r"(\d{5,})\.journal")
 

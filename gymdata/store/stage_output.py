@@ -67,7 +67,6 @@ STAGES = {
     "fix": ("repaired rollouts", "rollouts"),
     "export": ("an export", "data"),
     "audit": ("an audit", "checks"),
-    "annotations": ("what a training saw", "checks"),
     "train": ("a training", "models"),
     "merged-model": ("a merged model", "models"),
     "finetune": ("a finetuning run", "models"),

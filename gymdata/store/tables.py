@@ -93,7 +93,7 @@ def has_rows(source: Source, table: Table) -> bool:
 #: What to do about a line that is no row.
 _DAMAGED = "`gymdata validate` lists every fault, and its fix writes the rows that have none"
 #: Tables that are given beside rollouts, as more columns of them.
-_BESIDE = ("scores", "annotations", "audit", "comparisons", "violations")
+_BESIDE = ("scores", "audit", "comparisons", "violations")
 
 
 def files_of(path: str | Path, table: Table = ROLLOUTS) -> list[Source]:

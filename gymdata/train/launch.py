@@ -43,9 +43,6 @@ class Job(TypedDict, total=False):
     #: Of a training from text: its settings as given, and those that the text decided.
     asked: dict[str, object]
     set_by_text: dict[str, object]
-    #: The run beside which annotations go, where ``annotate`` is set.
-    annotate: bool | None
-    rollouts: str
     num_processes: int
     launcher: str
     accelerate_config: str | None

@@ -33,7 +33,6 @@ from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import held_instead
 from gymdata.train import launch
 from gymdata.train.adapter import merge_adapter
-from gymdata.train.annotations import FOLDER, place_of, publish, run_behind
 from gymdata.train.data_checks import check
 from gymdata.train.from_text import TEXT, naming_file, rendered, text_format, trained_of
 from gymdata.train.launch import Job
@@ -62,7 +61,7 @@ Runner = Callable[[Path, Progress], Figures]
 #: policy with this KL per token to the sampler.
 DIVERGED, FAR_KL = 10, 10
 #: Keys of run.json that are fields of the report.
-_REPORTED = ("counts", "trained_tokens", "steps", "learned", "heldout", "ratio", "training", "annotations")
+_REPORTED = ("counts", "trained_tokens", "steps", "learned", "heldout", "ratio", "training")
 #: In a job file, but not part of what is trained: free to change on a resume.
 _OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys", "asked", "set_by_text")
 
@@ -72,9 +71,8 @@ class TrainReport(Report):
     """The result of a training in ``output``; of a dry run, its checks. ``trained_tokens``: the token checksum of the
     file against those of the batches; ``heldout``: how the model does on held-out tasks; ``ratio``: how far the model
     was from the sampler before the first step; ``training``: figures of the first and of the last tenth of the steps
-    (means), and tokens per second; ``learned``: whether any weight was changed by a gradient; ``annotations``: the file
-    of what its steps saw of each token, and its rows; ``merged``: the folder of the adapter and its base as one model;
-    ``run_json``: all of it, as run.json holds it."""
+    (means), and tokens per second; ``learned``: whether any weight was changed by a gradient; ``merged``: the folder
+    of the adapter and its base as one model; ``run_json``: all of it, as run.json holds it."""
 
     algorithm: str
     status: str
@@ -87,7 +85,6 @@ class TrainReport(Report):
     heldout: Figures | None = None
     ratio: Figures | None = None
     training: Figures | None = None
-    annotations: Figures | None = None
     merged: Path | None = None
 
     @classmethod
@@ -129,8 +126,6 @@ class TrainReport(Report):
         rows += [("steps", self.steps), *self._figures(), ("output", self.output)]
         rows += [("merged with its base", self.merged)] if self.merged else []
         rows += [] if self.ok else [("learned", "nothing: no weight was changed by a gradient, beyond rounding")]
-        if self.annotations:
-            rows.append(("annotations", self.annotations["file"]))
         if self.heldout and "accuracy" in self.heldout:
             accuracy = {"rate": self.heldout["accuracy"], "ci95": self.heldout["ci95"]}
             rows.append(("held-out preference accuracy", rate_text(accuracy)))
@@ -398,11 +393,6 @@ class _Training:
     def describe(self, command: list[str], *, dry_run: bool) -> None:
         """``job`` and ``begun`` as far as they are known without the data."""
         config, loss = self.config, self.config.facts()
-        annotated: dict[str, object] = {}
-        if isinstance(config, (TrainRlConfig, TrainSftConfig, TrainValueConfig)) and config.annotate:
-            run = run_behind(self.source)
-            place_of(run, self.out)
-            annotated = {"rollouts": str(run)}
         scored_by = [str(folder) for folder in config.scored_by(self.source)]
         read = [
             *resolve(self.source, config.table),
@@ -410,7 +400,6 @@ class _Training:
         ]
         job: dict[str, object] = {
             **config.own(),
-            **annotated,
             **({"loss_facts": loss["loss"]} if loss else {}),
             "trainer": config.algorithm,
             "data": absolute(self.source),
@@ -456,10 +445,8 @@ class _Training:
         """Run the job; returns run.json's content."""
         out, job = self.out, self.job
         announced = self.run_job((out / JOB / "job.json").resolve(), self.progress)
-        published = publish(out, Path(job["rollouts"]), self.begun["command"]) if job.get("annotate") else None
         result = json.loads((out / JOB / "result.json").read_text())
-        annotated = {"annotations": published} if published else {}
-        facts = complete({**self.begun, "status": "completed", **result, **annotated, **_announced(announced)})
+        facts = complete({**self.begun, "status": "completed", **result, **_announced(announced)})
         write_run_json(out, facts)
         write_text(out / SUCCESS, "")
         _drop_what_resumes(out, job)
@@ -493,7 +480,6 @@ def _drop_prepared(out: Path) -> None:
 
 
 def _drop_what_resumes(out: Path, job: Job) -> None:
-    shutil.rmtree(out / FOLDER, ignore_errors=True)
     _drop_prepared(out)
     if "save_total_limit" not in job["settings"]:
         shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)

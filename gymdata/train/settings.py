@@ -55,14 +55,6 @@ OWN_PAIR_LOSSES = ("rpo_sq", "rpo_fwd_kl", "rpo_bwd_kl", "rebel")
 LAUNCHING = ("num_processes", "launcher", "accelerate_config", "machine_rank")
 _Kind = TypeVar("_Kind", bound="TrainConfig")
 LOSS_SETTINGS = tuple(dict.fromkeys(name for loss in LOSSES.values() for name in loss.settings))
-#: None and not False, which a training of an earlier version does not have in its job file.
-Annotate = Annotated[
-    bool | None,
-    pydantic.Field(
-        description="Record per-token training statistics (logprob, ratio, clipping) in RUN/annotations-NAME "
-        "(NAME: the folder of -o)."
-    ),
-]
 Merge = Annotated[
     bool,
     pydantic.Field(description="After training an adapter, also write it and its base as one model to OUTPUT/merged."),
@@ -282,7 +274,6 @@ class TrainRlConfig(TrainConfig):
     allow_biased_logprobs: bool = pydantic.Field(
         False, description="Train even if the saved logprobs are biased (L304)."
     )
-    annotate: Annotate = None
     merge: Merge = False
 
     @property
@@ -391,7 +382,6 @@ class TrainSftConfig(RolloutsConfig):
     pack_length: int | None = pydantic.Field(
         None, ge=2, description="Tokens per packed row (default: --max-length, else 1024, or the longest sequence)."
     )
-    annotate: Annotate = None
     merge: Merge = False
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
@@ -497,7 +487,6 @@ class TrainValueConfig(TrainConfig):
     value_clip: float | None = pydantic.Field(
         None, gt=0.0, description="Clip the change from the values of the file to [−C, C] (PPO)."
     )
-    annotate: Annotate = None
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
         heldout_tasks = held_out(source, self.table, self.split, self.trainer.get("seed", 0))

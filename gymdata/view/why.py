@@ -28,12 +28,10 @@ from gymdata.store.tables import read_table
 from gymdata.train.losses import LOSSES
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import Tokens, finite
-from gymdata.view.evidence.stages import Stages, facts_of
+from gymdata.view.evidence.stages import facts_of
 from gymdata.view.text import Values
 
 _BINS = 2_000
-#: Steps of trainings that are listed for a token.
-_STEPS = 60
 #: Log-ratios beyond this are counted at it: of tokens, and of whole sequences, whose bounds are much narrower.
 _WIDEST, _WIDEST_SEQUENCE = 4.0, 0.05
 
@@ -171,33 +169,6 @@ _SHAPING = (
     *("rewards", "gamma", "lam", "kl_coef", "reward_norm", "reward_clip", "overlong_buffer", "clip_filter_weights"),
     *("whiten", "normalize_cross_batch", "mean_only", "advantage_clip", "entropy_ratio"),
 )
-
-
-def seen_in_training(stages: Stages, rollout_id: str, turn: int, k: int) -> Values:
-    """The values of a token at training steps (``train-* --annotate``), the last 60 at most; ``more``: the number of
-    earlier ones."""
-    rows = stages.rows("annotations")
-    numbers = rows.where("rollout_id", rollout_id)
-    of_turn = [
-        n
-        for n, row_turn in zip(numbers, rows.keys["turn"].take(pa.array(numbers, pa.int64())).to_pylist(), strict=True)
-        if row_turn == turn
-    ]
-    shown = [
-        {
-            "training": row["training"],
-            "step": row["step"],
-            "clipped": bool(row["clipped"][k]) if row["clipped"] else None,
-            **{
-                key: finite(row[name][k]) if row[name] else None
-                for key, name in (("logprob", "logprobs"), ("ratio", "ratios"), ("value", "values"), ("loss", "losses"))
-            },
-        }
-        for row in rows.rows(of_turn[-_STEPS:])
-        if k < len(row["losses"])
-    ]
-    shown.sort(key=lambda step: (step["training"], step["step"]))
-    return {"steps": shown, "more": len(of_turn) - len(shown)}
 
 
 def _sequence(tokens: Tokens, turn: int) -> Values | None:

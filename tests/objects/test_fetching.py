@@ -16,7 +16,6 @@ from gymdata.errors import DataError, OutsideError, UsageError
 from gymdata.store import read_run_json
 from gymdata.store.fetch import copy_of, fetched, is_copy
 from gymdata.store.lineage import lineage, rollouts_behind
-from gymdata.train.annotations import place_of, run_behind
 from tests.objects.conftest import ROWS
 from tests.objects.stores import FaultyStore
 
@@ -309,14 +308,6 @@ def test_outputs_are_local(
     assert set(copies(tmp_path / "cache")) <= {
         f"gymdata/fetched/s3/{name}" for name in (PART, "bucket/runs/a/run.json")
     }
-
-
-def test_no_annotations_are_written_beside_what_was_fetched(stored: str, tmp_path: Path) -> None:
-    """What training saw goes beside the rollouts: refused with the URL, also for what was made of them here."""
-    assert main(["experience", stored, "--estimator", "rloo", "-o", str(tmp_path / "e")]) == 0
-    for source in (fetched(stored), tmp_path / "e"):
-        with pytest.raises(UsageError, match=r"s3://bucket/runs/a/annotations-model.*: nothing is written beside"):
-            place_of(run_behind(source), tmp_path / "model")
 
 
 def test_a_relative_name_with_a_colon_is_a_local_name(

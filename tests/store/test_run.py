@@ -220,14 +220,14 @@ def test_overwrite_removes_only_what_gymdata_wrote(tmp_path: Path, open_run, row
     write_run_json(folder / "pairs-best", {"stage": "pairs"})
     (folder / "pairs-best" / "pairs.parquet").write_bytes(b"")
     (folder / "pairs-best" / "thoughts.md").write_text("mine")
-    for stage in ("scores-exact", "audit-tiny", "annotations-rl"):
+    for stage in ("scores-exact", "audit-tiny"):
         write_run_json(folder / stage, {"stage": stage.partition("-")[0]})
     (folder / "audit-tiny" / "audit.png").write_bytes(b"")
     (folder / "train-dpo").mkdir()
     (folder / "train-dpo" / "model.safetensors").write_bytes(b"weights")
     (folder / "rollouts" / "part-of-my-notes.txt").write_text("mine")
     first = read_run_json(folder)["run_id"]
-    gone = "removes what was made from its rollouts, too: annotations-rl/, audit-tiny/, pairs-best/, scores-exact/$"
+    gone = "removes what was made from its rollouts, too: audit-tiny/, pairs-best/, scores-exact/$"
     with pytest.warns(DataWarning, match=gone):
         opened = open_run(overwrite=True, identity={"model": "another"})
     with opened as run:

@@ -12,7 +12,6 @@ import pytest
 from gymdata.cli.main import main
 from tests.forks import TRAINING, Forks, forks
 from tests.kills import Killed, run
-from tests.rollout_files import rollout, two_turns, write_run
 
 pytestmark = [pytest.mark.torch, pytest.mark.spread, pytest.mark.full, pytest.mark.timeout(1200)]
 
@@ -23,7 +22,6 @@ _TIMES = {"elapsed_s", "tokens_per_s", "train_runtime", "train_loss", "total_flo
 _TIMES |= {"train_samples_per_second", "train_steps_per_second"}
 _FACTS = (
     "stage", "status", "config", "parents", "model", "counts", "trained_tokens", "steps", "heldout", "ratio", "settings",
-    "annotations",
 )  # fmt: skip
 
 
@@ -68,12 +66,10 @@ def held(work: Path) -> dict[str, Any]:
     return content
 
 
-def killed(
-    algorithm: str, source: Path, processes: Forks, folder: Path, *more: str, how: Any = run, **settings: int
-) -> Killed:
+def killed(algorithm: str, source: Path, processes: Forks, folder: Path, *more: str, **settings: int) -> Killed:
     words = [f"train-{algorithm}", str(source), "-m", str(SAMPLE / "policy"), "-o", str(folder / "work" / "out"), *more]
     options = [f"--set={name}={value}" for name, value in (SETTINGS | settings).items()]
-    return Killed(processes, folder, [*words, *options], held, [1], how=how)
+    return Killed(processes, folder, [*words, *options], held, [1], how=run)
 
 
 #: What is there once a training has prepared its data, was begun, saved its model, reported it, and is finished.
@@ -122,26 +118,6 @@ def test_every_trainer_goes_on_from_each_stage(
         return stage(files), what if "on_log" in what or f"{algorithm}.py" in what else ""
 
     wrong, tried = training.faults(moment=moment)
-    assert wrong == []
-    assert tried > 10
-
-
-def beside_its_run(words: list[str], root: Path, *rest: Any) -> int:
-    """``run`` of a training whose rollouts lie beside it, where what it writes there is killed, too."""
-    if not (root / "run").exists():
-        write_run(root / "run", [rollout("ab"[i % 2], i, float(i), two_turns(5 + i, 40)) for i in range(8)])
-    return run(words, root, *rest)
-
-
-def test_annotations_of_a_training_that_was_killed(processes: Forks, tmp_path: Path) -> None:
-    """With --annotate, killed before each line that changes a file: the same command ends with each row once, and nothing
-    left over."""
-    more = ("--select", "all", "--annotate")
-    training = killed("sft", tmp_path / "work" / "run", processes, tmp_path, *more, how=beside_its_run)
-    # What is prepared and what a checkpoint holds is the business of the tests before this one.
-    wrong, tried = training.faults(
-        lambda what: not ("prepared.py" in what or "exact.py" in what), moment=lambda what, _: what
-    )
     assert wrong == []
     assert tried > 10
 

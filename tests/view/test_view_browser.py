@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import gymdata
-from gymdata.rollouts.schema import ANNOTATIONS, AUDIT
+from gymdata.rollouts.schema import AUDIT
 from gymdata.store import write_table
 from gymdata.view.run import view
 from tests.rollout_files import rollout, two_turns, write_run
@@ -178,31 +178,6 @@ def test_twenty_thousand_tokens_stay_fluid(page: Any, serve: Serve, tmp_path: Pa
     assert page.locator(".chunk").count() >= 30
     page.click("[data-color=turn]")
     assert page.locator(".t.g.u0").count() == 20_000
-
-
-def test_what_training_saw_of_a_token(page: Any, serve: Serve, tmp_path: Path):
-    """Steps of ``train-* --annotate`` are listed for the token that was clicked: its own log-prob, ratio and part of the
-    loss, of its own turn."""
-    run = write_run(tmp_path / "run", [rollout("t", 0, 1.0, two_turns(20, 40))])
-    made = [
-        {"rollout_id": "t-0", "turn": turn, "step": step, "training": "rl", "logprobs": logprobs,
-         "ratios": [2.0 * step] * n, "clipped": [0, 1, 0][:n], "losses": [0.125 * step] * n}
-        for step in (1, 2) for turn, n, logprobs in ((0, 3, [-1.0, -2.0, -3.0]), (1, 2, [-4.0, float("nan")]))
-    ]  # fmt: skip
-    write_table(
-        pa.Table.from_pylist(made, ANNOTATIONS.schema), run / "annotations-rl" / "annotations.parquet", ANNOTATIONS
-    )
-    (run / "annotations-rl" / "run.json").write_text('{"stage": "annotations", "training": "/out/rl"}')
-    page.goto(serve(run) + "/rollout?id=t-0")
-    ready(page)
-    for token, expected in ((1, [["1", "-2", "2", "yes", "0.125"], ["2", "-2", "4", "yes", "0.25"]]),
-                            (3, [["1", "-4", "2", "no", "0.125"], ["2", "-4", "4", "no", "0.25"]]),
-                            (4, [["1", "2", "yes", "0.125"], ["2", "4", "yes", "0.25"]])):  # fmt: skip
-        page.locator(".t.g").nth(token).click()
-        seen = page.locator("#why [data-seen]")
-        expect(seen.locator("tbody tr").first.locator("td").nth(1)).to_have_text(expected[0][1])
-        assert [row.locator("td").all_inner_texts() for row in seen.locator("tbody tr").all()] == expected
-    page.keyboard.press("Escape")
 
 
 def test_why_a_token_is_trained(page: Any, serve: Serve, tmp_path: Path):

@@ -17,7 +17,6 @@ from transformers import TrainerCallback
 from gymdata.public import Figures
 from gymdata.store.lines import read_metrics
 from gymdata.store.run_json import write_text
-from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.launch import EVENT
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
@@ -93,23 +92,6 @@ class Recorder(TrainerCallback):
     def _tokens(self, args: Any) -> int:
         """Tokens without padding since training began; the other processes have about as many as this one."""
         return int(self._token_checksum.tokens_fed * args.world_size)
-
-
-class AnnotationsCallback(TrainerCallback):
-    """Has ``writer`` begin, and write what it holds at each checkpoint and at the end, on every process. What is of a
-    checkpoint's steps must be on disk before it counts: this goes before the token checksum among the callbacks, which marks
-    it as whole."""
-
-    def __init__(self, writer: AnnotationWriter) -> None:
-        self._writer = writer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._writer.begin(state.global_step)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._writer.flush()
-
-    on_train_end = on_save
 
 
 def figures_of(row: Figures) -> dict[str, float]:

@@ -24,7 +24,6 @@ from gymdata.models.model_identity import sampler_formats, stored_dtype
 from gymdata.rollouts.logprobs import MEANS, NEAR, Ratios, Rounding, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.store.lineage import lineage
-from gymdata.train.annotations import AnnotationWriter
 from gymdata.train.launch import Job
 from gymdata.train.losses import LOSSES
 from gymdata.train.mapped import CHUNK, chunks, part_of, release, scratch
@@ -167,8 +166,6 @@ class BatchRLTrainer(Exact, Trainer):
     on_policy, of_ratios = False, True
     #: The number formats in which the saved log-probs were computed.
     sampled_in: Sequence[str | None] = ("float32",)
-    #: Receives a step's values of each token, when they are stored.
-    annotations: AnnotationWriter | None = None
     #: Up to this many logits per batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts,
     #: and again for the gradient, saves memory for time.
     max_logits = 2**28
@@ -257,7 +254,7 @@ class BatchRLTrainer(Exact, Trainer):
         self.token_checksum.count(inputs)
         inputs = dict(inputs)
         rows: np.ndarray = inputs.pop(ROWS)
-        segments: np.ndarray | None = inputs.pop(SEGMENTS, None)
+        inputs.pop(SEGMENTS, None)
         mask = inputs["completion_mask"][:, 1:] != 0
         outputs = self.outputs(model, inputs)
         counts = self.counts(inputs).clamp(min=1) if num_items_in_batch is None else num_items_in_batch
@@ -267,10 +264,6 @@ class BatchRLTrainer(Exact, Trainer):
         ]
         loss = (torch.stack([part.sum() for part in parts]) / counts).sum()
         self.require_finite(loss, rows)
-        if self.annotations is not None:
-            with torch.no_grad():
-                shares = torch.stack([part / n for part, n in zip(parts, counts, strict=True)]).sum(dim=0)
-                self._annotate(rows, segments, inputs, mask, {**self.annotated(outputs, inputs), "losses": shares})
         self._note(outputs.detach(), inputs, mask)
         # Gradients are averaged over the processes, and ours are parts of a sum.
         scaled = loss * self.args.world_size
@@ -286,33 +279,6 @@ class BatchRLTrainer(Exact, Trainer):
             assert reference is not None  # ``compare`` made it, or the file has it
             losses["ref_kl"] = k3(logps, reference) * (self.kl_beta or 1.0)
         return {name: losses[name] for name in self.components}
-
-    def annotated(self, logps: torch.Tensor, inputs: Batch) -> dict[str, torch.Tensor]:
-        """The values stored for each token of a batch besides its part of the loss: columns of ANNOTATIONS, (B, L −
-        1)."""
-        assert self.limited is not None
-        mask = weighed(inputs, "rl") != 0
-        ratios = torch.exp(logps - inputs["saved"]).masked_fill(~mask, torch.nan)
-        return {"logprobs": logps, "ratios": ratios, "clipped": self.limited & mask}
-
-    def _annotate(
-        self,
-        rows: np.ndarray,
-        segments: np.ndarray | None,
-        inputs: Batch,
-        mask: torch.Tensor,
-        values: dict[str, torch.Tensor],
-    ) -> None:
-        assert self.annotations is not None
-        line, position = mask.cpu().numpy().nonzero()
-        position += 1
-        if segments is None:
-            owner, offset = (rows % len(self.data))[line], position
-        else:
-            owner, offset = segments[line, position], inputs["position_ids"].cpu().numpy()[line, position]
-        tokens = self.data.sequences.token_ids.offsets[owner] + offset
-        columns = {name: value.detach()[mask].float().cpu().numpy() for name, value in values.items()}
-        self.annotations.add(self.state.global_step + 1, tokens, columns)
 
     def _note(self, logps: torch.Tensor, inputs: Batch, _mask: torch.Tensor) -> None:
         assert self.limited is not None

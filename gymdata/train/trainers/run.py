@@ -33,7 +33,6 @@ from gymdata.models._transformers import load_tokenizer, local_folder, with_adap
 from gymdata.models.model_identity import base_of, stored_dtype, tokenizer_folder
 from gymdata.store.lines import read_metrics
 from gymdata.store.paths import RUN_JSON
-from gymdata.train.annotations import FOLDER, AnnotationWriter, turn_places
 from gymdata.train.launch import Job
 from gymdata.train.prepared import DATA, opened
 from gymdata.train.settings import TRAINERS
@@ -42,7 +41,6 @@ from gymdata.train.trainer_settings import fields_of, sort_settings
 from gymdata.train.trainers.metrics import (
     METRICS,
     RESOLUTION,
-    AnnotationsCallback,
     Recorder,
     StopOnSignal,
     draw_curve,
@@ -160,9 +158,6 @@ def assemble(job: Job) -> tuple[Any, Any, StopOnSignal]:
     set_seed(args.seed)  # also what the trainers add to a model, an adapter or a head, is drawn from it
     data: Any = opened(out / "job" / DATA)
     stopper = StopOnSignal()
-    writer = None
-    if job.get("annotate"):
-        writer = AnnotationWriter(out / FOLDER, turn_places(data, Path(job["rollouts"])), out.name, args.process_index)
     sharing = config.prefix_sharing
     own_order = args.train_sampling_strategy != _default(args, "train_sampling_strategy")
     if sharing == "auto" and (own_order or not args.use_cpu):
@@ -179,10 +174,8 @@ def assemble(job: Job) -> tuple[Any, Any, StopOnSignal]:
         model=_model(job, args),
         peft_config=peft,
         processing_class=load_tokenizer(tokenizer_folder(str(local_folder(job["model"]))), extra="train"),
-        callbacks=[Recorder(out, token_checksum), stopper, *([AnnotationsCallback(writer)] if writer else [])],
+        callbacks=[Recorder(out, token_checksum), stopper],
     )
-    if writer is not None:
-        trainer.annotations = writer
     trainer.remove_callback(PrinterCallback)  # metrics.jsonl has what it prints
     return trainer, token_checksum, stopper
 

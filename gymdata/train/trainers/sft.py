@@ -45,9 +45,6 @@ class ExactSFTTrainer(BatchRLTrainer):
     def token_losses(self, logps: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
         return {"ce": -logps}
 
-    def annotated(self, logps: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
-        return {"logprobs": logps}
-
     def _note(self, *_: Any) -> None: ...
 
 
@@ -118,9 +115,6 @@ class DistillTrainer(ExactSFTTrainer):
 
     def token_losses(self, losses: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
         return {"ce": losses}
-
-    def annotated(self, *_: Any) -> dict[str, torch.Tensor]:
-        return {}  # the loss is of whole distributions
 
 
 def build(

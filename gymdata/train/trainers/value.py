@@ -117,9 +117,6 @@ class ExactValueTrainer(BatchRLTrainer):
             loss = torch.maximum(loss, (near - returns) ** 2)
         return {"value": 0.5 * loss}
 
-    def annotated(self, outputs: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
-        return {"values": outputs}
-
     def _note(self, outputs: torch.Tensor, inputs: Batch, mask: torch.Tensor) -> None:
         returns = inputs["returns"][mask].double()
         apart = returns - outputs[mask].double()

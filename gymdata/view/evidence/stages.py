@@ -28,7 +28,6 @@ KEYS = {
                     "ranking", "status", "judge"],
     "experiences": ["rollout_id", "group_id", "sequence_index", "reward", "weight"],
     "audit": ["rollout_id"],
-    "annotations": ["rollout_id", "turn", "step", "training"],
     "scores": ["rollout_id", "name", "value", "status"],
 }  # fmt: skip
 

@@ -62,16 +62,6 @@ function Credit({ credit }) {
   </section>`;
 }
 
-function Seen({ seen }) {
-  const several = new Set(seen.steps.map((one) => one.training)).size > 1;
-  const columns = [["logprob", "logprob", 6], ["ratio", "ratio", 4], ["clipped", "limited"], ["value", "value", 6], ["loss", "part of the loss", 6]].filter(([key]) => seen.steps.some((one) => one[key] != null));
-  const cell = (one, [key, , n]) => (key === "clipped" ? html`<td class=${one.clipped ? "bad" : ""}>${one.clipped == null ? "–" : one.clipped ? "yes" : "no"}</td>` : html`<td class="num">${digits(one[key], n)}</td>`);
-  return html`<section data-seen><h3>What training saw</h3>
-    <table class="small"><thead><tr>${several && html`<th>training</th>`}<th class="num">step</th>${columns.map(([key, label]) => html`<th class=${key === "clipped" ? "" : "num"}>${label}</th>`)}</tr></thead>
-      <tbody>${seen.steps.map((one) => html`<tr>${several && html`<td>${one.training}</td>`}<td class="num">${one.step}</td>${columns.map((column) => cell(one, column))}</tr>`)}</tbody></table>
-    <p class="muted">${several ? "" : html`Training <code>${seen.steps[0].training}</code>. `}Written by <code>--annotate</code>.${seen.more > 0 && html` ${seen.more.toLocaleString()} earlier steps are not shown.`}</p></section>`;
-}
-
 function Why({ about, turn, k, close }) {
   const [data, setData] = useState(null);
   useEffect(() => {
@@ -94,7 +84,6 @@ function Why({ about, turn, k, close }) {
         <tr class="this"><td>ratio</td><td class="num">${digits(logRatio, 6)}</td><td class="num">${digits(ratio, 6)}</td></tr>`}
       </tbody></table>
       ${data.reference == null && html`<p class="muted">No audit has this rollout: <code>gymdata audit RUN -m MODEL --write-as ref_logprobs</code> gives another model's probabilities. Until then the ratio is 1, and every loss keeps every token.</p>`}</section>
-    ${data.seen.steps.length > 0 && html`<${Seen} seen=${data.seen} />`}
     <section><h3>Would a loss keep it?</h3>${data.run && html`<p class="muted">Counts are over ${data.run.tokens.toLocaleString()} tokens of ${data.run.sequences.toLocaleString()} audited rollouts that were made into experiences${data.run.left_out ? `; ${data.run.left_out.toLocaleString()} others are in no experience, or in several sequences` : ""}.</p>`}
       ${data.losses.map((loss) => html`<${Loss} key=${loss.name} loss=${loss} run=${data.run} advantage=${advantage}
         ratio=${data.reference == null ? 1 : loss.of === "sequence" ? (data.sequence?.mean_log_ratio == null ? null : Math.exp(data.sequence.mean_log_ratio)) : ratio} />`)}</section>

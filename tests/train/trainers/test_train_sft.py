@@ -82,8 +82,8 @@ def test_copies_are_trained_once() -> None:
 
 
 def test_the_command_lowers_the_loss(policy: Path, tmp_path: Path) -> None:
-    """The proof holds, the loss is the mean −log π of the trained tokens at the start, and falls; without --annotate nothing
-    is left beside the rollouts."""
+    """The proof holds, the loss is the mean −log π of the trained tokens at the start, and falls; nothing is left beside the
+    rollouts."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -98,7 +98,6 @@ def test_the_command_lowers_the_loss(policy: Path, tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert result["trained_tokens"]["equal"] is True
     assert result["counts"]["rollouts_chosen"] == 4
-    assert "annotations" not in result
     assert sorted(run.rglob("*")) == before
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float64)
     losses = []
