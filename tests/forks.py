@@ -24,8 +24,7 @@ from typing import Any
 TRAINING = [
     "gymdata.cli.main", "gymdata.train.run", "gymdata.train.launch", "gymdata.train.trainers.run", "polars",
     "gymdata.train.trainers.sft", "gymdata.train.trainers.dpo", "gymdata.train.trainers.kto",
-    "gymdata.train.trainers.reward", "gymdata.train.trainers.rl", "gymdata.train.trainers.value", "matplotlib.pyplot",
-    "torch",
+    "gymdata.train.trainers.reward", "gymdata.train.trainers.rl", "gymdata.train.trainers.value", "torch",
     "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.full]
 _LOADED = [
     "gymdata.cli.main", "gymdata.demo.run", "gymdata.report.run", "gymdata.pairs.run", "gymdata.validate.run", "aiohttp",
     "gymdata.collect.run", "gymdata.train.run", "gymdata.train.trainers.launch", "gymdata.train.trainers.run",
-    "gymdata.train.trainers.dpo", "polars", "pyarrow.dataset", "torch", "matplotlib.pyplot",
+    "gymdata.train.trainers.dpo", "polars", "pyarrow.dataset", "torch",
     "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",
 ]  # fmt: skip
 

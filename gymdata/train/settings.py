@@ -4,7 +4,7 @@ A key that is not gymdata's is one of the trainer's own (TRL's config class, tra
 settings).
 
 A class here and the module ``gymdata.train.trainers.<algorithm>`` (the loss) are a trainer; the command, the process,
-the proof of trained tokens, metrics, curve and resuming are shared by all.
+the proof of trained tokens, metrics and resuming are shared by all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reports of a training run, during and after it: events for the parent, metrics.jsonl and curve.png."""
+"""Reports of a training run, during and after it: events for the parent, and metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from gymdata.train.launch import EVENT
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 METRICS = "metrics.jsonl"
-CURVE = "curve.png"
 #: Gradients, and changes of weights relative to the weights, below this are none: float32 does not resolve them.
 RESOLUTION = 2.0**-23
 #: Figures that are shown during training, by the names under which the trainers log them.
@@ -131,40 +130,6 @@ class StopOnSignal(TrainerCallback):
         if self.stopped:
             control.should_save = True
             control.should_training_stop = True
-
-
-def draw_curve(folder: Path) -> None:
-    """curve.png: loss, and rewards, accuracies and ratio where the trainer reports them."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
-    rows = [row for row in read_metrics(folder / METRICS) if "loss" in row or _held_out(row)]
-    panels = [
-        ("loss",),
-        ("rewards/chosen", "rewards/rejected", "rewards/margins"),
-        ("rewards/accuracies",),
-        ("accuracy", "heldout/accuracy"),
-        ("explained_variance", "heldout/explained_variance"),
-        ("ratio/mean",),
-    ]
-    panels = [names for names in panels if any(name in row for row in rows for name in names)] or [("loss",)]
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.2), squeeze=False)
-    for axis, names in zip(axes[0], panels, strict=True):
-        for name in names:
-            points = [(row["step"], row[name]) for row in rows if isinstance(row.get(name), (int, float))]
-            axis.plot(
-                [x for x, _ in points], [y for _, y in points], label=name, marker="." if len(points) < 30 else ""
-            )
-        axis.set_xlabel("step")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(folder / CURVE, dpi=110)
-    plt.close(figure)
 
 
 def _held_out(row: Figures) -> bool:

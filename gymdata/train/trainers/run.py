@@ -43,7 +43,6 @@ from gymdata.train.trainers.metrics import (
     RESOLUTION,
     Recorder,
     StopOnSignal,
-    draw_curve,
     event,
     figures_of,
     summary,
@@ -121,7 +120,6 @@ def train(job: Job) -> int:
                 f"{lost:.0%} of their change to rounding: train longer or with a higher learning_rate, or save them as "
                 "they were trained with --set dtype=float32",
             )
-        draw_curve(out)
         metrics = read_metrics(out / METRICS)
         result = {
             **measured,

@@ -70,20 +70,3 @@ def test_lora_trains_an_adapter_of_the_same_tokens(assemble: Assemble, policy: P
     assert token_checksum.as_json()["equal"]
     assert next(iter(curve(tmp_path / "again").values())) == pytest.approx(np.log(2), abs=1e-5)
 
-
-def test_steps_are_whole_on_the_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A curve of few steps has no tick between two of them."""
-    from matplotlib import pyplot as plt
-
-    from gymdata.train.trainers.metrics import draw_curve
-
-    rows = [{"step": step, "loss": 1 / step, "ratio/mean": 1.0} for step in (1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    drawn: list[Any] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(plt, "close", drawn.append)
-        draw_curve(tmp_path)
-    (figure,) = drawn
-    plt.close(figure)
-    assert len(figure.axes) == 2
-    assert all(float(tick).is_integer() for axis in figure.axes for tick in axis.get_xticks())

@@ -45,7 +45,6 @@ def test_the_output_is_a_model_with_its_proof(policy: Path, told_pairs: Path, tm
     assert f"checksum {facts['trained_tokens']['file']['checksum']}" in done.stderr
     assert "warning" not in done.stderr.lower()
     assert (out / "SUCCESS").is_file()
-    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps[:4]] == [1, 2, 3, 4]
     AutoModelForCausalLM.from_pretrained(out)
