@@ -4,7 +4,6 @@ chat template and generation config."""
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from pathlib import Path
@@ -85,29 +84,23 @@ def merged_in_cache(adapter: str, sampled_in: str = "auto") -> Path:
     return made_in_cache(cached("merged", f"{name}-float32"), lambda out: write_merged(adapter, out, "float32"))
 
 
-def round_weights(out: Path, dtype: str | None) -> float:
-    """Rewrite the weights of a model folder in ``dtype``. Returns what that changed, relative: |rounded − w| / |w| over all;
-    0 where they are in it already, or weights are not trained in ``dtype``."""
+def round_weights(out: Path, dtype: str | None) -> None:
+    """Rewrite the weights of a model folder in ``dtype``, where that is a format to train in."""
     files = sorted(out.glob("*.safetensors"))
     if dtype not in _FORMATS or not (out / "config.json").is_file():
-        return 0.0
-    target, lost, total = getattr(torch, dtype), 0.0, 0.0
-    sizes = 0
+        return
+    target, sizes = getattr(torch, dtype), 0
     for file in files:
         with safe_open(file, "pt") as stored:
             metadata, weights = stored.metadata(), {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - it is no mapping
         for name, weight in weights.items():
             if weight.is_floating_point():
                 weights[name] = weight.to(target)
-                exact = weight.double()
-                lost += float((weights[name].double() - exact).square().sum())
-                total += float(exact.square().sum())
             sizes += weights[name].nbytes
         save_file(weights, temporary := out / f"{file.name}.rounded", metadata)
         os.replace(temporary, file)  # noqa: PTH105 - atomic
     _change(out / "config.json", {"dtype": dtype})
     _change(out / "model.safetensors.index.json", {"metadata": {"total_size": sizes}})
-    return math.sqrt(lost / total) if total else 0.0
 
 
 def _change(file: Path, values: dict[str, Any]) -> None:

@@ -57,11 +57,8 @@ MERGED = "merged"
 CHECKPOINTS = "checkpoints"
 #: Runs a prepared job file and returns what the trainer announced; raises what it reported.
 Runner = Callable[[Path, Progress], Figures]
-#: A loss that rose by this factor has diverged, as have weights that changed by its square (adapters begin near 0), and a
-#: policy with this KL per token to the sampler.
-DIVERGED, FAR_KL = 10, 10
 #: Keys of run.json that are fields of the report.
-_REPORTED = ("counts", "trained_tokens", "steps", "learned", "heldout", "ratio", "training")
+_REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training")
 #: In a job file, but not part of what is trained: free to change on a resume.
 _OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys", "asked", "set_by_text")
 
@@ -71,8 +68,8 @@ class TrainReport(Report):
     """The result of a training in ``output``; of a dry run, its checks. ``trained_tokens``: the token checksum of the
     file against those of the batches; ``heldout``: how the model does on held-out tasks; ``ratio``: how far the model
     was from the sampler before the first step; ``training``: figures of the first and of the last tenth of the steps
-    (means), and tokens per second; ``learned``: whether any weight was changed by a gradient; ``merged``: the folder
-    of the adapter and its base as one model; ``run_json``: all of it, as run.json holds it."""
+    (means), and tokens per second; ``merged``: the folder of the adapter and its base as one model; ``run_json``: all of
+    it, as run.json holds it."""
 
     algorithm: str
     status: str
@@ -81,7 +78,6 @@ class TrainReport(Report):
     trained_tokens: Figures
     run_json: Figures
     steps: int | None = None
-    learned: bool | None = None
     heldout: Figures | None = None
     ratio: Figures | None = None
     training: Figures | None = None
@@ -98,19 +94,6 @@ class TrainReport(Report):
             **{name: facts[name] for name in _REPORTED if name in facts},
         )
 
-    @property
-    def ok(self) -> bool:
-        return self.learned is not False
-
-    def divergence(self) -> str:
-        """What shows that the training diverged; nothing where it did not."""
-        change, ends = self.run_json.get("weights_change", 0), self.training or {"first": {}, "last": {}}
-        last, limit = ends["last"], DIVERGED * max(1, abs(ends["first"].get("loss", 0)))
-        if abs(last.get("kl", 0)) <= FAR_KL and last.get("loss", 0) <= limit and change <= DIVERGED**2:
-            return ""
-        shown = [f"{FIGURES[name][0]} {last[name]:.2g}" for name in ("kl", "loss", "grad_norm") if name in last]
-        return ", ".join([*shown, f"weights changed by {change:.2g} times their size"])
-
     def to_dict(self) -> Figures:
         return self.run_json if self.merged is None else {**self.run_json, "merged": str(self.merged)}
 
@@ -125,7 +108,6 @@ class TrainReport(Report):
             rows.append(("  effective sample size", f"{self.ratio['effective_sample_size']:.1%}"))
         rows += [("steps", self.steps), *self._figures(), ("output", self.output)]
         rows += [("merged with its base", self.merged)] if self.merged else []
-        rows += [] if self.ok else [("learned", "nothing: no weight was changed by a gradient, beyond rounding")]
         if self.heldout and "accuracy" in self.heldout:
             accuracy = {"rate": self.heldout["accuracy"], "ci95": self.heldout["ci95"]}
             rows.append(("held-out preference accuracy", rate_text(accuracy)))
@@ -305,17 +287,6 @@ def train(
         report = TrainReport.of(training.run(words, overwrite=overwrite, dry_run=dry_run))
     if getattr(settings, "merge", False) and report.status == "completed":
         report = replace(report, merged=merge_adapter(out, out / MERGED, command=words).path)
-    if not report.ok:
-        progress.message(
-            f"warning: {report.output}: nothing was learned: in {report.steps:,} steps no weight was changed by a gradient, "
-            f"beyond rounding (change: {report.run_json.get('weights_change', 0):.2g} of their size). Look at the "
-            "advantages and weights of the data, learning_rate, warmup_steps and max_grad_norm"
-        )
-    elif signs := report.divergence():
-        progress.message(
-            f"warning: {report.output}: the training diverged: {signs}. Lower learning_rate "
-            f"({report.run_json['settings']['learning_rate']:g}), or max_grad_norm, and train again with --overwrite"
-        )
     return report
 
 

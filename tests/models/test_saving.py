@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ def saved(folder: Path, weights: list[float], dtype: str = "float32") -> Path:
     return folder
 
 
-def test_weights_are_rounded_to_the_format_and_the_loss_is_told(tmp_path: Path) -> None:
+def test_weights_are_rounded_to_the_format(tmp_path: Path) -> None:
     """1 + 2⁻¹⁰ becomes 1 in bfloat16, whole numbers and integers stay, and config.json names the format."""
     import torch
     from safetensors.torch import load_file
@@ -35,7 +34,7 @@ def test_weights_are_rounded_to_the_format_and_the_loss_is_told(tmp_path: Path) 
     from gymdata.models._saving import round_weights
 
     model = saved(tmp_path, [1 + 2**-10, 2.0])
-    assert round_weights(model, "bfloat16") == pytest.approx(2**-10 / math.sqrt((1 + 2**-10) ** 2 + 4))
+    round_weights(model, "bfloat16")
     weights = load_file(model / "model.safetensors")
     assert weights["w"].dtype == torch.bfloat16
     assert weights["w"].tolist() == [1.0, 2.0]
@@ -46,10 +45,13 @@ def test_weights_are_rounded_to_the_format_and_the_loss_is_told(tmp_path: Path) 
 
 @pytest.mark.parametrize("dtype", ["float32", None, "float8_e4m3fn"])
 def test_what_is_in_the_format_or_in_none_to_train_in_stays(tmp_path: Path, dtype: str | None) -> None:
-    """Nothing is lost then."""
+    """Nothing is rounded then."""
+    from safetensors.torch import load_file
+
     from gymdata.models._saving import round_weights
 
-    assert round_weights(saved(tmp_path, [1 + 2**-10]), dtype) == 0.0
+    round_weights(saved(tmp_path, [1 + 2**-10]), dtype)
+    assert load_file(tmp_path / "model.safetensors")["w"].tolist() == [1 + 2**-10]
     assert stored_dtype(str(tmp_path)) == "float32"
 
 

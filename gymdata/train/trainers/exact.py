@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # ruff: noqa: ARG002 - a callback is given more than it needs
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,9 @@ from gymdata.train.trainers.batches import (
     shared_tokens,
     siblings_together,
 )
-from gymdata.train.trainers.metrics import RESOLUTION, event
+from gymdata.train.trainers.metrics import event
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
-#: Of each weight about this many numbers are remembered.
-REMEMBERED = 1 << 16
 #: Folder of a checkpoint with the parts of a sharded optimizer.
 OPTIMIZER_PARTS = "optimizer"
 
@@ -79,9 +77,6 @@ class Exact:
     step_batches: tuple[np.ndarray, ...] = ()
     #: Steps that the loss scaling of fp16 left out.
     steps_skipped: int = 0
-    #: Whether a step had a gradient, and the weights before the first one (``some_weights``).
-    had_gradient: bool = False
-    weights_before: Sequence[torch.Tensor] = ()
     #: Work to do once accelerate has sharded the model.
     waiting: tuple[Callable[[], Any], ...] = ()
     state: Any
@@ -330,7 +325,6 @@ class Exact:
         zero, and not clipped it makes the weights NaN."""
         own: Any = super()
         norm, batches, self.step_batches = own._get_grad_norm(*args, **named), self.step_batches, ()
-        self.had_gradient |= norm is None or bool(norm > RESOLUTION)
         if norm is None or math.isfinite(norm):
             return norm
         if self.args.fp16:  # whose loss scaling leaves such steps out and lowers the scale
@@ -357,16 +351,6 @@ class Exact:
         if self.steps_skipped >= steps:
             raise OutsideError("trainer", text, hint=way)
         self.note(f"warning: {text}")
-
-    def remember_weights(self) -> None:
-        self.weights_before = some_weights(self.model)
-
-    def weights_change(self) -> float:
-        """How much the training changed the weights, relative to them: |w − w0| / |w0| over all, on all processes."""
-        now, before = torch.cat(some_weights(self.model)), torch.cat(list(self.weights_before))
-        squares = torch.stack([(now - before).square().sum(), before.square().sum()])
-        changed, size = self.on_every_process(squares)
-        return math.sqrt(changed / size) if size else float(changed > 0)
 
     def measure(self) -> dict[str, object]:
         """Figures of the trained model, for run.json. Called on every process, before the model is saved."""
@@ -413,17 +397,6 @@ class Exact:
 
     def _rollouts_of(self, rows: np.ndarray) -> str:
         return ", ".join(self.data.rollouts_of(rows[rows < len(self.data)]))
-
-
-def some_weights(model: Any) -> list[torch.Tensor]:
-    """float64 numbers of each trained weight or of this process's part of it, about ``REMEMBERED`` of each."""
-    samples = [torch.empty(0, dtype=torch.float64)]
-    for weight in model.parameters():
-        if weight.requires_grad:
-            part = getattr(weight, "ds_tensor", weight).detach()  # DeepSpeed's part
-            part = (part.to_local() if isinstance(part, DTensor) else part).contiguous().view(-1)
-            samples.append(part[:: max(1, len(part) // REMEMBERED)].to("cpu", torch.float64, copy=True))
-    return samples
 
 
 def without_tied(model: Any, weights: dict[str, Any]) -> dict[str, Any]:

@@ -21,8 +21,6 @@ from gymdata.train.launch import EVENT
 from gymdata.train.trainers.token_check_callback import TokenChecksumCallback
 
 METRICS = "metrics.jsonl"
-#: Gradients, and changes of weights relative to the weights, below this are none: float32 does not resolve them.
-RESOLUTION = 2.0**-23
 #: Figures that are shown during training, by the names under which the trainers log them.
 FIGURES = {
     "loss": "loss",

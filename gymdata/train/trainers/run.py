@@ -40,19 +40,15 @@ from gymdata.train.token_checksum import TrainedTokens
 from gymdata.train.trainer_settings import fields_of, sort_settings
 from gymdata.train.trainers.metrics import (
     METRICS,
-    RESOLUTION,
     Recorder,
     StopOnSignal,
     event,
-    figures_of,
     summary,
 )
 
 #: Trained tokens of a process that are compared with the file before the first step.
 REHEARSED_TOKENS = 1 << 25
 _THIS = "gymdata.train.trainers.run"
-#: The share of a training's change from which on the rounding of the saved weights is warned of.
-_MUCH_LOST = 0.2
 #: Set for the launcher, which a process within it must not become again.
 _LAUNCHED = "GYMDATA_LAUNCHED"
 
@@ -102,33 +98,18 @@ def train(job: Job) -> int:
     checkpoint = last_checkpoint(Path(trainer.args.output_dir), trainer.note)
     if checkpoint is not None:
         token_checksum.restore(checkpoint)
-    trainer.when_sharded(trainer.remember_weights)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if stopper.stopped:
         trainer.end()
         return EXIT_INTERRUPTED
     trainer.report_skipped()
-    change, measured = trainer.weights_change(), trainer.measure()
-    rounded = save_model(trainer, job, out)
+    measured = trainer.measure()
+    save_model(trainer, job, out)
     if trainer.is_world_process_zero():
-        # Weights that stood in this format before lose a small change whole, and a random part of a large one.
-        lost = min(1.0, (rounded / change) ** 2) if change else 0.0
-        if lost > _MUCH_LOST:
-            event(
-                "note",
-                text=f"warning: {out}: saved in {stored_dtype(str(out))}, as {job['model']} was, the weights lost "
-                f"{lost:.0%} of their change to rounding: train longer or with a higher learning_rate, or save them as "
-                "they were trained with --set dtype=float32",
-            )
         metrics = read_metrics(out / METRICS)
         result = {
             **measured,
             "dtype": stored_dtype(str(out)),
-            "rounded_away": lost,
-            # Weight decay changes weights without a gradient; before a resume only the metrics know.
-            "learned": change > RESOLUTION
-            and (trainer.had_gradient or any(figures_of(row).get("grad_norm", 0) > RESOLUTION for row in metrics)),
-            "weights_change": change,
             "training": summary(metrics),
             "trained_tokens": token_checksum.as_json(),
             "steps": trainer.state.global_step,
@@ -267,24 +248,23 @@ def _model(job: Job, args: Any) -> Any:
     return with_adapter(model, str(adapter), base, is_trainable=True)
 
 
-def save_model(trainer: Any, job: Job, out: Path) -> float:
+def save_model(trainer: Any, job: Job, out: Path) -> None:
     """The model into ``out``, in the number format of the model that it came from or that was named, with its tokenizer,
-    chat template and generation config. Returns what that rounded, relative to the weights."""
+    chat template and generation config."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if "ref" in getattr(model, "peft_config", {}):
         model.delete_adapter("ref")
     trainer.save_trained(out)
     if not trainer.is_world_process_zero():
-        return 0.0
+        return
     copy_companions(job["model"], out)
     trainer.finish(out)
     # A pickle, of which run.json holds the settings; and the form of peft for a model card.
     for name in ("training_args.bin", "README.md"):
         (out / name).unlink(missing_ok=True)
     named = job.get("settings", {}).get("dtype")
-    rounded = round_weights(out, stored_dtype(job["model"]) if named in (None, "auto") else str(named))
+    round_weights(out, stored_dtype(job["model"]) if named in (None, "auto") else str(named))
     share_weights(out)
-    return rounded
 
 
 def _resolved(args: Any) -> dict[str, object]:

@@ -69,4 +69,3 @@ def test_lora_trains_an_adapter_of_the_same_tokens(assemble: Assemble, policy: P
     again.train()
     assert token_checksum.as_json()["equal"]
     assert next(iter(curve(tmp_path / "again").values())) == pytest.approx(np.log(2), abs=1e-5)
-

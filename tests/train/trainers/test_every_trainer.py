@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,9 @@ from gymdata.progress import NullProgress
 from gymdata.store import read_run_json, write_run_json
 from gymdata.train.run import train
 from gymdata.train.settings import TRAINERS
-from gymdata.train.trainers.metrics import RESOLUTION, read_metrics
-from tests.rollout_files import experience_rows, write_experiences
+from gymdata.train.trainers.metrics import read_metrics
 from tests.train.trainers.conftest import file_for, pair_rows, start, write_pairs
-from tests.train.trainers.running import Crash, curve, gymdata
+from tests.train.trainers.running import Crash, curve
 
 pytestmark = pytest.mark.torch
 
@@ -230,58 +227,6 @@ def test_steps_that_loss_scaling_leaves_out_are_counted(
     else:
         with pytest.raises(OutsideError, match=f"{steps} of {steps} steps changed nothing"):
             trainer.report_skipped()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("settings", "rows"),
-    [
-        ({"learning_rate": 0.0}, {}),
-        ({"max_grad_norm": 1e-40}, {}),
-        ({"max_steps": -1, "num_train_epochs": 0}, {}),
-        ({"weight_decay": 0.1}, {"advantages": 0.0}),
-        ({"learning_rate": 2e-4}, {"advantages": 1e-8}),
-        ({"learning_rate": 2e-4, "warmup_steps": 1_000_000}, {}),
-    ],
-    ids=["learning rate", "clipped", "no steps", "no advantages", "advantages of rounding", "warm-up"],
-)
-def test_a_training_that_learned_nothing_ends_with_1(
-    policy: Path, tmp_path: Path, settings: dict[str, Any], rows: dict[str, float]
-) -> None:
-    """No weight was changed by a gradient, beyond what float32 resolves: a warning and exit code 1, also of the same command
-    again; run.json has it."""
-    made = [
-        {**row, **{name: [value] * len(row["input_ids"]) for name, value in rows.items()}}
-        for row in experience_rows(policy)
-    ]
-    words = ["train-rl", write_experiences(tmp_path, made), "-m", policy, "-o", tmp_path / "out", "--json"]
-    words += [f"--set={name}={value}" for name, value in {"max_steps": 2, **settings}.items()]
-    done = gymdata(*words)
-    assert (done.returncode, "nothing was learned" in done.stderr) == (1, True), done.stderr
-    assert json.loads(done.stdout)["learned"] is False
-    again = gymdata(*words)
-    assert (again.returncode, "nothing was learned" in again.stderr) == (1, True), again.stderr
-
-
-@pytest.mark.matrix("LoRA")
-@pytest.mark.parametrize(
-    "settings", [{}, {"use_peft": True, "lora_target_modules": "all-linear"}], ids=["whole", "LoRA"]
-)
-def test_the_smallest_honest_training_learned(policy: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
-    """One step with a learning rate of 1e-6 changes weights by more than rounding, whole or of an adapter."""
-    file, one_step = write_experiences(tmp_path, experience_rows(policy)), {"max_steps": 1, "learning_rate": 1e-6}
-    options = [f"--set={name}={value}" for name, value in (one_step | settings).items()]
-    done = gymdata("train-rl", file, "-m", policy, "-o", tmp_path / "out", "--json", *options)
-    assert (done.returncode, "nothing was learned" in done.stderr) == (0, False), done.stderr
-    assert "diverged" not in done.stderr
-    assert json.loads(done.stdout)["weights_change"] > 20 * RESOLUTION
-
-
-def test_a_training_that_diverged_is_told(policy: Path, tmp_path: Path) -> None:
-    """At a learning rate of 10 nothing of the model is left: a warning with KL, loss, gradient and the learning rate."""
-    words = ["train-rl", write_experiences(tmp_path, experience_rows(policy)), "-m", policy, "-o", tmp_path / "out"]
-    done = gymdata(*words, "--set", "max_steps=3", "--set", "learning_rate=10")
-    assert re.search(r"warning: .*/out: the training diverged: KL .*grad .*Lower learning_rate \(10\)", done.stderr)
 
 
 def told_file(algorithm: str, policy: Path, folder: Path) -> Path:

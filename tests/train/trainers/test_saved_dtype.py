@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 def test_a_bfloat16_checkpoint_stays_one(
     policy: Path, assemble: Callable[..., tuple[Any, Any]], tmp_path: Path, named: str | None, saved: str
 ) -> None:
-    """Though its weights are trained in float32; what that rounds is returned, and float32 is kept where it is named."""
+    """Though its weights are trained in float32, which is kept where it is named."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
@@ -31,10 +31,9 @@ def test_a_bfloat16_checkpoint_stays_one(
     with torch.no_grad():
         for weight in trainer.model.parameters():
             weight.mul_(1 + 2**-12)
-    rounded = run.save_model(trainer, {"model": str(small), "settings": {"dtype": named}}, out)
+    run.save_model(trainer, {"model": str(small), "settings": {"dtype": named}}, out)
     assert {str(w.dtype) for w in load_file(out / "model.safetensors").values()} == {f"torch.{saved}"}
     assert stored_dtype(str(out)) == saved
-    assert rounded == (pytest.approx(2**-12, rel=0.01) if saved == "bfloat16" else 0.0)
     assert (out / "tokenizer.json").read_bytes() == (small / "tokenizer.json").read_bytes()
 
 
