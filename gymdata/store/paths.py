@@ -359,10 +359,10 @@ def _resolve_one(path: Path, table: str) -> list[Source]:
         refuse_unfinished(path / RUN_JSON)
         if not (path / RUN_JSON).is_file():
             raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
-        if table == ROLLOUTS_FOLDER and (path / ROLLOUTS_FOLDER).is_dir():
-            return _sealed_by_run_json(path)
-        sources = _tables_in(path, table)
-        if sources or table == ROLLOUTS_FOLDER:
+        if table == ROLLOUTS_FOLDER:
+            files = [] if (path / ROLLOUTS_FOLDER).is_dir() else _tables_in(path, table)
+            return files or _sealed_by_run_json(path)
+        if sources := _tables_in(path, table):
             return sources
         return [s for inner in sorted(path.iterdir()) if (inner / RUN_JSON).is_file() for s in _tables_in(inner, table)]
     if not path.exists():

@@ -47,6 +47,16 @@ def test_a_run_folder_is_its_sealed_and_journaled_rows(run: Path):
     assert pa.Table.from_batches(scan_batches(run)).equals(read_table(run).combine_chunks())
 
 
+@pytest.mark.parametrize("gone", ["rollouts/part-00000.parquet", "rollouts"])
+def test_rows_that_run_json_promises_are_missed(run: Path, tmp_path: Path, gone: str):
+    """A sealed part that is gone, alone or with its folder, is an error that names it, and never a run with fewer rows."""
+    (run / gone).rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        DataError, match=r"run/rollouts/part-00000\.parquet: is not there, but run\.json names it with 2"
+    ):
+        resolve(run)
+
+
 def test_other_tables_come_from_the_stage_folders(run: Path):
     """A run gives the scores of all its stages by name; a stage folder gives its own."""
     assert read_table(run, SCORES)["name"].to_pylist() == ["a", "b"]
