@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.environments.named import is_named
 from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, EXIT_OK, counted
 from gymdata.public import Figures, Report, Row
 from gymdata.rewards.scheduler import PartTally
@@ -164,63 +163,33 @@ class CollectSummary(Report):
         return [("reward faults", f"{self.reward_faults:,}; first: {first}"), ("  what to do", hint), *rows]
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentTrial:
-    """One environment that was set up and torn down on a task. ``name``: as tasks name it; ``user``: who answers where no
-    tool is called; ``rewards_steps``: whether it says that its steps have rewards."""
-
-    name: str | None
-    spec: str
-    task_id: str
-    tools: list[str]
-    user: Figures | None
-    rewards_steps: bool
-    seconds: float
-
-    def lines(self) -> list[Row]:
-        named = f"{self.name} = {self.spec}" if self.name else self.spec
-        user = self.user and str(self.user.get("spec") or self.user["name"])
-        return [
-            ("environment", named),
-            ("  tools", ", ".join(self.tools) or None),
-            *([("  user", user)] if user else []),
-            *([("  steps", "have rewards")] if self.rewards_steps else []),
-            ("  tried", f"set up and torn down on task {self.task_id} in {self.seconds:.2f} s"),
-        ]
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class CollectPlan(Report):
-    """The result of a dry run. ``rollouts_removed``: by ``overwrite``; ``folders_removed``: what was made from them;
-    ``environments``: those in Python, which were tried on a task."""
+    """The result of a dry run. ``prompt``: of the first task, as the policy would read it, where it is made here."""
 
     path: str
     tasks: int
     skipped_rows: int
     rollouts_wanted: int
-    rollouts_there: int
-    rollouts_removed: int
-    folders_removed: list[str]
     identity: Identity
     notes: list[str]
     config: Settings
-    environments: list[EnvironmentTrial] = field(default_factory=list)
+    prompt: str | None = None
 
     def rows(self) -> list[Row]:
         rewards = [f"{r['name']} × {r['weight']:g}" for r in self.identity["rewards"]]
-        removed = counted(self.rollouts_removed, "rollout that is there", "rollouts that are there")
+        player = "agent" if self.config.get("agent") else "environment"
+        spec = self.config["agent" if player == "agent" else "env"]
         return [
             ("tasks", self.tasks),
             *([("bad task rows skipped", self.skipped_rows)] if self.skipped_rows else []),
             ("rollouts wanted", self.rollouts_wanted),
-            ("  there already", self.rollouts_there),
             ("model", self.config["model"]),
             ("engine", next((self.config[key] for key in _SERVERS if self.config[key]), self._own_engine())),
-            *([("agent", self.config["agent"])] if self.config.get("agent") else self._environments()),
+            *((player, one) for one in (spec if isinstance(spec, list) and spec else [spec or None])),
             ("rewards", ", ".join(rewards) or None),
             ("path", self.path),
-            *([("removed by --overwrite", removed)] if self.rollouts_removed else []),
-            *(("", f"{name}/, made from them") for name in self.folders_removed),
+            *([("first prompt", repr(self.prompt))] if self.prompt is not None else []),
             *(("note", text) for text in self.notes),
         ]
 
@@ -231,14 +200,6 @@ class CollectPlan(Report):
             if replicas is None
             else f"vLLM, {replicas} replicas on Ray ({self.config['ray'] or 'local'})"
         )
-
-    def _environments(self) -> list[Row]:
-        tried = [line for trial in self.environments for line in trial.lines()]
-        env = self.config["env"] or []
-        specs = [env] if isinstance(env, str) else env
-        # Servers and environments of other packages are not tried.
-        left = [spec for spec in specs if "://" in spec or is_named(spec.rpartition("=")[2])]
-        return [*tried, *(("environment", spec) for spec in left)] or [("environment", None)]
 
 
 def facts_of(rows: pa.Table) -> Figures:

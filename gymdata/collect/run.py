@@ -30,7 +30,7 @@ from gymdata.collect.report import CollectPlan, CollectSummary, facts_of
 from gymdata.collect.resume import COLUMNS as LEDGER_COLUMNS
 from gymdata.collect.resume import AttemptTracker, ResumeState, RunKey
 from gymdata.collect.settings import CollectConfig
-from gymdata.collect.setup import Given, Parts, check_start, check_tasks, identity_of, load_parts, try_environment
+from gymdata.collect.setup import Given, Parts, check_servers, check_tasks, first_prompt, identity_of, load_parts
 from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks, task_rows
 from gymdata.engines.servers.many import Servers
@@ -47,7 +47,7 @@ from gymdata.store.lineage import model_parents
 from gymdata.store.lock import Lock
 from gymdata.store.paths import Identity, RunFacts, local_output, refuse_unwritable
 from gymdata.store.reading import reading
-from gymdata.store.stage_output import derived, holds_nothing, wipe
+from gymdata.store.stage_output import holds_nothing, wipe
 from gymdata.user_code import in_thread
 from gymdata.validate.rollouts import behavior_of
 from gymdata.workers.signals import Cancelled, cancellable, ctrl_c, run_async
@@ -141,27 +141,20 @@ def collect(
 def _plan(config: CollectConfig, parts: Parts, read: TaskFile, count: int, folder: Path) -> CollectPlan:
     """What ``collect`` would do, without starting an engine or writing anything.
 
-    Raises what a start would raise as far as that can be found: an output that cannot be written or holds another run, a
-    server that does not answer or serves something else, engine arguments that vLLM has not, a context that is too small.
+    Raises what a start would raise for an output that cannot be written or holds another run, a server that does not answer
+    or serves something else, and a prompt that the chat template refuses.
     """
-    skipped, notes = read.skipped, read.notes()
-    tried = [] if parts.environment is None else run_async(try_environment(parts.environment, read))
     _check(config, parts, read, _seed(config, folder), folder)
-    n_existing = read_table(folder, ROLLOUTS, ["rollout_id"]).num_rows if (folder / "run.json").exists() else 0
-    if config.overwrite or n_existing < count * config.num_rollouts:
-        parts.notes.extend(check_start(config, parts, read))
+    check_servers(config)
     return CollectPlan(
         path=str(folder),
         tasks=count,
-        skipped_rows=skipped,
+        skipped_rows=read.skipped,
         rollouts_wanted=count * config.num_rollouts,
-        rollouts_there=0 if config.overwrite else n_existing,
-        rollouts_removed=n_existing if config.overwrite else 0,
-        folders_removed=[stage.name for stage in derived(folder)] if config.overwrite else [],
         identity=identity_of(config, parts, config.seed),
-        notes=[*notes, *parts.notes],
+        notes=[*read.notes(), *parts.notes],
         config=redacted_all(config.model_dump(mode="json")),
-        environments=tried,
+        prompt=first_prompt(parts, read),
     )
 
 

@@ -1,30 +1,21 @@
 """The parts of a collect run: the engine, tokenizer, environment and rewards that a configuration names.
 
 Invariants: nothing is started here, nothing is sampled for a rollout and nothing is written; settings that cannot work
-together, servers that do not answer and a context that holds no prompt are found before anything is loaded for long, and
-what cannot be known beforehand is not refused; a served model's tokenizer is never guessed.
+together are found before anything is loaded for long, and what cannot be known beforehand is not refused; a served model's
+tokenizer is never guessed.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
-import json
-import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from gymdata.check import run as checking
 from gymdata.collect.episode import NextPrompt
 from gymdata.collect.loop import VERDICT
-from gymdata.collect.report import EnvironmentTrial
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.task_shapes import answer_hint
 from gymdata.engines.port import Chat, Sampler
@@ -32,8 +23,6 @@ from gymdata.engines.servers.many import Endpoints, Servers
 from gymdata.engines.servers.vllm_server import ServerSampler, not_served, served_models, server_address
 from gymdata.environments import (
     ByName,
-    PythonTools,
-    SingleTurn,
     WithUser,
     given_environment,
     given_user,
@@ -44,7 +33,6 @@ from gymdata.environments import (
 from gymdata.environments.port import Environment, User
 from gymdata.environments.resource_server import ResourceServer
 from gymdata.errors import OutsideError, UsageError, abridged, require
-from gymdata.http import why_unreachable
 from gymdata.record.agent import Agent, load_agent
 from gymdata.rewards import load_rewards
 from gymdata.rewards.named import NamedReward
@@ -53,56 +41,28 @@ from gymdata.rewards.scheduler import Weighted
 from gymdata.rewards.user import UserReward
 from gymdata.rollouts.messages import Task
 from gymdata.store.paths import Facts, Identity
-from gymdata.urls import with_scheme
 
 if TYPE_CHECKING:
     from gymdata.chat.template import TransformersChat
     from gymdata.environments.workflow import HttpWorkflow
 
-#: Prompts that are rendered to see whether the context holds them; rendering takes about a millisecond.
-_PROMPTS = 200
-_REACH_S = 10.0
+
+def check_servers(config: CollectConfig) -> None:
+    """Ask every server that samples for its models. Raises OutsideError for one that does not answer, UsageError for one
+    that has another model."""
+    for url in _servers(config):
+        models = served_models(url)
+        if config.model is not None and not any(config.model in (model.name, model.root) for model in models):
+            raise not_served(str(server_address(url)), config.model, [model.name for model in models])
 
 
-def check_start(config: CollectConfig, parts: Parts, tasks: Iterable[Task]) -> list[str]:
-    """Notes about a start that would succeed. Raises UsageError or OutsideError for one that would fail."""
-    facts = asyncio.run(_ask_servers(config, parts))
-    if parts.chat is None:
-        return []
-    limit, notes = facts.get("max_model_len"), []
-    if parts.sampler is not None and not config.endpoint and config.chat_endpoint is None:
-        if config.replicas is not None:
-            from gymdata.engines.servers._ray import RaySampler
-
-            assert isinstance(parts.sampler, RaySampler)
-            try:
-                notes.append(f"replicas: {parts.sampler.check()}")
-            finally:
-                asyncio.run(parts.sampler.close())
-        elif find_spec("vllm") is None:
-            raise UsageError.missing_extra("vllm", "cpu' or 'gymdata[vllm]")
-        limit = _engine_context(config, parts.model)
-    limit = min((n for n in (limit, config.max_context) if n is not None), default=None)
-    return notes if limit is None else [*notes, *_check_context(limit, config, parts, tasks)]
-
-
-async def _ask_servers(config: CollectConfig, parts: Parts) -> Facts:
-    """The probe of the sampling server; every server of the run is contacted once."""
-    served = _servers(config)
-    for url in served if len(served) == 1 else ():  # several are proven below, and some of them may be away
-        await _reach(url, "engine", "start the server, or correct the URL: `curl URL/v1/models` must answer")
-    await _reach(config.workflow_url, "environment", "is the workflow's server up?")
-    for spec in config.environments().values():
-        await _reach(server_url(spec), "environment", "is the resource server up?")
-    for reward in parts.rewards:
-        kind, _, url = reward.function.source.partition(":")
-        await _reach(url if kind == "url" else None, "environment", "is the reward server up?")
-    if not served or parts.sampler is None:
-        return {}
-    try:
-        return await parts.sampler.start()
-    finally:
-        await parts.sampler.close()
+def first_prompt(parts: Parts, tasks: Iterable[Task]) -> str | None:
+    """The text of the first task's prompt as the policy would read it, before an environment adds to it; None where
+    another program makes it. Raises DataError for one that the chat template refuses."""
+    task = next(iter(tasks), None)
+    if parts.chat is None or task is None or not task.messages:
+        return None
+    return parts.chat.decode(parts.chat.render(task.messages, task.tools))
 
 
 def _servers(config: CollectConfig) -> list[str]:
@@ -110,22 +70,6 @@ def _servers(config: CollectConfig) -> list[str]:
     if config.chat_endpoint is not None:
         return [config.chat_endpoint]
     return list(Endpoints(config.endpoint).read().values())
-
-
-async def _reach(url: str | None, system: str, hint: str) -> None:
-    """Connect to ``url`` and hang up: whether anything listens, without a request."""
-    if url is None:
-        return
-    parts = urlsplit(with_scheme(url))
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, port), _REACH_S)
-    except (OSError, ValueError, TimeoutError) as error:
-        why = why_unreachable(error, parts.hostname, port) or f"no answer within {_REACH_S:g} s"
-        raise OutsideError(system, f"{parts.scheme}://{parts.netloc} cannot be reached: {why}", hint=hint) from error
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
 
 
 def _check_columns(parts: Parts, tasks: Iterable[Task]) -> None:
@@ -162,96 +106,6 @@ def check_tasks(parts: Parts, tasks: Iterable[Task]) -> None:
     if isinstance(parts.environment, ByName):
         for task in tasks:
             parts.environment.check(task)
-
-
-async def try_environment(environment: Environment, tasks: Iterable[Task]) -> list[EnvironmentTrial]:
-    """Set one episode of each environment in Python up and tear it down again, on the first task that it would play.
-
-    Raises OutsideError for what fails. Servers are left alone, because a session there could leave state behind."""
-    named: dict[Any, Environment] = {None: environment}
-    if isinstance(environment, ByName):
-        named = dict(environment.environments)
-    trials, waiting = [], dict(named)
-    for task in tasks:
-        name = next((n for n in waiting if n is None or len(named) == 1 or task.row.get("env") == n), None)
-        if not waiting:
-            break
-        if name not in waiting:
-            continue
-        member = waiting.pop(name)
-        inner = member.environment if isinstance(member, WithUser) else member
-        if isinstance(inner, PythonTools) or (isinstance(member, WithUser) and isinstance(inner, SingleTurn)):
-            began = time.monotonic()
-            try:
-                episode = await member.start(task, 0)
-                tools = [str(tool["function"]["name"]) for tool in episode.tools or []]
-                await episode.close()
-            finally:
-                await member.close()
-            user = dict(member.user.identity) if isinstance(member, WithUser) else None
-            if user is None and getattr(inner, "responds", False):
-                user = {"name": "respond"}
-            trials.append(
-                EnvironmentTrial(
-                    name=name,
-                    spec=str(inner.identity.get("spec", inner.identity["name"])),
-                    task_id=task.task_id,
-                    tools=tools,
-                    user=user,
-                    rewards_steps=bool(getattr(episode, "rewards_steps", False)),
-                    seconds=round(time.monotonic() - began, 3),
-                )
-            )
-    return trials
-
-
-def _engine_context(config: CollectConfig, model: Facts) -> int | None:
-    """Tokens of a context of the engine in process; None where only the engine knows. Raises UsageError when the model has
-    no such context."""
-    folder = Path(model.get("base") or config.model or "")
-    file = folder / "config.json"
-    facts = json.loads(file.read_text()) if file.is_file() else {}
-    facts = facts.get("text_config") or facts
-    positions, max_length = facts.get("max_position_embeddings"), config.engine.get("max_model_len")
-    if not isinstance(positions, int) or facts.get("rope_scaling") or config.engine.get("hf_overrides"):
-        positions = None
-    if not isinstance(max_length, int) or max_length < 1:  # "auto" and texts such as 8k are vLLM's to read
-        return positions
-    if positions is not None and max_length > positions and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
-        raise UsageError.bad_value(
-            "--set engine.max_model_len",
-            max_length,
-            f"at most {positions:,}, the context of {folder}",
-            hint="lower it, or leave it out",
-        )
-    return max_length
-
-
-def _check_context(limit: int, config: CollectConfig, parts: Parts, tasks: Iterable[Task]) -> list[str]:
-    """Prompts of the first tasks against the context. An environment may add to them, so these are the least they have."""
-    assert parts.chat is not None
-    prompts = [task for task in itertools.islice(tasks, _PROMPTS) if task.messages]
-    lengths = [len(parts.chat.render(task.messages, task.tools)) for task in prompts]
-    if not lengths:
-        return []
-    if min(lengths) >= limit:
-        raise UsageError(
-            f"the context holds {limit:,} tokens, and the shortest of the first {len(lengths):,} prompts has "
-            f"{min(lengths):,}: no rollout can begin",
-            hint="raise --max-context or engine.max_model_len, or give a model with a longer context",
-        )
-    notes = []
-    if too_long := sum(n >= limit for n in lengths):
-        notes.append(
-            f"{too_long:,} of the first {len(lengths):,} prompts do not fit the context of {limit:,} tokens: "
-            "their rollouts fail"
-        )
-    if cut := sum(n < limit < n + config.max_tokens for n in lengths):
-        notes.append(
-            f"{cut:,} of the first {len(lengths):,} prompts and --max-tokens {config.max_tokens:,} are more than the "
-            f"context of {limit:,} tokens: generations end where it ends"
-        )
-    return notes
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ import pytest
 
 from gymdata.cli.main import main
 from gymdata.collect import run as collecting
-from gymdata.store import read_table, write_run_json
 from tests.collect.fake_parts import parts
 
 pytestmark = pytest.mark.torch
@@ -28,7 +27,7 @@ def tasks(tmp_path: Path) -> str:
 def test_dry_run_shows_the_plan_and_writes_nothing(
     tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--dry-run checks tasks, model, tokenizer and rewards, prints one object, and makes no folder."""
+    """--dry-run checks tasks, model, tokenizer and rewards, shows the first prompt, and makes no folder."""
     run = tmp_path / "run"
     argv = ["collect", tasks, "-m", POLICY, "-o", str(run), "-r", "3", "--reward", "numeric", "--dry-run"]
     assert main(argv) == 0
@@ -40,11 +39,12 @@ def test_dry_run_shows_the_plan_and_writes_nothing(
     assert (plan["tasks"], plan["rollouts_wanted"]) == (2, 6)
     assert (plan["identity"]["dtype"], plan["identity"]["temperature"]) == ("float32", 0.5)
     assert len(plan["identity"]["policy_hash"]) == 32
+    assert plan["prompt"] == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
     assert not run.exists()
 
 
 DTYPES = "expected one of auto, half, float16, bfloat16, float, float32"
-#: Words, of which HERE is the test's folder, and what is said of them; behind a third part only with --dry-run.
+#: Words, of which HERE is the test's folder, and what is said of them.
 WRONG = [
     ("-m /nowhere/model", "no such file or folder"),
     ("", "no model given"),
@@ -57,24 +57,22 @@ WRONG = [
     (f"-m {POLICY} -o HERE/mine", "is not empty and not a run"),
     (f"-m {POLICY} --set engine.max_modl_len=5", "did you mean 'max_model_len'"),
     (f"-m {POLICY} --set engine.gpu_memory_utilisation=1", "did you mean 'gpu_memory_utilization'"),
-    (f"-m {POLICY} --set engine.max_model_len=9999999", "max_model_len: got 9999999, expected at most", "dry"),
-    *((f"-m {POLICY} --set engine.dtype={name}", f"--set engine.dtype: got '{name}', {DTYPES}", "dry")
+    *((f"-m {POLICY} --set engine.dtype={name}", f"--set engine.dtype: got '{name}', {DTYPES}")
       for name in ("bf16", "foo", "int8")),
-    (f"-m {POLICY} --max-context 2", "the context holds 2 tokens", "dry"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG, ids=lambda case: case[0].removeprefix(f"-m {POLICY} "))
 def test_what_is_wrong_is_said_before_anything_is_made(
-    tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: tuple[str, ...]
+    tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: tuple[str, str]
 ) -> None:
     """Bad input ends with exit code 2, a message that helps, and no run folder, with and without --dry-run."""
     (tmp_path / "file").write_text("")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    words, says, *dry_only = (part.replace("HERE", str(tmp_path)) for part in case)
+    words, says = (part.replace("HERE", str(tmp_path)) for part in case)
     output = [] if "-o " in words else ["-o", str(tmp_path / "run")]
-    for dry in (["--dry-run"], []) if not dry_only else (["--dry-run"],):
+    for dry in (["--dry-run"], []):
         assert main(["collect", tasks, *output, *words.split(), *dry]) == 2
         assert says in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "mine", "tasks.jsonl", "thesis.txt"]
@@ -100,24 +98,6 @@ def test_names_of_an_environments_file_are_its_own(
     assert "Counter" not in said
 
 
-def test_a_dry_run_tells_what_overwrite_would_remove(
-    tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """--overwrite --dry-run counts the rollouts that are there, names what was made from them, and leaves both there."""
-    run = tmp_path / "run"
-    collecting.collect(tasks=tasks, output=run, parts=parts())
-    write_run_json(run / "scores-exact", {"stage": "score"})
-    argv = ["collect", tasks, "-m", POLICY, "-o", str(run), "--dry-run", "--overwrite"]
-    assert main(argv) == 0
-    shown = capsys.readouterr().out
-    assert "2 rollouts that are there" in shown
-    assert "scores-exact/, made from them" in shown
-    assert main([*argv, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rollouts_removed"] == 2
-    assert read_table(run).num_rows == 2
-    assert (run / "scores-exact" / "run.json").is_file()
-
-
 def test_a_run_folders_pairs_must_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """train-dpo RUN takes the pairs of its only pairs folder, and refuses to choose between several."""
     from gymdata.errors import UsageError
@@ -139,35 +119,16 @@ def test_a_run_folders_pairs_must_be_one(tmp_path: Path, capsys: pytest.CaptureF
     assert f"give one of them, as in: {command}" in capsys.readouterr().err
 
 
-def test_a_dry_run_notes_a_context_that_a_prompt_may_fill(
-    tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One that holds less than prompt and --max-tokens is no error."""
-    argv = ["collect", tasks, "-m", POLICY, "-o", str(tmp_path / "run"), "--dry-run"]
-    assert main([*argv, "--max-context", "40", "--max-tokens", "39"]) == 0
-    assert "2 of the first 2 prompts and --max-tokens 39 are more than the context" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "system"),
-    [
-        (["-m", "x", "--tokenizer", POLICY, "--endpoint", "URL"], "engine"),
-        (["-m", "x", "--tokenizer", POLICY, "--chat-endpoint", "URL"], "engine"),
-        (["--workflow-url", "URL/run"], "environment"),
-        (["-m", POLICY, "--env", "URL"], "environment"),
-    ],
-)
 def test_a_dry_run_finds_a_server_that_is_not_there(
-    tasks: str, tmp_path: Path, flags: list[str], system: str, capsys: pytest.CaptureFixture[str]
+    tasks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing listens at the URL: exit code 3, at once, naming the address."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        words = [word.replace("URL", url) for word in flags]
+        words = ["-m", "x", "--tokenizer", POLICY, "--endpoint", url]
         assert main(["collect", tasks, "-o", str(tmp_path / "run"), "--dry-run", *words]) == 3
-    said = capsys.readouterr().err
-    assert f"{system}: {url} cannot be reached: nothing answers" in said
+    assert f"engine: {url} cannot be reached: nothing answers" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

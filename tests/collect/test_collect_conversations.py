@@ -16,7 +16,7 @@ import pytest
 import gymdata
 from gymdata.collect.run import Parts, collect
 from gymdata.environments import ByName, WithUser, load_environment, load_user
-from gymdata.errors import DataError, OutsideError, UsageError
+from gymdata.errors import DataError, UsageError
 from gymdata.experience.run import experience
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.store import read_failures, read_run_json, read_table
@@ -54,10 +54,6 @@ class Quiz:
 
     def close(self):
         self.closed.append(self.answer)
-
-class Broken(Quiz):
-    def close(self):
-        raise RuntimeError("still open")
 '''
 
 
@@ -165,19 +161,15 @@ def test_a_task_names_its_environment(users: Path, adder: str, tmp_path: Path) -
 
 @needs_vllm
 @pytest.mark.torch
-def test_a_dry_run_tries_every_environment(users: Path, adder: str, tmp_path: Path) -> None:
-    """Each is set up on its first task and torn down; its tools and its user are named, and nothing is written."""
+def test_a_dry_run_names_every_environment(users: Path, adder: str, tmp_path: Path) -> None:
+    """Each with its arguments; nothing is set up and nothing is written."""
+    env = [f"sum={adder}", f"quiz={users}:Quiz"]
     planned = collect(
-        dry_run=True, tasks=TASKS, model=POLICY, output=tmp_path / "run", env=[f"sum={adder}", f"quiz={users}:Quiz"],
-        env_args={"quiz": {"prize": 2.0}},
-    )  # fmt: skip
-    tried = {one.name: one for one in planned.environments}
-    assert [tried["sum"].tools, tried["quiz"].tools] == [["add"], ["hint"]]
-    assert [tried["sum"].user, tried["quiz"].user] == [None, {"name": "respond"}]
-    assert (tried["quiz"].task_id, tried["quiz"].rewards_steps) == ("q", True)
-    assert ("  tools", "hint") in planned.rows()
-    assert not (tmp_path / "run").exists()
+        dry_run=True, tasks=TASKS, model=POLICY, output=tmp_path / "run", env=env, env_args={"quiz": {"prize": 2.0}}
+    )
+    assert [value for name, value in planned.rows() if name == "environment"] == env
     assert planned.identity["environment"]["environments"]["quiz"]["arguments"] == {"prize": 2.0}
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.torch
@@ -203,12 +195,6 @@ def test_settings_that_cannot_be_meant(
 
 
 @pytest.mark.torch
-def test_a_dry_run_says_what_fails(users: Path, tmp_path: Path) -> None:
-    """A tear-down that raises is the environment's fault, found before a rollout is made."""
-    with pytest.raises(OutsideError, match="environment: close raised RuntimeError: still open"):
-        collect(dry_run=True, tasks=TASKS[1:], model=POLICY, output=tmp_path / "run", env=f"{users}:Broken")
-
-
 def test_step_rewards_are_credited_by_turn(play: Play, users: Path, tmp_path: Path) -> None:
     """The first turn's tokens get 0.25 + 0.5 · 1 = 0.75, the second's 1: γ once a turn. The rollout's reward, which is the
     sum of its steps, is not counted beside them."""
@@ -242,7 +228,6 @@ def test_objects_are_taken_as_they_are(users: Path, tmp_path: Path) -> None:
     planned = collect(dry_run=True, tasks=tasks, model=POLICY, output=out, env={"die": Die}, user=listener)
     die = planned.identity["environment"]["environments"]["die"]
     assert (die["spec"], die["user"]["spec"]) == ("in memory:Die", "in memory:listener")
-    assert [one.tools for one in planned.environments] == [["roll"]]
 
 
 def test_a_user_who_never_ends_is_cut_by_max_turns(play: Play, users: Path) -> None:

@@ -37,6 +37,17 @@ def test_a_group_is_one_request(server: Any, settings: dict[str, Any]) -> None:
     assert rows_of(settings["output"])[0]["policy_hash"] == "served:fake"
 
 
+def test_a_dry_run_asks_every_server_for_its_models(server: Any, settings: dict[str, Any]) -> None:
+    """Nothing is sampled and nothing is written; a server that has another model is refused by the name of its own."""
+    both = [Settings(), Settings()]
+    urls = [server(at) for at in both]
+    planned = collect(endpoint=urls, dry_run=True, **settings)
+    assert (planned.rollouts_wanted, [at.requests for at in both]) == (12, [[], []])
+    with pytest.raises(UsageError, match="serves fake, not other"):
+        collect(endpoint=urls, dry_run=True, **{**settings, "model": "other"})
+    assert not settings["output"].exists()
+
+
 def test_a_setting_that_is_newer_than_the_run_had_its_default(server: Any, settings: dict[str, Any]) -> None:
     """A run.json that lacks sampling settings is resumed with their defaults, and refused with another value."""
     url = server(Settings())

@@ -152,18 +152,6 @@ def test_replicas_that_can_never_be_placed_are_refused_with_numbers(
             gymdata.collect(parts=too_many, output=tmp_path / "run", tasks=str(tasks(1)), seed=1)
 
 
-def test_a_dry_run_says_where_replicas_have_room(
-    nodes: Nodes, tasks: Callable[..., Path], policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Their number, what each takes, and the room that the cluster has; exit 2 where there is none."""
-    nodes.two()
-    words = ["collect", str(tasks(1)), "-m", policy, "--ray", nodes.cluster.address, "--dry-run", "--max-tokens", "4"]
-    assert main([*words, "--replicas", "2", "-o", str(tmp_path / "run")]) == 0
-    assert "2 × CPU 1, each on one node: room for 2 on 3 nodes" in capsys.readouterr().out
-    assert main([*words, "--replicas", "2", "--set", "replica.num_cpus=2"]) == 2
-    assert "2 replicas of CPU 2 can never be placed" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("folder", "said"), [("none", "must see it there"), ("policy", "put it on a disk that all nodes see")]
 )

@@ -228,7 +228,7 @@ def test_a_program_that_could_not_be_begun_has_no_score(monkeypatch: pytest.Monk
 def test_a_plan_names_the_environment(env: list[str], named: list[str]) -> None:
     """It is not tried on a task, and is there all the same."""
     config = CollectConfig(tasks="t.jsonl", model="m", env=env).model_dump(mode="json")
-    plan = CollectPlan("run", 1, 0, 1, 0, 0, [], {"rewards": []}, [], config)
+    plan = CollectPlan("run", 1, 0, 1, {"rewards": []}, [], config)
     assert [value for name, value in plan.rows() if name == "environment"] == named
 
 

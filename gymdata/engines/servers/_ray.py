@@ -74,8 +74,8 @@ class RaySampler:
         self._actors: list[Any] = []
         self._joined = False
 
-    def check(self) -> str:
-        """Join or start Ray; what the replicas take, and where they have room. Raises UsageError where they never have."""
+    def _join_with_room(self) -> None:
+        """Join or start Ray. Raises UsageError where the replicas can never have room."""
         self._joined = _join(self._address) or self._joined
         listed: Any = ray.nodes  # it has no types
         nodes = [node["Resources"] for node in listed() if node["Alive"]]
@@ -88,11 +88,10 @@ class RaySampler:
         if room < self.count:
             hint = "lower --replicas, --set replica.num_cpus, .num_gpus or .resources, or join a larger cluster"
             raise UsageError(f"{self.count} replicas of {each} can never be placed: {text}", hint=hint)
-        return f"{self.count} × {each}, each on one node: {text}"
 
     async def start(self) -> Facts:
         """Start every replica. Raises UsageError for a model that a node lacks, or that is another one there."""
-        self.check()
+        self._join_with_room()
         actor: Any = ray.remote(_Replica)
         try:
             actors = actor.options(**self._needs, **_AGAIN)
