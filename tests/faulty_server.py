@@ -43,7 +43,7 @@ class Settings:
     skip: int = 0
     latency: float = 0.0
     slots: int = 0
-    #: With a name the server also takes ids at /inference/v1/generate and names its weights: after three tokens the next.
+    #: Names of the weights: after three tokens the next.
     versions: str = ""
     weights: int = 0
     vocab: int = 200
@@ -73,8 +73,6 @@ def build(settings: Settings) -> web.Application:
     app.router.add_post("/v1/completions", _completions)
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/fault", _fault)
-    if settings.versions:
-        app.router.add_post("/inference/v1/generate", _generate)
     return app
 
 
@@ -158,34 +156,6 @@ async def _completions(request: web.Request) -> web.StreamResponse:
     return await _serve(request, await request.json(), _answer)
 
 
-async def _generate(request: web.Request) -> web.StreamResponse:
-    """Ids in and ids out, as vLLM has it: the same draws in another shape, and which weights sampled which tokens."""
-    given = await request.json()
-    body = {**given, **given["sampling_params"], "prompt": given["token_ids"]}
-    return await _serve(request, body, _generate_answer)
-
-
-def _generate_answer(body: dict[str, Any], settings: Settings, mode: str) -> dict[str, Any]:
-    plain = _answer(body, settings, mode)
-    for choice in plain["choices"]:
-        pairs = zip(choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"], strict=True)
-        content = [
-            {"token_id": i, "logprob": v, "top_logprobs": [
-                {"token_id": int(name.removeprefix("token_id:")), "logprob": p} for name, p in top.items()
-            ]}
-            for i, (v, top) in zip(choice["token_ids"], pairs, strict=True)
-        ]  # fmt: skip
-        n, names = len(choice["token_ids"]), settings.versions.split(",")
-        cut = min(3, n) if len(names) > 1 else n
-        spans = [{"version": name, "start": a, "end": b} for name, a, b in ((names[0], 0, cut), (names[-1], cut, n))]
-        choice |= {
-            "logprobs": {"content": content},
-            "weight_versions": [span for span in spans if span["end"] > span["start"]],
-        }
-        del choice["prompt_token_ids"], choice["text"]
-    return {"request_id": "0", "choices": plain["choices"], "prompt_token_ids": body["prompt"]}
-
-
 async def _serve(request: web.Request, body: dict[str, Any], answer: Any) -> web.StreamResponse:
     settings = request.app[SETTINGS]
     settings.requests.append(body)
@@ -221,6 +191,13 @@ async def _serve(request: web.Request, body: dict[str, Any], answer: Any) -> web
     return web.json_response(answer(body, settings, mode))
 
 
+def _spans(names: list[str], n: int) -> list[dict[str, Any]]:
+    """Which weights sampled which of ``n`` tokens."""
+    cut = min(3, n) if len(names) > 1 else n
+    spans = [{"version": name, "start": a, "end": b} for name, a, b in ((names[0], 0, cut), (names[-1], cut, n))]
+    return [span for span in spans if span["end"] > span["start"]]
+
+
 def _answer(body: dict[str, Any], settings: Settings, mode: str) -> dict[str, Any]:
     prompt = body["prompt"]
     choices = []
@@ -242,6 +219,8 @@ def _answer(body: dict[str, Any], settings: Settings, mode: str) -> dict[str, An
             "prompt_token_ids": prompt,
             "logprobs": {"token_logprobs": values, "top_logprobs": tops},
         }
+        if settings.versions:
+            choice["weight_versions"] = _spans(settings.versions.split(","), len(ids))
         if body.get("prompt_logprobs") is not None:
             scores = (settings.scores or made_scores)(prompt)
             rows = [{str(t): {"logprob": v, "rank": 1}} for t, v in zip(prompt[1:], scores, strict=True)]

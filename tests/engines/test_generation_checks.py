@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gymdata.engines.port import Conversation, Generation, SampleRequest
 from gymdata.engines.sampling import AnswerFaultError, check_generation
 from gymdata.engines.servers.chat_server import ChatServerSampler
-from gymdata.engines.servers.completions_response import generations, of_chat, of_completion, of_generate
+from gymdata.engines.servers.completions_response import generations, of_chat, of_completion
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import OutsideError, UsageError
 from tests.engines.against import against, sampling, started
@@ -87,7 +87,7 @@ def test_raw_log_probs_are_refused_where_they_differ(kind: type[ServerSampler]) 
         assert against(Settings(mode="raw"), started, kind, **options)["logprobs_mode"] == "raw_logprobs"
 
 
-@pytest.mark.parametrize("read", [of_completion, of_generate, of_chat])
+@pytest.mark.parametrize("read", [of_completion, of_chat])
 @pytest.mark.parametrize("logprobs", [[1, 2], "no", 5, {"content": [{"logprob": -1.0, "top_logprobs": 5}]}])
 def test_log_probabilities_in_no_known_shape_are_the_servers(read: Any, logprobs: object) -> None:
     """Named as an answer that may be better next time, and not taken for a defect of ours."""

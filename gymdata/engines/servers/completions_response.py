@@ -59,12 +59,6 @@ def _positions(choice: JsonObject, name: str) -> tuple[Any, Any]:
     return [c.get("logprob") for c in content], alternatives
 
 
-def of_generate(answer: JsonObject, choice: JsonObject, body: JsonObject) -> Evidence:  # noqa: ARG001 - as above
-    """The evidence in a choice of /inference/v1/generate, which has no text at all."""
-    evidence = (answer.get("prompt_token_ids"), choice.get("token_ids"), *_positions(choice, "token_id"))
-    return Evidence(*evidence, choice.get("finish_reason"), choice.get("weight_versions"))
-
-
 def of_chat(answer: JsonObject, choice: JsonObject, body: JsonObject) -> Evidence:
     """The evidence in a choice of /v1/chat/completions, where the choices share the prompt."""
     ids, reason = choice.get("token_ids"), choice.get("finish_reason")

@@ -22,8 +22,7 @@ _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")
 
 
 class CompletionStream:
-    """The chunks of /v1/completions and /inference/v1/generate. ``on_tokens`` gets the number of one of ``n`` choices and
-    its new ids."""
+    """The chunks of /v1/completions. ``on_tokens`` gets the number of one of ``n`` choices and its new ids."""
 
     def __init__(self, on_tokens: Callable[[int, Sequence[int]], None], n: int, vocab_size: int | None) -> None:
         self._on_tokens, self._n, self._vocab_size = on_tokens, n, vocab_size

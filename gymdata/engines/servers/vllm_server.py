@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.sampling import AnswerFaultError, Sampling
-from gymdata.engines.servers.completions_response import Evidence, generations, of_completion, of_generate
+from gymdata.engines.servers.completions_response import Evidence, generations, of_completion
 from gymdata.engines.servers.completions_stream import CompletionStream
 from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINT_TEXT, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError, abridged
@@ -158,10 +158,6 @@ def server_address(endpoint: str) -> Address:
     return address(endpoint, "--endpoint", "http://localhost:8000", ENGINE_KEYS).without("/v1")
 
 
-#: Ids in and ids out, with the versions of the weights; and seconds for the request that looks whether it is there.
-_GENERATE, _ROUTE_S = "/inference/v1/generate", 30.0
-
-
 async def likeliest_tokens(http: HttpClient, model: str) -> tuple[Mapping[int, float], ...]:
     """For a fingerprint of a server that need not give ids: of fixed prompts the likeliest next tokens with their
     log-probabilities, in nats; empty where the server does not show them. Raises OutsideError for a passing fault."""
@@ -242,8 +238,6 @@ class ServerSampler:
         try:
             card = await self._choose_model()
             self._probing = True
-            if self._route == ServerSampler._route:
-                await self._prefer_generate()
             mode = await self._check_answers()
             self._probing = False
             version = await self._version()
@@ -258,7 +252,6 @@ class ServerSampler:
             "served_from": card.get("root"),
             "max_model_len": self._max_model_len,
             "logprobs_mode": mode,
-            "route": self._route,
             "request_seeds": True,
             "vocab_size": self.vocab_size,
             "dtype": None,  # a server does not say
@@ -377,21 +370,6 @@ class ServerSampler:
         self._root = card.get("root")
         return card
 
-    async def _prefer_generate(self) -> None:
-        """Use the route that also says which weights sampled which tokens, where the server has it: vLLM 0.32 or later,
-        started for scale-out."""
-        body = self._body(PROBE, 1, 1, 1, Sampling())
-        try:
-
-            def read(answer: Any) -> Any:
-                return generations(answer, body, of_generate, sent=PROBE, vocab_size=self.vocab_size)
-
-            limit = min(self._http.timeout_s, _ROUTE_S)
-            await self._http.ask("POST", _GENERATE, _generate_body(body), read, retries=0, timeout_s=limit)
-        except OutsideError:
-            return  # a server without it; what else is wrong shows on the other route
-        self._route, self._read = _GENERATE, of_generate
-
     def _room(self, request: SampleRequest) -> int:
         """Tokens that the continuation may have. Raises OutsideError when the prompt leaves no room."""
         if self._max_model_len is None:
@@ -459,19 +437,17 @@ class ServerSampler:
     ) -> list[Generation]:
         """The generations of one request, checked. ``sent``: the prompt that must be read; None: the server's own.
         ``stream``: reads them as they come."""
-        wire = _generate_body(body) if self._route == _GENERATE else body
         most = self.most_bytes(body)
         if stream is None:
             return await self._http.ask(
-                "POST", self._route, wire, lambda answer: self._take(answer, body, sent), most_bytes=most
+                "POST", self._route, body, lambda answer: self._take(answer, body, sent), most_bytes=most
             )
 
         def take(_: object) -> list[Generation]:
-            # The route of ids does not name the model in a stream.
-            return self._take({"model": self._answers_as, **stream.answer()}, body, sent)
+            return self._take(stream.answer(), body, sent)
 
         return await self._http.exchange(
-            "POST", self._route, {**wire, "stream": True}, take, most_bytes=most, stream=stream
+            "POST", self._route, {**body, "stream": True}, take, most_bytes=most, stream=stream
         )
 
     def most_bytes(self, body: Mapping[str, Any]) -> int:
@@ -513,16 +489,6 @@ _REFUSED = {
     "prompt": ("changes prompts", "serve the model without a proxy that tokenises again or adds tokens"),
     "positive": ("returns logits, not log-probabilities", _PROCESSED.replace("it", "the server", 1)),
 }
-
-
-def _generate_body(body: JsonObject) -> dict[str, object]:
-    """A request for completions as the route of ids in and ids out takes it."""
-    apart = {"prompt": "token_ids"} | {name: name for name in ("model", "request_id", "return_token_ids")}
-    of_text = {"return_tokens_as_token_ids", "skip_special_tokens"}
-    sampling = {name: value for name, value in body.items() if name not in {*apart, *of_text}}
-    return {theirs: body[ours] for ours, theirs in apart.items() if ours in body} | {
-        "sampling_params": {**sampling, "detokenize": bool(body.get("stop"))}
-    }
 
 
 def _pick(cards: list[JsonObject], model: str | None) -> JsonObject | None:
