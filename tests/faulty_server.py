@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import math
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,8 +53,6 @@ class Settings:
     way: str = "ids"
     shows_tools: str = "none auto"
     refuses_unknown_fields: bool = False
-    #: Log-probabilities of ids after the first, for prompt_logprobs; without it, made of the ids.
-    scores: Callable[[list[int]], list[float]] | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -91,15 +88,6 @@ def draw(seed: int, prompt: list[int], max_tokens: int, settings: Settings) -> t
         if token == settings.eos:
             return ids, values, "stop"
     return ids, values, "length"
-
-
-def made_scores(ids: list[int]) -> list[float]:
-    """A number for each id after the first, of all ids up to it."""
-    source, found = hashlib.blake2b(digest_size=8), []
-    for token in ids:
-        source.update(struct.pack("<i", token))
-        found.append(-float(int.from_bytes(source.copy().digest(), "little") % 4096) / 1024.0)
-    return found[1:]
 
 
 async def _models(request: web.Request) -> web.Response:
@@ -221,10 +209,6 @@ def _answer(body: dict[str, Any], settings: Settings, mode: str) -> dict[str, An
         }
         if settings.versions:
             choice["weight_versions"] = _spans(settings.versions.split(","), len(ids))
-        if body.get("prompt_logprobs") is not None:
-            scores = (settings.scores or made_scores)(prompt)
-            rows = [{str(t): {"logprob": v, "rank": 1}} for t, v in zip(prompt[1:], scores, strict=True)]
-            choice["prompt_logprobs"] = [None, *rows]
         if mode == "no_ids":
             del choice["token_ids"], choice["prompt_token_ids"]
         elif mode == "no_logprobs":

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +27,9 @@ from gymdata.rollouts.logprobs import Rounding
 from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.store import StageOutput, files_of, read_run_json, read_table
 from gymdata.store.lineage import Paths, lineage, own_run, parents_of, refuse_duplicates, stage_folder
-from gymdata.store.paths import RUN_JSON, Facts, Identity, RunFacts, local_output
+from gymdata.store.paths import RUN_JSON, Identity, RunFacts, local_output
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.validate.run import validate
-
-if TYPE_CHECKING:
-    from gymdata.engines.servers.served_policy import ServedPolicy
 
 _SCALARS = ("rollout_id", "run_id", "policy_hash", "policy_version", "temperature")
 
@@ -55,17 +52,14 @@ def audit(
     RefusedError when no rollout has log-probabilities (T205, L301 to L303) or ids are not in the model's vocabulary (T206);
     StoreError when the folder holds an audit of something else.
     """
-    config = AuditConfig.called_with(audit, config, {**settings, "model": model}).checked()
+    config = AuditConfig.called_with(audit, config, {**settings, "model": model})
     sources = paths_of(path, "audit")
     for source in sources:
         files_of(source)
     runs = [facts for source in sources for facts in lineage(source)]
     progress = progress or NullProgress()
     with contextlib.ExitStack() as stack:
-        served = None
-        if config.endpoint:
-            served = stack.enter_context(_served(config, progress))
-        named = str(served[0]["path"]) if served is not None else config.model or _own_policy(runs)
+        named = config.model or _own_policy(runs)
         target = None if output is None else local_output(output)
         if target is None and (config.write_as is not None or own_run(sources) is not None):
             target = stage_folder(sources, "audit", Path(named).resolve().name or "model")
@@ -76,8 +70,8 @@ def audit(
             raise DataError.empty(sources[0], "rollouts")
         refuse_duplicates(rollouts, sources)
         # Before the work, not after it.
-        require("train", *(() if served else ("torch",)), "matplotlib")
-        facts, loaded = served or load_policy(named, config.dtype, config.device, config.batch_tokens)
+        require("train", "torch", "matplotlib")
+        facts, loaded = load_policy(named, config.dtype, config.device, config.batch_tokens)
         identity = {"policy_hash": facts["policy_hash"], "dtype": facts["dtype"], "limit": config.limit}
         if target is not None and output is None and (target / RUN_JSON).is_file():
             # Models with other weights are often called the same, as checkpoints are.
@@ -89,20 +83,9 @@ def audit(
             out = stack.enter_context(stage_output)
             out.refuse_other("identity", identity, "an audit that was made", parents=parents_of(sources))
         report, work = _compare(sources, rollouts, runs, loaded, facts, config, progress)
-        if served is not None:
-            report.model["servers"] = served[1].servers.account()
-            for text in served[1].servers.remarks():
-                progress.message(text)
         if out is not None:
             _write(out, sources, work, report, config, identity, command)
         return report
-
-
-def _served(config: AuditConfig, progress: Progress) -> contextlib.AbstractContextManager[tuple[Facts, ServedPolicy]]:
-    from gymdata.engines.servers.served_policy import at_endpoints, served_policy
-
-    servers = at_endpoints(config.endpoint, config.model, request_timeout_s=config.request_timeout)
-    return served_policy(servers, config.model, wait_s=config.wait_for_server, say=progress.message)
 
 
 def _compare(
@@ -164,8 +147,6 @@ def _write(
     for table, rows in tables:
         out.table(f"{table.name}.parquet", rows, table)
     model = report.model["path"]
-    # A served model may be only a name.
-    models = [model] if not config.endpoint or Path(model).is_dir() else []
     compared, title = work.compared, f"audit against {model}"
     picture = out.part("audit.png").path
     draw(picture, compared.saved, compared.recomputed, report.positions, report.turns, report.rounding.token, title)
@@ -176,7 +157,7 @@ def _write(
             "command": list(command),
             "config": config.model_dump(mode="json"),
             "identity": identity,
-            "parents": parents_of([*sources, *models]),
+            "parents": parents_of([*sources, model]),
             **summary,
             "violations": len(report.violations),
         }

@@ -26,7 +26,6 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
-from uuid import uuid4
 
 from gymdata.engines.parent_death import ENGINE_OF
 from gymdata.engines.port import FinishReason, Generation, SampleRequest
@@ -170,19 +169,6 @@ class VllmSampler:
             None,
             tuple(dict((generation.top_log_probs or [()])[0]) for generation in drawn),
         )
-
-    async def score(self, ids: Sequence[int]) -> list[float]:
-        """Log-probabilities of ``ids[1:]``, each after those before it, at temperature 1. Raises OutsideError("engine")."""
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-        params = SamplingParams(
-            temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
-        )
-        answer, _ = await self._answer(list(ids), params, f"score-{uuid4().hex}")
-        rows = answer.prompt_logprobs or []
-        if len(rows) != len(ids):
-            raise OutsideError("engine", f"{len(rows):,} log-probabilities for the {len(ids):,} ids that were sent")
-        return [float(row[token].logprob) for token, row in zip(ids[1:], rows[1:], strict=True)]
 
     async def _sample(
         self, request: SampleRequest, params: Callable[[SampleRequest], Any], sampling: Sampling, *, log_probs: bool

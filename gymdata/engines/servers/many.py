@@ -61,10 +61,6 @@ class Pooled(Protocol):
 class Member(Sampler, Pooled, Protocol):
     """One of several samplers of one policy."""
 
-    async def score(self, ids: Sequence[int]) -> list[float]:
-        """Log-probabilities of ``ids[1:]``, each after those before it, at temperature 1. Raises OutsideError("engine")."""
-        ...
-
 
 M = TypeVar("M", bound=Pooled)
 T = TypeVar("T")

@@ -22,7 +22,6 @@ from gymdata.engines.servers.completions_stream import CompletionStream
 from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINT_TEXT, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError, abridged
 from gymdata.http import Advice, HttpClient
-from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.messages import JsonObject
 from gymdata.store.paths import Facts
 from gymdata.urls import ENGINE_KEYS, Address, address
@@ -276,26 +275,6 @@ class ServerSampler:
         if request.on_tokens is not None:
             stream = CompletionStream(request.on_tokens, request.n, self.vocab_size)
         return await self._complete({**body, "request_id": request.request_id}, body["prompt"], stream)
-
-    async def score(self, ids: Sequence[int]) -> list[float]:
-        """Log-probabilities of ``ids[1:]``, each after those before it, at temperature 1. Raises OutsideError("engine")."""
-        body = {"model": self.model, "prompt": list(ids), "max_tokens": 1, "temperature": 1.0}
-        body |= {"prompt_logprobs": 0, "return_token_ids": True}
-
-        def read(answer: JsonObject) -> list[float]:
-            try:
-                (choice,) = answer["choices"]
-                # The text of a token comes along, and the likeliest one's where that is another.
-                rows = zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)
-                log_probs = [float(row[str(token)]["logprob"]) for token, row in rows]
-            except (KeyError, TypeError, ValueError) as error:
-                raise self._http.garbage(f"log-probabilities of the {len(ids):,} ids that were sent", answer) from error
-            if not all(value <= POSITIVE_TOLERANCE for value in log_probs):
-                raise self._http.garbage("log-probabilities, which are 0 at most", max(log_probs))
-            return log_probs
-
-        most = _ANSWER_BYTES + _TOKEN_BYTES * len(ids)
-        return await self._http.ask("POST", "/v1/completions", body, read, most_bytes=most)
 
     async def fingerprint(self) -> Fingerprint:
         """The fingerprint of this server's policy; after ``start``. Raises UsageError when that is too little,
