@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 _Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="Folder for the report (default: RUN/audit-MODEL).")
 ]
-#: Width of a bar in characters.
-_BAR = 24
 
 
 @with_flags(AuditConfig)
@@ -45,8 +43,8 @@ def _show(report: AuditReport) -> None:
         say(line)
     summary = report.summary
     if not report.ok:
-        _bars("place in the generation", "positions", report.positions)
-        _bars("turn", "turns", report.turns)
+        _by_place("place in the generation", "positions", report.positions)
+        _by_place("turn", "turns", report.turns)
         lines = []
         for row in report.worst:
             text = row.get("token", f"<id {row['token_id']}>")
@@ -85,10 +83,6 @@ def _show(report: AuditReport) -> None:
             print(f"  with it, mean |Δ| falls from {report.explanation.before:.4g} to {report.explanation.after:.4g}")
 
 
-def _bars(title: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    most = max(row["mean_abs"] for row in rows) or 1.0
-    lines = [
-        (row[name], row["tokens"], row["mean_abs"], row["max_abs"], "█" * round(_BAR * row["mean_abs"] / most) or "▏")
-        for row in rows
-    ]
-    grid((title, "tokens", "mean |Δ|", "max |Δ|", ""), lines)
+def _by_place(title: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    lines = [(row[name], row["tokens"], row["mean_abs"], row["max_abs"]) for row in rows]
+    grid((title, "tokens", "mean |Δ|", "max |Δ|"), lines)

@@ -48,7 +48,7 @@ def audit(
     """Compare the saved log-probabilities under ``path`` with those that ``model`` gives the same tokens.
 
     ``config`` is an ``AuditConfig``. Of a run folder the report goes to ``RUN/audit-<model>/``: run.json,
-    violations.parquet, audit.png, and audit.parquet with ``write_as``; elsewhere to ``output``, or nowhere. Raises
+    violations.parquet, and audit.parquet with ``write_as``; elsewhere to ``output``, or nowhere. Raises
     RefusedError when no rollout has log-probabilities (T205, L301 to L303) or ids are not in the model's vocabulary (T206);
     StoreError when the folder holds an audit of something else.
     """
@@ -70,7 +70,7 @@ def audit(
             raise DataError.empty(sources[0], "rollouts")
         refuse_duplicates(rollouts, sources)
         # Before the work, not after it.
-        require("train", "torch", "matplotlib")
+        require("train", "torch")
         facts, loaded = load_policy(named, config.dtype, config.device, config.batch_tokens)
         identity = {"policy_hash": facts["policy_hash"], "dtype": facts["dtype"], "limit": config.limit}
         if target is not None and output is None and (target / RUN_JSON).is_file():
@@ -138,8 +138,6 @@ def _write(
     identity: Identity,
     command: Sequence[str],
 ) -> None:
-    from gymdata.audit._logprob_plot import draw
-
     # Columns of an earlier audit go with it, for this run.json does not describe them.
     tables = [(VIOLATIONS, ValidationReport(violations=report.violations).table())]
     if config.write_as is not None:
@@ -147,9 +145,6 @@ def _write(
     for table, rows in tables:
         out.table(f"{table.name}.parquet", rows, table)
     model = report.model["path"]
-    compared, title = work.compared, f"audit against {model}"
-    picture = out.part("audit.png").path
-    draw(picture, compared.saved, compared.recomputed, report.positions, report.turns, report.rounding.token, title)
     report.path = out.folder
     summary = {key: value for key, value in report.to_dict().items() if key not in ("path", "violations", "worst")}
     out.finish(

@@ -375,7 +375,7 @@ def wipe(folder: Path) -> None:
         # Here, too, the describing file is removed last.
         shutil.rmtree(new_files(stage / RUN_JSON), ignore_errors=True)
         for file in stage.iterdir():
-            if file.suffix in (".parquet", ".jsonl", ".png", ".tmp") or file.name in LOG_FILES:
+            if file.suffix in (".parquet", ".jsonl", ".tmp") or file.name in LOG_FILES:
                 file.unlink()
         (stage / RUN_JSON).unlink()
         _remove_if_empty(stage)

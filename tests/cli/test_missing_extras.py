@@ -35,7 +35,6 @@ def run_without(missing: list[str], words: list[str], folder: Path, output: Path
     ("missing", "words", "extra"),
     [
         ("torch", ["audit", BROKEN, "-m", POLICY], "train"),
-        ("torch,matplotlib", ["audit", BROKEN, "-m", POLICY], "train"),
         ("torch,transformers", ["audit", BROKEN, "-m", POLICY], "train"),
         ("vllm", ["collect", TASKS, "-m", POLICY, "-o", "OUT", "--dry-run"], "cpu"),
         ("ray", ["collect", TASKS, "-m", POLICY, "-o", "OUT", "--replicas", "2"], "ray"),

@@ -222,7 +222,7 @@ def test_overwrite_removes_only_what_gymdata_wrote(tmp_path: Path, open_run, row
     (folder / "pairs-best" / "thoughts.md").write_text("mine")
     for stage in ("scores-exact", "audit-tiny"):
         write_run_json(folder / stage, {"stage": stage.partition("-")[0]})
-    (folder / "audit-tiny" / "audit.png").write_bytes(b"")
+    (folder / "audit-tiny" / "audit.parquet").write_bytes(b"")
     (folder / "train-dpo").mkdir()
     (folder / "train-dpo" / "model.safetensors").write_bytes(b"weights")
     (folder / "rollouts" / "part-of-my-notes.txt").write_text("mine")
