@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gymdata.errors import DataError
 from gymdata.interop.formats import format_named
-from gymdata.interop.importing import ODD, Importing, Numbering, Rejected, Shape, Unnumbered, rollout_id_of
+from gymdata.interop.importing import ODD, Importing, Numbering, Rejected, Unnumbered, rollout_id_of
 from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
 from gymdata.store.columns import build
@@ -33,11 +33,10 @@ _PAIR_BYTES = 16_384
 
 @dataclass(slots=True)
 class Imported:
-    """Rows of some files in their order, and what was found between them. ``shapes``: after the last row."""
+    """Rows of some files in their order, and what was found between them."""
 
     batch: pa.RecordBatch | None
     rejected: list[Rejected]
-    shapes: list[Shape]
     #: What the index of each row that was read is determined by, rejected ones as well.
     hashes: list[tuple[bytes, str | None, str]]
     #: For each row of the batch, its number in ``hashes``; None for one that has an index of its own.
@@ -85,7 +84,7 @@ class Reader:
             )
             for batch in row_batches(sized, table, columns, f"imported {table.name}"):
                 yield _taken(batch, importing, numbering, rejected)
-        yield replace(_taken(None, importing, numbering, rejected), shapes=importing.shapes)
+        yield _taken(None, importing, numbering, rejected)
 
 
 def _taken(
@@ -95,7 +94,6 @@ def _taken(
     imported = Imported(
         batch,
         rejected.copy(),
-        [],
         numbering.keys.copy(),
         importing.keys.copy(),
         importing.origins.copy(),

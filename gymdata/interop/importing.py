@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Required, TypedDict
+from typing import Any
 
 import xxhash
 
@@ -263,8 +263,6 @@ class Importing:
     columns: Mapping[str, str] = field(default_factory=dict)
     #: File, line and indices of the row in hand.
     origin: tuple[str | int, ...] = ()
-    #: How each document was nested, for formats that nest (``Format.shape``).
-    shapes: list[Shape] = field(default_factory=list)
     #: For each row that was read, its number in ``Unnumbered.keys``; None for one that has an index of its own.
     keys: list[int | None] = field(default_factory=list)
     #: For each row that was read, its file and line.
@@ -273,36 +271,3 @@ class Importing:
     @property
     def n_keys(self) -> int:
         return len(self.numbering.keys) if isinstance(self.numbering, Unnumbered) else 0
-
-
-#: In the sizes of a shape: an element of the outer list that was rejected.
-GONE: Final = "gone"
-
-
-class Shape(TypedDict, total=False):
-    """How a document nests its trajectories. ``sizes``: of its inner lists, None for an element that is no list; ``rest``:
-    the other fields of a collection, or their JSON; ``times``: how many documents of this shape follow each other."""
-
-    kind: Required[Literal["trajectory", "list", "collection", "bad"]]
-    rest: dict[str, Any] | str
-    sizes: list[int | Literal["gone"] | None]
-    times: int
-
-
-def add_shape(shapes: list[Shape], shape: Shape) -> None:
-    """Add the shape of the next document. Lines of one trajectory each are only counted: a file may have millions of
-    them."""
-    if len(shapes) > 1 and "sizes" not in shapes[-1] and shapes[-1]["kind"] == shapes[-2]["kind"]:
-        shapes[-2]["times"] = shapes[-2].get("times", 1) + 1
-        del shapes[-1]
-    shapes.append(shape)
-
-
-def take_out(shape: Shape, group: int) -> None:
-    """Remove a rejected trajectory from its document."""
-    sizes = shape.get("sizes")
-    if sizes is None:
-        shape["kind"] = "bad"
-    else:
-        size = sizes[group]
-        sizes[group] = size - 1 if isinstance(size, int) else GONE

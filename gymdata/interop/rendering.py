@@ -72,7 +72,7 @@ def rendered(parts: Iterator[Imported], renderer: TextRenderer | None, table: Ta
             piece = batch.slice(start, end - start)
             if text[start]:
                 piece = _piece(piece, table, renderer, part, start, rejected)
-            yield replace(part, batch=piece, rejected=[], shapes=[])
+            yield replace(part, batch=piece, rejected=[])
         yield replace(part, batch=None, rejected=rejected)
 
 

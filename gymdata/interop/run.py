@@ -20,7 +20,7 @@ from gymdata.interop.exporting import Export
 from gymdata.interop.formats import Format, detect, format_named
 from gymdata.interop.formats import exported as exported_formats
 from gymdata.interop.formats import imported as imported_formats
-from gymdata.interop.importing import ODD, JsonObject, Keys, Rejected, Shape, TableRow, reason_of
+from gymdata.interop.importing import ODD, JsonObject, Keys, Rejected, TableRow, reason_of
 from gymdata.interop.nemo_gym.rows import failures_file, main_file
 from gymdata.interop.rendering import rendered, rendered_identity, renderer_of
 from gymdata.interop.rows import NO_TIME
@@ -159,8 +159,6 @@ def import_rollouts(
         _write_lines(Path(output) / FAILURES, findings.failures)
         _count_rendered(summary, renderer)
         run.note(counts=_counts(summary))
-        if findings.shapes:
-            run.note(documents=findings.shapes)
     summary.split(test_share, seed, command)
     return summary
 
@@ -234,7 +232,6 @@ class _Findings:
 
     drop_masked: bool = False
     rejected: list[Rejected] = field(default_factory=list)
-    shapes: list[Shape] = field(default_factory=list)
     #: Lines of failures.jsonl, and how many rows there are of each reason: failed attempts, and masked rollouts.
     failures: list[bytes] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)
@@ -248,7 +245,6 @@ class _Findings:
 
         for part in parts:
             self.rejected += part.rejected
-            self.shapes += part.shapes
             if part.batch is not None:
                 messages = part.batch.column("messages" if "messages" in part.batch.schema.names else "prompt")
                 marked = pc.match_substring(pc.list_flatten(messages).field("content"), _MARK)
@@ -343,7 +339,7 @@ def _import_pairs(
         part = out.part(REJECTED)
         part.path.write_bytes(b"".join(_rejected_lines(findings.rejected)))
         part.rows = len(findings.rejected)
-    out.finish({**facts, "counts": _counts(summary), "documents": findings.shapes})
+    out.finish({**facts, "counts": _counts(summary)})
 
 
 def _counts(summary: ImportSummary) -> Figures:

@@ -68,7 +68,13 @@ def encode_finite(value: Any) -> bytes:
 def _slowly(value: Any) -> bytes:
     """With Python's json, because orjson refuses integers of more than 64 bits. Raises TypeError or ValueError for what
     JSON cannot hold."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_values).encode()
+
+
+def _values(array: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        return array.tolist()
+    raise TypeError(f"{type(array).__name__} is no value of JSON")
 
 
 def decode(line: bytes, *, exact: bool = False) -> Any:

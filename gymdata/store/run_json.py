@@ -37,11 +37,7 @@ def write_run_json(target: str | Path, facts: RunFacts) -> Path:
     base = Path(target)
     is_file = base.suffix in (".parquet", ".jsonl", ".gz", ".zst") and not base.is_dir()
     path = base if base.name.endswith(RUN_JSON) else beside(base) if is_file else base / RUN_JSON
-    # Documents are parts of imported files, and restored as they were.
-    document = complete(facts)
-    return write_json(
-        path, {key: value if key == "documents" else redacted_all(value) for key, value in document.items()}
-    )
+    return write_json(path, {key: redacted_all(value) for key, value in complete(facts).items()})
 
 
 def write_json(path: Path, value: Any) -> Path:

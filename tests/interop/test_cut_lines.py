@@ -89,7 +89,7 @@ def of(row: nemo_rows.Row) -> Any:
         )
         for call in row.calls
     ]
-    return replace(row, value={}, calls=[], cut_lists=None), calls
+    return replace(row, value={}, calls=[]), calls
 
 
 def whole(line: str) -> str:

@@ -15,15 +15,14 @@ import gymdata
 from gymdata.errors import StoreError, UsageError
 from gymdata.interop.run import import_rollouts
 from gymdata.interop.trajectories.nat_pairs import CALLS, IDS, SEVERAL
-from gymdata.rollouts.messages import meant_role
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
 from tests.interop.trajectories import (
-    in_order,
     lines,
     same,
     some,
     text,
+    there_and_back,
     through_a_run,
     through_json,
     value,
@@ -32,21 +31,20 @@ from tests.interop.trajectories import (
 from tests.rollout_files import rollout, write_run
 
 _SETTINGS = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-role = st.one_of(st.sampled_from(["system", "user", "assistant", "developer"]), text).filter(
-    lambda r: meant_role(r) is None
+role = st.sampled_from(["system", "user", "assistant", "developer"])
+message = st.builds(lambda more, r, c: more | {"role": r, "content": c}, some(), role, text)
+#: What HH-RLHF has in one text is several messages, and sides are two different texts.
+prompt = st.one_of(text, st.lists(message, min_size=1, max_size=3))
+answer = text.filter(str.strip)
+exact = st.builds(
+    lambda p, c, r: {"prompt": p, "chosen_response": f"{c}+", "rejected_response": f"{r}-"}, prompt, answer, answer
 )
-message = st.one_of(
-    st.builds(lambda r, c: {"role": r, "content": c}, role, text),
-    st.builds(lambda more, r: more | {"role": r}, some(content=st.one_of(text, value)), role),
-)
-prompt = st.one_of(text, st.lists(message, max_size=3))
-exact = st.builds(lambda p, c, r: {"prompt": p, "chosen_response": c, "rejected_response": r}, prompt, text, text)
 line = st.one_of(exact, st.builds(lambda more, row: more | row, some(), exact))
 item_trajectory = st.builds(
     lambda more, row, reward: more | {"episode": [row], "reward": reward},
     some(shaped_rewards=value, metadata=st.one_of(value, some(example_id=text, score_diff=st.floats(0, 2)))),
     line,
-    st.floats(0, allow_nan=False),
+    st.floats(0, allow_nan=False, allow_infinity=False),
 )
 
 
@@ -57,22 +55,25 @@ def finite(value_: Any) -> bool:
 @_SETTINGS
 @given(st.lists(line.filter(finite), min_size=1, max_size=3))
 def test_their_lines_come_back_whole(tmp_path: Path, theirs: list[Any]) -> None:
-    """Prompts stay text or messages, and fields that nobody knows come back."""
+    """Prompts, sides and margins of a pair are, exported and imported again, what they were."""
     theirs = through_json(theirs)
     done, back = through_a_run(write_lines(tmp_path / "a.jsonl", theirs), "nat-dpo")
-    assert (done.pairs, done.rejected) == (len(theirs), 0)
-    assert same(in_order(back), in_order(theirs))
+    assert (done.pairs, done.rejected, len(back)) == (len(theirs), 0, len(theirs))
+    first, again = there_and_back(tmp_path)
+    assert same(again, [pair | {"pair_id": other["pair_id"]} for pair, other in zip(first, again, strict=True)])
 
 
 @_SETTINGS
 @given(some(run_id=text).filter(finite), st.lists(st.lists(item_trajectory.filter(finite), max_size=2), max_size=2))
 def test_their_collections_come_back_whole(tmp_path: Path, rest: dict[str, Any], groups: list[Any]) -> None:
-    """A collection of trajectories with one DPO item each is exported as it was."""
+    """Trajectories of one DPO item each give the same pairs, also exported and imported again."""
     theirs = through_json(rest | {"trajectories": groups})
     (tmp_path / "a.json").write_text(json.dumps(theirs))
-    done, back = through_a_run(tmp_path / "a.json", "nat-dpo-items")
+    done, _ = through_a_run(tmp_path / "a.json", "nat-dpo-items")
     assert (done.pairs, done.rejected) == (sum(map(len, groups)), 0)
-    assert not done.pairs or same(in_order(back), in_order(theirs))
+    if done.pairs:
+        first, again = there_and_back(tmp_path)
+        assert same(*(sorted(pairs, key=lambda pair: pair["pair_id"]) for pairs in (first, again)))
 
 
 @pytest.fixture
@@ -142,11 +143,10 @@ def test_files_of_two_formats_are_refused(tmp_path: Path) -> None:
         import_rollouts(a, tmp_path / "x", source="nat-dop")
 
 
-def test_pairs_without_a_margin_are_no_ties_and_keep_long_numbers(tmp_path: Path) -> None:
-    """An imported pair without a margin is not a tie and has none in TRL's rows; a number of more than 64 bits comes
-    back as it was."""
+def test_pairs_without_a_margin_are_no_ties(tmp_path: Path) -> None:
+    """An imported pair without a margin is not a tie and has none in TRL's rows."""
     row = {"prompt": "6?", "chosen_response": "six", "rejected_response": "five", "extra": 12345678901234567890123}
-    assert through_a_run(write_lines(tmp_path / "dpo.jsonl", [row]), "nat-dpo")[1] == [row]
+    assert through_a_run(write_lines(tmp_path / "dpo.jsonl", [row]), "nat-dpo")[0].pairs == 1
     assert "P603" not in {v.code for v in gymdata.validate(tmp_path / "run").violations}
     gymdata.export(tmp_path / "run", tmp_path / "trl.jsonl", "trl-preference")
     assert "margin" not in json.loads((tmp_path / "trl.jsonl").read_text())

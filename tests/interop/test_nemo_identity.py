@@ -1,7 +1,8 @@
-"""NeMo Gym rows through import, export and import again: everything that the shape can hold is the same."""
+"""NeMo Gym rows through import, export and import again: IDs, log-probabilities, rewards, texts and masks are the same."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,112 +12,134 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gymdata
-from gymdata.rollouts.messages import meant_role
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
-from tests.interop.trajectories import lines, same, some, text, through_a_run, through_json, value, write_lines
+from tests.interop.trajectories import lines, same, some, text, value, write_lines
 from tests.rollout_files import rollout, two_turns, write_run
 
 _SETTINGS = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 token = st.integers(0, 2**31 - 1)
-log_prob = st.one_of(st.floats(-50, 0, width=32), st.integers(-3, 0))
-# As many as there are tokens, these would be refused by the export.
-unsound = st.sampled_from([math.nan, -math.inf, 1e300, "NaN"])
+log_prob = st.one_of(st.floats(-50, 0, width=32), st.floats(-50, 0), st.integers(-3, 0))
 unknown = st.sampled_from([math.nan, "NaN"])
-
-
+name = text.filter(bool)
 parts = st.lists(st.one_of(text, some(text=text, type=st.just("output_text"))), max_size=2)
-content = st.one_of(st.none(), text, parts, value)
+content = st.one_of(st.none(), text, parts)
+calls = st.builds(
+    lambda n, a, c: {"type": "function_call", "name": n, "arguments": a, "call_id": c},
+    text,
+    st.one_of(text, st.just('{"a": 1}')),
+    name,
+)
+answers = some(content=content, type=st.just("message")).map(lambda i: i | {"role": "assistant"})
+results = st.builds(lambda c, o: {"type": "function_call_output", "call_id": c, "output": o}, name, content)
+other = st.one_of(
+    results,
+    st.builds(
+        lambda r, c: {"role": r, "content": c}, st.sampled_from(["user", "system", "developer", "narrator"]), content
+    ),
+)
 
 
 @st.composite
-def with_ids(draw: st.DrawFn, item: dict[str, Any]) -> dict[str, Any]:
-    """``item`` with token lists that are there, null, empty, missing, or of other lengths."""
-    generation = draw(st.lists(token, max_size=4))
-    size = len(generation)
-    fits = st.one_of(*(st.lists(kind, min_size=size, max_size=size) for kind in (log_prob, log_prob, unknown)))
-    others = st.lists(st.one_of(log_prob, unsound), max_size=3).filter(lambda found: len(found) != size)
-    lists = {
-        "prompt_token_ids": draw(st.one_of(st.none(), st.lists(token, max_size=6))),
-        "generation_token_ids": draw(st.one_of(st.just(generation), st.none())),
-        "generation_log_probs": draw(st.one_of(fits, fits, st.none(), others)),
-    }
-    for name in draw(st.sets(st.sampled_from(sorted(lists)), max_size=1)):
-        del lists[name]
-    return item | lists
+def rounds(draw: st.DrawFn) -> list[Any]:
+    """What one model call wrote, with its ids on the last item or without, and what others said after it."""
+    reasoned = some(summary=content, content=content, id=text).map(lambda i: i | {"type": "reasoning"})
+    items = [
+        *draw(st.lists(reasoned, max_size=1)),
+        *draw(st.lists(answers, max_size=1)),
+        *draw(st.lists(calls, max_size=2)),
+    ]
+    items = items or [draw(answers)]
+    has_ids = draw(st.booleans())
+    if has_ids:
+        generation = draw(st.lists(token, min_size=1, max_size=4))
+        size = len(generation)
+        kinds = (st.lists(kind, min_size=size, max_size=size) for kind in (log_prob, log_prob, unknown))
+        items[-1] |= {
+            "prompt_token_ids": draw(st.lists(token, min_size=1, max_size=6)),
+            "generation_token_ids": generation,
+            "generation_log_probs": draw(st.one_of(*kinds, st.just([-0.5] * (size + 1)))),
+        }
+    # Calls without ids that follow each other are one.
+    items += draw(st.lists(other, min_size=0 if has_ids else 1, max_size=2))
+    return [items] if draw(st.booleans()) else items
 
 
-reasoning = some(summary=content, content=content, id=text).map(lambda i: i | {"type": "reasoning"})
-call = some(name=text, arguments=st.one_of(text, st.just('{"a": 1}'), value), call_id=text).map(
-    lambda i: i | {"type": "function_call"}
+marked = some(
+    mask_sample=st.booleans(),
+    instance_config=st.sampled_from([{"mask_sample": True}, {"mask_sample": False}, {}]),
+    rollout_id=name,
+    task_id=st.one_of(text, value),
+    reward=st.one_of(st.none(), st.integers(-100, 20), st.floats(), st.sampled_from(["NaN", "0.5", True])),
 )
-said = some(content=content, tool_calls=value, type=st.just("message")).map(lambda i: i | {"role": "assistant"})
-answer = some(call_id=text, output=content).map(lambda i: i | {"type": "function_call_output"})
-other = some(
-    role=st.one_of(st.sampled_from(["user", "system", "developer", "tool", "narrator"]), value).filter(
-        lambda r: meant_role(r) is None
-    ),
-    content=content,
+requests = some(
+    input=st.one_of(st.none(), text, st.lists(st.one_of(other, answers), max_size=3)),
+    tools=st.sampled_from([[], [{"type": "function", "name": "f", "parameters": {}}]]),
+    temperature=value,
+    model=text,
 )
-plain = st.one_of(reasoning, call, said, answer, other)
-item = st.one_of(plain, st.one_of(reasoning, call, said).flatmap(with_ids))
-items = st.lists(st.one_of(item, st.lists(item, max_size=2)), max_size=5)
+responses = some(
+    status=st.sampled_from(["completed", "incomplete", "cancelled"]),
+    incomplete_details=st.sampled_from([None, {"reason": "max_output_tokens"}, {"reason": "content_filter"}]),
+    created_at=st.one_of(value, st.integers(0, 2**31)),
+    model=text,
+)
 row = st.builds(
-    lambda top, response: top | {"response": response},
-    some(
-        responses_create_params=some(
-            input=st.one_of(st.none(), text, st.lists(plain, max_size=2), st.just([])),
-            tools=value,
-            temperature=value,
-            model=value,
-        ),
-        reward=st.one_of(st.none(), st.integers(-100, 20), st.floats(), st.just("NaN")),
-        rollout_id=text,
-        task_id=st.one_of(text, value),
+    lambda top, params, response, made: (
+        top
+        | {"responses_create_params": params, "response": response | {"output": [i for items in made for i in items]}}
     ),
-    st.builds(
-        lambda more, output: more | {"output": output},
-        some(status=st.one_of(st.just("incomplete"), value), incomplete_details=value, created_at=value, model=value),
-        items,
-    ),
+    marked,
+    requests,
+    responses,
+    st.lists(rounds(), max_size=3),
 )
 
 
-def imported(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[int]]:
-    """The run's rows, the rows exported from it, and the numbers of rejected lines."""
-    summary, exported = through_a_run(write_lines(folder / "source.jsonl", rows), "nemo-gym")
-    bad = [row["line"] for row in lines(folder / "run" / "rejected.jsonl")]
-    return to_rows(read_table(folder / "run")) if summary.rollouts else [], exported, bad
+def imported(file: Path, run: Path) -> list[dict[str, Any]]:
+    summary = gymdata.import_rollouts(file, run, run_id="r", overwrite=True)
+    assert summary.rejected == 0
+    return to_rows(read_table(run))
+
+
+def told(rows: list[dict[str, Any]]) -> list[Any]:
+    """All of rollouts but their ``task`` and what ``extra`` has besides the reason of a missing reward. No text and an empty
+    text are alike."""
+    made = []
+    for row in rows:
+        extra = json.loads(row["extra"])
+        messages = [m | {"content": m["content"] or ""} for m in row["messages"]]
+        columns = {k: v for k, v in row.items() if k not in ("task", "messages")}
+        made.append(columns | {"extra": [extra.get("failure"), extra.get("unscored")], "messages": messages})
+    return made
 
 
 @_SETTINGS
 @given(st.lists(row, min_size=1, max_size=3))
 def test_import_export_import_is_the_identity(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
-    """The exported rows are the source's, and importing them gives the very same rollouts."""
-    rows = [{"responses_create_params": {}, "response": {"output": []}}, *rows]
-    first, exported, bad = imported(tmp_path, rows)
-    assert len(first) + len(bad) == len(rows)
-    good = [r for n, r in enumerate(rows, 1) if n not in bad]
-    assert [sorted(r) for r in exported] == [sorted(r) for r in good]
-    assert same([_shorn(r) for r in exported], [_shorn(through_json(r)) for r in good])
-    assert same(imported(tmp_path, exported), (first, exported, []))
+    """IDs, log-probabilities, rewards, texts and masks of the source come back, and all else that is a column."""
+    first = imported(write_lines(tmp_path / "source.jsonl", rows), tmp_path / "run")
+    gymdata.export(tmp_path / "run", tmp_path / "back.jsonl", "nemo-gym", overwrite=True)
+    again = imported(tmp_path / "back.jsonl", tmp_path / "again")
+    assert same(told(again), told(first))
+    # What a row says besides is in it as it was, except for numbers that strict JSON has not.
+    for theirs, ours in zip(rows, lines(tmp_path / "back.jsonl"), strict=True):
+        assert ours["response"].keys() >= theirs["response"].keys()
+        assert ours.get("mask_sample") == theirs.get("mask_sample")
 
 
-def _shorn(row: dict[str, Any]) -> dict[str, Any]:
-    """Without log-probabilities, which become float32, and in sorted order, for token lists come last."""
-
-    def items(values: list[Any]) -> list[Any]:
-        return [
-            items(v)
-            if isinstance(v, list)
-            else dict(sorted((k, x) for k, x in v.items() if k != "generation_log_probs"))
-            for v in values
-        ]
-
-    return row | {"response": row["response"] | {"output": items(row["response"]["output"])}}
+def test_a_rollout_that_another_program_masked_is_masked_for_nemo_gym(tmp_path: Path) -> None:
+    """Its number would be trained there otherwise."""
+    row = {"input_prompt": "q", "output_response": "a", "score": 1.0, "stop_reason": "abort", "env_class": "e"}
+    gymdata.import_rollouts(write_lines(tmp_path / "a.jsonl", [row]), tmp_path / "run", source="skyrl-dump")
+    gymdata.export(tmp_path / "run", tmp_path / "out.jsonl", "nemo-gym")
+    (written,) = lines(tmp_path / "out.jsonl")
+    assert (written["mask_sample"], written["reward"]) == (True, 1.0)
+    (back,) = imported(tmp_path / "out.jsonl", tmp_path / "back")
+    assert (back["reward"], json.loads(back["extra"])["failure"]["kind"]) == (None, "masked")
 
 
 def test_a_row_with_a_task_and_a_group_keeps_both(tmp_path: Path) -> None:
@@ -151,13 +174,13 @@ def test_other_messages_instructions_or_tools_are_another_task(
 
 @pytest.mark.parametrize(("reward", "number"), [("0.5", 0.5), (" 1 ", 1.0), (True, 1.0), ("false", 0.0), ("NaN", None)])
 def test_a_reward_as_text_or_boolean_is_its_number(reward: Any, number: float | None, tmp_path: Path) -> None:
-    """The export writes it as it was, or the number that replaced it."""
+    """The export writes the number, or the one that replaced it."""
     answer = {"role": "assistant", "content": "a", "type": "message"}
     row = {"responses_create_params": {"input": "q"}, "response": {"output": [answer]}, "reward": reward}
     run = Path(gymdata.import_rollouts(write_lines(tmp_path / "rows.jsonl", [row]), tmp_path / "run").run)
     (rollout,) = to_rows(read_table(run, ROLLOUTS))
     assert rollout["reward"] == number or (number is None and math.isnan(rollout["reward"]))
-    for changed, written in (({}, reward), ({"reward": 3.0}, 3.0)):
+    for changed, written in (({}, "NaN" if number is None else number), ({"reward": 3.0}, 3.0)):
         made = write_run(tmp_path / f"run {written}", [rollout | {"rewards": []} | changed])
         gymdata.export(made, tmp_path / f"{written}.jsonl", "nemo-gym")
         assert lines(tmp_path / f"{written}.jsonl")[0]["reward"] == written

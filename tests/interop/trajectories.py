@@ -86,6 +86,16 @@ def through_a_run(file: Path, name: str) -> tuple[ImportSummary, Any]:
     return summary, lines(back) if back.suffix == ".jsonl" else json.loads(back.read_text(encoding="utf-8"))
 
 
+def there_and_back(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of a run that ``through_a_run`` made and those of its export, imported again."""
+    back = next(file for name in ("back.json", "back.jsonl") if (file := folder / name).exists())
+    summary = gymdata.import_rollouts(back, folder / "again", run_id="r", overwrite=True)
+    assert summary.rejected == 0
+    table = PAIRS if summary.pairs else ROLLOUTS
+    first, again = (to_rows(read_table(folder / name, table)) for name in ("run", "again"))
+    return first, again
+
+
 def said(messages: Any) -> list[dict[str, Any]]:
     """What messages say: their fields that are not null."""
     return [{k: v for k, v in message.items() if v is not None} for message in messages]
@@ -253,13 +263,6 @@ def exported(
     lost: Counter[str] = Counter()
     made = [write(row, lost) for row in as_spread(rows)]
     return [through_json(one) for one in made if one is not None], Counter({k: n for k, n in lost.items() if n})
-
-
-def in_order(theirs: Any) -> Any:
-    """The order of keys is no part of JSON."""
-    if isinstance(theirs, dict):
-        return {key: in_order(theirs[key]) for key in sorted(theirs)}
-    return [in_order(one) for one in theirs] if isinstance(theirs, list) else theirs
 
 
 def same(a: Any, b: Any) -> bool:

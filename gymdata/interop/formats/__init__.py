@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from gymdata.errors import DataError, UsageError, abridged, json_kind, json_value
-from gymdata.interop.importing import ODD, BadItem, Importing, Shape, add_shape, documents, take_out, turn_down
+from gymdata.interop.importing import ODD, BadItem, Importing, documents, turn_down
 from gymdata.interop.rows import NOT_TRAINED, unread_row, without_reward
 from gymdata.interop.text_rows import first_row
 from gymdata.interop.words import is_trained
@@ -100,13 +100,13 @@ class Format(ForeignFormat):
             for k, part in enumerate(parts):
                 yield (k, number), self.item_of(part, document)
 
+    def place(self, value: Any, group: int, number: int) -> str:  # noqa: ARG002 - what an override reads
+        """Where in its document an item is, before what is wrong with it."""
+        return f"row {number}: " if isinstance(value, list) else ""
+
     def item_of(self, part: Any, document: JsonObject) -> Any:  # noqa: ARG002 - only some need the rest
         """The item that an entry of ``several`` is."""
         return part
-
-    def shape(self, value: Any) -> Shape | None:  # noqa: ARG002 - only some formats nest
-        """How a document nests its items, where an export writes them so again."""
-        return None
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         """The row of the table that an item becomes, as the store turns it into columns. Raises BadItem, or anything of
@@ -118,19 +118,13 @@ class Format(ForeignFormat):
         for source, line, value, text in self.documents(sources):
             if self.holds_text:
                 value = rows_renamed(value, importing.columns)
-            if (shape := self.shape(value)) is not None:
-                add_shape(importing.shapes, shape)
             for (group, n), item in [((0, 0), value)] if isinstance(value, BadItem) else self._named_items(value):
                 importing.origin, n_keys = (source.path.name, line, group, n), importing.n_keys
                 try:
                     row = self._checked(item, importing)
                 except (BadItem, *ODD) as error:
-                    if shape is not None:
-                        take_out(shape, group)
                     bad = BadItem.of(error)
-                    nested = f"trajectories[{group}][{n}]: " if shape is not None and (group or n) else ""
-                    nested = nested or (f"row {n}: " if isinstance(value, list) else "")
-                    reason = nested + bad.reason
+                    reason = self.place(value, group, n) + bad.reason
                     turn_down(bad.code, reason, source, line, text, importing.reject, self.item, error)
                 else:
                     importing.keys.append(n_keys if importing.n_keys > n_keys else None)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing
 from gymdata.interop.rows import KINDS
 from gymdata.interop.trajectories.atif import row_of, trajectory_of
-from gymdata.interop.trajectories.own import named_turns
 from gymdata.rollouts.messages import RolloutRow, TableRow, json_text
 
 if TYPE_CHECKING:
@@ -36,9 +35,6 @@ class Atif(Format):
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         return row_of(item, importing)
-
-    def written_turns(self, row: TableRow) -> Collection[int] | None:
-        return named_turns(row, self.name)
 
     def write(self, row: RolloutRow, lost: Counter[str]) -> bytes | None:
         trajectory = trajectory_of(row, lost)

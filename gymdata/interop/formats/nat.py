@@ -8,12 +8,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gymdata.interop.formats import FORMATS, Format, Place
-from gymdata.interop.importing import Importing, Shape
+from gymdata.interop.importing import Importing
 from gymdata.interop.rows import KINDS
 from gymdata.interop.trajectories import nat, nat_pairs
 from gymdata.interop.trajectories.own import named_turns
 from gymdata.rollouts.messages import JsonObject, RolloutRow, TableRow
-from gymdata.store import find_run_json, read_run_json
 from gymdata.store.lines import encode_any
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Nested(Format):
-    """Trajectories in collections and lists, which an export of all of them writes as they were."""
+    """Trajectories, which may be in collections and lists."""
 
     marks = (b'"episode"', b'"trajectories"')
     suffixes = (".json", ".jsonl")
@@ -44,8 +43,8 @@ class _Nested(Format):
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         return nat.trajectories_of(value)
 
-    def shape(self, value: Any) -> Shape | None:
-        return nat.shape_of(value)
+    def place(self, value: Any, group: int, number: int) -> str:  # noqa: ARG002 - all of its documents nest
+        return f"trajectories[{group}][{number}]: " if group or number else ""
 
     def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
         raise NotImplementedError
@@ -60,11 +59,7 @@ class _Nested(Format):
                 yield row[self.group], row["run_id"], trajectory
 
     def save(self, converted: Iterable[Any], part: Part, export: Export) -> None:
-        described = find_run_json(export.path)
-        facts = read_run_json(described) if described is not None else {}
-        ours = facts.get("stage") == "import" and facts.get("format") == self.name
-        shapes = (facts.get("documents") or []) if ours else []
-        export.written = nat.write(converted, part.path, lines=part.name.endswith(".jsonl"), shapes=shapes)
+        export.written = nat.write(converted, part.path, lines=part.name.endswith(".jsonl"))
 
 
 @FORMATS.register("nat-trajectories")
@@ -78,7 +73,7 @@ class NatTrajectories(_Nested):
     carries = KINDS["rollouts"]
 
     def written_turns(self, row: TableRow) -> Collection[int] | None:
-        return named_turns(row, self.name)
+        return named_turns(row)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         return nat.row_of(item, importing)
@@ -98,8 +93,9 @@ class _Pairs(Format):
         lines = any(map(nat_pairs.is_dpo_line, value[:20])) if isinstance(value, list) else nat_pairs.is_dpo_line(value)
         return super().items(value) if lines else nat.trajectories_of(value)
 
-    def shape(self, value: Any) -> Shape | None:
-        return nat.shape_of(value) if nat.is_nested(value) else None
+    def place(self, value: Any, group: int, number: int) -> str:
+        nested = nat.is_nested(value) and (group or number)
+        return f"trajectories[{group}][{number}]: " if nested else super().place(value, group, number)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         return nat_pairs.row_of(item, importing)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _REQUEST = "responses_create_params"
 #: Fields for which an item has no place.
 _NO_PLACE = {"turns": ("reward", "top_log_probs", "agent", "server", "weight_versions"), "messages": ("extra",)}
-DIGITS = "digits of log-probabilities beyond float32"
 
 
 @FORMATS.register("nemo-gym")
@@ -53,19 +52,19 @@ class NemoGym(Format):
             yield 0, row
 
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:
-        from gymdata.interop.nemo_gym.token_text import rows
-        from gymdata.interop.nemo_gym.write import nemo_gym_line
+        from gymdata.interop.nemo_gym.write import nemo_gym_row
+        from gymdata.store.columns import to_rows
+        from gymdata.store.lines import encode_any
 
-        def counted(batch: pa.RecordBatch) -> Iterator[RolloutRow]:
+        def counted(batch: pa.RecordBatch) -> Iterable[RolloutRow]:
             for column, names in _NO_PLACE.items():
                 offsets, items = list_parts(batch.column(column))
                 for name in names:
                     has = items.field(name).is_valid().to_numpy(zero_copy_only=False)
                     export.lost[f"{name} of {column}"] += int((Ragged(has, offsets).sums(has) > 0).sum())
-            return rows(batch)
+            return to_rows(batch)
 
         for row in export.rows(batches, counted):
-            line = nemo_gym_line(row)
-            export.carry(self.carries, line.turns)
-            export.lost[DIGITS] += line.rounded
-            yield line.text
+            written, turns = nemo_gym_row(row)
+            export.carry(self.carries, turns)
+            yield encode_any(written) + b"\n"

@@ -1,22 +1,18 @@
 """NeMo Gym rows as rows of the rollouts table, with their token evidence.
 
-Invariants: ids are taken over exactly, and log-probabilities as float32; a call without ids gives no turn; what has no
-column is kept in ``task`` and ``extra`` so that the row can be written again, token lists only where no turn holds them; a
-row that cannot be imported is named, and never hides another.
+Invariants: ids are taken over exactly, and log-probabilities as float32; a call without ids gives no turn; the fields of the
+row are in ``task``, those of its response in ``extra``; a row that cannot be imported is named, and never hides another.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from gymdata.interop.importing import (
     ODD,
@@ -31,34 +27,23 @@ from gymdata.interop.importing import (
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.batches import encoded
 from gymdata.interop.rows import unread_row, without_reward
-from gymdata.rollouts.failures import UNSCORED
 from gymdata.rollouts.messages import (
-    STRICT,
-    TOKEN_KEYS,
     JsonObject,
-    Message,
-    ResponseItem,
     RolloutRow,
     flat_items,
-    holds_ids,
     messages_of,
     object_of,
-    parsed,
     row_tools,
     walk,
     written_by_model,
 )
 from gymdata.rollouts.ragged import Columns, Runs
 from gymdata.rollouts.turns import Call, TurnEncoder, continuing
-from gymdata.store.lines import row_lines
+from gymdata.store.lines import encode_any, row_lines
 from gymdata.store.paths import Source
 
-#: On an item: its ids were rendered from text, not sampled.
-RENDERED = "token_ids_rendered"
-#: A mark besides the letters of the lists that a turn holds: its log-probabilities had more digits than float32.
-ROUNDED = "~"
-#: Where ``task`` and ``extra`` keep JSON that strict readers refuse (NaN), as text.
-AS_TEXT = "nemo_gym_text"
+#: In ``extra``: the fields of the response besides its output.
+RESPONSE = "response"
 
 
 def table_rows(sources: list[Source], importing: Importing | None = None) -> Iterator[RolloutRow]:
@@ -73,7 +58,7 @@ def table_rows(sources: list[Source], importing: Importing | None = None) -> Ite
         for number, line in row_lines(source):
             try:
                 try:
-                    parsed = _read(line)
+                    row = nemo_rows.read_row(line)
                 except nemo_rows.BadRow:
                     if (attempt := _unread(line, importing, of_failures)) is None:
                         raise
@@ -81,9 +66,9 @@ def table_rows(sources: list[Source], importing: Importing | None = None) -> Ite
                     yield attempt
                     continue
                 # Numbered before the check, so that rollouts are numbered alike with and without it.
-                group, index = importing.numbering.of_content(line.strip(), parsed.row.group, parsed.row.given)
-                rollout = _rollout(parsed, importing.run_id, group, index)
-                if (failure := nemo_rows.failure_in(parsed.row.value, of_failures)) is not None:
+                group, index = importing.numbering.of_content(line.strip(), row.group, row.given)
+                rollout = _rollout(row, importing.run_id, group, index)
+                if (failure := nemo_rows.failure_in(row.value, of_failures)) is not None:
                     rollout = without_reward(rollout, failure)
                 if importing.check is not None:
                     importing.check(rollout)
@@ -94,7 +79,7 @@ def table_rows(sources: list[Source], importing: Importing | None = None) -> Ite
                 reason = "; ".join(part for part in (bad.detail, ", ".join(labels), *values) if part)
                 turn_down(bad.code, reason, source, number, line, importing.reject, "a NeMo Gym rollout", error)
                 continue
-            own = object_of(parsed.row.value.get("gymdata")).get("rollout_index") == rollout["rollout_index"]
+            own = object_of(row.value.get("gymdata")).get("rollout_index") == rollout["rollout_index"]
             importing.keys.append(None if own else importing.n_keys - 1)
             importing.origins.append((source.path, number))
             yield rollout
@@ -106,7 +91,7 @@ def _unread(line: bytes, importing: Importing, of_failures: bool) -> RolloutRow 
         return None
     value, failure = attempt
     row = without_reward(unread_row(value, importing), failure)
-    return row | {"rollout_index": _index(value, row["rollout_index"]), "task": _json(value, None)}
+    return row | {"rollout_index": _index(value, row["rollout_index"]), "task": encode_any(value).decode()}
 
 
 def _index(value: JsonObject, index: int) -> int:
@@ -116,68 +101,11 @@ def _index(value: JsonObject, index: int) -> int:
 
 
 @dataclass(slots=True)
-class _Parsed:
-    """A row, its value without the token lists that became turns."""
-
-    row: nemo_rows.Row
-    messages: list[Message]
-    turns: _Turns
-    #: For each turn: where its item is in the output (nested lists give several indices), and which lists it held.
-    turn_paths: list[list[Any]]
-
-
-def _read(line: bytes) -> _Parsed:
-    """Raises BadRow."""
-    row = nemo_rows.read_row(line)
-    lists = len(TOKEN_KEYS) * len(row.calls)
-    if row.cut_lists is not None and not (row.cut_lists == lists and all(map(_is_complete, row.calls))):
-        # Lists that no turn holds stay in the row as they are.
-        row = nemo_rows.read_carefully(line)
-    output = row.value["response"]["output"]
-    items = list(_with_ids(output, []))
-    identities = {id(item) for _, item in items}
-    turns = _turns(row, [item for _, item in items])
-    # An item whose lists were taken out still ends its call.
-    request_input = object_of(row.value.get("responses_create_params")).get("input")
-    messages = list(messages_of(request_input, walk(output, lambda item: id(item) in identities), turns.of_call))
-    turn_paths: list[list[Any]] = []
-    for (path, item), letters in zip(items, turns.letters, strict=True):
-        if letters:
-            turn_paths.append([*path, letters])
-        for name, letter in zip(TOKEN_KEYS, "pgl", strict=True):
-            if letter in letters:
-                item.pop(name, None)
-    return _Parsed(row, messages, turns, turn_paths)
-
-
-def _is_complete(call: nemo_rows.Call | None) -> bool:
-    if call is None or not (call.prompt and call.generation) or call.log_probs is None:
-        return False
-    if len(call.log_probs) != len(call.generation):
-        return False
-    # Finite in float32, too.
-    with np.errstate(over="ignore"):
-        return bool((np.isfinite(call.log_probs.astype(np.float32)) == np.isfinite(call.log_probs)).all())
-
-
-def _with_ids(items: Any, path: list[int]) -> Iterator[tuple[list[int], ResponseItem]]:
-    """The items with ids that the model wrote, and where each is in lists of lists."""
-    for index, item in enumerate(items):
-        if isinstance(item, list):
-            yield from _with_ids(item, [*path, index])
-        elif written_by_model(item) and holds_ids(item):
-            yield [*path, index], item
-
-
-@dataclass(slots=True)
 class _Turns:
     """The encoded turns of a row."""
 
     #: For each model call with ids, the turn that it became.
     of_call: dict[int, int] = field(default_factory=dict)
-    #: For each item with token lists, in order, which of them (``p``, ``g``, ``l``) its turn holds, and whether
-    #: log-probabilities lost digits (``ROUNDED``).
-    letters: list[str] = field(default_factory=list)
     rows: Columns | list[Any] = field(default_factory=list)
     finish_reason: str | None = None
     n_breaks: int = 0
@@ -185,33 +113,32 @@ class _Turns:
     n_generated_tokens: int = 0
 
 
-def _turns(row: nemo_rows.Row, items: Sequence[ResponseItem]) -> _Turns:
+def _log_probs(call: nemo_rows.Call) -> npt.NDArray[np.float32]:
+    """One for each generated id, NaN where they are not known: of too few or too many it is not known which belongs to
+    which."""
+    unknown = np.full(len(call.generation), np.nan, np.float32)
+    if call.log_probs is None or len(call.log_probs) != len(call.generation):
+        return unknown
+    with np.errstate(over="ignore"):
+        narrow = call.log_probs.astype(np.float32)
+    # Beyond float32 they are none.
+    return narrow if bool((np.isfinite(narrow) == np.isfinite(call.log_probs)).all()) else unknown
+
+
+def _turns(row: nemo_rows.Row) -> _Turns:
     """The calls with a prompt and a generation as turns. Raises BadRow for ids beyond 32 bits."""
     turns = _Turns()
-    calls: list[nemo_rows.Call] = []
-    log_probs: list[npt.NDArray[np.float32]] = []
-    rendered: list[bool | None] = []
-    with_ids = [(number, call) for number, call in enumerate(row.calls) if call is not None]
-    for (number, call), item in zip(with_ids, items, strict=True):
-        if not (call.prompt and call.generation):
-            turns.letters.append("")
-            continue
-        # Too few or too many: it is not known which belongs to which token, so none is used.
-        fits = _is_complete(call)
-        wide = call.log_probs if fits and call.log_probs is not None else np.full(len(call.generation), np.nan)
-        narrow = wide.astype(np.float32)
-        turns.of_call[number] = len(calls)
-        turns.letters.append(("pgl" + ROUNDED * more_than_float32(wide, narrow)) if fits else "pg")
-        calls.append(call)
-        log_probs.append(narrow)
-        rendered.append(item.get(RENDERED) is True or None)
-    if not calls:
+    numbered = [(n, call) for n, call in enumerate(row.calls) if call is not None and call.prompt and call.generation]
+    if not numbered:
         return turns
+    numbers, calls = [n for n, _ in numbered], [call for _, call in numbered]
+    turns.of_call = {number: turn for turn, number in enumerate(numbers)}
+    log_probs = [_log_probs(call) for call in calls]
+    rendered: list[bool | None] = [call.rendered or None for call in calls]
     reasons = ["stop"] * len(calls)
     if calls[-1] is row.calls[-1] and _status(row.value["response"])[0] == "truncated":
         reasons[-1] = "length"
     turns.finish_reason = reasons[-1]
-    numbers = list(turns.of_call)
     parents, prefixes, deltas = encoded(calls)
     generations = [_int32(call.generation.values, number) for call, number in zip(calls, numbers, strict=True)]
     ends = [prefix + len(delta) + len(ids) for prefix, delta, ids in zip(prefixes, deltas, generations, strict=True)]
@@ -234,32 +161,6 @@ def _turns(row: nemo_rows.Row, items: Sequence[ResponseItem]) -> _Turns:
     return turns
 
 
-def more_than_float32(wide: Any, narrow: Any) -> bool:
-    """Whether any of ``wide`` (float64) has more digits than ``narrow``, the same as float32, keeps: float32
-    distinguishes decimals of up to nine digits, and a number that is a float32 already loses nothing, however it is
-    written."""
-    if len(wide) and _clearly_lost(float(wide[0]), float(narrow[0])):
-        # When numbers have all their digits, one of them shows it.
-        return True
-    numbers = narrow.astype(np.float64)
-    lost = (wide != numbers) & np.isfinite(wide)
-    numbers = wide[lost]
-    with np.errstate(all="ignore"):
-        nine = 10.0 ** (8 - np.floor(np.log10(np.abs(numbers))))
-        apart = np.abs(np.round(numbers * nine) / nine - numbers)
-    # The product and the quotient are rounded, too. Numbers too small for nine digits (NaN here) are lost as a whole.
-    return bool((~(apart <= 1e-13 * np.abs(numbers))).any())
-
-
-def _clearly_lost(number: float, narrow: float) -> bool:
-    """Whether one number surely has more, with room for rounding: arrays are slow where there are few."""
-    size = abs(number)
-    if number == narrow or not 1e-30 < size < 1e30:
-        return False
-    nine = 10.0 ** (8 - math.floor(math.log10(size)))
-    return abs(round(size * nine) / nine - size) > 1e-12 * size
-
-
 def _int32(wide: npt.NDArray[np.int64], call: int, first: int = 0) -> npt.NDArray[np.int32]:
     """``wide``, which begins at id ``first`` of its list. Raises BadRow."""
     ids = wide.astype(np.int32)
@@ -271,10 +172,8 @@ def _int32(wide: npt.NDArray[np.int64], call: int, first: int = 0) -> npt.NDArra
     return ids
 
 
-def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
-    row, turns = parsed.row, parsed.turns
-    value = row.value
-    plain = row.cut_lists is not None
+def _rollout(row: nemo_rows.Row, run: str, group: str, index: int) -> RolloutRow:
+    turns, value = _turns(row), row.value
     response = value["response"]
     params = object_of(value.get("responses_create_params"))
     model = str(response.get("model") or params.get("model") or "unknown")
@@ -288,10 +187,6 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
     if status == "truncated" and isinstance(own.get("stop_reason"), str):
         why = own["stop_reason"]
     temperature: Any = params.get("temperature")
-    fields: JsonObject = {"keys": list(value), "response": response, "turns": parsed.turn_paths}
-    if "reward" in value and type(value["reward"]) is not float:
-        # 1 and 1.0 are equal, but have different texts.
-        fields["reward"] = value["reward"]
     seconds = response.get("created_at")
     task = value.get("task_id")
     has_time = type(seconds) in (int, float) and 0 <= seconds < 2**34
@@ -312,30 +207,15 @@ def _rollout(parsed: _Parsed, run: str, group: str, index: int) -> RolloutRow:
         "n_breaks": turns.n_breaks,
         "n_context_tokens": turns.n_context_tokens,
         "n_generated_tokens": turns.n_generated_tokens,
-        "messages": parsed.messages,
+        "messages": list(messages_of(params.get("input"), walk(response["output"]), turns.of_call)),
         "tools": row_tools(value),
-        "task": _json({k: v for k, v in value.items() if k not in ("response", "reward")}, None, plain=plain),
-        "extra": _json(fields, "nemo_gym", plain=plain),
+        "task": encode_any({k: v for k, v in value.items() if k not in ("response", "reward")}).decode(),
+        "extra": encode_any({RESPONSE: {k: v for k, v in response.items() if k != "output"}}).decode(),
         "turns": turns.rows,
         "started_at": datetime.fromtimestamp(seconds if has_time else 0, UTC).isoformat(),
         **neutral,
         **{name: own[name] for name, value in neutral.items() if type(own.get(name)) is type(value)},
     }
-
-
-def _json(value: JsonObject, name: str | None, *, plain: bool = False) -> str:
-    """The text of ``value``; ``plain``: orjson can write it. The same value has the same text however it was read."""
-    document = {name: value} if name else value
-    if not plain:
-        try:
-            text = STRICT.encode(document)
-        except ValueError:
-            return json.dumps({AS_TEXT: json.dumps(value, ensure_ascii=False)}, ensure_ascii=False)
-    try:
-        return orjson.dumps(document).decode()
-    except TypeError:
-        # Whole numbers of more than 64 bits.
-        return text
 
 
 def _status(response: Any) -> tuple[str, str | None]:
@@ -346,19 +226,3 @@ def _status(response: Any) -> tuple[str, str | None]:
         reason = details.get("reason") if hasattr(details, "get") else None
         return "truncated", str(reason) if reason else "incomplete"
     return "completed", None
-
-
-def kept_rows(row: JsonObject) -> tuple[JsonObject, JsonObject, bool] | None:
-    """The fields of its source that an imported row keeps in ``task`` and ``extra``, and whether orjson can write it;
-    None for a row that came from elsewhere."""
-    extra, plain = parsed(row["extra"] or "{}")
-    if AS_TEXT in extra:
-        fields, plain = parsed(extra[AS_TEXT])
-    else:
-        fields = extra.get("nemo_gym")
-    if not isinstance(fields, dict) or "fixed" in extra or len(fields.get("turns", ())) != len(row["turns"]):
-        return None
-    task, strict = parsed(row["task"] or "{}")
-    if AS_TEXT in task:
-        task, strict = parsed(task[AS_TEXT])
-    return fields | {UNSCORED: object_of(extra.get(UNSCORED))}, task, plain and strict

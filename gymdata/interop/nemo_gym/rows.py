@@ -55,6 +55,8 @@ _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
 _ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER}
 #: Where the metadata of a request has what its policy sees or hears, beside the messages.
 _MEDIA_URL = re.compile(r"\b(?:image|audio|video)_url(?=\\*['\"]\s*:)")
+#: On an item: its ids were rendered from text, not sampled.
+RENDERED = "token_ids_rendered"
 #: How the names of files of failed attempts end.
 _SIDECAR = "_failures.jsonl"
 #: A list's key and bracket. A quote right before a key's colon is never inside a JSON text.
@@ -106,6 +108,8 @@ class Call(NamedTuple):
     prompt: TokenList
     generation: TokenList
     log_probs: npt.NDArray[np.float64] | None
+    #: Whether its ids were rendered from text, not sampled.
+    rendered: bool = False
 
     def ids_alone(self) -> encoding.Call:
         """The call for a ``TurnEncoder``, with ids of 32 bits and no log-probabilities."""
@@ -147,8 +151,6 @@ class Row:
     #: Whether the last call was cut at a token limit; None when the row does not say.
     cut: bool | None
     offers_tools: bool
-    #: How many ``TokenList`` the value has; then orjson writes the rest of it as Python's json does. None: Python's lists.
-    cut_lists: int | None = None
 
 
 def failures_file(path: Path) -> Path:
@@ -183,8 +185,8 @@ def failed_attempt(line: bytes, of_failures: bool) -> tuple[JsonObject, Failure]
 def read_row(line: bytes) -> Row:
     """Raises BadRow."""
     try:
-        if (pair := _cut_value(line)) is not None:
-            return _row_of(*pair)
+        if (value := _cut_value(line)) is not None:
+            return _row_of(value)
     except (BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
         pass  # Python's json names what is wrong
     return read_carefully(line)
@@ -221,9 +223,9 @@ def load(line: bytes) -> JsonObject:
     return value
 
 
-def _cut_value(line: bytes) -> tuple[JsonObject, int] | None:
-    """The object of a line, with ``TokenList`` in the items of its output, and their number; None when its text may mean
-    another value than the one that orjson reads."""
+def _cut_value(line: bytes) -> JsonObject | None:
+    """The object of a line, with ``TokenList`` in the items of its output; None when its text may mean another value than
+    the one that orjson reads."""
     rest: list[bytes] = []
     names: list[str] = []
     texts: list[bytes] = []
@@ -269,7 +271,7 @@ def _cut_value(line: bytes) -> tuple[JsonObject, int] | None:
         return None
     if sum(map(written.count, _LISTS)) != len(names):
         return None  # a list whose key is spelled in another way
-    return (value, len(names)) if _placed(value, names, _token_lists(names, texts, before)) else None
+    return value if _placed(value, names, _token_lists(names, texts, before)) else None
 
 
 def _continued(line: bytes, begin: int, prompt_text: bytearray, generation: bytes) -> int:
@@ -368,7 +370,7 @@ def _objects(items: list[Any]) -> Iterable[ResponseItem]:
     return flat
 
 
-def _row_of(value: JsonObject, cut_lists: int | None = None) -> Row:
+def _row_of(value: JsonObject) -> Row:
     """The row of a parsed line. Raises BadRow."""
     response = value.get("response")
     if response is None:
@@ -411,7 +413,6 @@ def _row_of(value: JsonObject, cut_lists: int | None = None) -> Row:
         settings={k: v for k in _SETTINGS if isinstance(v := params.get(k), (int, float))},
         cut=True if reason == "max_output_tokens" else False if response.get("status") == "completed" else None,
         offers_tools=isinstance(tools, list) and len(tools) > 0,
-        cut_lists=cut_lists,
     )
 
 
@@ -468,7 +469,7 @@ class _Conversation:
                 ids = token_ids(prompt, PROMPT, call), token_ids(generation, GENERATION, call)
                 log_probs = _log_probs(item.get(LOG_PROBS), call)
                 if ids[0] or ids[1]:
-                    calls[-1] = Call(*ids, log_probs)
+                    calls[-1] = Call(*ids, log_probs, item.get(RENDERED) is True)
             self._model(self.entries[-1], item, generated)
             self._count += 1
         return calls

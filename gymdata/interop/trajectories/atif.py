@@ -6,16 +6,15 @@ is ``extra.reward``.
 
 Invariants: a step is a turn when its ``metrics`` have the ids of prompt and completion, it was one model call, and
 it is not context that was copied from another trajectory; steps of embedded subagents are turns of their agent, without a
-message in the conversation; whatever else a trajectory says is kept, so that exporting gives it back with log-probabilities
-as float32. Reading what is written gives the messages, turns and columns back; ``logprobs`` are finite, as ATIF has them, or
-they are in ``extra``.
+message in the conversation, and turns without a message are written as such. Reading what is written gives the messages,
+turns and columns back; ``logprobs`` are finite, as ATIF has them, or they are in ``extra``.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -23,17 +22,14 @@ import numpy as np
 
 from gymdata.errors import json_kind
 from gymdata.interop.importing import BadItem, Importing
-from gymdata.interop.rows import equal, foreign_row, message_of, refuse_surrogates
+from gymdata.interop.rows import foreign_row, message_of, refuse_surrogates
 from gymdata.interop.trajectories.own import (
     OWN,
-    SPELLINGS,
     call_of,
     facts_beyond,
     from_own,
     id_of,
     ids_of,
-    keep,
-    kept_of,
     list_of,
     log_probs_of,
     own_columns,
@@ -44,7 +40,7 @@ from gymdata.interop.trajectories.own import (
 )
 from gymdata.interop.words import score
 from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, ToolCall, json_text, loads, object_of, text_of
-from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts, prompts_of
+from gymdata.rollouts.turns import Call, Turn, TurnEncoder, prompts_of
 from gymdata.store.lines import name_non_finite
 
 _SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -65,7 +61,7 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
         raise BadItem("S103", "steps: got an empty list, expected at least one step")
     refuse_surrogates(source)
     model_calls = _ModelCalls()
-    messages = model_calls.trajectory(source, [], None, 0)
+    messages = model_calls.trajectory(source, None, 0)
     encoder = model_calls.encoder()
     extra = object_of(source.get("extra"))
     columns = from_own(extra.get(OWN))
@@ -73,34 +69,25 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
     if columns is not None:
         own_reward = columns["reward"]
         unsaid = reward is None and not (type(own_reward) in (int, float) and own_reward - own_reward == 0)
-        row = whole_row(columns if unsaid else columns | {"reward": reward}, messages, encoder)
-        if row["messages"]:
-            ours = made_trajectory(row, expand_prompts(row["turns"]), Counter())
-            if isinstance(source.get("agent"), dict):
-                # An older gymdata wrote the same.
-                ours["agent"]["version"] = source["agent"].get("version")
-            if equal(name_non_finite(ours), name_non_finite(source)):
-                return row
-    else:
-        agent = object_of(source.get("agent"))
-        steps = [step for step in source["steps"] if isinstance(step, dict)]
-        names = [agent.get("model_name"), *(step.get("model_name") for step in steps), agent.get("name")]
-        times = [when for step in steps if (when := _time(step.get("timestamp"))) is not None]
-        tools = agent.get("tool_definitions")
-        row = foreign_row(
-            source,
-            messages,
-            importing,
-            turns=encoder,
-            policy=next((name for name in names if isinstance(name, str) and name), "unknown"),
-            reward=reward,
-            tools=json_text(tools) if isinstance(tools, list) and tools else "[]",
-            started_at=times[0].isoformat() if times else None,
-            duration_s=max(0.0, (max(times) - times[0]).total_seconds()) if times else 0.0,
-        )
-    stripped, turn_lists = _without_lists(source, model_calls.paths, row["turns"])
-    row["extra"] = keep(row["extra"], NAME, {"source": stripped, "turns": turn_lists})
-    return row
+        return whole_row(columns if unsaid else columns | {"reward": reward}, messages, encoder)
+    agent = object_of(source.get("agent"))
+    steps = [step for step in source["steps"] if isinstance(step, dict)]
+    names = [agent.get("model_name"), *(step.get("model_name") for step in steps), agent.get("name")]
+    times = [when for step in steps if (when := _time(step.get("timestamp"))) is not None]
+    tools = agent.get("tool_definitions")
+    row = foreign_row(
+        source,
+        messages,
+        importing,
+        turns=encoder,
+        policy=next((name for name in names if isinstance(name, str) and name), "unknown"),
+        reward=reward,
+        tools=json_text(tools) if isinstance(tools, list) and tools else "[]",
+        started_at=times[0].isoformat() if times else None,
+        duration_s=max(0.0, (max(times) - times[0]).total_seconds()) if times else 0.0,
+    )
+    about = {key: value for key, value in source.items() if key not in ("steps", "subagent_trajectories")}
+    return row | {"extra": json_text(about)}
 
 
 def _time(text: Any) -> datetime | None:
@@ -115,13 +102,13 @@ def _time(text: Any) -> datetime | None:
 
 
 class _ModelCalls:
-    """Model calls of a trajectory and its subagents, in the order in which they were made, and their positions."""
+    """Model calls of a trajectory and its subagents, in the order in which they were made."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[int | None, list[Any], Call, dict[str, Any] | None]] = []
-        self.paths: list[list[Any]] = []
+        #: Number among the turns where it is known, the call, and its message; None for a subagent's.
+        self._calls: list[tuple[int | None, Call, dict[str, Any] | None]] = []
 
-    def trajectory(self, source: JsonObject, path: list[Any], agent: str | None, depth: int) -> list[JsonObject]:
+    def trajectory(self, source: JsonObject, agent: str | None, depth: int) -> list[JsonObject]:
         """The messages of ``source``; its calls are remembered. Raises BadItem naming the step."""
         if depth > _DEEPEST:
             raise BadItem("S102", "subagents nested too deeply")
@@ -130,7 +117,6 @@ class _ModelCalls:
         waiting = {k: subagent for k, subagent in waiting.items() if isinstance(subagent, dict)}
         messages: list[Message] = []
         for index, step in enumerate(source["steps"] if isinstance(source.get("steps"), list) else ()):
-            step_path = [*path, "steps", index]
             source_name = step.get("source") if isinstance(step, dict) else step
             if not isinstance(step, dict) or not isinstance(source_name, str) or source_name not in _SOURCES:
                 names = ", ".join(_SOURCES)
@@ -138,7 +124,7 @@ class _ModelCalls:
             message = with_facts(read_step(step), _own(step))
             call = _call(step, agent, f"steps[{index}]")
             if call is not None:
-                self._calls.append((message["turn"], step_path, call, message))
+                self._calls.append((message["turn"], call, message))
             messages.append(message)
             results = object_of(step.get("observation")).get("results")
             for result in [entry for entry in results if isinstance(entry, dict)] if isinstance(results, list) else []:
@@ -146,17 +132,17 @@ class _ModelCalls:
                 for named in _references(result):
                     key = next((k for k, subagent in waiting.items() if subagent.get("trajectory_id") == named), None)
                     if key is not None:
-                        self._subagent(waiting.pop(key), [*path, "subagent_trajectories", key], depth)
-        for key, subagent in waiting.items():
-            self._subagent(subagent, [*path, "subagent_trajectories", key], depth)
+                        self._subagent(waiting.pop(key), depth)
+        for subagent in waiting.values():
+            self._subagent(subagent, depth)
         return messages
 
-    def _subagent(self, source: JsonObject, path: list[Any], depth: int) -> None:
+    def _subagent(self, source: JsonObject, depth: int) -> None:
         name = object_of(source.get("agent")).get("name")
         before = len(self._calls)
-        self.trajectory(source, path, name if isinstance(name, str) else "subagent", depth + 1)
+        self.trajectory(source, name if isinstance(name, str) else "subagent", depth + 1)
         # A subagent's message does not belong to this conversation.
-        self._calls[before:] = [(None, where, call, None) for _, where, call, _ in self._calls[before:]]
+        self._calls[before:] = [(turn, call, None) for turn, call, _ in self._calls[before:]]
 
     def encoder(self) -> TurnEncoder:
         """The turns; messages get the number of theirs."""
@@ -167,9 +153,8 @@ class _ModelCalls:
             if len({turn for turn, *_ in calls}) < len(calls):
                 raise BadItem("T208", "two steps are of one turn")
         encoder = TurnEncoder()
-        for number, (_, path, call, message) in enumerate(calls):
+        for number, (_, call, message) in enumerate(calls):
             encoder.add(call)
-            self.paths.append(path)
             if message is not None:
                 message["turn"] = number
         return encoder
@@ -242,34 +227,11 @@ def _alternatives(tops: Any, length: int, where: str) -> Any:
         raise BadItem("S102", f"{name}: expected lists of id and log_prob") from None
 
 
-def _without_lists(source: JsonObject, paths: list[list[Any]], turns: list[Any]) -> tuple[Any, list[list[Any]]]:
-    """The source with null for the lists that its turns hold; for each turn its path and which lists they were."""
-    import copy
-
-    stripped = copy.deepcopy(source)
-    turn_lists = []
-    for path, turn in zip(paths, turns, strict=True):
-        node: Any = stripped
-        for step in path:
-            node = node[step]
-        metrics = node["metrics"]
-        names = [name for name in LISTS[:2] if name in metrics]
-        values, logprobs = turn["generation_log_probs"], metrics.get("logprobs")
-        spelling = next((k for k, spell in SPELLINGS.items() if equal([spell(v) for v in values], logprobs)), None)
-        if spelling is not None and bool(np.isfinite(values).all()):
-            names.append("logprobs")
-        metrics |= dict.fromkeys(names)
-        turn_lists.append([path, [names, spelling]])
-    return stripped, turn_lists
-
-
-NAME = "atif"
 VERSION = "ATIF-v1.7"
 EMPTY = "rollouts without messages (left out: a trajectory has a step or more)"
 ROLES = "messages in roles that ATIF lacks, with no agent's step before them (now user's steps)"
 ODD_CALLS = "tool calls whose arguments are no object (they are in extra)"
 _ANSWERS = frozenset({"tool", "function", "environment"})
-LISTS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def trajectory_of(row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
@@ -277,25 +239,10 @@ def trajectory_of(row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
 
     Raises DataError when the turns were changed after collection.
     """
-    prompts = prompts_of(row)
-    origin = kept_of(row, NAME)
-    if origin is not None:
-        source: JsonObject = origin["source"]
-        for turn, prompt, (path, (names, spelling)) in zip(row["turns"], prompts, origin["turns"], strict=True):
-            node: Any = source
-            for step in path:
-                node = node[step]
-            lists = metrics_of(turn, prompt, SPELLINGS.get(spelling, shortest))
-            # Each in its former position, which holds a null.
-            node["metrics"] |= {name: lists[name] for name in names}
-        extra = object_of(source.get("extra"))
-        if row["reward"] is not None and extra.get("reward") != row["reward"]:
-            source["extra"] = {**extra, "reward": row["reward"]}
-        return source
     if not row["messages"]:
         lost[EMPTY] += 1
         return None
-    return made_trajectory(row, prompts, lost)
+    return made_trajectory(row, prompts_of(row), lost)
 
 
 def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str]) -> JsonObject:
@@ -329,12 +276,7 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
                 placed.add(turn)
                 step["metrics"] = metrics_of(row["turns"][turn], prompts[turn])
                 step["llm_call_count"] = 1
-                facts["evidence"] = turn_facts(row["turns"][turn])
-                if "logprobs" not in step["metrics"]:
-                    # Log-probabilities with strings for non-finite ones.
-                    words = {math.inf: "Infinity", -math.inf: "-Infinity"}
-                    values = [shortest(value) for value in list_of(row["turns"][turn]["generation_log_probs"])]
-                    facts["evidence"]["log_probs"] = [v if math.isfinite(v) else words.get(v, "NaN") for v in values]
+                facts["evidence"] = _evidence(row["turns"][turn])
         _note(step, facts | facts_beyond(message, read_step(step)))
         steps.append(step)
     columns = own_columns(row)
@@ -348,6 +290,7 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
     metrics = [step["metrics"] for step in steps if "metrics" in step]
     totals = {f"total_{key}": sum(m[key] for m in metrics) for key in ("prompt_tokens", "completion_tokens")}
     reward = {"reward": row["reward"]} if row["reward"] is not None and math.isfinite(row["reward"]) else {}
+    subagents = _subagents(row, prompts, agent, [number for number in range(len(prompts)) if number not in placed])
     return {
         "schema_version": VERSION,
         "session_id": row["rollout_id"],
@@ -356,11 +299,40 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
         "steps": steps,
         "final_metrics": {**totals, "total_steps": len(steps)},
         "extra": {**reward, OWN: dict(columns)},
+        **({"subagent_trajectories": subagents} if subagents else {}),
     }
 
 
-def metrics_of(turn: Turn, prompt: Any, spell: Callable[[Any], float] = shortest) -> JsonObject:
-    """A model call as ``metrics``; without ``logprobs`` when some are not finite. ``spell``: how a float32 is written."""
+def _evidence(turn: Turn) -> JsonObject:
+    """What the metrics of a turn have no place for; log-probabilities are there where some are not finite."""
+    values = [shortest(value) for value in list_of(turn["generation_log_probs"])]
+    unwritten = {} if all(map(math.isfinite, values)) else {"log_probs": name_non_finite(values)}
+    return turn_facts(turn) | unwritten
+
+
+def _subagents(row: RolloutRow, prompts: Sequence[Any], agent: JsonObject, turns: Sequence[int]) -> list[JsonObject]:
+    """A trajectory for each agent of the turns that no message names: branches, retries and other agents' calls."""
+    made: dict[str | None, JsonObject] = {}
+    for number in turns:
+        turn = row["turns"][number]
+        name = turn.get("agent")
+        if name not in made:
+            about = {key: agent[key] for key in ("version", "model_name")}
+            made[name] = {
+                "schema_version": VERSION,
+                "trajectory_id": f"{row['rollout_id']}/{len(made)}",
+                "agent": {"name": name or "gymdata"} | about,
+                "steps": [],
+            }
+        steps = made[name]["steps"]
+        facts = {"evidence": {"agent": name} | _evidence(turn), "turn": number}
+        step = {"step_id": len(steps) + 1, "source": "agent", "message": "", "llm_call_count": 1}
+        steps.append(step | {"metrics": metrics_of(turn, prompts[number]), "extra": {OWN: facts}})
+    return list(made.values())
+
+
+def metrics_of(turn: Turn, prompt: Any) -> JsonObject:
+    """A model call as ``metrics``; without ``logprobs`` when some are not finite."""
     generation = list_of(turn["generation_token_ids"])
     metrics = {
         "prompt_tokens": len(prompt),
@@ -368,7 +340,7 @@ def metrics_of(turn: Turn, prompt: Any, spell: Callable[[Any], float] = shortest
         "prompt_token_ids": prompt.tolist(),
         "completion_token_ids": generation,
     }
-    values = [spell(value) for value in list_of(turn["generation_log_probs"])]
+    values = [shortest(value) for value in list_of(turn["generation_log_probs"])]
     return metrics | ({"logprobs": values} if all(map(math.isfinite, values)) else {})
 
 

@@ -8,9 +8,8 @@ Invariants: each of the seven roles has its role in the table; an answer becomes
 ids and its prompt's ids are there, and has no token data otherwise; trajectories are of one group when their
 ``metadata`` names one example, else when they have one prompt: an inner list is not enough, for with one generation an
 example the toolkit puts all of them into one. Reading what is written gives the messages, turns and columns back; a
-rollout without reward is left out, because a trajectory has one and 0 would be invented. Trajectories of one example
-are written to one inner list, in the order in which examples first appear; a whole import goes back into the documents
-and lists that it came from. Memory does not grow with the rollouts.
+rollout without reward is left out, because a trajectory has one and 0 would be invented. A collection has a list for each
+example, in the order in which examples first appear.
 """
 
 from __future__ import annotations
@@ -18,24 +17,20 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any
 
 import numpy as np
 
-from gymdata.interop.importing import GONE, BadItem, Importing, Shape
-from gymdata.interop.rows import equal, foreign_row, message_of, number_or_none, refuse_other_name, refuse_surrogates
+from gymdata.interop.importing import BadItem, Importing
+from gymdata.interop.rows import foreign_row, message_of, number_or_none, refuse_other_name, refuse_surrogates
 from gymdata.interop.trajectories.own import (
     OWN,
-    SPELLINGS,
     call_of,
     facts_beyond,
     from_own,
     ids_of,
-    keep,
-    kept_of,
     list_of,
     own_columns,
     shortest,
@@ -45,8 +40,7 @@ from gymdata.interop.trajectories.own import (
 )
 from gymdata.interop.words import score
 from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, json_text, loads, object_of
-from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, expand_prompts, prompts_of
-from gymdata.store.run_json import plain, unnamed_file
+from gymdata.rollouts.turns import Call, TopLogProb, Turn, TurnEncoder, prompts_of
 
 _TOKEN = "token_id:"
 
@@ -79,24 +73,6 @@ def trajectories_of(value: Any) -> Iterator[tuple[tuple[int, int], Any]]:
             yield (g, i), trajectory
 
 
-def shape_of(value: Any) -> Shape:
-    """The data needed to restore a document from its trajectories: its kind, its other fields, the lengths of its
-    lists."""
-    groups = value.get("trajectories") if isinstance(value, dict) else value
-    if not isinstance(groups, list):
-        return {"kind": "trajectory"}
-    sizes: list[int | Literal["gone"] | None] = [len(group) if isinstance(group, list) else None for group in groups]
-    if not isinstance(value, dict):
-        return {"kind": "list", "sizes": sizes}
-    rest = {key: None if key == "trajectories" else field for key, field in value.items()}
-    try:
-        lossless = equal(plain(rest), rest)
-    except (TypeError, ValueError):
-        lossless = False
-    # run.json has no NaN and no whole numbers beyond 64 bits.
-    return {"kind": "collection", "rest": rest if lossless else json.dumps(rest), "sizes": sizes}
-
-
 def row_of(source: Any, importing: Importing) -> RolloutRow:
     """The rollouts row of a trajectory. Raises BadItem."""
     if not isinstance(source, dict) or not isinstance(source.get("episode"), list):
@@ -104,7 +80,7 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
     if not source["episode"]:
         raise BadItem("S103", "episode: got an empty list, expected at least one item")
     refuse_surrogates(source)
-    messages, encoder, item_indices = _episode(source["episode"], source.get("shaped_rewards"))
+    messages, encoder = _episode(source["episode"], source.get("shaped_rewards"))
     metadata = object_of(source.get("metadata"))
     raw_reward = source.get("reward")
     try:
@@ -115,43 +91,27 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
         raise BadItem("R502", f"reward: got {raw_reward!r}, expected a number") from None
     columns = from_own(metadata.get(OWN))
     if columns is not None:
-        row = whole_row(columns | {"reward": reward}, messages, encoder)
-        if equal(made_trajectory(row, expand_prompts(row["turns"]), Counter()), source):
-            return row
-    else:
-        example = next((metadata[key] for key in ("id", "example_id") if metadata.get(key) not in (None, "")), None)
-        model = metadata.get("model")
-        row = foreign_row(
-            source,
-            messages,
-            importing,
-            turns=encoder,
-            group=example if example is None or isinstance(example, str) else json_text(example),
-            policy=model if isinstance(model, str) else "unknown",
-            reward=reward,
-        )
-    # The source without the token lists that its turns reproduce exactly; for each turn its item and which were taken.
-    episode = [dict(item) if isinstance(item, dict) else item for item in source["episode"]]
-    turn_lists: list[list[Any]] = []
-    for index, turn in zip(item_indices, row["turns"], strict=True):
-        item = episode[index]
-        letters = "p"
-        item["metadata"] = {k: None if k == PROMPT_IDS else v for k, v in item["metadata"].items()}
-        tokens = item["logprobs"]["content"]
-        spelling = next((k for k, spell in SPELLINGS.items() if equal(log_probs(turn, spell)["content"], tokens)), None)
-        if spelling is not None:
-            item["logprobs"] = item["logprobs"] | {"content": None}
-            letters += spelling
-        turn_lists.append([index, letters])
-    row["extra"] = keep(row["extra"], NAME, {"source": {**source, "episode": episode}, "turns": turn_lists})
-    return row
+        return whole_row(columns | {"reward": reward}, messages, encoder)
+    example = next((metadata[key] for key in ("id", "example_id") if metadata.get(key) not in (None, "")), None)
+    model = metadata.get("model")
+    row = foreign_row(
+        source,
+        messages,
+        importing,
+        turns=encoder,
+        group=example if example is None or isinstance(example, str) else json_text(example),
+        policy=model if isinstance(model, str) else "unknown",
+        reward=reward,
+    )
+    about = {key: value for key, value in source.items() if key not in ("episode", "reward", "shaped_rewards")}
+    return row | {"extra": json_text(about)}
 
 
-def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], TurnEncoder, list[int]]:
-    """Messages, turns, and the item that each turn came from. ``shaped``: step rewards, used where they are one per item."""
+def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], TurnEncoder]:
+    """Messages and turns. ``shaped``: step rewards, used where they are one per item."""
     steps = shaped if isinstance(shaped, list) and len(shaped) == len(episode) else [None] * len(episode)
     messages: list[Message] = []
-    calls: list[tuple[int, int, Call]] = []
+    calls: list[tuple[int, Call]] = []
     for index, item in enumerate(episode):
         if not isinstance(item, dict) or "role" not in item:
             raise BadItem("S103", f"episode[{index}]: no item: it has no role")
@@ -164,20 +124,20 @@ def _episode(episode: list[Any], shaped: Any) -> tuple[list[dict[str, Any]], Tur
                 call.reward = score(steps[index], f"shaped_rewards[{index}]")
             if message["turn"] is None:
                 message["turn"] = len(calls)
-            calls.append((message["turn"], index, call))
+            calls.append((message["turn"], call))
         messages.append(message)
     encoder = TurnEncoder()
     # Turns are numbered in the order in which they were called, which need not be that of the messages.
     calls.sort(key=lambda call: call[0])
-    renumbered = {was: now for now, (was, _, _) in enumerate(calls)}
+    renumbered = {was: now for now, (was, _) in enumerate(calls)}
     if len(renumbered) < len(calls):
         raise BadItem("T208", "two items are of one turn")
-    for _, _, call in calls:
+    for _, call in calls:
         encoder.add(call)
     for message in messages:
         if message["turn"] is not None:
             message["turn"] = renumbered.get(message["turn"])
-    return messages, encoder, [index for _, index, _ in calls]
+    return messages, encoder
 
 
 def read_item(item: JsonObject) -> Message:
@@ -243,7 +203,6 @@ def _alternatives(content: list[Any], where: str) -> list[list[TopLogProb]] | No
     return tops if any(tops) else None
 
 
-NAME = "nat"
 PROMPT_IDS = "prompt_token_ids"
 NO_REWARD = "rollouts without a reward (left out: a trajectory must have one)"
 NO_LOG_PROBS = "that an answer has no log-probabilities (it must have some: an empty list)"
@@ -258,24 +217,7 @@ def trajectory_of(row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
     if row["reward"] is None:
         lost[NO_REWARD] += 1
         return None
-    prompts = prompts_of(row)
-    origin = kept_of(row, NAME)
-    if origin is not None:
-        source: JsonObject = origin["source"]
-        for turn, prompt, (index, letters) in zip(row["turns"], prompts, origin["turns"], strict=True):
-            item = source["episode"][index]
-            if "p" in letters:
-                item["metadata"][PROMPT_IDS] = prompt.tolist()
-            for letter in SPELLINGS.keys() & set(letters):
-                item["logprobs"]["content"] = log_probs(turn, SPELLINGS[letter])["content"]
-        reward: Any = source.get("reward")
-        if type(reward) not in (int, float) or float(reward) != row["reward"]:
-            # Rewards that are text are numbers to the toolkit too.
-            source["reward"] = (
-                reward if isinstance(reward, str) and float(reward) == row["reward"] else float(row["reward"])
-            )
-        return source
-    return made_trajectory(row, prompts, lost)
+    return made_trajectory(row, prompts_of(row), lost)
 
 
 def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str]) -> JsonObject:
@@ -320,14 +262,14 @@ def made_trajectory(row: RolloutRow, prompts: Sequence[Any], lost: Counter[str])
     }
 
 
-def log_probs(turn: Turn, spell: Callable[[Any], float] = shortest) -> JsonObject:
-    """A turn's generation in the shape of OpenAI's ``logprobs``. ``spell``: formats a float32."""
+def log_probs(turn: Turn) -> JsonObject:
+    """A turn's generation in the shape of OpenAI's ``logprobs``."""
     ids, values = list_of(turn["generation_token_ids"]), list_of(turn["generation_log_probs"])
     tops = turn.get("top_log_probs")
     content = []
     for k, (token, value) in enumerate(zip(ids, values, strict=True)):
-        top = [_spelt(entry["id"], spell(entry["log_prob"])) for entry in tops[k]] if tops is not None else []
-        content.append(_spelt(token, spell(value)) | {"top_logprobs": top})
+        top = [_spelt(entry["id"], shortest(entry["log_prob"])) for entry in tops[k]] if tops is not None else []
+        content.append(_spelt(token, shortest(value)) | {"top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
@@ -349,88 +291,26 @@ def _shaped(row: RolloutRow, episode: Sequence[JsonObject], lost: Counter[str]) 
     return [0.0 if reward is None else float(reward) for reward in rewards]
 
 
-#: Gives a trajectory by its number.
-_Read = Callable[[int], bytes]
 #: The source of a written trajectory: its group, its run, itself.
 Made = tuple[str, str, JsonObject]
 
 
-def write(trajectories: Iterable[Made], path: Path, *, lines: bool, shapes: Sequence[Shape] = ()) -> int:
-    """Write trajectories; returns how many. ``shapes``: those of the documents that all of them came from."""
-    groups: list[str] = []
+def write(trajectories: Iterable[Made], path: Path, *, lines: bool) -> int:
+    """Write trajectories, one per line or as a collection with a list for each group; returns how many."""
+    groups: dict[str, list[bytes]] = {}
     runs: set[str] = set()
-    with unnamed_file(path.parent) as spill, path.open("wb") as out:
-        ends = [0]
+    count = 0
+    with path.open("wb") as out:
         for group, run, trajectory in trajectories:
-            spill.write(json.dumps(trajectory, ensure_ascii=False).encode())
-            ends.append(spill.tell())
-            groups.append(group)
-            runs.add(run)
-
-        def reader(number: int) -> bytes:
-            """A trajectory that was written aside."""
-            spill.seek(ends[number])
-            return spill.read(ends[number + 1] - ends[number])
-
-        usable = [shape for shape in shapes if shape["kind"] != "bad"]
-        if sum(map(_count, usable)) != len(groups):
-            usable = []
-        if usable and (lines or sum(shape.get("times", 1) for shape in usable) == 1):
-            _restore(usable, reader, out)
-        elif lines:
-            out.writelines(reader(k) + b"\n" for k in range(len(groups)))
-        else:
-            numbers: dict[str, list[int]] = {}
-            for number, group in enumerate(groups):
-                numbers.setdefault(group, []).append(number)
-            _collection({"trajectories": None, "run_id": ", ".join(sorted(runs))}, numbers.values(), reader, out)
-    return len(groups)
-
-
-def _count(shape: Shape) -> int:
-    if shape["kind"] == "trajectory":
-        return shape.get("times", 1)
-    return sum(1 if size is None else 0 if size == GONE else size for size in shape["sizes"])
-
-
-def _restore(shapes: Sequence[Shape], reader: _Read, out: IO[bytes]) -> None:
-    numbers = iter(range(sum(map(_count, shapes))))
-    for shape in shapes:
-        if shape["kind"] == "trajectory":
-            out.write(b"\n".join(map(reader, islice(numbers, _count(shape)))))
-        else:
-            groups = (
-                next(numbers) if size is None else list(islice(numbers, size))
-                for size in shape["sizes"]
-                if size is None or size != GONE
-            )
-            if shape["kind"] == "collection":
-                rest = shape["rest"]
-                _collection(json.loads(rest) if isinstance(rest, str) else rest, groups, reader, out)
+            count += 1
+            text = json.dumps(trajectory, ensure_ascii=False).encode()
+            if lines:
+                out.write(text + b"\n")
             else:
-                _nested(groups, reader, out)
-        out.write(b"\n")
-
-
-def _collection(rest: JsonObject, groups: Iterable[list[int] | int], reader: _Read, out: IO[bytes]) -> None:
-    """An object whose ``trajectories`` are ``groups``; its other fields, in their order, are ``rest``'s."""
-    for k, (key, value) in enumerate(rest.items()):
-        out.write(b"{" if k == 0 else b", ")
-        out.write(json.dumps(key, ensure_ascii=False).encode() + b": ")
-        if key == "trajectories":
-            _nested(groups, reader, out)
-        else:
-            out.write(json.dumps(value, ensure_ascii=False).encode())
-    out.write(b"}")
-
-
-def _nested(numbers: Iterable[list[int] | int] | int, reader: _Read, out: IO[bytes]) -> None:
-    """Trajectories by their numbers, in lists as these are."""
-    if isinstance(numbers, int):
-        out.write(reader(numbers))
-        return
-    out.write(b"[")
-    for k, inner in enumerate(numbers):
-        out.write(b", " if k else b"")
-        _nested(inner, reader, out)
-    out.write(b"]")
+                groups.setdefault(group, []).append(text)
+                runs.add(run)
+        if not lines:
+            inner = b", ".join(b"[" + b", ".join(group) + b"]" for group in groups.values())
+            name = json.dumps(", ".join(sorted(runs)), ensure_ascii=False).encode()
+            out.write(b'{"trajectories": [' + inner + b'], "run_id": ' + name + b"}")
+    return count

@@ -1,8 +1,7 @@
-"""What gymdata's rollouts have beyond the fields of other formats, and what other trajectories have beyond gymdata's
-columns.
+"""What gymdata's rollouts have beyond the fields of other formats.
 
 Invariants: ``from_own(own_columns(row))`` gives the columns back; facts of a message are exactly what reading its
-foreign form would get wrong; a kept source comes back as it was, except for numbers that were given since.
+foreign form would get wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gymdata.errors import DataError, json_value
 from gymdata.interop.importing import BadItem
 from gymdata.interop.rows import message_fields, number_or_none
 from gymdata.interop.words import as_float
-from gymdata.rollouts.messages import STRICT, JsonObject, Message, RolloutRow
+from gymdata.rollouts.messages import JsonObject, Message, RolloutRow
 from gymdata.rollouts.turns import Call, Floats, Ids, Turn, TurnEncoder
 from gymdata.store.lines import NON_FINITE
 
@@ -189,41 +188,11 @@ def shortest(value: Any) -> float:
     return float(str(np.float32(NON_FINITE[value] if isinstance(value, str) else value)))
 
 
-def exact(value: Any) -> float:
-    """A float32 as the number that it is, with all its digits: how others write a float32 that became a Python float."""
-    return float(np.float32(value))
-
-
-#: How a float32 is written: letter → spelling. A source whose numbers are neither keeps them.
-SPELLINGS = {"l": shortest, "x": exact}
-
-
 def list_of(values: Any) -> list[Any]:
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
-def keep(extra: str, name: str, origin: JsonObject) -> str:
-    """``extra`` with what must come back when the row is exported as ``name`` again."""
-    value = json.loads(extra)
-    try:
-        return STRICT.encode(value | {name: origin})
-    except ValueError:
-        # Python's NaN literals, which strict readers refuse.
-        return json.dumps(value | {name: {"text": json.dumps(origin, ensure_ascii=False)}}, ensure_ascii=False)
-
-
-def named_turns(row: RolloutRow, name: str) -> set[int] | None:
-    """The turns that an answer of the messages names; None for all, in a row that came from the format ``name``."""
-    if kept_of(row, name) is not None:
-        return None
+def named_turns(row: RolloutRow) -> set[int]:
+    """The turns that an answer of the messages names."""
     named = {message.get("turn") for message in row["messages"] if message["role"] == "assistant"}
     return {turn for turn in named if turn is not None and 0 <= turn < len(row["turns"])}
-
-
-def kept_of(row: RolloutRow, name: str) -> JsonObject | None:
-    """The source that ``keep`` stored; None for a row of another origin, or one that was repaired since."""
-    extra = json.loads(row["extra"] or "{}")
-    origin = extra.get(name) if isinstance(extra, dict) and "fixed" not in extra else None
-    if isinstance(origin, dict) and list(origin) == ["text"]:
-        origin = json.loads(origin["text"])
-    return origin if isinstance(origin, dict) and len(origin.get("turns", ())) == len(row["turns"]) else None
