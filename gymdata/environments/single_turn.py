@@ -3,12 +3,10 @@ never called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymdata.environments.port import StepResult, Talk, Verdict
-from gymdata.environments.step import guarded
 from gymdata.rollouts.messages import Message, Task, ToolDefinition
 
 _DONE = StepResult(done=True)
@@ -43,16 +41,3 @@ class SingleTurnEpisode:
         return None
 
     async def close(self) -> None: ...
-
-
-class ScoredEpisode(SingleTurnEpisode):
-    """Scored at its end by ``score``, of the last message's text; where a limit ended it, too. ``what``: its name in
-    errors."""
-
-    def __init__(self, task: Task, name: str, score: Callable[[str], Verdict], timeout_s: float) -> None:
-        super().__init__(task)
-        self._score = partial(guarded, name, score, timeout_s=timeout_s)
-
-    async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:  # noqa: ARG002 - likewise
-        verdict: Verdict = await self._score(messages[-1].get("content") or "")
-        return verdict
