@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gymdata import __version__
+from gymdata.checks.breaks import Reading
 from gymdata.checks.violations import BREAKS, CODES
 from gymdata.errors import GymdataError
 from gymdata.models.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
@@ -23,7 +24,6 @@ from gymdata.store.lineage import vocabulary as vocabulary_size
 from gymdata.view import comparing, training
 from gymdata.view.answers import Missing, json_answer
 from gymdata.view.evidence.facets import columns_of, facets
-from gymdata.view.evidence.faults import Faults, reader_of
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.lines import texts_of
 from gymdata.view.evidence.listing import LISTED, Listing, run_names, scale_of
@@ -35,7 +35,6 @@ from gymdata.view.text import Values
 from gymdata.view.why import counts_over_run, why, why_in_pair
 
 Page = tuple[str, Values]
-_ROLLOUT_CODES = [code for code in CODES if code[0] in "STLMR"]
 
 
 class Pages:
@@ -46,16 +45,10 @@ class Pages:
         self.index = RolloutIndex(paths)
         self.stages = Stages(self.index.paths)
         self.selector = Selector()
-        self.faults = Faults(self.vocabulary)
         self._verdicts: comparing.Verdicts | None = None
 
     def close(self) -> None:
-        self.faults.close()
         self.index.close()
-
-    def version(self, snapshot: Snapshot) -> str:
-        """Changes when pages would: with other rollouts, or when all of them are checked."""
-        return f"{snapshot.version}{'' if self.faults.of(snapshot).unchecked else '+'}"
 
     def html(self) -> Mapping[str, Callable[[Request], Page]]:
         """Address → page."""
@@ -69,7 +62,6 @@ class Pages:
             "/comparisons": self.comparisons,
             "/comparison": self.comparison,
             "/training": self.training,
-            "/code": self.code,
         }
 
     def data(self) -> Mapping[str, Callable[[Request], Response]]:
@@ -103,7 +95,7 @@ class Pages:
         return {
             "bare": bare,
             "theme": theme if theme in ("light", "dark") else "",
-            "version": self.version(snapshot),
+            "version": snapshot.version,
             "growing": snapshot.growing,
             "problems": [] if bare else snapshot.problems,
             "repeated": [] if bare else snapshot.repeated,
@@ -117,7 +109,7 @@ class Pages:
     def state(self, _: Request) -> Values:
         """Polled by pages: whether something has changed."""
         snapshot = self.index.snapshot()
-        return {"version": self.version(snapshot), "growing": snapshot.growing, "rollouts": len(snapshot)}
+        return {"version": snapshot.version, "growing": snapshot.growing, "rollouts": len(snapshot)}
 
     # -- rollouts ------------------------------------------------------------------------------------------------
 
@@ -127,11 +119,10 @@ class Pages:
         offered = [name for name in COLUMNS if name != "run" or len(runs) > 1]
         offered += [field.name for field in fields if field.name.startswith("task.")]
         query = Query.of(request.query_params, offered)
-        faults = self.faults.of(snapshot, check_all=bool(query.fault))
-        selection = self.selector.select(snapshot, query, faults)
+        selection = self.selector.select(snapshot, query)
 
         def rows_of(other: Query) -> Any:
-            return self.selector.select(snapshot, other, faults).rows
+            return self.selector.select(snapshot, other).rows
 
         values = {
             "query": query,
@@ -139,17 +130,14 @@ class Pages:
             "total": len(snapshot),
             "statuses": sorted(pc.unique(snapshot.table["status"]).to_pylist()),
             "runs": runs,
-            "compared": [] if selection.error else self.selector.runs(snapshot, query, faults),
+            "compared": [] if selection.error else self.selector.runs(snapshot, query),
             "outcomes": query.outcomes(),
             "command": command_of(snapshot, query, selection),
-            "faults": faults,
-            "faulty": len(np.intersect1d(selection.rows, faults.any)),
-            "codes": CODES,
             "facets": facets(fields, snapshot.table["reward"], query, rows_of),
             "columns": offered,
             "highest": max((bar.count for bar in selection.bars), default=1),
         }
-        listing = Listing(self.index, self.selector, snapshot, faults)
+        listing = Listing(self.index, snapshot)
         values |= listing.by_group(query, selection) if query.groups else listing.by_row(query, selection, fields)
         return "rollouts.html", values
 
@@ -195,8 +183,8 @@ class Pages:
         row = self.index.row(snapshot, number)
         vocabulary = self.vocabulary(row)
         (batch,) = self.index.rows(snapshot, [number]).combine_chunks().to_batches()
-        size = vocabulary_size(snapshot.file(number))
-        faults = violations(batch, 0, size, reader_of(lambda: vocabulary))
+        reading = Reading(vocabulary.decode, vocabulary.special) if vocabulary is not None else None
+        faults = violations(batch, 0, vocabulary_size(snapshot.file(number)), lambda: reading)
         parts = [(part["name"], part["value"]) for part in row["rewards"]]
         scores = dict([("reward", batch.column("reward")[0].as_py()), *(parts if len(parts) > 1 else [])])
         rows = self.stages.rows("scores")
@@ -418,14 +406,6 @@ class Pages:
         if request.query_params.get("n") == "all":
             return training.overlaid(files)
         return training.curves(files[_chosen(request, len(files))])
-
-    def code(self, request: Request) -> Page:
-        """The page of a validation code: its meaning, and how many rollouts have it."""
-        code = request.query_params.get("code", "")
-        if code not in CODES:
-            raise Missing(f"there is no code {code!r}; the codes of faults in rollouts are {', '.join(_ROLLOUT_CODES)}")
-        faults = self.faults.of(self.index.snapshot(), check_all=True)
-        return "code.html", {"code": CODES[code], "count": len(faults.with_code(code)), "unchecked": faults.unchecked}
 
 
 def _named(rows: Rows, column: str, request: Request) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a selection says of itself: faults with their codes, mixed groups, several runs, and input that is wrong."""
+"""What a selection says of itself: mixed groups, several runs, and input that is wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.checks.violations import CODES
+from gymdata.checks.violations import BREAKS, CODES
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import BROKEN, Open, words
 
@@ -162,22 +162,25 @@ def test_a_groups_mark_and_mean_are_of_all_its_rollouts(site: Open, runs: list[P
 
 
 def test_a_rollout_that_fails_validation_says_its_code(site: Open):
-    """Its page has code and meaning and leads to the explanation; the list marks it and can be filtered by the code. A code
-    that there is not is answered with those that there are."""
+    """Its page has the code, its meaning and its explanation."""
     pages = site(SAMPLES / "rollouts" / "broken.jsonl")
     for code, rollout_id in FAULTY.items():
         text = pages.says("/rollout", id=rollout_id)
         assert code in text
         assert CODES[code].meaning in text
-        explanation = pages.says("/code", code=code)
-        assert " ".join(CODES[code].explanation.replace("`", " ").split()) in explanation
-        assert "1 rollout here with it" in explanation
-        page = pages.page("/", fault=code)
-        assert set(re.findall(r"/rollout\?id=(\w+)", page)) == {rollout_id}
-        assert f'href="/code?code={code}"' in page
-    answer = pages.get("/code", code="X999")
-    assert answer.status_code == 404
-    assert "T206" in answer.text
+        assert " ".join(CODES[code].explanation.replace("`", " ").split()) in text
+
+
+def test_the_faults_of_a_page_are_those_of_validate(site: Open):
+    """Each rollout has the codes of the errors that ``gymdata validate`` finds in it; breaks have lines of their own."""
+    path = SAMPLES / "rollouts" / "broken.jsonl"
+    pages, codes = site(path), dict[str, set[str]]()
+    for violation in gymdata.validate(path).violations:
+        if violation.severity == "error" and violation.code not in BREAKS:
+            codes.setdefault(str(violation.rollout_id), set()).add(violation.code)
+    for rollout_id in gymdata.load_rollouts(path, ["rollout_id"])["rollout_id"].to_pylist():
+        shown = re.findall(r'class="breaknote error"><summary><b>(\w+)<', pages.page("/rollout", id=rollout_id))
+        assert set(shown) == codes.get(rollout_id, set()), rollout_id
 
 
 def test_mixed_groups_are_listed_as_groups_and_chosen_once(site: Open, runs: list[Path]):

@@ -17,10 +17,9 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import paired_difference_ci
 from gymdata.store import Run, write_table
 from gymdata.view.evidence.facets import columns_of
-from gymdata.view.evidence.faults import Faults
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.rollout import Tokens
-from gymdata.view.evidence.selection import Query, Selector, command_of, condition_of
+from gymdata.view.evidence.selection import Query, Selector, command_of
 from gymdata.view.evidence.stages import Stages
 from tests.kills import full_disk
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
@@ -201,14 +200,12 @@ def test_the_command_of_a_selection_is_read_by_a_shell_as_it_was_meant(
     assert shlex.split(command)[4] == where
 
 
-def test_rollouts_are_named_by_ids_of_any_text(tmp_path: Path):
-    """A quote or a backslash in an id is part of it in the condition, too."""
-    ids = ["plain", 'a"b', "a'b", "a\\b"]
-    run = write_run(
-        tmp_path / "run", [rollout("t", k, 1.0, two_turns(20, 40), rollout_id=one) for k, one in enumerate(ids)]
-    )
-    for one in ids:
-        assert gymdata.filter(run, write=False, where=[condition_of([one])]).rollouts_out == 1
+def test_a_box_takes_any_text(tmp_path: Path):
+    """A quote or a backslash in a task is part of it in the condition, too."""
+    tasks = ["plain", 'a"b', "a'b", "a\\b"]
+    run = write_run(tmp_path / "run", [rollout(task, 0, 1.0, two_turns(20, 40)) for task in tasks])
+    for task in tasks:
+        assert gymdata.filter(run, write=False, where=Query(task=task).conditions()).rollouts_out == 1
 
 
 def test_rollouts_without_a_reward_come_last_either_way(snapshot: Snapshot):
@@ -284,12 +281,12 @@ def test_a_run_is_compared_with_the_first_that_has_its_tasks(tmp_path: Path):
     [
         (Query(task="t", run="r", where='task.level == "hard" and policy_version > 1'), []),
         (Query(min="0", mixed="1"), ["reward", "min_reward", "max_reward"]),
-        (Query(where="n_turns > 2 and task_id != 'a'", fault="T206"), ["faults", "n_turns"]),
+        (Query(where="n_turns > 2 and task_id != 'a'"), ["n_turns"]),
         (Query(where="n_turns >"), []),
     ],
 )
 def test_what_a_query_knows_only_after_sampling(query: Query, names: list[str]):
-    """A choice by task, run or policy leaves runs comparable; one by rewards, turns or faults does not."""
+    """A choice by task, run or policy leaves runs comparable; one by rewards or turns does not."""
     assert query.outcomes() == names
 
 
@@ -299,51 +296,3 @@ def test_a_condition_is_added_once():
     assert once == "(reward == 1) and n_turns > 2"
     assert Query(where=once).also("n_turns > 2") == once
     assert Query().also("n_turns > 2") == Query(where="n_turns > 2").also("n_turns > 2") == "n_turns > 2"
-
-
-def test_faults_are_those_of_validate(tmp_path: Path):
-    """Each rollout has the codes of the errors that ``gymdata validate`` finds in it, from Parquet and from JSON lines, and
-    those alone are kept when a code is chosen."""
-    samples = Path(__file__).parents[2] / "sample_data" / "rollouts"
-    paths = [samples / "broken.jsonl", samples / "clean.jsonl", write_run(tmp_path / "run", ROWS)]
-    index, faults = RolloutIndex(paths), Faults(lambda _: None)
-    snapshot = index.snapshot()
-    found = faults.of(snapshot)
-    assert found.unchecked == 0
-    wanted: dict[str, set[str]] = {}
-    for path in paths:
-        for one in gymdata.validate(path).violations:
-            if one.severity == "error":
-                wanted.setdefault(str(one.rollout_id), set()).add(one.code)
-    ids = snapshot.table["rollout_id"].to_pylist()
-    assert {ids[n]: set(codes) for n in range(len(ids)) if (codes := found.of(n))} == wanted
-    assert {"T206", "L301", "L302", "L303", "M404", "R502", "S102"} <= found.rows.keys()
-    chosen = Selector().select(snapshot, Query(fault="L302"), found)
-    assert [ids[n] for n in chosen.rows] == [one for one, codes in wanted.items() if "L302" in codes]
-    assert "abfb07f8d28859abe4758eadd7c7a87c" in command_of(snapshot, Query(fault="L302"), chosen)
-    assert len(Selector().select(snapshot, Query(fault="any"), found).rows) == len(wanted)
-    faults.close()
-
-
-def test_faults_of_a_growing_run_are_of_its_rows(tmp_path: Path):
-    """What was checked is not checked again, and rows that come later have their own faults at their own places."""
-    bad = rollout("bad", 0, 1.0, [([1, 20], [10, -5, 2])])
-    index, faults = RolloutIndex([tmp_path / "run"], fresh_s=0.0), Faults(lambda _: None)
-    with Run.open(tmp_path / "run", identity={"a": 1}, extent={}, operation={}) as writer:
-        for row in (ROWS[0], bad, ROWS[1]):
-            writer.append(row)
-            found = faults.of(index.snapshot())
-        # The tool messages of the two others answer no call.
-        assert {code: rows.tolist() for code, rows in found.rows.items()} == {"M403": [0, 2], "T206": [1]}
-    faults.close()
-
-
-def test_many_rollouts_are_checked_when_somebody_wants_to_know(tmp_path: Path):
-    """Until then they are counted as unchecked, and nothing runs; what was wanted once stays wanted."""
-    run = write_run(tmp_path / "run", ROWS)
-    snapshot, faults = RolloutIndex([run]).snapshot(), Faults(lambda _: None, unasked=7)
-    found = faults.of(snapshot)
-    assert (found.unchecked, found.running, dict(found.rows)) == (8, False, {})
-    assert faults.of(snapshot, check_all=True).rows["M403"].tolist() == list(range(8))
-    assert faults.of(snapshot).unchecked == 0
-    faults.close()

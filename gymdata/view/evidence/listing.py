@@ -13,9 +13,8 @@ import pyarrow.compute as pc
 
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.view.evidence.facets import Column
-from gymdata.view.evidence.faults import Found
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
-from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, Selector, page_slice
+from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, page_slice
 from gymdata.view.evidence.stages import facts_of
 from gymdata.view.text import Values
 
@@ -27,12 +26,10 @@ LISTED = [
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Pages of lists over one snapshot. A row has its texts and faults."""
+    """Pages of lists over one snapshot. A row has its texts."""
 
     index: RolloutIndex
-    selector: Selector
     snapshot: Snapshot
-    faults: Found
 
     def by_row(self, query: Query, selection: Selection, fields: Iterable[Column]) -> Values:
         """One page of rollouts, with the ``fields`` of tasks that are among its columns."""
@@ -74,7 +71,6 @@ class Listing:
         rows: list[RolloutRow] = self.snapshot.table.select(LISTED).take(pa.array(numbers, pa.int64())).to_pylist()
         lines = self.index.lines(self.snapshot, numbers.tolist(), searched)
         for row, number in zip(rows, numbers.tolist(), strict=True):
-            row["faults"] = self.faults.of(number)
             row["parts"] = [(part["name"], part["value"]) for part in row.pop("rewards")]
             row["line"] = lines[number]
         return rows

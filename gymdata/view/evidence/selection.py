@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -22,7 +21,6 @@ from gymdata.report.rollouts import Rewards, codes_of
 from gymdata.report.sampling import mixed
 from gymdata.stats import paired_difference_ci
 from gymdata.texts import command_line
-from gymdata.view.evidence.faults import Found
 from gymdata.view.evidence.index import Snapshot
 
 PAGE_ROWS = 50
@@ -56,12 +54,10 @@ _SHOWN = ("run", "prompt", "answer", "reward", "parts", "status", "turns", "gene
 #: Up to this many distinct rewards have a bar each.
 _BARS = 12
 _BINS = 20
-_BOXES = ("text", "task", "status", "min", "max", "breaks", "mixed", "fault", "run")
+_BOXES = ("text", "task", "status", "min", "max", "breaks", "mixed", "run")
 #: Columns that are known before a rollout is sampled: runs stay comparable when selected by them.
 _POLICY = ("policy", "policy_hash", "policy_version", "temperature")
 _GIVEN = frozenset(("run_id", "task_id", "group_id", "rollout_index", "n_rollouts", *_POLICY))
-#: Rollouts that a filter command may name by their ids.
-MOST_IDS = 200
 #: Selections, orders and comparisons of runs that are kept.
 _COMPUTED = 36
 T = TypeVar("T")
@@ -80,7 +76,6 @@ class Query:
     max: str = ""
     breaks: str = ""
     mixed: str = ""
-    fault: str = ""
     run: str = ""
     columns: str = ""
     sort: str = ""
@@ -110,7 +105,7 @@ class Query:
         )
 
     def conditions(self) -> list[str]:
-        """The boxes and the condition as conditions of ``gymdata filter``; all but ``fault``, which no column says."""
+        """The boxes and the condition as conditions of ``gymdata filter``."""
         text = text_of_condition(self.text)
         clauses = [
             f"({' or '.join(f'contains({name}, {text})' for name in conditions.TEXTS)})" if self.text else "",
@@ -128,7 +123,7 @@ class Query:
     @property
     def filtered(self) -> bool:
         """Whether it leaves anything out."""
-        return bool(self.conditions() or self.fault)
+        return bool(self.conditions())
 
     @property
     def problem(self) -> str | None:
@@ -144,7 +139,7 @@ class Query:
 
     def outcomes(self) -> list[str]:
         """The criteria that are known only after a rollout was sampled. Runs selected by these are not comparable."""
-        criteria = ["faults"] if self.fault else []
+        criteria: list[str] = []
         for text in self.conditions():
             with contextlib.suppress(GymdataError):
                 names = conditions.parse(text, "filter").names
@@ -269,24 +264,8 @@ def command_of(snapshot: Snapshot, query: Query, selection: Selection) -> str:
     """The ``gymdata filter`` command that keeps what the query shows; empty if there is none, or nothing to keep."""
     if selection.error is not None or not query.filtered:
         return ""
-    texts = query.conditions()
-    if query.fault:
-        # No column says which rollouts have a fault.
-        if not 0 < len(selection.rows) <= MOST_IDS:
-            return ""
-        ids = snapshot.table["rollout_id"].take(pa.array(selection.rows)).to_pylist()
-        texts = [condition_of(ids)]
-    return filter_command(snapshot.paths, texts)
-
-
-def condition_of(ids: Sequence[str]) -> str:
-    """The condition that keeps these rollouts."""
-    return f"rollout_id in [{', '.join(map(text_of_condition, ids))}]"
-
-
-def filter_command(paths: Sequence[Path], texts: Sequence[str]) -> str:
-    words = [word for text in texts for word in ("--where", text)]
-    return command_line(["gymdata", "filter", *paths, *words, "-o", "kept"])
+    words = [word for text in query.conditions() for word in ("--where", text)]
+    return command_line(["gymdata", "filter", *snapshot.paths, *words, "-o", "kept"])
 
 
 class Selector:
@@ -306,11 +285,11 @@ class Selector:
         value: T = computed[key]
         return value
 
-    def select(self, snapshot: Snapshot, query: Query, faults: Found = Found()) -> Selection:
+    def select(self, snapshot: Snapshot, query: Query) -> Selection:
         """The rollouts that pass all conditions of ``query``, in its order."""
         if query.problem is not None:
             return Selection(np.zeros(0, np.int32), query.problem)
-        selection = self._once(snapshot, _key("rows", query, faults), lambda: _computed(snapshot, query, faults))
+        selection = self._once(snapshot, ("rows", *query.conditions()), lambda: _computed(snapshot, query))
         if not query.sort or selection.error is not None:
             return selection
         key = [(query.sort, "descending" if query.down else "ascending", "at_end")]
@@ -327,27 +306,20 @@ class Selector:
         """What ``compute`` gives of all rollouts."""
         return self._once(snapshot, ("columns",), lambda: tuple(compute(snapshot)))
 
-    def runs(self, snapshot: Snapshot, query: Query, faults: Found = Found()) -> list[RunFigures]:
+    def runs(self, snapshot: Snapshot, query: Query) -> list[RunFigures]:
         """The runs of a selection against each other; none where it is of one run."""
         if query.problem is not None:
             return []
-        rows = self.select(snapshot, replace(query, sort=""), faults).rows
-        compared = self._once(snapshot, _key("runs", query, faults), lambda: compare_runs(snapshot.table, rows))
+        rows = self.select(snapshot, replace(query, sort="")).rows
+        compared = self._once(snapshot, ("runs", *query.conditions()), lambda: compare_runs(snapshot.table, rows))
         return compared if len(compared) > 1 else []
 
 
-def _key(kind: str, query: Query, faults: Found) -> tuple[object, ...]:
-    """What a selection depends on besides the rollouts."""
-    return kind, *query.conditions(), query.fault, faults.unchecked if query.fault else 0
-
-
-def _computed(snapshot: Snapshot, query: Query, faults: Found) -> Selection:
+def _computed(snapshot: Snapshot, query: Query) -> Selection:
     try:
         rows = _passing(snapshot, query.conditions())
     except GymdataError as error:
         return Selection(np.zeros(0, np.int32), str(error))
-    if query.fault:
-        rows = np.intersect1d(rows, faults.with_code(query.fault)).astype(np.int32)
     table = snapshot.table.select(["reward", "n_breaks", "n_context_tokens", "n_generated_tokens"])
     table = table if len(rows) == snapshot.table.num_rows else table.take(pa.array(rows))
     rewards = pc.fill_null(table["reward"], math.nan).to_numpy()
