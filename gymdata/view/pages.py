@@ -23,7 +23,7 @@ from gymdata.show.rollout import messages_of, violations
 from gymdata.store.lineage import vocabulary as vocabulary_size
 from gymdata.view import comparing, training
 from gymdata.view.answers import Missing, json_answer
-from gymdata.view.evidence.facets import columns_of, facets
+from gymdata.view.evidence.facets import facets, task_fields
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.lines import texts_of
 from gymdata.view.evidence.listing import LISTED, Listing, run_names, scale_of
@@ -115,9 +115,9 @@ class Pages:
 
     def rollouts(self, request: Request) -> Page:
         snapshot = self.index.snapshot()
-        fields, runs = self.selector.columns(snapshot, columns_of), run_names(snapshot)
+        fields, runs = self.selector.columns(snapshot, task_fields), run_names(snapshot)
         offered = [name for name in COLUMNS if name != "run" or len(runs) > 1]
-        offered += [field.name for field in fields if field.name.startswith("task.")]
+        offered += [field.name for field in fields]
         query = Query.of(request.query_params, offered)
         selection = self.selector.select(snapshot, query)
 

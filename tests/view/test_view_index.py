@@ -16,7 +16,7 @@ import gymdata
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import paired_difference_ci
 from gymdata.store import Run, write_table
-from gymdata.view.evidence.facets import columns_of
+from gymdata.view.evidence.facets import task_fields
 from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.rollout import Tokens
 from gymdata.view.evidence.selection import Query, Selector, command_of
@@ -139,7 +139,7 @@ def test_tasks_of_two_runs_with_the_same_id_have_fields_of_their_own(tmp_path: P
         return write_run(tmp_path / name, rows)
 
     snapshot = RolloutIndex([run("a", "easy", "hard"), run("b", "hard", "hard")]).snapshot()
-    (level,) = (column for column in columns_of(snapshot) if column.name == "task.level")
+    (level,) = (column for column in task_fields(snapshot) if column.name == "task.level")
     hard = Selector().select(snapshot, Query(where='task.level == "hard"')).rows
     assert [level.of(row) for row in range(4)] == ["easy", "hard", "hard", "hard"]
     assert hard.tolist() == [1, 2, 3]

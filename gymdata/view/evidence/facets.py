@@ -1,4 +1,4 @@
-"""Which values the rollouts of a selection have, with counts: status, why they ended, agents, errors, fields of tasks."""
+"""Which values the fields of a selection's tasks have, with their counts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.filter.columns import Loaded, agents_of, errors_of
 from gymdata.report.rollouts import codes_of, fields_to_split_by
 from gymdata.rollouts.messages import loads, object_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.selection import Bar, Query, Rows, text_of_condition
-from gymdata.view.evidence.stages import facts_of
 
-#: Values of one column that are listed, the most common first.
+#: Values of one field that are listed, the most common first.
 _MOST = 12
 #: The condition of a bar of rewards.
 _BAR = re.compile(r"reward (== \S+|>= \S+ and reward <=? \S+|is null)")
@@ -29,22 +27,32 @@ _BAR = re.compile(r"reward (== \S+|>= \S+ and reward <=? \S+|is null)")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column with few values: ``codes`` says which of ``values`` each rollout has, −1 for none. ``conditions``: those that
-    keep each value, where they are not of a column of this name."""
+    """A field of tasks with few values: ``codes`` says which of ``values`` each rollout has, −1 for none."""
 
     name: str
     values: tuple[Any, ...]
     codes: npt.NDArray[np.int32]
-    conditions: tuple[str, ...] = ()
 
     def of(self, row: int) -> Any:
         """The value of a rollout; None without one."""
         return None if self.codes[row] < 0 else self.values[self.codes[row]]
 
+    def conditions(self) -> list[str]:
+        """The condition that keeps each value."""
+        texts = (
+            str(value).lower()
+            if isinstance(value, bool)
+            else text_of_condition(value)
+            if isinstance(value, str)
+            else str(value)
+            for value in self.values
+        )
+        return [f"{self.name} == {text}" for text in texts]
+
 
 @dataclass(frozen=True, slots=True)
 class Facet:
-    """A column, and how many rollouts of a selection have each value. A bar's ``where`` is the filter after a click."""
+    """A field, and how many rollouts of a selection have each value. A bar's ``where`` is the filter after a click."""
 
     name: str
     values: tuple[Bar, ...]
@@ -55,12 +63,12 @@ def facets(
 ) -> list[Facet]:
     """The facets of a selection, with the mean reward of each value. ``rows_of``: the rollouts that a query keeps.
 
-    The values of a column of which one is chosen are those without that choice, so that a click on another one switches.
-    A column in which all of it is alike has none, except a field of the tasks that the filter does not name: that all
-    failures are of one kind is worth a line.
+    The values of a field of which one is chosen are those without that choice, so that a click on another one switches.
+    A field in which all of it is alike has none, unless the filter does not name it: that all failures are of one kind is
+    worth a line.
     """
     listed, rewards_of = [], pc.fill_null(rewards, math.nan).to_numpy()
-    conditions = [[_where(column, k) for k in range(len(column.values))] for column in columns]
+    conditions = [column.conditions() for column in columns]
     clauses = _clauses(query.where, {text for of_column in conditions for text in of_column})
     for column, texts in zip(columns, conditions, strict=True):
         index = next((n for n, clause in enumerate(clauses) if clause in texts), None)
@@ -81,7 +89,7 @@ def facets(
             where = without.where if chosen else without.also(texts[k])
             mean = float(sums[k] / sizes[k]) if sizes[k] else None
             bars.append(Bar(str(column.values[k]), int(counts[k]), where, mean, chosen))
-        only = column.name.startswith("task.") and column.name not in query.where and len(rows) < len(column.codes)
+        only = column.name not in query.where and len(rows) < len(column.codes)
         if index is not None or len(bars) > 1 or (bars and (only or counts.sum() < len(rows))):
             listed.append(Facet(column.name, tuple(bars)))
     return listed
@@ -98,23 +106,8 @@ def _clauses(where: str, clicked: Set[str]) -> list[str]:
     return [where]
 
 
-def columns_of(snapshot: Snapshot) -> Iterator[Column]:
-    """The columns by which rollouts can be told apart at a glance."""
-    for name in ("status", "stop_reason"):
-        yield _coded(name, snapshot.table[name].combine_chunks())
-    # Runs whose rollouts an agent program made have its name in run.json, and one run has one.
-    runs: dict[str, list[str]] = {}
-    for facts in map(facts_of, snapshot.paths):
-        if isinstance(program := (facts.get("config") or {}).get("agent"), str):
-            runs.setdefault(program, []).append(str(facts.get("run_id")))
-    program_of = {run: n for n, ids in enumerate(runs.values()) for run in ids}
-    coded = snapshot.table["run_id"].combine_chunks()
-    of_run = np.array([program_of.get(run, -1) for run in coded.dictionary.to_pylist()], np.int32)
-    conditions = [f"run_id in ({', '.join(map(text_of_condition, ids))})" for ids in runs.values()]
-    yield Column("agent", tuple(runs), of_run[coded.indices.to_numpy(zero_copy_only=False)], tuple(conditions))
-    agents = agents_of(Loaded(snapshot.columns, snapshot.batches)).slice(0, len(snapshot))
-    yield _coded("agents", agents.dictionary_encode())
-    yield _coded("errors", errors_of(snapshot.paths, snapshot.table["rollout_id"]).dictionary_encode())
+def task_fields(snapshot: Snapshot) -> Iterator[Column]:
+    """The fields by which tasks can be told apart at a glance."""
     batches = list(snapshot.batches(ROLLOUTS, ("task_id", "task")))
     if not batches:
         return
@@ -132,17 +125,3 @@ def columns_of(snapshot: Snapshot) -> Iterator[Column]:
         codes = np.array([code.get(value, -1) if isinstance(value, (str, int)) else -1 for value in of_task], np.int32)
         # While a run is collected, rows may have been added since.
         yield Column(f"task.{name}", tuple(values), codes[task_of][: len(snapshot)])
-
-
-def _coded(name: str, coded: pa.DictionaryArray) -> Column:
-    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
-    return Column(name, tuple(coded.dictionary.to_pylist()), codes)
-
-
-def _where(column: Column, k: int) -> str:
-    if column.conditions:
-        return column.conditions[k]
-    value = column.values[k]
-    if isinstance(value, bool):
-        return f"{column.name} == {str(value).lower()}"
-    return f"{column.name} == {text_of_condition(value) if isinstance(value, str) else value}"
