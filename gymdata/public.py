@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import html
 import inspect
 import math
 import os
@@ -127,11 +126,6 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> s
     return "".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def framed(page: str, height: int) -> str:
-    """An HTML page as a cell of a notebook, ``height`` pixels high; it runs nothing."""
-    return f'<iframe sandbox srcdoc="{html.escape(page)}" style="width: 100%; height: {height}px; border: 0"></iframe>'
-
-
 class Report(Protocol):
     """The result of a command's function, a dataclass: the summary table, ``--json`` and the exit code are derived from
     it."""
@@ -153,12 +147,6 @@ class Report(Protocol):
     def rows(self) -> list[Row]:
         """The summary: names and values."""
         ...
-
-    def _repr_html_(self) -> str:
-        """The summary as a table, for notebooks."""
-        cells = ((html.escape(str(name)), html.escape(str(value))) for name, value in self.rows())
-        lines = "".join(f"<tr><th style='text-align: left'>{name}</th><td>{value}</td></tr>" for name, value in cells)
-        return f"<table><caption>{type(self).__name__}</caption>{lines}</table>"
 
     def __repr__(self) -> str:
         """``PairsReport(score='reward', table=3 rows)``: scalars as they are, of everything else only how much."""

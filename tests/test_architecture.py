@@ -66,7 +66,6 @@ EDGES = {
     ("sweep", "finetune"): {"jobs"},
     ("sweep", "report"): {"rollouts"},
     ("sweep", "scores"): {"chosen"},
-    ("query", "view"): {"evidence", "notebook"},
     ("doctor", "pairs"): {"run"},
     ("doctor", "validate"): {"run"},
 }

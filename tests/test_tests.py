@@ -20,8 +20,7 @@ EXCEPTED = {"_sealer"}
 
 
 def is_private(name: str) -> bool:
-    # ``_repr_html_`` and its like are a protocol of notebooks.
-    return name.startswith("_") and not name.startswith("__") and not name.endswith("_")
+    return name.startswith("_") and not name.startswith("__")
 
 
 def defined_in(tree: ast.AST) -> Iterator[str]:

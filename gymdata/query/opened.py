@@ -1,4 +1,4 @@
-"""``gymdata.open``, ``load_rollouts`` and ``expand_turns``: rollouts for notebooks and scripts."""
+"""``gymdata.open``, ``load_rollouts`` and ``expand_turns``: rollouts for scripts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from gymdata.errors import DataError
 from gymdata.public import path_of
 from gymdata.store.paths import find_run_json, read_facts, resolve
-
-#: Rollouts that a notebook lists.
-_LISTED = 20
 
 if TYPE_CHECKING:
     import polars as pl
@@ -69,26 +66,7 @@ def _with_prompts(table: pa.Table) -> pa.ChunkedArray:
     return with_prompts(turns, ids)
 
 
-__all__ = ["Cell", "OpenedRollout", "OpenedRun", "open_run"]
-
-
-class OpenedRollout(dict[str, Any]):
-    """One rollout as a dict; in a notebook its messages."""
-
-    def _repr_html_(self) -> str:
-        from gymdata.view.notebook import rollout_cell
-
-        return rollout_cell(self)
-
-
-class Cell:
-    """What a notebook shows as HTML. ``html``: an iframe."""
-
-    def __init__(self, html: str) -> None:
-        self.html = html
-
-    def _repr_html_(self) -> str:
-        return self.html
+__all__ = ["OpenedRun", "open_run"]
 
 
 class OpenedRun:
@@ -103,34 +81,6 @@ class OpenedRun:
         stage = self.facts.get("stage")
         count = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         return f"<gymdata run {self.path}: {f'{stage}, ' if stage else ''}{count}>"
-
-    def _repr_html_(self) -> str:
-        """The first rollouts, a line each: task, prompt, answer, reference and reward."""
-        from html import escape
-
-        from gymdata.view.evidence.lines import lines_of
-
-        table = (
-            self.lazy().select("rollout_id", "task_id", "reward", "messages", "task").head(_LISTED).collect().to_arrow()
-        )
-        ids, tasks, rewards = (table[name].to_pylist() for name in ("rollout_id", "task_id", "reward"))
-        rows = [
-            (task, line.prompt, line.answer, line.reference, reward, rollout)
-            for task, line, reward, rollout in zip(tasks, lines_of(table), rewards, ids, strict=True)
-        ]
-        names = ("task", "prompt", "answer", "reference", "reward", "rollout_id")
-        # Texts break their lines, names and numbers do not.
-        wraps = {"prompt": "min-width: 14em", "answer": "min-width: 14em"}
-        styles = [f"text-align: left; vertical-align: top; {wraps.get(name, 'white-space: nowrap')}" for name in names]
-
-        def line(tag: str, values: Sequence[object]) -> str:
-            texts = ("" if value is None else escape(str(value)) for value in values)
-            cells = (f"<{tag} style='{style}'>{text}</{tag}>" for style, text in zip(styles, texts, strict=True))
-            return f"<tr>{''.join(cells)}</tr>"
-
-        body = "".join(line("td", row) for row in rows)
-        caption = f"<caption style='text-align: left'>{escape(repr(self))}</caption>"
-        return f"<div style='overflow-x: auto'><table>{caption}{line('th', names)}{body}</table></div>"
 
     @property
     def facts(self) -> dict[str, object]:
@@ -154,22 +104,8 @@ class OpenedRun:
 
         return query(sql, self.path)
 
-    def group(self, group_id: str) -> Cell:
-        """The rollouts of a group (or of a task that is one group) side by side, for a notebook. Raises DataError for an
-        unknown id."""
-        from gymdata.view.notebook import group_cell
-
-        return Cell(group_cell(self.path, group_id))
-
-    def pair(self, pair_id: str) -> Cell:
-        """A preference pair that was made of the run, for a notebook. Raises DataError for an unknown id."""
-        from gymdata.view.notebook import pair_cell
-
-        return Cell(pair_cell(self.path, pair_id))
-
-    def rollout(self, rollout_id: str) -> OpenedRollout:
-        """One rollout as a dict, its turns with ``prompt_token_ids``; a notebook shows its messages. Raises DataError for an
-        unknown id."""
+    def rollout(self, rollout_id: str) -> dict[str, Any]:
+        """One rollout as a dict, its turns with ``prompt_token_ids``. Raises DataError for an unknown id."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -182,7 +118,7 @@ class OpenedRun:
             index = pc.index(ids, rollout_id).as_py()
             if index >= 0:
                 table = pa.Table.from_batches([batch.slice(index, 1)])
-                return OpenedRollout(expand_turns(table).to_pylist()[0])
+                return dict(expand_turns(table).to_pylist()[0])
             rollout_ids += ids.to_pylist()
         raise DataError.unknown_id(self.path, "rollout_id", rollout_id, rollout_ids)
 

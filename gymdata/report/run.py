@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError, UsageError, counted, shown
-from gymdata.public import Figures, Report, Row, framed, path_of
+from gymdata.public import Figures, Report, Row, path_of
 from gymdata.report.compare import comparison, example
 from gymdata.report.rollouts import figures as rollout_figures
 from gymdata.report.sampling import sampled_as
@@ -56,12 +56,6 @@ class ReportPage(Report):
     def to_dict(self) -> Figures:
         """The figures; ``path`` of the page."""
         return {**self.figures, "path": None if self.path is None else str(self.path)}
-
-    def _repr_html_(self) -> str:
-        """The page in a cell of a notebook."""
-        from gymdata.report.page import page
-
-        return framed(page(self.figures), 720)
 
     def rows(self) -> list[Row]:
         """The summary: names and values."""

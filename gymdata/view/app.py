@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 import jinja2
-from jinja2.bccache import Bucket
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -124,23 +123,6 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
         pages.close()
 
 
-class _Compiled(jinja2.BytecodeCache):
-    """The templates that this process has compiled: servers, notebook cells and exported files need the same ones."""
-
-    def __init__(self) -> None:
-        self._codes: dict[str, bytes] = {}
-
-    def load_bytecode(self, bucket: Bucket) -> None:
-        if (code := self._codes.get(bucket.key)) is not None:
-            bucket.bytecode_from_string(code)
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        self._codes[bucket.key] = bucket.bytecode_to_string()
-
-
-_COMPILED = _Compiled()
-
-
 def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinja2.Environment:
     """Templates that escape every value, and write what a terminal or browser would act on as an escape. ``links``: where
     rollouts and comparisons are, if not on pages of their own."""
@@ -153,7 +135,6 @@ def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinj
 
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),
-        bytecode_cache=_COMPILED,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=shown,

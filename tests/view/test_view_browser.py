@@ -281,22 +281,6 @@ def test_curves_grow_while_a_model_is_trained(page: Any, serve: Serve, tmp_path:
     assert page.locator("#steps").inner_text() == "4"
 
 
-def test_cells_of_a_notebook(page: Any, run: Path):
-    """A rollout, a group, a pair and a report show their texts in frames; nothing runs in them and nothing is loaded."""
-    pair = gymdata.pairs(run, strategy="all").table["pair_id"][0].as_py()
-    opened = gymdata.open(run)
-    cells = [opened.rollout("a-0"), opened.group("group-a"), opened.pair(pair), gymdata.report(run, write=False)]
-    page.set_content("".join(cell._repr_html_() for cell in cells))
-    frames = page.locator("iframe")
-    assert frames.count() == 4
-    for number, text in enumerate(("question a", "Final answers", "Chosen", "Rewards of rollouts")):
-        inside = frames.nth(number).content_frame
-        inside.get_by_text(text).first.wait_for()
-        assert inside.locator("script").count() == 0
-    page.set_content(opened._repr_html_())
-    assert page.locator("td", has_text="a-0").count() == 1
-
-
 @pytest.mark.full
 def test_an_exported_file_opens_offline(chromium: Any, run: Path, tmp_path: Path):
     """From the disk, without network: rollouts to pick, tokens to color and to point at, and no error."""
