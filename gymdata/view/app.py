@@ -141,7 +141,7 @@ def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinj
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: Any = (text.number, text.short, text.share, text.signed, text.ending, text.seconds, text.moment)
+    filters: Any = (text.number, text.short, text.share, text.signed, text.ending, text.seconds)
     filters += (rendering.rendered, rendering.rendered_arguments, rendering.hits)
     env.filters |= {function.__name__: function for function in filters} | {"count": counted}
     env.globals |= {

@@ -32,7 +32,7 @@ from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of
 from gymdata.view.evidence.stages import Rows, Stages, facts_of
 from gymdata.view.settings import ViewConfig
 from gymdata.view.text import Values
-from gymdata.view.why import counts_over_run, why, why_in_pair
+from gymdata.view.why import why, why_in_pair
 
 Page = tuple[str, Values]
 
@@ -225,7 +225,7 @@ class Pages:
         turn = _whole(request, "turn", len(tokens.turns))
         k = _whole(request, "k", len(tokens.turns[turn]["generation_token_ids"]))
         facts = why(tokens, row, turn, k, snapshot)
-        return facts | {"text": text_of(vocabulary, facts["id"]), "run": counts_over_run(tokens)}
+        return facts | {"text": text_of(vocabulary, facts["id"])}
 
     def why_in_pair(self, request: Request) -> Values:
         """How one token of a pair's completion is trained."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from typing import Any
 
@@ -55,13 +54,3 @@ def seconds(value: float | None) -> str:
     if value < 1:
         return f"{1000 * value:.0f} ms"
     return f"{value:.1f} s" if value < 90 else f"{int(value // 60)} min {int(value % 60)} s"
-
-
-def moment(value: Any) -> str:
-    """A time, to the second, UTC."""
-    if isinstance(value, str):
-        try:
-            value = dt.datetime.fromisoformat(value)
-        except ValueError:
-            return visible(value)
-    return value.strftime("%Y-%m-%d %H:%M:%S") if isinstance(value, dt.datetime) else "–"

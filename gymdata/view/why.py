@@ -7,14 +7,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gymdata import credit
 from gymdata.credit.estimators import ALL
@@ -22,18 +18,12 @@ from gymdata.errors import GymdataError
 from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.messages import PairRow, RolloutRow
 from gymdata.rollouts.next_prompt import common_length
-from gymdata.rollouts.schema import AUDIT, EXPERIENCES
 from gymdata.rollouts.turns import sequences
-from gymdata.store.tables import read_table
 from gymdata.train.losses import LOSSES
 from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import Tokens, finite
 from gymdata.view.evidence.stages import facts_of
 from gymdata.view.text import Values
-
-_BINS = 2_000
-#: Log-ratios beyond this are counted at it: of tokens, and of whole sequences, whose bounds are much narrower.
-_WIDEST, _WIDEST_SEQUENCE = 4.0, 0.05
 
 
 def why(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapshot) -> Values:
@@ -185,77 +175,3 @@ def _sequence(tokens: Tokens, turn: int) -> Values | None:
         )
         return {"number": number, "tokens": size, "mean_log_ratio": finite(total / size)}
     return None
-
-
-def counts_over_run(tokens: Tokens) -> Values | None:
-    """How the ratios of the run are distributed, in the files that the token's own numbers come from, apart for advantages
-    below, at and above 0: counts of tokens in equal bins of the log-ratio from −width to width, of each token and of whole
-    sequences (their mean, counted by their tokens). None when only one of the files exists.
-
-    Rollouts whose experiences are one sequence with as many trained tokens as were audited; ``left_out`` counts others.
-    """
-    if tokens.audit is None or tokens.experience is None:
-        return None
-    try:
-        state = [(file, Path(file).stat()) for file in (tokens.audit, tokens.experience)]
-        return _ratios(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in state))
-    except (GymdataError, OSError, pa.ArrowException):
-        return None
-
-
-@lru_cache(4)
-def _ratios(state: tuple[tuple[str, int, int], ...]) -> Values:
-    audited = read_table(state[0][0], AUDIT, ["rollout_id", "ref_logprobs"])
-    experiences = read_table(state[1][0], EXPERIENCES, ["rollout_id", "loss_mask", "logprobs", "advantages"])
-    names = pc.value_counts(experiences["rollout_id"].combine_chunks())
-    single = names.field("values").filter(pc.equal(names.field("counts"), 1))
-    experiences = experiences.filter(pc.is_in(experiences["rollout_id"], value_set=single))
-    positions = pc.index_in(audited["rollout_id"], value_set=experiences["rollout_id"].combine_chunks())
-    common = np.flatnonzero(pc.is_valid(positions).to_numpy())
-    rows = positions.to_numpy(zero_copy_only=False)[common].astype(np.int64)
-    reference, left = audited["ref_logprobs"].take(pa.array(common)).combine_chunks(), audited.num_rows - len(common)
-    experiences = experiences.take(pa.array(rows)).combine_chunks()
-    owner = np.repeat(np.arange(len(rows)), _sizes(experiences["loss_mask"]))
-    trained = _flat(experiences["loss_mask"]) != 0
-    per_row = np.bincount(owner[trained], minlength=len(rows))
-    fits = per_row == _sizes(reference)
-    left += int((~fits).sum())
-    keep = trained & fits[owner]
-    other = _flat(reference)[np.repeat(fits, _sizes(reference))]
-    log_ratio = other.astype(np.float64) - _flat(experiences["logprobs"])[keep]
-    sign = np.sign(_flat(experiences["advantages"])[keep])
-    of = owner[keep]
-    size = np.maximum(np.bincount(of, minlength=len(rows)), 1)
-    mean = np.bincount(of, weights=log_ratio, minlength=len(rows)) / size
-    first = np.zeros(len(rows))
-    first[of[::-1]] = sign[::-1]
-    return {
-        "tokens": len(log_ratio),
-        "sequences": int(fits.sum()),
-        "left_out": left,
-        "bins": _BINS,
-        "by_token": {"width": _WIDEST, "counts": _counted(log_ratio, sign, _WIDEST)},
-        "by_sequence": {
-            "width": _WIDEST_SEQUENCE,
-            "counts": _counted(mean[fits], first[fits], _WIDEST_SEQUENCE, size[fits]),
-        },
-    }
-
-
-def _counted(
-    values: npt.NDArray[Any], sign: npt.NDArray[Any], width: float, weight: npt.NDArray[Any] | None = None
-) -> list[list[int]]:
-    clipped = np.clip(np.nan_to_num(values), -width, width)
-    weights = np.ones(len(values)) if weight is None else weight
-    histograms = (
-        np.histogram(clipped[sign == n], _BINS, (-width, width), weights=weights[sign == n]) for n in (-1, 0, 1)
-    )
-    return [counts.astype(int).tolist() for counts, _ in histograms]
-
-
-def _sizes(lists: Any) -> Any:
-    return pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _flat(lists: Any) -> Any:
-    return pc.list_flatten(lists).to_numpy(zero_copy_only=False)

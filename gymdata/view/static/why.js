@@ -1,38 +1,21 @@
 // Why one sampled token is trained: the arithmetic, and sliders for the bounds of the losses.
 
-import { html, render, useEffect, useMemo, useState } from "/static/vendor/htm-preact.js";
+import { html, render, useEffect, useState } from "/static/vendor/htm-preact.js";
 
 const digits = (value, n = 4) => (value == null ? "–" : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-4) ? value.toExponential(2) : String(Number(value.toFixed(n))));
-const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "–");
 
 // How a loss limits a ratio: the losses themselves, their bounds and defaults come with the token.
-const beyond = (r, b) => r > b.high || r < (b.low ?? 0);
 const LIMITS = {
   clipped: { what: "no gradient beyond the bounds on the side that the advantage pushes to",
     keeps: (r, a, b) => !((a > 0 && r > b.high) || (a < 0 && r < b.low)), weight: (r) => r },
   capped: { what: "every token keeps its gradient; its weight stays within the bounds",
-    keeps: () => true, weight: (r, b) => Math.max(Math.min(r, b.high), b.low ?? 0), changed: beyond },
-  masked: { what: "tokens outside the bounds are masked out", keeps: (r, _, b) => !beyond(r, b), weight: (r) => r },
+    keeps: () => true, weight: (r, b) => Math.max(Math.min(r, b.high), b.low ?? 0) },
+  masked: { what: "tokens outside the bounds are masked out", keeps: (r, _, b) => r <= b.high && r >= (b.low ?? 0), weight: (r) => r },
 };
 
-function Loss({ loss, ratio, advantage, run }) {
+function Loss({ loss, ratio, advantage }) {
   const limits = LIMITS[loss.limits];
   const [bounds, setBounds] = useState(Object.fromEntries(loss.bounds.map(({ key, start }) => [key, start])));
-  const counts = useMemo(() => {
-    if (!run) return null;
-    const { width, counts: tables } = loss.of === "sequence" ? run.by_sequence : run.by_token;
-    let [kept, changed, all] = [0, 0, 0];
-    for (const [row, sign] of [[tables[0], -1], [tables[1], 0], [tables[2], 1]]) {
-      for (let bin = 0; bin < run.bins; bin++) {
-        if (!row[bin]) continue;
-        const r = Math.exp(-width + ((bin + 0.5) * 2 * width) / run.bins);
-        all += row[bin];
-        if (limits.keeps(r, sign, bounds)) kept += row[bin];
-        if (limits.changed?.(r, bounds)) changed += row[bin];
-      }
-    }
-    return { kept, changed, all };
-  }, [run, bounds]);
   const keeps = ratio == null ? null : limits.keeps(ratio, advantage ?? 0, bounds);
   return html`<section class="loss">
     <header><h3>${loss.name}</h3><span class="verdict ${keeps === false ? "bad" : "good"}">${keeps == null ? "" : keeps ? "kept" : "no gradient"}</span></header>
@@ -40,8 +23,7 @@ function Loss({ loss, ratio, advantage, run }) {
     ${loss.bounds.map(({ key, label, min, max, step }) => html`<label class="slide"><span>${label}</span>
       <input type="range" aria-label=${`${loss.name} ${label}`} min=${min} max=${max} step=${step} value=${bounds[key]} onInput=${(e) => setBounds({ ...bounds, [key]: Number(e.target.value) })} />
       <output>${bounds[key]}</output></label>`)}
-    <p class="counts">${ratio == null ? null : html`<span>weight here <b>${digits(limits.weight(ratio, bounds))}</b></span>`}
-      ${counts && html`<span>over the run <b data-kept=${loss.name}>${percent(counts.kept, counts.all)}</b> of tokens keep their gradient${limits.changed ? html`, <b>${percent(counts.changed, counts.all)}</b> have their weight capped` : ""}</span>`}</p>
+    ${ratio != null && html`<p class="counts">weight here <b>${digits(limits.weight(ratio, bounds))}</b></p>`}
   </section>`;
 }
 
@@ -84,8 +66,8 @@ function Why({ about, turn, k, close }) {
         <tr class="this"><td>ratio</td><td class="num">${digits(logRatio, 6)}</td><td class="num">${digits(ratio, 6)}</td></tr>`}
       </tbody></table>
       ${data.reference == null && html`<p class="muted">No audit has this rollout: <code>gymdata audit RUN -m MODEL --write-as ref_logprobs</code> gives another model's probabilities. Until then the ratio is 1, and every loss keeps every token.</p>`}</section>
-    <section><h3>Would a loss keep it?</h3>${data.run && html`<p class="muted">Counts are over ${data.run.tokens.toLocaleString()} tokens of ${data.run.sequences.toLocaleString()} audited rollouts that were made into experiences${data.run.left_out ? `; ${data.run.left_out.toLocaleString()} others are in no experience, or in several sequences` : ""}.</p>`}
-      ${data.losses.map((loss) => html`<${Loss} key=${loss.name} loss=${loss} run=${data.run} advantage=${advantage}
+    <section><h3>Would a loss keep it?</h3>
+      ${data.losses.map((loss) => html`<${Loss} key=${loss.name} loss=${loss} advantage=${advantage}
         ratio=${data.reference == null ? 1 : loss.of === "sequence" ? (data.sequence?.mean_log_ratio == null ? null : Math.exp(data.sequence.mean_log_ratio)) : ratio} />`)}</section>
   </div>`;
 }
