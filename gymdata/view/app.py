@@ -142,7 +142,7 @@ def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinj
         lstrip_blocks=True,
     )
     filters: Any = (text.number, text.short, text.share, text.signed, text.ending, text.seconds)
-    filters += (rendering.rendered, rendering.rendered_arguments, rendering.hits)
+    filters += (rendering.rendered, rendering.hits)
     env.filters |= {function.__name__: function for function in filters} | {"count": counted}
     env.globals |= {
         f"{name}_href": (links or {}).get(name, lambda key, name=name: f"/{name}?{urlencode({'id': key})}")

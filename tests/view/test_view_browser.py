@@ -61,8 +61,8 @@ def test_from_filter_to_rollout_to_token(page: Any, serve: Serve, monkeypatch: p
     assert page.url.endswith("#t=1")
 
 
-def test_a_text_is_set_and_a_key_takes_the_setting_away(page: Any, serve: Serve, tmp_path: Path):
-    """Markdown is set with its marks, HTML in it is text, and `x` shows the same characters without a setting."""
+def test_a_text_is_set_and_keeps_its_characters(page: Any, serve: Serve, tmp_path: Path):
+    """Strong text and code are set with their marks, and HTML in it is text."""
     text = "**strong**\n\n```python\nx = 1\n```\n" + "<script>window.hit=1</script>"
     run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, two_turns(20, 40), text=text)])
     page.goto(serve(run) + "/rollout?id=a-0")
@@ -70,9 +70,6 @@ def test_a_text_is_set_and_a_key_takes_the_setting_away(page: Any, serve: Serve,
     answer = page.locator("#messages .message.assistant .text").last
     weight = "(node) => getComputedStyle(node.querySelector('strong')).fontWeight"
     assert (answer.text_content(), answer.evaluate(weight)) == (text, "700")
-    page.keyboard.press("x")
-    assert (answer.text_content(), answer.evaluate(weight)) == (text, "400")
-    assert page.locator("#plain").get_attribute("aria-pressed") == "true"
     assert page.evaluate("window.hit") is None
 
 

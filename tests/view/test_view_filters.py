@@ -88,7 +88,7 @@ def test_the_list_shows_prompt_answer_and_reference(site: Open, tmp_path: Path, 
         assert line in text
     text = pages.says("/rollout", id="b-0")
     assert "expected 7" in text
-    assert '{ "answer" : "7" }' in text
+    assert '{"answer": "7"}' in text
     for box, value, tasks in (
         ("text", "2*3", ["a"]),
         ("where", "text LIKE '%5%'", ["b"]),

@@ -30,13 +30,6 @@ document.addEventListener("click", (event) => {
 // On a phone the pages do not fit beside each other.
 $(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
-// The texts of rollouts keep every character when they are set as Markdown, code or JSON; this takes the setting away.
-function plain() {
-  const on = root.classList.toggle("plain-text");
-  $("#plain")?.setAttribute("aria-pressed", on);
-}
-$("#plain")?.addEventListener("click", plain);
-
 document.addEventListener("change", (event) => {
   if (event.target.matches("#filters :is(select, [type=checkbox])")) event.target.form.requestSubmit();
 });
@@ -88,7 +81,6 @@ document.addEventListener("keydown", (event) => {
     case "[": follow("a[rel=prev]"); break;
     case "]": follow("a[rel=next]"); break;
     case "u": follow("#up"); break;
-    case "x": plain(); break;
     case "g": awaitingPage = true; break;
     case "Enter": if (document.activeElement === document.body && $("tr.on")) location.href = $("tr.on").dataset.href; break;
   }
