@@ -392,19 +392,15 @@ class Pages:
 
     def training(self, request: Request) -> Page:
         files = training.find_metrics(self.index.paths)
-        is_overlaid = request.query_params.get("n") == "all" and len(files) > 1
         return "training.html", {
             "trainings": [training.described(file) for file in files],
-            "number": "all" if is_overlaid else _chosen(request, len(files)),
-            "overlaid": training.overlaid(files) if is_overlaid else None,
+            "number": _chosen(request, len(files)),
         }
 
     def curves(self, request: Request) -> Values:
         files = training.find_metrics(self.index.paths)
         if not files:
             raise Missing("there is no metrics.jsonl in the given folders")
-        if request.query_params.get("n") == "all":
-            return training.overlaid(files)
         return training.curves(files[_chosen(request, len(files))])
 
 

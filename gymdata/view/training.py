@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gymdata.public import Figures
-from gymdata.report.several import names_of, settings_that_differ
 from gymdata.store.lineage import parent_paths
 from gymdata.store.lines import read_metrics
 from gymdata.store.run_json import flat
@@ -76,22 +75,6 @@ def curves(file: Path) -> Figures:
     panels = [{"title": title, "series": group} for title, group in grouped if group]
     panels += [{"title": name, "series": {name: values}} for name, values in series.items()]
     return {"steps": steps, "panels": panels}
-
-
-def overlaid(files: Sequence[Path]) -> Figures:
-    """The series that several trainings have, a panel for each with a curve for each training; and ``settings``, those
-    that are not the same in all, by training."""
-    folders = [file.parent for file in files]
-    drawn = dict(zip(names_of(folders), map(curves, files), strict=True))
-    steps = sorted({step for figures in drawn.values() for step in figures["steps"]})
-    panels: dict[str, Figures] = {}
-    for name, figures in drawn.items():
-        for series in (panel["series"] for panel in figures["panels"]):
-            for title, values in series.items():
-                by_step = dict(zip(figures["steps"], values, strict=True))
-                panels.setdefault(title, {})[name] = [by_step.get(step) for step in steps]
-    shared = [{"title": title, "series": series} for title, series in panels.items() if len(series) > 1]
-    return {"steps": steps, "panels": shared, "names": list(drawn), "settings": settings_that_differ(folders)}
 
 
 def _rows(file: Path) -> list[Figures]:

@@ -246,24 +246,6 @@ def test_from_pairs_to_a_pair_to_its_verdicts(page: Any, serve: Serve, run: Path
     assert "raw of 0-1" in page.locator("main").inner_text()
 
 
-def test_four_trainings_in_one_chart(page: Any, serve: Serve, tmp_path: Path):
-    """Each has a curve in the panel of the loss; smoothing and logarithmic axes draw it again."""
-    for number, name in enumerate("wxyz"):
-        rows = [{"step": step, "loss": (number + step % 2) / step} for step in range(20)[1:]]
-        training(tmp_path / name, "train-sft", rows)
-    page.goto(serve(*sorted(tmp_path.iterdir())) + "/training")
-    page.get_by_role("link", name="all, compared").click()
-    page.wait_for_selector("#curves[data-drawn='1']")
-    labels = page.locator(".u-legend .u-label").all_inner_texts()
-    assert labels == ["step", "w", "x", "y", "z"]
-    drawn = "document.querySelector('.curve canvas').toDataURL()"
-    pictures = {page.evaluate(drawn)}
-    for change in ("smooth.value = 0.9", "logx.checked = true", "logy.checked = true"):
-        page.evaluate(f"{change}; {change.partition('.')[0]}.dispatchEvent(new Event('input'))")
-        pictures.add(page.evaluate(drawn))
-    assert len(pictures) == 4
-
-
 def test_curves_grow_while_a_model_is_trained(page: Any, serve: Serve, tmp_path: Path):
     """Curves are drawn from metrics.jsonl, and again when a line has come."""
     rows = [{"step": n, "loss": 1 / n, "kl": n} for n in range(1, 4)]

@@ -19,7 +19,7 @@ from gymdata.report.sampling import sample, sampled_as
 from gymdata.view.run import view
 from gymdata.view.training import curves
 from tests.rollout_files import rollout, two_turns, write_run
-from tests.view.conftest import HOSTILE, Open, Site, judged, training, words
+from tests.view.conftest import HOSTILE, Open, Site, judged, words
 
 
 def evidence(page: str) -> Any:
@@ -235,18 +235,6 @@ def test_curves_leave_gaps_and_torn_lines_out(tmp_path: Path):
     assert drawn["steps"] == [1.0, 2.0]
     panels = {panel["title"]: panel["series"] for panel in drawn["panels"]}
     assert panels == {"loss": {"loss": [2.5, None]}, "KL": {"kl": [None, 0.1]}}
-
-
-def test_trainings_are_overlaid(site: Open, tmp_path: Path):
-    """A panel for each series that two have, over the steps of both, and the settings that differ."""
-    for name, rate, losses in (("a", 0.1, (3.0, 2.0)), ("b", 0.2, (4.0, 1.0, 0.5))):
-        rows = [{"step": step, "loss": loss, f"only_{name}": 1.0} for step, loss in enumerate(losses, 1)]
-        training(tmp_path / name, "train-sft", rows, config={"learning_rate": rate, "seed": 1})
-    pages = site(tmp_path / "a", tmp_path / "b")
-    assert "Settings that differ setting a b learning_rate 0.1 0.2" in pages.says("/training", n="all")
-    drawn = pages.get("/data/curves", n="all").json()
-    assert drawn["steps"] == [1.0, 2.0, 3.0]
-    assert drawn["panels"] == [{"title": "loss", "series": {"a": [3.0, 2.0, None], "b": [4.0, 1.0, 0.5]}}]
 
 
 def test_squares_of_an_exported_file_have_the_colors_of_the_pages(tmp_path: Path) -> None:

@@ -3,28 +3,12 @@
 const place = document.querySelector("#curves");
 const POLL_MS = 2000;
 const COLORS = ["--accent", "--hot", "--good", "--violet", "--warn"];
-const controls = ["smooth", "logx", "logy"].map((id) => document.getElementById(id));
 let shown = "";
 let plots = [];
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// An exponential mean that does not lean to its first value.
-const smoothed = (values, weight) => {
-  let mean = 0, total = 0;
-  return values.map((value) => {
-    if (value == null) return null;
-    mean = weight * mean + (1 - weight) * value;
-    total = weight * total + 1 - weight;
-    return mean / total;
-  });
-};
-
 function draw(data) {
-  const [weight, logX, logY] = [Number(controls[0].value), controls[1].checked, controls[2].checked];
-  const kept = data.steps.map((step, n) => n).filter((n) => !logX || data.steps[n] > 0);
-  const pick = (values) => kept.map((n) => values[n]);
-  const points = (values) => smoothed(pick(values), weight).map((value) => (logY && !(value > 0) ? null : value));
   for (const plot of plots) plot.destroy();
   place.replaceChildren();
   plots = data.panels.map(({ title, series }) => {
@@ -38,11 +22,11 @@ function draw(data) {
     const axis = { stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui", size: 44 };
     const short = (value) => (value == null ? "–" : Math.abs(value) >= 1e4 || (value && Math.abs(value) < 1e-3) ? value.toExponential(2) : String(Number(value.toFixed(4))));
     const options = {
-      width: panel.clientWidth - 32, height: 190, cursor: { sync: { key: "steps" }, y: false }, scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1 } },
+      width: panel.clientWidth - 32, height: 190, cursor: { sync: { key: "steps" }, y: false }, scales: { x: { time: false } },
       axes: [{ ...axis, size: 28 }, { ...axis, values: (_, splits) => splits.map(short), size: (_, values) => 20 + 7 * Math.max(3, ...(values ?? []).map((text) => text.length)) }],
       series: [{ label: "step" }, ...names.map((name, n) => ({ label: name, stroke: css(COLORS[n % COLORS.length]), width: 1.75, dash: n < COLORS.length ? undefined : [6, 4], spanGaps: true, points: { show: data.steps.length < 40, size: 5 }, value: (_, value) => short(value) }))],
     };
-    return new uPlot(options, [pick(data.steps), ...names.map((name) => points(series[name]))], panel);
+    return new uPlot(options, [data.steps, ...names.map((name) => series[name])], panel);
   });
   const steps = document.querySelector("#steps");
   if (steps && data.steps.length) steps.textContent = Math.max(...data.steps).toLocaleString();
@@ -65,7 +49,6 @@ async function look() {
 if (place) {
   look();
   setInterval(look, POLL_MS);
-  for (const control of controls) control.addEventListener("input", () => last && draw(last));
   document.addEventListener("theme", () => last && draw(last));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => last && draw(last));
   let width = innerWidth;
