@@ -120,10 +120,6 @@ class Pages:
         offered += [field.name for field in fields]
         query = Query.of(request.query_params, offered)
         selection = self.selector.select(snapshot, query)
-
-        def rows_of(other: Query) -> Any:
-            return self.selector.select(snapshot, other).rows
-
         values = {
             "query": query,
             "selection": selection,
@@ -133,7 +129,7 @@ class Pages:
             "compared": [] if selection.error else self.selector.runs(snapshot, query),
             "outcomes": query.outcomes(),
             "command": command_of(snapshot, query, selection),
-            "facets": facets(fields, snapshot.table["reward"], query, rows_of),
+            "facets": facets(fields, snapshot.table["reward"], query, selection.rows),
             "columns": offered,
             "highest": max((bar.count for bar in selection.bars), default=1),
         }

@@ -133,25 +133,6 @@ def test_rows_groups_and_rollouts_of_several_runs_name_their_run(site: Open, run
     assert 'class="run"' not in site(runs[0]).page("/")
 
 
-def test_a_chosen_value_of_a_field_can_be_switched(site: Open, tmp_path: Path):
-    """Its facet stays with all its values and marks the chosen one; a click on another replaces it, on itself removes it."""
-    pages = site(write_run(tmp_path / "run", leveled(12, {"operator": "+-*"})))
-
-    def values(address: str) -> dict[str, tuple[str, bool]]:
-        dl = pages.page(address).partition("<dt>task.operator</dt>")[2].partition("</dl>")[0]
-        links = re.findall(r'<a href="([^"]*)"([^>]*)>(\S+) <b>4</b>', dl)
-        return {label: (unescape(href), "aria-current" in more) for href, more, label in links}
-
-    first = values("/?where=n_turns+%3E+0")
-    assert [chosen for _, chosen in first.values()] == [False, False, False]
-    times = values(first["*"][0])
-    assert {label: chosen for label, (_, chosen) in times.items()} == {"+": False, "-": False, "*": True}
-    minus = values(times["-"][0])
-    assert minus["-"][1]
-    assert minus["*"] == (first["*"][0], False)
-    assert values(minus["-"][0]) == first
-
-
 def test_a_groups_mark_and_mean_are_of_all_its_rollouts(site: Open, runs: list[Path]):
     """With reward == 0 a mixed group stays mixed, with its mean, and says how many of its rollouts are shown."""
     text = site(runs[0]).says("/", by="group", where="reward == 0")

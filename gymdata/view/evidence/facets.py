@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,6 @@ from gymdata.view.evidence.selection import Bar, Query, Rows, text_of_condition
 
 #: Values of one field that are listed, the most common first.
 _MOST = 12
-#: The condition of a bar of rewards.
-_BAR = re.compile(r"reward (== \S+|>= \S+ and reward <=? \S+|is null)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +35,12 @@ class Column:
         """The value of a rollout; None without one."""
         return None if self.codes[row] < 0 else self.values[self.codes[row]]
 
-    def conditions(self) -> list[str]:
-        """The condition that keeps each value."""
-        texts = (
-            str(value).lower()
-            if isinstance(value, bool)
-            else text_of_condition(value)
-            if isinstance(value, str)
-            else str(value)
-            for value in self.values
-        )
-        return [f"{self.name} == {text}" for text in texts]
+    def condition(self, code: int) -> str:
+        """The condition that keeps a value."""
+        value = self.values[code]
+        if isinstance(value, bool):
+            return f"{self.name} == {str(value).lower()}"
+        return f"{self.name} == {text_of_condition(value) if isinstance(value, str) else value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,52 +51,28 @@ class Facet:
     values: tuple[Bar, ...]
 
 
-def facets(
-    columns: tuple[Column, ...], rewards: pa.ChunkedArray, query: Query, rows_of: Callable[[Query], Rows]
-) -> list[Facet]:
-    """The facets of a selection, with the mean reward of each value. ``rows_of``: the rollouts that a query keeps.
+def facets(columns: tuple[Column, ...], rewards: pa.ChunkedArray, query: Query, rows: Rows) -> list[Facet]:
+    """The facets of the selected ``rows``, with the mean reward of each value.
 
-    The values of a field of which one is chosen are those without that choice, so that a click on another one switches.
     A field in which all of it is alike has none, unless the filter does not name it: that all failures are of one kind is
     worth a line.
     """
-    listed, rewards_of = [], pc.fill_null(rewards, math.nan).to_numpy()
-    conditions = [column.conditions() for column in columns]
-    clauses = _clauses(query.where, {text for of_column in conditions for text in of_column})
-    for column, texts in zip(columns, conditions, strict=True):
-        index = next((n for n, clause in enumerate(clauses) if clause in texts), None)
-        other_clauses = clauses if index is None else clauses[:index] + clauses[index + 1 :]
-        without = Query()
-        for clause in other_clauses:
-            without = replace(without, where=without.also(clause))
-        rows = rows_of(replace(query, where=without.where))
-        codes, scored = column.codes[rows], np.isfinite(rewards_of[rows])
+    listed, rewards_of = [], pc.fill_null(rewards, math.nan).to_numpy()[rows]
+    for column in columns:
+        codes = column.codes[rows]
         counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
-        valid = scored & (codes >= 0)
-        sums = np.bincount(codes[valid], weights=rewards_of[rows][valid], minlength=len(column.values))
+        valid = np.isfinite(rewards_of) & (codes >= 0)
+        sums = np.bincount(codes[valid], weights=rewards_of[valid], minlength=len(column.values))
         sizes = np.bincount(codes[valid], minlength=len(column.values))
         order = sorted(np.flatnonzero(counts).tolist(), key=lambda k: (-counts[k], str(column.values[k])))
         bars = []
         for k in order[:_MOST]:
-            chosen = index is not None and clauses[index] == texts[k]
-            where = without.where if chosen else without.also(texts[k])
             mean = float(sums[k] / sizes[k]) if sizes[k] else None
-            bars.append(Bar(str(column.values[k]), int(counts[k]), where, mean, chosen))
+            bars.append(Bar(str(column.values[k]), int(counts[k]), query.also(column.condition(k)), mean))
         only = column.name not in query.where and len(rows) < len(column.codes)
-        if index is not None or len(bars) > 1 or (bars and (only or counts.sum() < len(rows))):
+        if len(bars) > 1 or (bars and (only or counts.sum() < len(rows))):
             listed.append(Facet(column.name, tuple(bars)))
     return listed
-
-
-def _clauses(where: str, clicked: Set[str]) -> list[str]:
-    """The conditions that clicks on values and on bars of rewards added to a filter, after what a person wrote."""
-    if not where:
-        return []
-    for start in (match.start() for match in re.finditer(r"\) and ", where)):
-        inner, clause = where[1:start], where[start + len(") and ") :]
-        if where[0] == "(" and (clause in clicked or _BAR.fullmatch(clause)):
-            return [*_clauses(inner, clicked), clause]
-    return [where]
 
 
 def task_fields(snapshot: Snapshot) -> Iterator[Column]:

@@ -198,8 +198,6 @@ class Bar:
     where: str
     #: The mean reward, for values of a column.
     mean: float | None = None
-    #: Whether the query already keeps these alone; ``where`` is then the query without that.
-    chosen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
