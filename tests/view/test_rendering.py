@@ -40,7 +40,7 @@ class Parsed(HTMLParser):
 
 
 @given(st.lists(PIECES, max_size=30).map("".join) | st.text(max_size=60))
-def test_every_character_stays(text: str):
+def test_every_character_stays(text: str) -> None:
     """The text of the HTML is the text of the rollout, whatever it is, and nothing of it is an element with a will."""
     for html in (rendered(text), hits(text, "a")):
         parsed = Parsed(str(html))
@@ -60,11 +60,11 @@ def test_every_character_stays(text: str):
         ("<img src=x> [a](javascript:b) ![c](http://d)", "&lt;img src=x&gt; [a](javascript:b) ![c](http://d)"),
     ],
 )  # fmt: skip
-def test_what_is_set(text: str, html: str):
+def test_what_is_set(text: str, html: str) -> None:
     """Code, headings and strong text have elements; HTML, links and pictures are text."""
     assert str(rendered(text)) == html
 
 
-def test_what_was_searched_for_is_marked():
+def test_what_was_searched_for_is_marked() -> None:
     """Each place of it, in a line of the list."""
     assert str(hits("a.b a.b", "a.")) == "<mark>a.</mark>b <mark>a.</mark>b"
