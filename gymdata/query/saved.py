@@ -1,5 +1,4 @@
-"""Saved statements for common questions, by name: ``gymdata query :hardest-tasks RUN``, and the page SQL of ``gymdata
-view``."""
+"""Saved statements for common questions, by name: ``gymdata query :hardest-tasks RUN``."""
 
 from __future__ import annotations
 
