@@ -93,7 +93,7 @@ class HttpClient:
 
     ``timeout_s`` is for one try. ``key_names``: environment variables that may hold the API key, the first one set
     wins. ``requests`` and ``retries`` count tries. ``notice`` is called once, at the first failure to connect, with how
-    long that is retried.
+    long that is retried. Not ``alone``: another server is asked where this one cannot be reached, so that is not retried.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class HttpClient:
         key_names: tuple[str, ...] = (),
         advice: Advice | None = None,
         notice: Callable[[str], object] | None = None,
+        alone: bool = True,
     ) -> None:
         self.address = base
         #: Fit to be shown: without the values of a query.
@@ -124,6 +125,7 @@ class HttpClient:
         self._down_since: float | None = None
         self._key_names = key_names
         self._notice = notice
+        self._alone = alone
         self._session: Any = None
 
     async def open(self, *, own_cookies: bool = False) -> None:
@@ -205,7 +207,7 @@ class HttpClient:
             except OutsideError as error:
                 if stream is not None and stream.passed_on:
                     error.retryable = False
-                if not error.retryable:
+                if not error.retryable or (error.fatal and not self._alone):
                     raise
                 if error.fatal and self.wait_s:
                     await self._wait(error)

@@ -427,7 +427,23 @@ def _server_urls(value: Any) -> Any:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         return value
-    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    return [url for text in texts for url in (_listed(Path(text[1:])) if text.startswith("@") else _words(text))]
+
+
+def _listed(file: Path) -> list[str]:
+    """The URLs in a file of one per line, where ``#`` begins a comment. Raises DataError."""
+    try:
+        lines = file.read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError.unreadable(file, str(error), "give a text file with one URL per line") from error
+    urls = [url for line in lines for url in _words(line.partition("#")[0])]
+    if not urls:
+        raise DataError.empty(file, "at least one URL")
+    return urls
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").split()
 
 
 def one_or_list(value: list[str]) -> str | list[str] | None:

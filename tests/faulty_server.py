@@ -33,7 +33,7 @@ MODES = ("ok", *_FAILING, *_SHAPES, *_IDS, *_LOGPROBS, "empty", "odd_alternative
 class Settings:
     """``fail_first``: how many completions the mode applies to, -1 for all. ``skip``: completions before it begins.
 
-    ``slots``: requests that are answered at a time (0: all); ``weights``: another number is another model.
+    ``slots``: requests that are answered at a time (0: all).
     ``way``: of chat, see ``gymdata.engines.servers.chat_server``. ``shows_tools``: under which tool_choice; "" for none.
     """
 
@@ -44,7 +44,6 @@ class Settings:
     slots: int = 0
     #: Names of the weights: after three tokens the next.
     versions: str = ""
-    weights: int = 0
     vocab: int = 200
     eos: int = 2
     max_model_len: int = 4096
@@ -75,7 +74,7 @@ def build(settings: Settings) -> web.Application:
 
 def draw(seed: int, prompt: list[int], max_tokens: int, settings: Settings) -> tuple[list[int], list[float], str]:
     """(ids, log-probs, finish reason), a pure function of its arguments."""
-    source = hashlib.blake2b(struct.pack(f"<q{len(prompt)}i", seed + settings.weights, *prompt), digest_size=8).digest()
+    source = hashlib.blake2b(struct.pack(f"<q{len(prompt)}i", seed, *prompt), digest_size=8).digest()
     ids: list[int] = []
     values: list[float] = []
     for position in range(max_tokens):
@@ -295,7 +294,7 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--mode", choices=MODES, default="ok")
     parser.add_argument("--way", choices=("ids", "prefix", "messages"), default="ids")
-    plain = ("fail_first", "skip", "latency", "slots", "versions", "weights", "vocab", "eos", "max_model_len", "name")
+    plain = ("fail_first", "skip", "latency", "slots", "versions", "vocab", "eos", "max_model_len", "name")
     for name in (*plain, "retry_after"):
         default = getattr(Settings, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)

@@ -48,13 +48,12 @@ TRANSPORT = ("500", "429", "hang", "disconnect", "garbage", "no choices")
 
 @dataclass
 class Behaviour:
-    """What the server does; changed while it runs. ``table`` overrides: (response_1, response_2) → text. ``weights``:
-    another number is another model; 0: it does not show logprobs. ``slots``: answers at a time (0: all)."""
+    """What the server does; changed while it runs. ``table`` overrides: (response_1, response_2) → text. ``slots``:
+    answers at a time (0: all)."""
 
     faults: list[str] = field(default_factory=list)
     always: str | None = None
     name: str = "judge"
-    weights: int = 0
     slots: int = 0
     latency: float = 0.0
     first_position_bias: float = 0.0
@@ -90,6 +89,8 @@ def shown(messages: list[dict[str, str]]) -> tuple[str, str]:
 
 async def _chat(request: web.Request, behaviour: Behaviour) -> web.StreamResponse:
     body = await request.json()
+    if body["model"] not in behaviour.name.split():
+        return web.json_response({"error": {"message": f"no model {body['model']}"}}, status=404)
     one, two = shown(body["messages"])
     behaviour.requests.append(body)
     behaviour.asked[one, two] += 1
@@ -144,17 +145,8 @@ def app_of(behaviour: Behaviour) -> web.Application:
     async def models(_: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": name} for name in behaviour.name.split()]})
 
-    async def completions(request: web.Request) -> web.Response:
-        """The likeliest tokens after the prompt, as vLLM shows them; 404 where it does not."""
-        if not behaviour.weights:
-            raise web.HTTPNotFound
-        first = sum((await request.json())["prompt"]) * behaviour.weights
-        top = {f"token_id:{(first + k) % 200}": -0.5 - k for k in range(5)}
-        return web.json_response({"choices": [{"index": 0, "text": "", "logprobs": {"top_logprobs": [top]}}]})
-
     app.router.add_post("/v1/chat/completions", chat)
     app.router.add_get("/v1/models", models)
-    app.router.add_post("/v1/completions", completions)
     return app
 
 
@@ -177,7 +169,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--name", default="judge")
-    parser.add_argument("--weights", type=int, default=0)
     parser.add_argument("--slots", type=int, default=0)
     parser.add_argument("--latency", type=float, default=0.0)
     given = vars(parser.parse_args())

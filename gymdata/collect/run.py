@@ -343,10 +343,6 @@ async def _play(
             wall = time.monotonic() - began - run.away_s
             # While the engine shuts down, which takes at least as long.
             run.seal(wait=False)
-            if isinstance(parts.sampler, Servers):
-                run.note(engine={"servers": parts.sampler.account()})
-                for text in parts.sampler.remarks():
-                    progress.message(text)
             return _Done(
                 collector.done,
                 collector.failed,

@@ -19,7 +19,7 @@ from gymdata.collect.loop import VERDICT
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.task_shapes import answer_hint
 from gymdata.engines.port import Chat, Sampler
-from gymdata.engines.servers.many import Endpoints, Servers
+from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import ServerSampler, not_served, served_models, server_address
 from gymdata.environments import (
     ByName,
@@ -69,7 +69,7 @@ def _servers(config: CollectConfig) -> list[str]:
     """The base URLs of the servers that sample; none for the engine in process."""
     if config.chat_endpoint is not None:
         return [config.chat_endpoint]
-    return list(Endpoints(config.endpoint).read().values())
+    return config.endpoint
 
 
 def _check_columns(parts: Parts, tasks: Iterable[Task]) -> None:
@@ -336,11 +336,13 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
         request_timeout_s=config.request_timeout,
         allow_raw_logprobs=config.allow_raw_logprobs,
         vocab_size=tokenizer_chat.most_ids,
+        max_retries=config.retries,
+        alone=len(config.endpoint) < 2,
     )
-    urls = [config.chat_endpoint] if config.chat_endpoint is not None else config.endpoint
-    if config.chat_endpoint is not None or (len(urls) == 1 and not urls[0].startswith("@")):
-        return make(urls[0], max_retries=config.retries)
-    return Servers(Endpoints(urls), partial(make, max_retries=0), retries=config.retries)
+    if config.chat_endpoint is not None:
+        return make(config.chat_endpoint)
+    samplers = [make(url) for url in config.endpoint]
+    return samplers[0] if len(samplers) == 1 else Servers(samplers)
 
 
 def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> Identity:

@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -30,10 +29,9 @@ from typing import Any, get_args
 from gymdata.engines.parent_death import ENGINE_OF
 from gymdata.engines.port import FinishReason, Generation, SampleRequest
 from gymdata.engines.sampling import Sampling, best_alternatives, check_generation, refuse_unknown_parameters
-from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.models._transformers import local_folder
-from gymdata.models.model_identity import base_of, model_config, policy_facts, stored_dtype
+from gymdata.models.model_identity import base_of, model_config, stored_dtype
 from gymdata.settings import Settings, source_fields
 from gymdata.store.paths import Facts
 
@@ -151,30 +149,9 @@ class VllmSampler:
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Continue one prompt. Cancelling the task aborts the request in the engine."""
-        return await self._sample(
-            request, self._params, self.sampling.changed(request.sampling), log_probs=self.log_probs
-        )
-
-    async def fingerprint(self) -> Fingerprint:
-        """The fingerprint of this engine's policy; after ``start``. Hashes the weights."""
-        sampling = Sampling(top_logprobs=ALTERNATIVES)
-        params_of = partial(self._params_of, sampling=sampling, log_probs=True)
-        requests = [SampleRequest(f"fingerprint-{k}", prompt, 1, seed=1) for k, prompt in enumerate(PRINTS)]
-        drawn = [(await self._sample(request, params_of, sampling, log_probs=True))[0] for request in requests]
-        return Fingerprint(
-            "this process",
-            str((await asyncio.to_thread(policy_facts, self.model))["policy_hash"]),
-            str(self._facts["logprobs_mode"]),
-            None,
-            None,
-            tuple(dict((generation.top_log_probs or [()])[0]) for generation in drawn),
-        )
-
-    async def _sample(
-        self, request: SampleRequest, params: Callable[[SampleRequest], Any], sampling: Sampling, *, log_probs: bool
-    ) -> list[Generation]:
+        sampling = self.sampling.changed(request.sampling)
         prompt = list(request.prompt_token_ids)
-        read, outputs = await self._answer(prompt, params(request), request.request_id, request.on_tokens)
+        read, outputs = await self._answer(prompt, self._params(request), request.request_id, request.on_tokens)
         generations = []
         for output in outputs:
             flat, top = output.logprobs, None
@@ -186,7 +163,7 @@ class VllmSampler:
                 ]
                 values = [flat.logprobs[i] for i in flat.start_indices]
             else:
-                values = list(flat.logprobs) if log_probs else []
+                values = list(flat.logprobs) if self.log_probs else []
             generation = Generation(
                 prompt_token_ids=list(read.prompt_token_ids or ()),
                 token_ids=list(output.token_ids),
@@ -200,7 +177,7 @@ class VllmSampler:
                 max_tokens=request.max_tokens,
                 vocab_size=self._facts["vocab_size"],
                 sent=prompt,
-                log_probs=log_probs,
+                log_probs=self.log_probs,
             )
             generations.append(generation)
         return generations
@@ -311,15 +288,13 @@ class VllmSampler:
         self.default_concurrency = max_num_seqs + (max_num_seqs + 1) // 2
 
     def _params(self, request: SampleRequest) -> Any:
-        return self._params_of(request, self.sampling.changed(request.sampling), self.log_probs)
-
-    def _params_of(self, request: SampleRequest, sampling: Sampling, log_probs: bool) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
+        sampling = self.sampling.changed(request.sampling)
         # Most requests differ only in their seeds, and a copy takes a twentieth of the time of validated new
         # parameters.
         streamed = request.on_tokens is not None
-        shape = (sampling, request.n, request.max_tokens, log_probs, streamed)
+        shape = (sampling, request.n, request.max_tokens, self.log_probs, streamed)
         seed = request.seed if self._facts["request_seeds"] else None
         if self._last_params is None or self._last_params[0] != shape:
             options = sampling.request_fields()
@@ -330,8 +305,8 @@ class VllmSampler:
                 n=request.n,
                 max_tokens=request.max_tokens,
                 seed=seed,
-                logprobs=sampling.top_logprobs if log_probs else None,
-                flat_logprobs=log_probs,
+                logprobs=sampling.top_logprobs if self.log_probs else None,
+                flat_logprobs=self.log_probs,
                 detokenize=sampling.reads_text,
                 output_kind=RequestOutputKind.CUMULATIVE if streamed else RequestOutputKind.FINAL_ONLY,
                 # These are never changed, so vLLM need not copy them deeply; it does change those of a grammar.

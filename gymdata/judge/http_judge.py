@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gymdata.engines.servers.fingerprint import Fingerprint
 from gymdata.engines.servers.many import Pool
-from gymdata.engines.servers.vllm_server import likeliest_tokens, not_served
 from gymdata.errors import OutsideError, UsageError, abridged
 from gymdata.genrm.verdict import VERDICT_SCHEMA
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient
@@ -43,7 +41,8 @@ class HttpJudge:
     """A ``Judge`` on ``endpoint`` (base URL, with or without /v1).
 
     ``model`` may be left out when one is served. ``constrain``: ``auto`` requests the verdict's schema until the
-    endpoint refuses it. An API key is taken from JUDGE_API_KEY, VLLM_API_KEY or OPENAI_API_KEY.
+    endpoint refuses it. An API key is taken from JUDGE_API_KEY, VLLM_API_KEY or OPENAI_API_KEY. ``alone``: no other server
+    is asked where this one cannot be reached.
     """
 
     def __init__(
@@ -60,6 +59,7 @@ class HttpJudge:
         max_retries: int = 5,
         pause_s: float = 0.5,
         concurrency: int = 128,
+        alone: bool = True,
     ) -> None:
         served_at = judge_address(endpoint)
         self.base = str(served_at)
@@ -78,6 +78,7 @@ class HttpJudge:
             pause_s=pause_s,
             key_names=JUDGE_KEYS,
             advice=_ADVICE,
+            alone=alone,
         )
 
     @property
@@ -110,28 +111,10 @@ class HttpJudge:
         """What run.json keeps about the server."""
         return {"engine": "http", "endpoint": self.base, "served_model": self.model}
 
-    def remarks(self) -> list[str]:
-        """Nothing: one server has no share of the work."""
-        return []
-
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
         """From the first answer on, wait for the server when it cannot be reached; ``say`` is called once per
         outage."""
         self._patience = lambda: self._http.wait_for_server(seconds, say)
-
-    async def fingerprint(self) -> Fingerprint:
-        """The fingerprint of this server's model, or just its name when the server shows no more; after ``start``.
-        Raises UsageError for a server of other models, OutsideError("judge")."""
-        assert self.model is not None
-        try:
-            names = await self._models()
-        except OutsideError as error:
-            if error.retryable:
-                raise
-            names = []
-        if names and self.model not in names:
-            raise not_served(self.base, self.model, names)
-        return Fingerprint(self.base, self.model, "", None, None, await likeliest_tokens(self._http, self.model))
 
     async def compare(
         self, conversation: Sequence[Message], response_1: str, response_2: str, principle: str | None, seed: int | None
@@ -186,34 +169,38 @@ class HttpJudge:
 
 
 class HttpJudges(Pool[HttpJudge]):
-    """A ``Judge`` on several servers of one model: requests with the same first response go to the server that has it."""
+    """A ``Judge`` on several servers of one model: comparisons with the same first response go to one, which has it in its
+    cache."""
 
-    system = "judge"
-    of_one = "of a judge must serve the same model"
-    answers = "answers"
-    _served: str | None = None
+    def wait_for_server(
+        self, seconds: float, say: Callable[[str], None], away: Callable[[float | None], None] = lambda _: None
+    ) -> None:
+        """From the first answer on, wait this long when no server can be reached; ``say`` is called for every loss and
+        return."""
+        super().wait_for_server(0.0, say, away)
+        self._patience_s = seconds
 
     @property
     def identity(self) -> Identity:
         """The identity that all of them share."""
-        model = self._proof.model if self._proof is not None else self._served
-        return {**self.servers[0].sampler.identity, **({} if model is None else {"model": f"served:{model}"})}
+        return self.members[0].identity
 
     async def find_model(self) -> None:
-        """The model of the first server that answers."""
-        for server in self.servers:
+        """The model of the first server that answers is that of all."""
+        for member in self.members:
             try:
-                await server.sampler.find_model()
+                await member.find_model()
             except OutsideError:
-                if server is self.servers[-1]:
+                if member is self.members[-1]:
                     raise
             else:
-                self._served = server.sampler.model
+                for other in self.members:
+                    other.model = member.model
                 return
 
-    def facts(self) -> Facts:
-        """What run.json keeps about the servers."""
-        return {name: value for name, value in super().facts().items() if name != "endpoint"}
+    async def start(self) -> Facts:
+        """Open connections. Raises UsageError where no model was named and they serve several."""
+        return {name: value for name, value in (await super().start()).items() if name != "endpoint"}
 
     async def compare(
         self, conversation: Sequence[Message], response_1: str, response_2: str, principle: str | None, seed: int | None
@@ -221,8 +208,9 @@ class HttpJudges(Pool[HttpJudge]):
         """One chat completion of one server. Raises OutsideError("judge")."""
         begins = digest(repr(conversation), response_1)
         answer, _ = await self.ask(
-            lambda judge: judge.compare(conversation, response_1, response_2, principle, seed), (begins,)
+            lambda judge: judge.compare(conversation, response_1, response_2, principle, seed), begins
         )
+        self._wait_s = self._patience_s
         return answer
 
 

@@ -25,20 +25,19 @@ def load_judge(config: GenrmConfig) -> Judge:
     if config.endpoint:
         if config.engine:
             raise UsageError("--set engine.… is for a judge in process", hint="set it where the judge is served")
-        from gymdata.engines.servers.many import Endpoints
-        from gymdata.judge.http_judge import HttpJudge, HttpJudges, judge_address
+        from gymdata.judge.http_judge import HttpJudge, HttpJudges
 
         make = partial(
             HttpJudge,
             model=config.model,
             request_timeout_s=config.request_timeout,
             pause_s=config.retry_pause,
+            max_retries=config.retries,
+            alone=len(config.endpoint) == 1,
             **settings,
         )
-        if len(config.endpoint) == 1 and not config.endpoint[0].startswith("@"):
-            return make(endpoint=config.endpoint[0], max_retries=config.retries)
-        servers = Endpoints(config.endpoint, judge_address)
-        return HttpJudges(servers, partial(make, max_retries=0), retries=config.retries, pause_s=config.retry_pause)
+        judges = [make(endpoint=url) for url in config.endpoint]
+        return judges[0] if len(judges) == 1 else HttpJudges(judges)
     from gymdata.judge._vllm import EngineJudge
 
     assert config.genrm is not None

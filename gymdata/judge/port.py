@@ -57,11 +57,3 @@ class Served(Protocol):
     def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
         """How long to wait for servers that stop answering; ``say`` is called for every loss and return."""
         ...
-
-    def facts(self) -> Facts:
-        """What run.json keeps about the servers: of several, also what each did so far."""
-        ...
-
-    def remarks(self) -> list[str]:
-        """What the operator should know in the end, such as servers that had nothing to do."""
-        ...

@@ -164,17 +164,11 @@ def judge(
             "parents": parents_of([config.path]),
         }
         out.begin({**facts, "finished": False})
-        served = the_judge if isinstance(the_judge, Served) else None
-        if served is not None:
-            served.wait_for_server(config.wait_for_server, progress.message)
+        if isinstance(the_judge, Served):
+            the_judge.wait_for_server(config.wait_for_server, progress.message)
         pairwise = PairwiseJudge(config, the_judge, verdicts, retry_unparsed=config.retry_unparsed, stop_when_gone=True)
         comparisons = asyncio.run(_judge_groups(pairwise, field, progress))
-        engine = pairwise.facts
-        if engine and served is not None:
-            engine = served.facts()  # with what each server did
-            for text in served.remarks():
-                progress.message(text)
-        facts |= {"judge": pairwise.judge_name, "engine": dict(engine), "asked": pairwise.tally.asked}
+        facts |= {"judge": pairwise.judge_name, "engine": dict(pairwise.facts), "asked": pairwise.tally.asked}
         return _finish(out, config, field, how, comparisons, facts, pairwise.tally.cached)
 
 

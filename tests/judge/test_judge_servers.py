@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import OutsideError
 from gymdata.judge.run import JudgeSummary
 from gymdata.judge.run import judge as run_judge
 from gymdata.rollouts.schema import COMPARISONS, SCORES
@@ -45,27 +45,13 @@ def judged(run: Path, endpoint: Any, name: str = "judge", **settings: Any) -> Ju
     return run_judge(path=str(run), endpoint=endpoint, **{**given, **settings})
 
 
-def servers_of(run: Path, name: str = "judge") -> dict[str, dict[str, Any]]:
-    """URL → what the server did."""
-    return {server["url"]: server for server in read_run_json(run / f"judge-{name}")["engine"]["servers"]}
-
-
-@pytest.mark.full
-def test_a_server_of_another_model_is_refused_by_name(up: Callable[..., ServerProcess], run: Path) -> None:
-    """By the name that it lists, also where no name was given; and by its logprobs, where both show them."""
-    a, b, other, mute = up("--weights", "3"), up("--name", "other"), up("--weights", "4"), up()
-    for given, says in (
-        ([a.url, b.url], f"{b.url} serves "),
-        ([a.url, other.url], f"weights: other tokens are likely for the same prompts at {a.url} and {other.url}"),
-    ):
-        with pytest.raises(UsageError) as caught:
-            judged(run, given)
-        assert says in caught.value.message
-    with pytest.raises(UsageError, match=r"must serve the same model: model: judge at .*, other at"):
-        judged(run, [a.url, b.url], model=None, name="unnamed")
-    assert not list(run.glob("judge-*/comparisons.parquet"))
-    assert judged(run, [a.url, mute.url], "mute").exit_code == 0
-    assert [server["logprob_difference"] for server in servers_of(run, "mute").values()] == [0.0, None]
+def test_a_server_of_another_model_gives_no_verdict(up: Callable[..., ServerProcess], run: Path) -> None:
+    """It answers that it has no such model: it is named, and the other judges everything."""
+    a, other, watch = up(), up("--name", "other"), Watcher()
+    summary = judged(run, [a.url, other.url], progress=watch)
+    assert summary.comparisons == {"judged": 120, "unparsed": 0, "refused": 0, "failed": 0}
+    assert any(text.startswith(f"{other.url} gets no requests for 30 s: ") and "404" in text for text in watch.said)
+    assert read_run_json(run / "judge-judge")["engine"]["servers"] == [a.url, other.url]
 
 
 def test_all_servers_lost_are_the_judge_s_fault_and_repaid_is_nothing(
@@ -82,7 +68,7 @@ def test_all_servers_lost_are_the_judge_s_fault_and_repaid_is_nothing(
     with pytest.raises(OutsideError, match="none of 2 servers can be reached") as caught:
         judged(run, [a.url, b.url], progress=watch, wait_for_server=0.5)
     assert (caught.value.system, caught.value.exit_code) == ("judge", 3)
-    assert "no server can be reached, retrying for 0.5 s (--wait-for-server)" in watch.said
+    assert "no server can be reached, retrying for 0.5 s (wait_for_server=)" in watch.said
     assert not (run / "judge-judge" / "comparisons.parquet").exists()
     b.start()
     summary = judged(run, b.url)
@@ -97,9 +83,8 @@ def test_what_one_server_refuses_is_no_verdict_of_another(run: Path) -> None:
     with judge_server(bad) as a, judge_server(good) as b:
         summary = judged(run, [a, b], constrain="off", retries=1)
         asked_bad = len(bad.requests)
-        faults = servers_of(run)[a]["faults"]
     assert summary.comparisons == {"judged": 114, "unparsed": 0, "refused": 6, "failed": 0}
-    assert asked_bad == faults > 0
+    assert asked_bad > 0
     refused = [row for row in read_table(run / "judge-judge", COMPARISONS).to_pylist() if row["status"] == "refused"]
     assert {row["score_1"] for row in refused} == {None}
 

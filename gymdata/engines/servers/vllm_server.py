@@ -9,7 +9,6 @@ was made; a server that cannot be reached is an outside fault and no finding.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.sampling import AnswerFaultError, Sampling
 from gymdata.engines.servers.completions_response import Evidence, generations, of_completion
 from gymdata.engines.servers.completions_stream import CompletionStream
-from gymdata.engines.servers.fingerprint import ALTERNATIVES, PRINT_TEXT, PRINTS, Fingerprint
 from gymdata.errors import OutsideError, UsageError, abridged
 from gymdata.http import Advice, HttpClient
 from gymdata.rollouts.messages import JsonObject
@@ -157,36 +155,14 @@ def server_address(endpoint: str) -> Address:
     return address(endpoint, "--endpoint", "http://localhost:8000", ENGINE_KEYS).without("/v1")
 
 
-async def likeliest_tokens(http: HttpClient, model: str) -> tuple[Mapping[int, float], ...]:
-    """For a fingerprint of a server that need not give ids: of fixed prompts the likeliest next tokens with their
-    log-probabilities, in nats; empty where the server does not show them. Raises OutsideError for a passing fault."""
-
-    def read(answer: JsonObject) -> dict[int, float]:
-        with contextlib.suppress(KeyError, IndexError, TypeError, ValueError, AttributeError):
-            alternatives = answer["choices"][0]["logprobs"]["top_logprobs"][0]
-            return {int(name.removeprefix("token_id:")): float(value) for name, value in alternatives.items()}
-        return {}
-
-    distributions = []
-    for prompt in PRINTS:
-        body = {"model": model, "prompt": list(prompt), "max_tokens": 1, "temperature": 1.0, "seed": 1}
-        body |= {"logprobs": ALTERNATIVES, "return_tokens_as_token_ids": True}
-        try:
-            distributions.append(await http.ask("POST", "/v1/completions", body, read))
-        except OutsideError as error:
-            if error.retryable:
-                raise
-            return ()
-    return tuple(distributions) if all(distributions) else ()
-
-
 class ServerSampler:
     """A ``Sampler`` on a vLLM server.
 
     ``endpoint``: base URL, with or without ``/v1``. ``model``: the served name, or the path it was served from; may be
     left out when one model is served. An API key is taken from VLLM_API_KEY or OPENAI_API_KEY. ``request_timeout_s`` is
     for one try. ``allow_raw_logprobs`` collects although log-probabilities ignore the sampling settings. ``vocab_size``:
-    ids from there on are the server's fault (None: not known).
+    ids from there on are the server's fault (None: not known). ``alone``: no other server is asked where this one cannot be
+    reached.
     """
 
     prefers_groups = True
@@ -206,6 +182,7 @@ class ServerSampler:
         concurrency: int = DEFAULT_CONCURRENCY,
         allow_raw_logprobs: bool = False,
         vocab_size: int | None = None,
+        alone: bool = True,
     ) -> None:
         served_at = server_address(endpoint)
         self.base = str(served_at)
@@ -227,6 +204,7 @@ class ServerSampler:
             pause_s=pause_s,
             key_names=ENGINE_KEYS,
             advice=_ADVICE,
+            alone=alone,
         )
         self._max_model_len: int | None = None
         self._facts: Facts = {}
@@ -275,35 +253,6 @@ class ServerSampler:
         if request.on_tokens is not None:
             stream = CompletionStream(request.on_tokens, request.n, self.vocab_size)
         return await self._complete({**body, "request_id": request.request_id}, body["prompt"], stream)
-
-    async def fingerprint(self) -> Fingerprint:
-        """The fingerprint of this server's policy; after ``start``. Raises UsageError when that is too little,
-        OutsideError."""
-        sampling = Sampling(top_logprobs=ALTERNATIVES)
-        try:
-            drawn = [(await self._complete(self._body(ids, 1, 1, 1, sampling), ids))[0] for ids in PRINTS]
-        except OutsideError as error:
-            if error.retryable or error.fatal:
-                raise
-            hint = f"start it without --max-logprobs, or with {ALTERNATIVES} or more"
-            raise UsageError(f"{self.base} does not show what it serves: {error.message}", hint=hint) from error
-        conversation: list[dict[str, Any]] = [{"role": "user", "content": PRINT_TEXT}]
-        return Fingerprint(
-            self.base,
-            self.model,
-            str(self._facts.get("logprobs_mode")),
-            await self._tokens_of({"prompt": PRINT_TEXT}),
-            await self._tokens_of({"messages": conversation, "add_generation_prompt": True}),
-            tuple(dict((generation.top_log_probs or [()])[0]) for generation in drawn),
-        )
-
-    async def _tokens_of(self, what: JsonObject) -> str | None:
-        """A hash of the ids that the server makes of a text or a conversation; None where it does not say."""
-        with contextlib.suppress(OutsideError):
-            answer = await self._http.ask("POST", "/tokenize", {"model": self.model, **what}, dict, retries=0)
-            if isinstance(ids := answer.get("tokens"), list) and ids:
-                return hashlib.blake2b(repr(ids).encode(), digest_size=8).hexdigest()
-        return None
 
     async def ask(self, path: str, body: JsonObject) -> JsonObject:
         """The server's answer to any other request. Raises OutsideError("engine")."""

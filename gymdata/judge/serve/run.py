@@ -76,11 +76,8 @@ def serve_genrm(
 
         async def stop() -> None:
             await pairwise_judge.close()
-            if isinstance(judge, Served):
-                for text in judge.remarks():
-                    say(text)
-                if folder is not None:
-                    write_run_json(folder, {**read_run_json(folder), "engine": judge.facts()})
+            if isinstance(judge, Served) and folder is not None:
+                write_run_json(folder, {**read_run_json(folder), "engine": dict(pairwise_judge.facts)})
 
         trouble: list[BaseException] = []
 
