@@ -26,7 +26,7 @@ __all__ = ["Reward", "Rewards", "given_rewards", "load_rewards", "parse_spec"]
 Reward = str | Callable[..., Any]
 #: One or several; a pair gives a function its weight.
 Rewards = Reward | Sequence[Reward | tuple[Callable[..., Any], float]]
-_URL = ("http://", "https://")
+URLS = ("http://", "https://")
 
 
 def given_rewards(rewards: Rewards) -> tuple[list[str], dict[str, tuple[RewardFunction, float]]]:
@@ -57,11 +57,9 @@ def load_rewards(
     specs: Sequence[str],
     decode: Callable[[Sequence[int]], str] | None = None,
     functions: Mapping[str, tuple[RewardFunction, float]] | None = None,
-    *,
-    labelled: bool = False,
 ) -> list[tuple[RewardFunction, float]]:
     """Reward functions with their weights, in order. Raises UsageError on an unknown or repeated one, and on one that is
-    called as the total reward, unless it is ``labelled``: named by its caller.
+    called as the total reward.
 
     ``functions``: those of ``given_rewards``.
 
@@ -73,7 +71,7 @@ def load_rewards(
             function, weight = functions[spec]
         else:
             name, argument, weight = parse_spec(spec)
-            if name.startswith(_URL):
+            if name.startswith(URLS):
                 from gymdata.rewards.remote import RemoteReward
 
                 function = RemoteReward(name, decode=decode)
@@ -90,8 +88,7 @@ def load_rewards(
         if function.name in names:
             raise UsageError(f"{option('reward', spec)}: a reward named {function.name!r} is already there")
         loaded.append((function, weight))
-        if not labelled:
-            refuse_total(function.name, option("reward", spec), "rename the function, or give it a `label` in a recipe")
+        refuse_total(function.name, option("reward", spec), "rename the function")
     return loaded
 
 
@@ -102,7 +99,7 @@ def parse_spec(spec: str) -> tuple[str, str | None, float]:
     with contextlib.suppress(ValueError):
         if equals and math.isfinite(number := float(tail)):
             body, weight = head, number
-    if body.startswith(_URL):
+    if body.startswith(URLS):
         return body, None, weight
     file, suffix, function = body.partition(".py:")
     if suffix:

@@ -57,8 +57,8 @@ _COLUMNS = ("rollout_id", "run_id", "task_id", "rollout_index", "reward", "rewar
 class ScoreSummary(Report):
     """What was scored and who flipped. ``mean``: over scored rollouts, with a bootstrap interval over tasks.
 
-    ``parts``: the counts of each reward function, with the first error of those that failed. ``rules``: rollouts that
-    came under each rule of a recipe.
+    ``parts``: the counts of each reward function, with the first error of those that failed. ``labels``: rollouts that
+    came under each label of a recipe.
     """
 
     path: str
@@ -70,7 +70,7 @@ class ScoreSummary(Report):
     ci95: list[float] | None
     parts: dict[str, PartTally]
     flips: Figures
-    rules: dict[str, int]
+    labels: dict[str, int]
 
     @property
     def ok(self) -> bool:
@@ -103,7 +103,7 @@ class ScoreSummary(Report):
             ("rollouts", self.rollouts),
             ("scored", self.scored),
             ("failed", self.failed),
-            *((f"rule {rule}", n) for rule, n in self.rules.items()),
+            *((f"label {label}", n) for label, n in self.labels.items()),
             *(line for part in self.parts.values() for line in part.lines()),
             (self.name, "–" if self.mean is None else f"{self.mean:.3f}{interval}"),
             *compared,
@@ -180,7 +180,7 @@ def score(
             ci95=None if low != low else [low, high],
             parts=parts,
             flips={field.name: getattr(flips, field.name) for field in fields(flips)},
-            rules=sources.of_rule,
+            labels=sources.of_label,
         )
         facts: RunFacts = {
             "command": list(command),
@@ -192,7 +192,7 @@ def score(
             "counts": {"rollouts": summary.rollouts, "scored": summary.scored, "failed": summary.failed},
         }
         if sources.recipe is not None:
-            facts |= {"recipe": {"path": str(config.recipe), "xxh3": sources.recipe_hash, "rules": summary.rules}}
+            facts |= {"recipe": {"path": str(config.recipe), "xxh3": sources.recipe_hash, "labels": summary.labels}}
         out.finish(facts)
         return summary
 

@@ -30,7 +30,7 @@ class ScoreConfig(Config):
     reward_url: list[str] = pydantic.Field(
         default_factory=list, description="Reward server (POST queries, prompts); the mean of several is used."
     )
-    recipe: Path | None = pydantic.Field(None, description="YAML file that selects and weights rewards by task fields.")
+    recipe: Path | None = pydantic.Field(None, description="YAML file: label of a task → rewards with their weights.")
     tokenizer: str | None = pydantic.Field(
         None, description="Tokenizer that decodes text for --reward-url (default: the policy's)."
     )

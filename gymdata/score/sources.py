@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 
 from gymdata.errors import RefusedError, UsageError, option
 from gymdata.models._transformers import load_reader, load_tokenizer
 from gymdata.models.model_identity import check_tokenizer, hash_of_tokenizer, model_facts
 from gymdata.models.vocabulary import find_tokenizer
 from gymdata.progress import Progress
-from gymdata.rewards import load_rewards
+from gymdata.rewards import URLS, load_rewards
 from gymdata.rewards.port import RewardFunction, refuse_total
-from gymdata.rewards.recipe import Recipe, RewardSource, read_recipe
+from gymdata.rewards.recipe import Recipe, read_recipe
 from gymdata.rewards.scheduler import Weighted
 from gymdata.rollouts.messages import TaskRow
 from gymdata.score.settings import ScoreConfig
@@ -29,23 +30,22 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(slots=True)
 class RewardSources:
-    """What scores the rollouts. ``models``: folders of reward models, for lineage. ``of_rule``: rollouts per rule."""
+    """What scores the rollouts. ``models``: folders of reward models, for lineage. ``of_label``: rollouts per label."""
 
     rewards: list[Weighted]
     recipe: Recipe | None = None
     recipe_hash: str | None = None
     models: list[str] = field(default_factory=list)
-    of_rule: dict[str, int] = field(default_factory=dict)
+    of_label: dict[str, int] = field(default_factory=dict)
 
     def names(self) -> dict[str, str]:
         return {reward.function.name: reward.function.source for reward in self.rewards}
 
     def count(self, task: TaskRow) -> None:
-        """Count the rule that applies to a rollout."""
+        """Count the label that a rollout comes under."""
         if self.recipe is not None:
-            rule = self.recipe.rule_of(task)
-            name = "no rule fits" if rule is None else str(self.recipe.rules[rule])
-            self.of_rule[name] = self.of_rule.get(name, 0) + 1
+            label = self.recipe.label_of(task) or "none fits"
+            self.of_label[label] = self.of_label.get(label, 0) + 1
 
     def refuse_useless(self) -> None:
         """Raises OutsideError when a server was never reached, or a function does not return one value for each rollout:
@@ -69,7 +69,7 @@ def load_sources(
         loaded = load_rewards(config.reward, decode, functions)
         rewards = [Weighted(function, weight) for function, weight in loaded]
         if config.reward_model is not None:
-            rewards.append(Weighted(loader.model(config.reward_model, None)))
+            rewards.append(Weighted(loader.model(config.reward_model)))
         urls = config.reward_url
         names = [None] if len(urls) == 1 else [f"remote_{k}" for k in range(1, len(urls) + 1)]
         rewards += [Weighted(loader.remote(url, name), 1 / len(urls)) for url, name in zip(urls, names, strict=True)]
@@ -77,20 +77,20 @@ def load_sources(
         return RewardSources(rewards, models=loader.models)
     recipe = read_recipe(config.recipe)
     rewards = []
-    for source in recipe.sources():
-        choose = partial(lambda source, view: recipe.weight(source, view["task"]), source)
-        rewards.append(Weighted(loader.source(source), source.weight, choose))
+    for spec, weight in recipe.weights().items():
+        choose = partial(lambda spec, view: recipe.weight(spec, view["task"]), spec)
+        rewards.append(Weighted(loader.reward(spec, [reward.function.name for reward in rewards]), weight, choose))
     _refuse_names(rewards)
-    of_rule = dict.fromkeys(map(str, recipe.rules), 0)
-    return RewardSources(rewards, recipe, hash_file(config.recipe), loader.models, of_rule)
+    of_label = dict.fromkeys(recipe.labels, 0)
+    return RewardSources(rewards, recipe, hash_file(config.recipe), loader.models, of_label)
 
 
 def _refuse_names(rewards: Sequence[Weighted]) -> None:
     names = [reward.function.name for reward in rewards]
     for name in names:
-        refuse_total(name, "label", "give it another `label` in the recipe")
+        refuse_total(name, "reward", "rename the function or the folder")
         if names.count(name) > 1:
-            raise UsageError(f"two rewards are named {name!r}", hint="give one a `label` in a recipe")
+            raise UsageError(f"two rewards are named {name!r}", hint="rename a function or a folder")
 
 
 class _Loader:
@@ -101,34 +101,31 @@ class _Loader:
         self._config = config
         self._progress = progress
 
-    def source(self, source: RewardSource) -> RewardFunction:
-        kind, origin = source.what()
-        if kind == "model":
-            return self.model(origin, source.label)
-        if kind == "url":
-            return self.remote(origin, source.label)
-        spec = origin if source.argument is None else f"{origin}:{source.argument}"
+    def reward(self, spec: str, names: Sequence[str]) -> RewardFunction:
+        """Of a recipe; ``names``: those of the rewards before it."""
+        if spec.startswith(URLS):
+            return self.remote(spec, f"remote_{len(names) + 1}" if "remote" in names else None)
+        if Path(spec).is_dir():
+            return self.model(spec)
         # A spec may end in a weight, which is separate here.
-        ((function, _),) = load_rewards([f"{spec}=1"], labelled=source.label is not None)
-        if source.label is not None:
-            function.name = source.label
+        ((function, _),) = load_rewards([f"{spec}=1"])
         return function
 
-    def model(self, folder: str, label: str | None) -> RewardFunction:
+    def model(self, folder: str) -> RewardFunction:
         from gymdata.rewards._torch import RewardModel
 
         facts = model_facts(folder)
         check_tokenizer(list(lineage(self._config.path)), facts, self._config.path, self._progress)
         self.models.append(folder)
-        return RewardModel(folder, facts.policy_hash, name=label)
+        return RewardModel(folder, facts.policy_hash)
 
-    def remote(self, url: str, label: str | None) -> RewardFunction:
+    def remote(self, url: str, name: str | None) -> RewardFunction:
         from gymdata.rewards.remote import RemoteReward
 
         config = self._config
         return RemoteReward(
             url,
-            name=label or "remote",
+            name=name or "remote",
             decode=self.decode,
             batch_size=config.request_batch,
             timeout_s=config.request_timeout,

@@ -144,7 +144,7 @@ def test_score(tmp_path: Path, capsys: Any) -> None:
     with serving(app_that_wants_the_secret(app_of(behaviour), seen)) as base:
         url = f"{base}{PATH}?token={SECRET}"
         recipe = tmp_path / "recipe.yaml"
-        recipe.write_text(yaml.safe_dump({"rules": [{"default": [{"url": url}]}]}))
+        recipe.write_text(yaml.safe_dump({"default": {url: 1}}))
         ways = [["--reward-url", url], ["--reward", f"{url}=0.5"], ["--recipe", str(recipe)]]
         for number, way in enumerate(ways):
             folder = write_run(tmp_path / f"run{number}", rows)

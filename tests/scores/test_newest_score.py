@@ -161,19 +161,19 @@ def test_two_scores_of_one_name_are_refused(run: Path) -> None:
         gymdata.experience(run, reward="mine")
 
 
-@pytest.mark.parametrize("way", ["name", "function", "label", "recipe", "judge", "collect"])
+@pytest.mark.parametrize("way", ["name", "function", "part", "recipe", "judge", "collect"])
 def test_no_score_may_have_the_name_of_the_total(way: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Refused with the way to give it another; `--reward reward` stays the stored total."""
     folder = run.parent
     (folder / "rew.py").write_text("def reward(completions, **_):\n    return [9.0 for _ in completions]\n")
-    spec, label = f"{folder / 'rew.py'}:reward", "reward" if way == "label" else "good"
-    (folder / "reward.yaml").write_text(f"rules:\n- default:\n  - {{python: '{spec}', label: {label}}}\n")
+    spec = f"{folder / 'rew.py'}:reward"
+    (folder / "reward.yaml").write_text(f"default: {{'{spec if way == 'part' else 'numeric'}': 1}}\n")
     (folder / "tasks.jsonl").write_text('{"prompt": "1+1?"}\n')
     recipe = ["--recipe", str(folder / "reward.yaml")]
     commands = {
         "name": ["score", str(run), "--reward", "numeric", "--name", "reward"],
         "function": ["score", str(run), "--reward", spec],
-        "label": ["score", str(run), *recipe, "--name", "other"],
+        "part": ["score", str(run), *recipe, "--name", "other"],
         "recipe": ["score", str(run), *recipe],
         "judge": ["judge", str(run), "--aggregate-only", "--name", "reward"],
         "collect": [
@@ -190,7 +190,7 @@ def test_no_score_may_have_the_name_of_the_total(way: str, run: Path, capsys: py
     assert main(commands[way]) == 2
     text = " ".join(capsys.readouterr().err.split())
     assert "got 'reward', expected another name: this one is the total reward's" in text
-    assert ("label" if way in ("function", "label", "collect") else "--name") in text
+    assert ("rename the function" if way in ("function", "part", "collect") else "--name") in text
     assert not [*run.glob("*-reward")]
     assert with_score([run], gymdata.load_rollouts(run), "reward")[0]["reward"].to_pylist() == [0.0] * 6
 
