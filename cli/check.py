@@ -1,9 +1,8 @@
-"""``gymdata check``: a chat template or a server before anything is sampled, a reward before it is used."""
+"""``gymdata check``: a chat template, a server or an environment before anything is sampled."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from json import loads
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,57 +12,35 @@ from gymdata.check.settings import CheckConfig
 from gymdata.environments.port import StepResult
 from gymdata.errors import UsageError
 
-from .console import Watch, facts, finish, grid, note, say, show
+from .console import facts, finish, grid, note, say, show
 from .flags import Json, with_flags
 
 if TYPE_CHECKING:
     from gymdata.environments.python_tools import ToolEpisode
     from gymdata.rollouts.messages import Message
-    from gymdata.score.trial import RewardCheck
 
 #: Breaks shown; others are only counted.
 SHOWN = 3
 
 
-@with_flags(CheckConfig, {"data": ["--data", "--tasks"]})
+@with_flags(CheckConfig)
 def check(
     settings: CheckConfig,
     named: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
     json: Json = False,
 ) -> int:
-    """Problems that break multi-turn training are reported, and with --reward SPEC --data RUN what a reward gives to saved
-    rollouts: values, parts, faults with file and line, and time. With --data TASKS it scores reference answers, which must
-    score above empty and wrong ones. With --env, an environment's tools are called with sampled arguments and played, by
-    chance and (--play) by hand; its faults have file and line. Exit code 1 if there is any problem."""
+    """Problems that break multi-turn training are reported. With --env, an environment's tools are called with sampled
+    arguments and played, by chance and (--play) by hand; its faults have file and line. Exit code 1 if there is any
+    problem."""
     from gymdata.check import run as checking
 
     if settings.env is not None:
         return _check_environment(settings, json=json)
-    if settings.play or settings.env_args:
+    if settings.play or settings.env_args or settings.tasks is not None:
         raise UsageError("an environment is played: give --env", hint="gymdata check --env path.py:Name --play")
     if named is not None and settings.model is not None:
         raise UsageError(f"model: given twice: {named} and {settings.model}", hint="it takes one value: give it once")
     model = settings.model if named is None else named
-    if settings.reward or settings.data is not None:
-        from gymdata.score.trial import check_reward
-
-        if not settings.reward or settings.data is None:
-            raise UsageError(
-                "a reward is tried on saved rollouts or on tasks: give both --reward and --data",
-                hint="gymdata check --reward rewards.py:score --data runs/x",
-            )
-        if model is not None or settings.endpoint is not None or settings.chat_template is not None:
-            raise UsageError("--reward is checked by itself", hint="check the model or the server with another command")
-        with Watch("check") as watch:
-            trial = check_reward(
-                settings.data,
-                settings.reward,
-                map=settings.map,
-                limit=settings.limit,
-                timeout=settings.reward_timeout,
-                progress=watch,
-            )
-        return finish(trial, lambda: _show_reward(trial), json=json)
     if model is not None and model.startswith(("http://", "https://")):
         raise UsageError(
             f"{model}: is a URL, expected the folder of a model", hint="to probe a server: gymdata check --endpoint URL"
@@ -74,7 +51,7 @@ def check(
         table = [(*row, detail) for row, detail in zip(served.rows(), details, strict=True)]
         return finish(served, lambda: grid(("probe", "result", "detail"), table, title=served.endpoint), json=json)
     if model is None:
-        raise UsageError("no model given", hint="gymdata check MODEL, --endpoint URL, or --reward SPEC --data RUN")
+        raise UsageError("no model given", hint="gymdata check MODEL, --endpoint URL, or --env path.py:Name")
     report = checking.check(model, chat_template=settings.chat_template)
 
     def summary() -> None:
@@ -93,13 +70,13 @@ def check(
 def _check_environment(settings: CheckConfig, *, json: bool) -> int:
     from gymdata.check.environment import check_environment
 
-    if settings.reward or settings.model is not None or settings.endpoint is not None:
-        raise UsageError("--env is checked by itself", hint="check the reward, model or server with another command")
+    if settings.model is not None or settings.endpoint is not None:
+        raise UsageError("--env is checked by itself", hint="check the model or server with another command")
     report = check_environment(
         str(settings.env),
-        settings.data,
+        settings.tasks,
         map=settings.map,
-        limit=settings.limit if "limit" in settings.model_fields_set else 3,
+        limit=settings.limit,
         timeout=settings.tool_timeout,
         arguments=settings.env_args or None,
         human=_ask if settings.play else None,
@@ -155,29 +132,3 @@ def _ask(episode: ToolEpisode, result: StepResult | None) -> Message | None:
             note(f"the arguments of {name} are no JSON ({error})")
             return _ask(episode, StepResult())
     return {"role": "assistant", "content": line}
-
-
-def _show_reward(report: RewardCheck) -> None:
-    from gymdata.score.trial import seconds
-
-    names = list(report.parts)
-    parts = names if len(names) > 1 else []
-    turns = any(rollout.turns for rollout in report.rollouts)
-    first = ["task", "answer" if report.answers else "rollout", "reward"]
-    columns = [*first, *parts, *(["per turn"] if turns else []), "time"]
-    rows = []
-    for rollout in report.rollouts:
-        spelt = "; ".join(", ".join(map(show, steps)) for steps in rollout.turns.values())
-        values = ["failed" if name in rollout.faults else show(rollout.parts.get(name)) for name in parts]
-        reward = "failed" if rollout.faults else show(rollout.reward)
-        which = rollout.rollout_id if report.answers else rollout.rollout_index
-        rows.append([rollout.task_id, which, reward, *values, *([spelt] if turns else []), seconds(rollout.seconds)])
-    if any(not rollout.faults for rollout in report.rollouts):
-        grid(columns, rows)
-    faults = Counter(fault for rollout in report.rollouts for fault in rollout.faults.values())
-    for fault, count in faults.most_common(SHOWN):
-        say(f"failed on {count:,}: {fault}")
-    if len(faults) > SHOWN:
-        say(f"… and {len(faults) - SHOWN} more: --json gives all")
-    # Faults are listed above, with their counts.
-    facts("check", [row for row in report.rows() if not row[0].endswith(" failed")])

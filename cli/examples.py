@@ -31,7 +31,6 @@ gymdata collect sample_data/tasks/train.jsonl -m MODEL \\
     "check": (
         "gymdata check sample_data/policy",
         "gymdata check --endpoint http://localhost:8000",
-        "gymdata check --reward numeric --data runs/x",
         """\
 gymdata check --env sample_data/calculator.py:Calculator \\
     --tasks sample_data/tasks/train.jsonl""",
@@ -45,7 +44,10 @@ gymdata check --env sample_data/calculator.py:Calculator \\
         "gymdata audit runs/x -m sample_data/policy -n 100",
         "gymdata audit runs/x -m REFERENCE --write-as ref_logprobs",
     ),
-    "score": ("gymdata score runs/x --reward numeric",),
+    "score": (
+        "gymdata score runs/x --reward numeric",
+        "gymdata score runs/x --reward numeric -n 20 -o runs/tried",
+    ),
     "judge": ("gymdata judge runs/x --genrm sample_data/genrm --show transcript -n 20",),
     "serve-genrm": ("gymdata serve-genrm --genrm sample_data/genrm --port 8000",),
     "eval": (

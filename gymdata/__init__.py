@@ -3,7 +3,7 @@
 The tokens that are trained are the tokens that were sampled, every number knows where it came from, and nothing is lost.
 
 Make rollouts: collect, Step (what environments return), serve, import_rollouts, load_rollouts, open, expand_turns.
-Check them: check, check_endpoint, check_environment, check_reward, validate, fix, audit,
+Check them: check, check_endpoint, check_environment, validate, fix, audit,
 reading.
 Look at them, and measure a model: query, view, report, ls, eval.
 Score and choose: score, judge, serve_genrm, filter.
@@ -62,7 +62,6 @@ _HOME = {
     "check": "check.run",
     "check_endpoint": "check.run",
     "check_environment": "check.environment",
-    "check_reward": "score.trial",
     "collect": "collect.run",
     "demo": "demo.run",
     "doctor": "doctor.run",

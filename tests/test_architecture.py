@@ -39,7 +39,6 @@ EDGES = {
     ("check", "collect"): {"task_shapes", "tasks"},
     ("record", "collect"): {"*"},
     ("audit", "validate"): {"run"},
-    ("score", "collect"): {"tasks", "task_files", "task_shapes"},
     ("pairs", "judge"): {"groups"},
     ("eval", "collect"): {"report", "run", "settings", "tasks"},
     ("eval", "report"): {"compare", "rollouts", "run"},

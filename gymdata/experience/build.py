@@ -198,7 +198,7 @@ class Crediting:
                 f"nothing is left of {counted(len(rollouts), 'rollout')}: all groups are dropped ({'; '.join(dropped)})",
                 code="R503",
                 hint=(
-                    f"every {self.score} is {only[0]:g}: is it right? `gymdata check --reward SPEC --data RUN` tries another"
+                    f"every {self.score} is {only[0]:g}: is it right? `gymdata score RUN --reward SPEC -n 20` tries another"
                     if len(only) == 1
                     else "collect more rollouts per task at a higher temperature, or --zero-variance keep"
                 )

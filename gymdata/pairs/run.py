@@ -320,8 +320,8 @@ def _no_pairs(report: PairsReport, scores: Mapping[str, float | None]) -> str:
         remedy = "`gymdata validate` shows where the breaks are"
     if counts.rollouts > 1 and scores["min"] is not None and scores["min"] == scores["max"]:
         remedy = (
-            f"every {report.score} is {scores['min']:g}: is it right? `gymdata check --reward SPEC --data RUN` tries "
-            "another, `gymdata score` applies it"
+            f"every {report.score} is {scores['min']:g}: is it right? `gymdata score RUN --reward SPEC -n 20` tries "
+            "another, without -n it scores all"
         )
     gave = f"{counted(counts.rollouts, 'rollout')} of {counted(counts.groups, 'group')} gave"
     return f"no pairs: {gave} {counted(counts.candidates, 'candidate')}; {reasons}\n  → {remedy}"

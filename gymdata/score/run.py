@@ -239,6 +239,10 @@ async def _score_all(
     # Token ids are read only for functions that may look at them.
     columns = [*_COLUMNS, *([] if all(r.function.source.startswith("named:") for r in rewards) else ["turns"])]
     for rollouts in scan_batches(Path(config.path).absolute(), ROLLOUTS, columns, batch_size=_BATCH):
+        if config.limit is not None:
+            rollouts = rollouts.slice(0, config.limit - len(values))
+            if not rollouts.num_rows:
+                break
         batch = rollouts.to_pylist()
         views = [saved_view(row) for row in batch]
         scored = await asyncio.gather(*map(queue.score, views))

@@ -31,6 +31,7 @@ class ScoreConfig(Config):
         default_factory=list, description="Reward server (POST queries, prompts); the mean of several is used."
     )
     recipe: Path | None = pydantic.Field(None, description="YAML file: label of a task → rewards with their weights.")
+    limit: int | None = pydantic.Field(None, ge=1, description="Score only the first N rollouts.")
     tokenizer: str | None = pydantic.Field(
         None, description="Tokenizer that decodes text for --reward-url (default: the policy's)."
     )

@@ -67,6 +67,18 @@ def test_an_example_in_the_prompt_is_no_answer(tmp_path: Path) -> None:
     assert (summary.scored, summary.mean, summary.flips["changed"]) == (1, 0.0, 0)
 
 
+def test_a_few_are_scored_first_and_then_the_others(run: Path) -> None:
+    """``limit`` bounds what a trial costs, over several batches, too; the whole scoring adds the rows that are missing."""
+    summary = score(path=str(run), reward=["exact_match"], limit=3)
+    assert (summary.rollouts, summary.scored) == (3, 3)
+    first = read_table(run / "scores-exact_match", SCORES).to_pylist()
+    assert [row["rollout_id"] for row in first] == read_table(run)["rollout_id"].to_pylist()[:3]
+    assert score(path=str(run), reward=["exact_match"]).rollouts == 16
+    rows = read_table(run / "scores-exact_match", SCORES).to_pylist()
+    assert rows[:3] == first
+    assert len(rows) == len({row["rollout_id"] for row in rows}) == 16
+
+
 def test_it_says_who_flipped(run: Path, tmp_path: Path) -> None:
     """A reward that turns every answer round flips every rollout, and names them with both values."""
     (tmp_path / "anti.py").write_text(
