@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gymdata.errors import UsageError, option, raised
-from gymdata.rewards.evaluator import EvaluatorReward, is_evaluator, needs_concurrency
+from gymdata.rewards.evaluator import EvaluatorReward
 from gymdata.rewards.user import CONCURRENT, UserReward
 from gymdata.user_code import in_memory, load_symbol, place_in, place_of
 
@@ -21,7 +21,7 @@ def load_user_reward(spec: str) -> UserReward:
     label = option("reward", spec)
     if inspect.isclass(function):
         name = symbol.rpartition(":")[2]
-        if not brace and not is_evaluator(function):
+        if not brace and not _is_evaluator(function):
             # It can be called, which makes an instance and no rewards.
             raise UsageError(
                 f"{label}: got the class {name}, expected a function",
@@ -31,30 +31,36 @@ def load_user_reward(spec: str) -> UserReward:
             arguments = json.loads(brace + keys or "{}")
         except ValueError as error:
             raise UsageError(f"{label}: its arguments are no JSON object: {error}") from error
-        if is_evaluator(function) and needs_concurrency(function):
-            arguments.setdefault("max_concurrency", CONCURRENT)
+        parameter = inspect.signature(function).parameters.get("max_concurrency") if _is_evaluator(function) else None
+        if parameter is not None and parameter.default is parameter.empty:  # the toolkit gives it
+            arguments.setdefault(parameter.name, CONCURRENT)
         function = instance_of(function, arguments, label)
         source += brace + keys
     elif brace:
         raise UsageError(f"{label}: only a class takes arguments, got {type(function).__name__}")
-    if not (callable(function) or is_evaluator(function)):
+    if not (callable(function) or _is_evaluator(function)):
         raise UsageError.bad_value(option("reward"), spec, f"a function, got {type(function).__name__}")
     return _reward(function, source, label)
 
 
 def given_reward(function: Any) -> UserReward:
     """From a function, or an evaluator's instance, that was given as an object. Raises UsageError."""
-    if inspect.isclass(function) or not (callable(function) or is_evaluator(function)):
+    if inspect.isclass(function) or not (callable(function) or _is_evaluator(function)):
         raise UsageError.bad_value("reward", function, "a name, path.py:function, or a function")
     name, source = in_memory(function)
     reward = _reward(function, source, f"reward {name}")
-    if not is_evaluator(function):
+    if not _is_evaluator(function):
         reward.name = name
     return reward
 
 
+def _is_evaluator(value: Any) -> bool:
+    """Whether a class or an instance has the method of the NeMo Agent Toolkit's evaluators."""
+    return callable(getattr(value, "evaluate_item", None))
+
+
 def _reward(function: Any, source: str, label: str) -> UserReward:
-    if is_evaluator(function):
+    if _is_evaluator(function):
         return EvaluatorReward(function, source)
     try:
         return UserReward(function, source)

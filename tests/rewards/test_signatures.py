@@ -246,10 +246,6 @@ class Output:
     def __init__(self, id, score, reasoning=None):
         self.id, self.score, self.reasoning = id, score, reasoning
 
-class Outputs:
-    def __init__(self, items):
-        self.eval_output_items, self.average_score = items, None
-
 class Accuracy:
     def __init__(self, max_concurrency=4, bonus=0.0):
         self.max_concurrency, self.bonus = max_concurrency, bonus
@@ -260,12 +256,13 @@ class Accuracy:
         right = str(item.output_obj) == str(item.expected_output_obj)
         return Output(item.id, right + self.bonus, {"question": item.input_obj, "row": item.full_dataset_entry})
 
-class Whole:
-    async def evaluate(self, eval_input):
-        (item,) = eval_input.eval_input_items
-        if item.output_obj == "crash":
-            return Outputs([Output(item.id, 0.0, {"error": "Evaluator error: no verdict"})])
-        return Outputs([Output(item.id, float(item.output_obj == item.expected_output_obj), {})])
+class Fallen:
+    async def evaluate_item(self, item):
+        return Output(item.id, 0.0, {"error": "Evaluator error: no verdict"})
+
+class Mute:
+    def evaluate_item(self, item):
+        return 1.0
 
 class Steps:
     async def evaluate_item(self, item):
@@ -278,7 +275,6 @@ def test_an_evaluator_of_the_nemo_agent_toolkit_is_a_reward(load: Load) -> None:
     function = load(EVALUATOR, 'r.py:Accuracy{"bonus": 0.25}')
     assert function.name == "Accuracy"
     assert values(function, two()) == [1.25, 0.25]
-    assert values(load(EVALUATOR, "r.py:Whole"), two()) == [1.0, 0.0]
 
 
 def test_an_evaluator_that_fails_is_a_fault_and_no_0(load: Load) -> None:
@@ -286,10 +282,11 @@ def test_an_evaluator_that_fails_is_a_fault_and_no_0(load: Load) -> None:
     crash = [rollout("crash", answer="1"), rollout("1", answer="1")]
     fault, value = values(load(EVALUATOR, "r.py:Accuracy"), crash)
     assert value == 1.0
-    assert fault.startswith("reward: Accuracy raised ValueError: no verdict (r.py:16, in evaluate_item)")
-    fault, value = values(load(EVALUATOR, "r.py:Whole"), crash)
-    assert value == 1.0
-    assert fault.startswith("reward: Whole: Evaluator error: no verdict (r.py:21)")
+    assert fault.startswith("reward: Accuracy raised ValueError: no verdict (r.py:12, in evaluate_item)")
+    (fault, _) = values(load(EVALUATOR, "r.py:Fallen"), crash)
+    assert fault.startswith("reward: Fallen: Evaluator error: no verdict (r.py:17)")
+    (fault, _) = values(load(EVALUATOR, "r.py:Mute"), crash)
+    assert fault.startswith("reward: Mute gave a float, expected an output with a score (r.py:21)")
 
 
 def test_an_evaluator_that_reads_intermediate_steps_says_what_there_is(load: Load) -> None:
