@@ -28,7 +28,10 @@ _Words = Annotated[
 ]
 _Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 _Full = Annotated[bool, typer.Option("--full", help="Print whole values: conversations, lists of IDs.")]
-_Shell = Annotated[bool, typer.Option("--shell", help="Open a SQL prompt with history and completion.")]
+_Database = Annotated[
+    Path | None,
+    typer.Option("--database", metavar="FILE.duckdb", help="Write the views to a file for any DuckDB client."),
+]
 _List = Annotated[bool, typer.Option("--list", help="List saved queries.")]
 _Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to a .parquet, .csv or .jsonl file.")]
 #: Significant digits of a float in a table; --full, --json, --csv and -o have all.
@@ -50,16 +53,15 @@ def query(
     output: _Output = None,
     overwrite: Overwrite = False,
     full: _Full = False,
-    shell: _Shell = False,
+    database: _Database = None,
     list_: _List = False,
     json: Json = False,
 ) -> None:
     """Tables: rollouts, turns, messages, pairs, failures and scores. Read-only. find_ids(turns, [22, 426]) finds a
     sequence of token IDs.
     """
-    from gymdata.query.child import run_query
-    from gymdata.query.run import check_target, write_result, write_text
-    from gymdata.query.types import json_value, python_values
+    from gymdata.query.run import check_target, json_rows, write_result, write_text
+    from gymdata.query.statement import run_statement
 
     if csv + json + (output is not None) > 1:
         raise UsageError("--csv, --json and -o exclude each other", hint="-o FILE.csv writes CSV to a file")
@@ -72,33 +74,20 @@ def query(
             say(f":{name}")
             say("    " + sql.replace("\n", "\n    "))
         return
-    sql, paths = _split_words(words, shell)
-    if shell:
-        from gymdata.query.shell import HELP, Shell, lines_of_terminal
-
-        def run(sql: str, full: bool) -> None:
-            with run_query(sql, *paths, as_text=True) as reader:
-                (_show_whole if full else _show)(reader)
-
-        prompt = Shell(paths, run, say, lambda columns, rows: _aligned(list(columns), list(map(list, rows))))
-        prompt.views()  # a path that is not there is an error before the first prompt
-        if sys.stdin.isatty():
-            note(HELP)
-        prompt.loop(lines_of_terminal(prompt.views))
+    if database is not None:
+        _write_database(words, database, overwrite, csv or json or full or output is not None)
         return
+    sql, paths = _split_words(words)
     if output is not None:
         check_target(output, *paths)
-    with run_query(sql, *paths, as_text=output is None or output.suffix != ".parquet") as reader:
+    with run_statement(sql, paths, as_json=output is None or output.suffix != ".parquet") as reader:
         if output is not None:
             note(f"{counted(write_result(reader, output, overwrite=overwrite), 'row')} in {output}")
         elif csv:
             write_text(reader, _Printable() if sys.stdout.isatty() else sys.stdout, "csv")
         elif json:
             names = reader.schema.names
-            columns = ([python_values(column) for column in batch.columns] for batch in reader)
-            rows = [
-                json_value(dict(zip(names, row, strict=True))) for batch in columns for row in zip(*batch, strict=True)
-            ]
+            rows = [dict(zip(names, row, strict=True)) for row in json_rows(reader)]
             emit_json({"columns": names, "rows": rows, "row_count": len(rows)})
         elif full:
             _show_whole(reader)
@@ -113,7 +102,16 @@ class _Printable(io.TextIOBase):
         return sys.stdout.write(printable(text))
 
 
-def _split_words(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
+def _write_database(words: Sequence[str], target: Path, overwrite: bool, printed: bool) -> None:
+    from gymdata.query.database import write_database
+
+    if printed:
+        raise UsageError("--database writes views, no result", hint="leave out --csv, --json, --full and -o")
+    views = write_database(target, words, overwrite=overwrite)
+    note(f"{', '.join(views)} in {target}")
+
+
+def _split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     """The statement and the paths, which may come in either order. A word that is a file or folder is a path; of the
     others the first with a blank, ``-`` or ``:NAME`` is the statement."""
     from gymdata.query.saved import saved
@@ -122,62 +120,49 @@ def _split_words(words: Sequence[str], shell: bool) -> tuple[str, list[Path]]:
     paths = [word for word in words if is_url(word) or os.path.exists(word)]  # noqa: PTH110 - Path.exists raises for a long SELECT
     rest = [word for word in words if word not in paths]
     statements = [word for word in rest if word == "-" or word.startswith(":") or any(c.isspace() for c in word)]
-    if not statements and len(rest) == 1 and paths and not shell:
+    if not statements and len(rest) == 1 and paths:
         statements = rest
     # The readers report a missing path.
     paths = [word for word in words if word not in statements]
-    if shell and statements:
-        raise UsageError("--shell takes paths; the SQL is typed at its prompt")
-    if not shell and len(statements) != 1:
+    if len(statements) != 1:
         sql = "no SQL" if not statements else f"{len(statements)} statements"
         raise UsageError(f"got {sql}, expected one", hint='gymdata query "SELECT …" PATH, or --list for saved queries')
     if not paths:
         raise UsageError("no path given", hint='gymdata query "SELECT …" PATH')
-    if shell:
-        return "", [Path(word) for word in paths]
     (statement,) = statements
     if statement.startswith(":"):
         statement = saved(statement)
-    return sys.stdin.read() if statement == "-" else statement, [Path(word) for word in paths]
+    return sys.stdin.read() if statement == "-" else statement, paths
 
 
 def _show_whole(reader: pa.RecordBatchReader) -> None:
     """Every value in full, one below the other; conversations message by message."""
-    from gymdata.query.types import python_values
+    from gymdata.query.run import json_rows
 
-    names, number = reader.schema.names, 0
-    for batch in reader:
-        for row in zip(*(python_values(column) for column in batch.columns), strict=True):
-            number += 1
-            say(f"row {number:,}")
-            for name, value in zip(names, row, strict=True):
-                text = repr(value) if isinstance(value, float) else show(value, column=name).replace("\\[", "[")
-                is_conversation = (
-                    isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value)
-                )
-                lines = text.split("\n")
-                if is_conversation:
-                    lines = []
-                    for message in value:
-                        parts = [
-                            str(message[key]) for key in ("reasoning", "content", "tool_calls") if message.get(key)
-                        ]
-                        said_by = f" {message['name']}" if message.get("name") else ""
-                        lines += [
-                            f"{message['role']}{said_by}:",
-                            *(f"  {x}" for part in parts for x in part.split("\n")),
-                        ]
-                if len(lines) == 1:
-                    say(f"  {name}  {lines[0]}")
-                    continue
-                say(f"  {name}")
-                for line in lines:
-                    say(f"    {line}".rstrip())
+    for number, row in enumerate(json_rows(reader), 1):
+        say(f"row {number:,}")
+        for name, value in zip(reader.schema.names, row, strict=True):
+            text = repr(value) if isinstance(value, float) else show(value, column=name).replace("\\[", "[")
+            is_conversation = (
+                isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value)
+            )
+            lines = text.split("\n")
+            if is_conversation:
+                lines = []
+                for message in value:
+                    parts = [str(message[key]) for key in ("reasoning", "content", "tool_calls") if message.get(key)]
+                    said_by = f" {message['name']}" if message.get("name") else ""
+                    lines += [f"{message['role']}{said_by}:", *(f"  {x}" for part in parts for x in part.split("\n"))]
+            if len(lines) == 1:
+                say(f"  {name}  {lines[0]}")
+                continue
+            say(f"  {name}")
+            for line in lines:
+                say(f"    {line}".rstrip())
 
 
 def _show(reader: pa.RecordBatchReader) -> None:
-    from gymdata.query.run import too_wide
-    from gymdata.query.types import python_values
+    from gymdata.query.run import json_rows, too_wide
 
     names, terminal = reader.schema.names, sys.stdout.isatty()
     width = room_beside(names)
@@ -187,12 +172,10 @@ def _show(reader: pa.RecordBatchReader) -> None:
     total = 0
     for batch in reader:
         total += batch.num_rows
-        if room := _SHOWN - len(rows):
-            columns = [python_values(column) for column in batch.slice(0, room).columns]
-            batch_rows = list(zip(*columns, strict=True))
-            rows += [[too_wide(v) or v for v in row] for row in batch_rows]
+        for row in json_rows([batch.slice(0, _SHOWN - len(rows))]):
+            rows.append([too_wide(v) or v for v in row])
             if terminal:
-                longer += [[too_wide(v, width) or v for v in row] for row in batch_rows]
+                longer.append([too_wide(v, width) or v for v in row])
     if not terminal:
         _aligned(names, rows)
     elif fits(names, rows, digits=_DIGITS):

@@ -1,31 +1,18 @@
 """Restrictions on SQL: one statement that reads.
 
 Invariants: a statement that is not one SELECT is refused before it runs; once a connection is locked, SQL reaches no
-file, no network and no setting.
+file but DuckDB's own for what does not fit in memory, no network and no setting.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gymdata.errors import UsageError
 
 if TYPE_CHECKING:
     import duckdb
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one statement; None is no bound. ``memory`` in bytes, of the process that runs it (0: half of the
-    machine's): DuckDB's buffers take half of it, and spill what is larger to ``spill``, a folder for this alone, because
-    DuckDB lets SQL read everything in it (none: nothing is spilled)."""
-
-    seconds: float | None = None
-    memory: int = 0
-    threads: int | None = None
-    spill: str = ""
 
 
 def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:
@@ -59,12 +46,7 @@ def check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> None:
         )
 
 
-def lock(con: duckdb.DuckDBPyConnection, limits: Limits = Limits()) -> None:
-    """From now on SQL on ``con`` can only read what is registered, and cannot change settings. The bounds on memory and
-    threads hold."""
-    if limits.memory:
-        con.execute(f"SET memory_limit='{limits.memory // 2048}KiB'")
-    if limits.threads is not None:
-        con.execute(f"SET threads={limits.threads}")
+def lock(con: duckdb.DuckDBPyConnection) -> None:
+    """From now on SQL on ``con`` can only read what is registered, and cannot change settings."""
     con.execute("SET enable_external_access=false")
     con.execute("SET lock_configuration=true")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import filecmp
 import io
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gymdata.errors import StoreError, UsageError, counted
 from gymdata.public import path_of, wrong_argument
-from gymdata.query.types import json_value, python_values
 from gymdata.store.paths import beside, local_output
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def query(sql: str, *paths: str | Path) -> pa.Table:
         )
     from gymdata.query.statement import run_statement
 
-    with run_statement(sql, [str(path_of(path, "query")) for path in paths], as_text=False) as reader:
+    with run_statement(sql, [str(path_of(path, "query")) for path in paths]) as reader:
         return reader.read_all()
 
 
@@ -55,7 +55,7 @@ def check_target(target: str | Path, *paths: str | Path) -> None:
 
 
 def write_result(reader: pa.RecordBatchReader, target: str | Path, *, overwrite: bool = False) -> int:
-    """Write a result to a .parquet, .csv or .jsonl file that appears whole. Returns the number of rows.
+    """Write a result, for .csv and .jsonl as JSON, to a file that appears whole. Returns the number of rows.
 
     Raises StoreError for a file that is there and has something else, without ``overwrite``.
     """
@@ -96,29 +96,34 @@ def write_result(reader: pa.RecordBatchReader, target: str | Path, *, overwrite:
 
 
 def write_text(reader: pa.RecordBatchReader, file: TextIO | io.TextIOBase, kind: str) -> int:
-    """Write rows as CSV (nested values as JSON, nulls empty) or JSON lines to a text file. Returns how many."""
+    """Write rows of JSON as CSV (nested values as JSON, nulls empty) or JSON lines to a text file. Returns how many."""
     import csv
-    import json
 
     from gymdata.store.lines import encode_any
 
-    write = file.write
-    table = csv.writer(file, lineterminator="\n")
-    names = reader.schema.names
-    if kind == "csv":
-        table.writerow(names)
     rows = 0
-    for batch in reader:
-        columns = [python_values(column) for column in batch.columns]
-        for row in zip(*columns, strict=True):
-            if kind == "csv":
-                table.writerow(
-                    [json.dumps(json_value(v), default=str) if isinstance(v, (list, dict)) else v for v in row]
-                )
-            else:
-                write(encode_any(json_value(dict(zip(names, row, strict=True)))).decode() + "\n")
-        rows += batch.num_rows
+    if kind == "csv":
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(reader.schema.names)
+        for row in _texts(reader):
+            table.writerow([json.loads(text) if text is not None and text[0] == '"' else text for text in row])
+            rows += 1
+        return rows
+    for values in json_rows(reader):
+        file.write(encode_any(dict(zip(reader.schema.names, values, strict=True))).decode() + "\n")
+        rows += 1
     return rows
+
+
+def json_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+    """The values of rows of JSON."""
+    for row in _texts(batches):
+        yield tuple(None if text is None else json.loads(text) for text in row)
+
+
+def _texts(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str | None, ...]]:
+    for batch in batches:
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def too_wide(value: object, most: int = 60) -> str | None:

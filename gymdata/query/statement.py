@@ -1,4 +1,4 @@
-"""One SELECT over files, run by DuckDB in this process: by ``gymdata.query``, and by the child of the commands.
+"""One SELECT over files, run by DuckDB in this process.
 
 Invariants: the statement can only read, and only the given files; an error in the SQL lists the views and columns that
 exist.
@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 import duckdb
+import pyarrow as pa
 
 from gymdata.errors import DataError, GymdataError, UsageError, first_line
-from gymdata.query.guard import Limits, check_statement
-from gymdata.query.types import printable
+from gymdata.query.guard import check_statement
 from gymdata.query.views import Views, find_files
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-#: Rows that DuckDB collects for one batch.
-_BATCH_ROWS = 122_880
+T = TypeVar("T")
+#: Rows that DuckDB collects for one batch, and for one of JSON, which takes more room.
+_BATCH_ROWS, _TEXT_ROWS = 122_880, 2_048
 #: The commands that write the tables that not every run has.
 _WRITERS = {
     "scores": "gymdata score",
@@ -36,48 +34,34 @@ _WRITERS = {
 
 
 @contextlib.contextmanager
-def run_statement(
-    sql: str,
-    paths: Sequence[str],
-    *,
-    as_text: bool,
-    limits: Limits = Limits(),
-    clock: Callable[[bool], None] = lambda _: None,
-) -> Iterator[pa.RecordBatchReader]:
-    """The batches of the result. Raises MemoryError for a statement that needs more than ``limits`` allow.
+def run_statement(sql: str, paths: Sequence[str], *, as_json: bool = False) -> Iterator[pa.RecordBatchReader]:
+    """The batches of the result. Raises MemoryError for a statement that needs more than there is.
 
-    ``as_text``: values of types that JSON and CSV have no form for are DuckDB's text for them. ``clock`` is called
-    with True when the files are open, and with False when the statement has failed.
+    ``as_json``: each value is the text of its JSON, as DuckDB writes it, and a missing one null.
     """
-    with Views(find_files(paths), limits) as views:
-        try:
-            check_statement(views.con, sql)
-            views.prepare(sql)
-            clock(True)
-            result = views.con.sql(sql)
-            if result is None:
-                raise UsageError("SQL: the statement has no result", hint="query takes one SELECT")
-            names = result.columns
-            casts = printable(result.types) if as_text else []
-            if any(casts):
-                # The columns cast whose types cannot be printed. They are named by position.
-                numbered = [f"c{index}" for index in range(len(casts))]
-                shown = ", ".join(
-                    name if cast is None else f"CAST({name} AS {cast}) AS {name}"
-                    for name, cast in zip(numbered, casts, strict=True)
-                )
-                # A comment may end the statement.
-                body = f"(\n{sql.strip().rstrip(';')}\n)"
-                result = views.con.sql(f"SELECT {shown} FROM {body} AS t({', '.join(numbered)})")
-            reader = result.to_arrow_reader(_BATCH_ROWS)
+    with Views(find_files(paths)) as views, ThreadPoolExecutor(1, "gymdata-query") as thread:
+
+        def run(work: Callable[[], T]) -> T:
+            # In a thread: neither DuckDB nor Arrow hears Ctrl-C while it reads.
+            future = thread.submit(work)
             try:
-                yield _unique_names(reader, names)
+                return future.result()
+            except KeyboardInterrupt:
+                # Again and again: between two statements DuckDB does not notice.
+                while wait([future], 0.1).not_done:
+                    views.con.interrupt()
+                raise
+
+        try:
+            reader = run(lambda: _started(views, sql, as_json))
+            try:
+                batches = iter(lambda: run(lambda: next(reader, None)), None)
+                yield pa.RecordBatchReader.from_batches(reader.schema, batches)
             finally:
                 reader.close()
         except duckdb.OutOfMemoryException as error:
             raise MemoryError(first_line(error)) from error
         except duckdb.Error as error:
-            clock(False)
             raise _explain(error, views, sql) from error
         except OSError as error:
             # What DuckDB raises while batches are fetched arrives as Arrow's OSError, which has no errno; a real one
@@ -89,19 +73,17 @@ def run_statement(
             raise views.fault or _unread(error, views) or UsageError(f"SQL: {first_line(error)}") from error
 
 
-def _unique_names(reader: pa.RecordBatchReader, columns: Sequence[str]) -> pa.RecordBatchReader:
-    """The columns' names; those of one name as ``a`` and ``a_1``: a row that is an object would keep one of them only."""
-    import pyarrow as pa
-
-    names: list[str] = []
-    for name in columns:
-        candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
-        names.append(next(candidate for candidate in candidates if candidate not in names))
-    if names == reader.schema.names:
-        return reader
-    schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, names, strict=True)])
-    renamed = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
-    return pa.RecordBatchReader.from_batches(schema, renamed)
+def _started(views: Views, sql: str, as_json: bool) -> pa.RecordBatchReader:
+    check_statement(views.con, sql)
+    views.prepare(sql)
+    result = views.con.sql(sql)
+    if result is None:
+        raise UsageError("SQL: the statement has no result", hint="query takes one SELECT")
+    # Columns of one name become ``a`` and ``a_1``: a row that is an object would keep one of them only.
+    shown = "to_json(COLUMNS(*))" if as_json else "*"
+    rows: Any = result.query("gymdata_result", f"SELECT {shown} FROM gymdata_result")
+    reader: pa.RecordBatchReader = rows.to_arrow_reader(_TEXT_ROWS if as_json else _BATCH_ROWS)
+    return reader
 
 
 def _explain(error: duckdb.Error, views: Views, sql: str) -> GymdataError:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError, GymdataError, abridged, counted, json_value
-from gymdata.query.guard import Limits, lock
+from gymdata.query.guard import lock
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, check_version
 from gymdata.store.fetch import fetched
 from gymdata.store.formats import format_of
@@ -136,11 +138,13 @@ def _first_keys(source: Source) -> list[str]:
 
 
 class Views:
-    """A DuckDB connection over files. Use as a context manager: leaving it removes what was registered."""
+    """A DuckDB connection over files. Use as a context manager: leaving it removes what was registered.
 
-    def __init__(self, files: Files, limits: Limits = Limits()) -> None:
+    ``database``: the file that ``store`` makes, with views that any DuckDB client reads."""
+
+    def __init__(self, files: Files, database: Path | None = None) -> None:
         self.files = files
-        self.limits = limits
+        self._database = database
         always = _ALWAYS if "rollouts" in files.by_table else ("failures",) if files.folders else ()
         self.names: tuple[str, ...] = tuple(dict.fromkeys((*always, *files.by_table)))
         self._fault: DataError | None = None
@@ -152,9 +156,11 @@ class Views:
     def __enter__(self) -> Views:
         import duckdb
 
-        self._con = duckdb.connect(":memory:")
+        # For this alone: DuckDB lets SQL read all that is in it.
+        self._spill = tempfile.TemporaryDirectory(prefix="gymdata-query-")
+        self._con = duckdb.connect(self._database or ":memory:")
         for setting in (
-            f"temp_directory={_text(self.limits.spill)}",
+            f"temp_directory={_text(self._spill.name)}",
             "python_enable_replacements=false",
             "autoload_known_extensions=false",
             "autoinstall_known_extensions=false",
@@ -171,6 +177,7 @@ class Views:
                 with contextlib.suppress(duckdb.Error):  # what ended the block is reported, not that a result is open
                     self._con.remove_function(_UDF)
             self._con.close()
+            self._spill.cleanup()
 
     @property
     def con(self) -> duckdb.DuckDBPyConnection:
@@ -190,7 +197,12 @@ class Views:
         self._make(named or self.names, rewards=rewards, prompts=prompts)
         self._warn_of_copies(named or self.names)
         self.con.execute(_FIND_IDS)
-        lock(self.con, self.limits)
+        lock(self.con)
+
+    def store(self) -> None:
+        """Write all views to the database. Parquet stays where it is, what is in other files is copied."""
+        self._make(self.names, rewards=True, prompts=True)
+        self.con.execute(_FIND_IDS)
 
     def columns(self) -> dict[str, dict[str, str]]:
         """Each view's columns and their types."""
@@ -202,14 +214,16 @@ class Views:
     def _make(self, names: Iterable[str], *, rewards: bool, prompts: bool) -> None:
         for name in names:
             if name == "failures":
-                self.con.register("failures", _failures(self.files.folders))
+                self._add("failures", _failures(self.files.folders))
             elif name in ("turns", "messages"):
                 self._base("rollouts", rewards)
-                if name == "turns" and prompts:
-                    self._register_prompts()
                 packed = ", ".join(f"{_text(field)}: x.{field}" for field in _UDF_FIELDS)
-                rebuilt = f", unnest({_UDF}(list_transform(turns, lambda x: {{{packed}}}), rollout_id)) AS p"
-                rebuilt, shown = (rebuilt, ", p AS prompt_token_ids") if prompts else ("", "")
+                rebuilt = f"{_UDF}(list_transform(turns, lambda x: {{{packed}}}), rollout_id)"
+                if self._database is not None:
+                    rebuilt = _PROMPTS
+                elif name == "turns" and prompts:
+                    self._register_prompts()
+                rebuilt, shown = (f", unnest({rebuilt}) AS p", ", p AS prompt_token_ids") if prompts else ("", "")
                 turns_view = f"""SELECT {_KEYS}, turn, t.*{shown} FROM (
   SELECT {_KEYS}, unnest(range(len(turns)))::INTEGER AS turn, unnest(turns) AS t{rebuilt} FROM rollouts)"""
                 view = self._without_nan(turns_view) if name == "turns" else _MESSAGES_VIEW
@@ -226,14 +240,18 @@ class Views:
 
         sources, table = self.files.by_table[name], TABLES[name]
         # DuckDB's own reader ignores checksums and trusts a file's statistics.
-        scanned = verified_datasets([s.path.resolve() for s in sources if s.kind == "parquet"], table)
+        files = [s.path.resolve() for s in sources if s.kind == "parquet"]
+        scanned = verified_datasets(files, table)
         self._scanned += scanned
-        loaded: list[Any] = [*scanned]
+        parts, loaded = [], list[Any]()
+        if self._database is None:
+            loaded += scanned
+        elif files:
+            names_of_files = ", ".join(_text(escape(str(file))) for file in files)
+            parts.append(f"SELECT * FROM read_parquet([{names_of_files}], union_by_name = true)")
         loaded += [read_source(source, table, None) for source in sources if source.kind != "parquet"]
-        loaded = loaded or [table.arrow.empty_table()]
-        parts = []
-        for number, data in enumerate(loaded):
-            self.con.register(f"gymdata_{name}_{number}", data)
+        for number, data in enumerate(loaded or ([] if parts else [table.arrow.empty_table()])):
+            self._add(f"gymdata_{name}_{number}", data)
             parts.append(f"SELECT * FROM gymdata_{name}_{number}")
         body = self._without_nan(" UNION ALL BY NAME ".join(parts))
         if name == "rollouts" and rewards:
@@ -248,6 +266,15 @@ class Views:
                 extra += f", {of_name} AS {_quoted(f'reward_{shown}')}"
             body = f"SELECT *{extra} FROM ({body})"
         self.con.execute(f"CREATE VIEW {name} AS {body}")
+
+    def _add(self, name: str, data: Any) -> None:
+        """``data`` as a table: read where it is, or copied into the database."""
+        if self._database is None:
+            self.con.register(name, data)
+            return
+        self.con.register("gymdata_data", data)
+        self.con.execute(f"CREATE TABLE {name} AS FROM gymdata_data")
+        self.con.unregister("gymdata_data")
 
     def _without_nan(self, body: str) -> str:
         """``body`` with NULL for NaN, which DuckDB sorts above all numbers and which makes every mean NaN."""
@@ -325,7 +352,8 @@ def _quoted(name: str) -> str:
 def _known(sql: str, kind: Any) -> str:
     """``sql``, a value of the DuckDB type ``kind``, with NULL for each NaN in it."""
     if kind.id in ("float", "double"):
-        return f"nullif({sql}, 'nan')"
+        # Not isnan: there DuckDB's reader of Parquet believes a file's statistics, which know nothing of NaN.
+        return f"CASE WHEN isfinite({sql}) OR isinf({sql}) THEN {sql} END"
     if kind.id == "list" and (inner := _known("x", kind.child)) != "x":
         return f"list_transform({sql}, lambda x: {inner})"
     if kind.id == "struct":
@@ -346,6 +374,12 @@ _FIND_IDS = """CREATE MACRO find_ids(turns, ids) AS CASE WHEN len(ids) = 0 THEN 
     list_filter(range(1, len(t.generation_token_ids) - len(ids) + 2),
       lambda i: t.generation_token_ids[i] = ids[1] AND t.generation_token_ids[i:i + len(ids) - 1] = ids),
     lambda i: {turn: k - 1, position: i - 1}))) END"""
+
+#: The prompts of a rollout's turns in DuckDB alone: each is the start of its parent's tokens (p, then g), then its delta.
+_PROMPTS = """list_transform(list_reduce(list_transform(turns, lambda t:
+    [{k: [t.parent, t.prefix_length]::INTEGER[], p: t.prompt_delta_ids, g: t.generation_token_ids}]),
+  lambda done, t: list_append(done, {k: t[1].k, p: list_concat(CASE WHEN t[1].k[1] < 0 THEN []::INTEGER[] ELSE
+    list_concat(done[t[1].k[1] + 1].p, done[t[1].k[1] + 1].g)[:t[1].k[2]] END, t[1].p), g: t[1].g}), []), lambda t: t.p)"""
 
 _MESSAGES_VIEW = f"""SELECT {_KEYS}, position, m.* FROM (
   SELECT {_KEYS}, unnest(range(len(messages)))::INTEGER AS position, unnest(messages) AS m FROM rollouts)"""

@@ -1,36 +1,25 @@
-"""A run to ask about, and the command ``gymdata query`` without a process for each statement."""
+"""A run to ask about, and terminals of several widths."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gymdata.query.guard import Limits
-from gymdata.query.statement import run_statement
 from tests.rollout_files import rollout, two_turns, write_run
+
+#: A break, a branch off an earlier turn, and a retry: prompts that only the right parent rebuilds.
+ODD = [
+    [([1, 2], [10, 11]), ([1, 2, 99, 3], [12]), ([1, 2, 99, 3, 12, 4], [13])],
+    [([1, 5], [9, 2]), ([1, 5, 9, 2, 30], [7, 2]), ([1, 5, 9, 2, 31], [8, 2]), ([1, 5, 9, 2, 30, 7, 2, 6], [4])],
+    [([1, 5], [77, 2]), ([1, 5], [78, 2]), ([1, 5, 77, 2, 8], [3])],
+]
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A run of one rollout."""
     return write_run(tmp_path / "small", [rollout("a", 0, 0.0, two_turns(1, 50))])
-
-
-@contextlib.contextmanager
-def run_here(sql: str, *paths: Path, as_text: bool = False, limits: Limits = Limits()) -> Iterator[Any]:
-    """``run_query`` without a process for the statement."""
-    with run_statement(sql, list(map(str, paths)), as_text=as_text, limits=limits) as reader:
-        yield reader
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statements of the command run in this process: for tests of what it prints. ``test_guard.py`` has its own process."""
-    monkeypatch.setattr("gymdata.query.child.run_query", run_here)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_a_newer_table_is_refused(run: Path, of: str, path: str) -> None:
 
 
 def test_equal_tables_without_a_row_are_counted_nowhere_twice(
-    tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two runs without a failure of their own have equal, empty tables: there is nothing to warn of."""
     runs = [write_run(tmp_path / name, [rollout(f"t{name}", 0, 1.0, two_turns(1, 5))]) for name in "ab"]
@@ -57,9 +57,7 @@ def test_equal_tables_without_a_row_are_counted_nowhere_twice(
     assert (shown.out, shown.err) == ("n\n0\n", "")
 
 
-def test_a_run_and_its_copy_are_counted_twice_with_a_warning(
-    run: Path, here: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_and_its_copy_are_counted_twice_with_a_warning(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows that two paths give are said on stderr: whole copies by name, single rollouts by number."""
     copy = run.parent / "copy"
     shutil.copytree(run, copy)
@@ -176,7 +174,7 @@ def test_no_statement_is_a_defect(run: Path, suffix: str) -> None:
     for sql in STATEMENTS:
         with (
             contextlib.suppress(GymdataError, MemoryError),
-            run_statement(sql, [str(run)], as_text=suffix != "parquet") as reader,
+            run_statement(sql, [str(run)], as_json=suffix != "parquet") as reader,
         ):
             write_result(reader, run.parent / f"out.{suffix}", overwrite=True)
 
@@ -232,7 +230,7 @@ def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
      ["export", "RUN", "-o", "OUT.jsonl", "--format", "trl-messages"]],
     ids=lambda c: c[0],
 )  # fmt: skip
-def test_no_run_json_is_a_defect(run: Path, here: None, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+def test_no_run_json_is_a_defect(run: Path, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     """Every place of a run.json with every kind of odd value in it: the command works, or says what is wrong where."""
     cases = [(at, odd) for at in places(FACTS) for odd in ODD]
     for number, (at, odd) in enumerate(cases):

@@ -1,20 +1,16 @@
-"""The SQL prompt, saved queries, sequences of ids, and SQL and paths in either order."""
+"""Saved queries, sequences of ids, and SQL and paths in either order."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.document import Document
 
 import gymdata
 from gymdata.cli.main import main
 from gymdata.query.saved import SAVED
-from gymdata.query.shell import Shell, completer
 from gymdata.store.tables import broken_parquet
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -25,89 +21,7 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", rows)
 
 
-def typed(*lines: str) -> Callable[[str], str]:
-    """Lines as a prompt gives them, then the end of the input; ``^C`` is an interruption."""
-    left: Iterator[str] = iter(lines)
-
-    def line(_: str) -> str:
-        for text in left:
-            if text == "^C":
-                raise KeyboardInterrupt
-            return text
-        raise EOFError
-
-    return line
-
-
-def session(run: Path, *lines: str) -> list[str]:
-    """What a prompt over ``run`` printed, and which SQL it ran."""
-    out: list[str] = []
-    shell = Shell(
-        [run],
-        lambda sql, full: out.append(f"run{' full' if full else ''}: {sql}"),
-        out.append,
-        lambda columns, rows: out.append(f"{'|'.join(columns)}: {len(list(rows))}"),
-    )
-    shell.loop(typed(*lines))
-    return out
-
-
-def test_a_statement_ends_with_a_semicolon_or_an_empty_line(run: Path) -> None:
-    """Several lines are one statement; what was typed before Ctrl-C is dropped; the end of the input ends the last."""
-    assert session(run, "select 1", "from rollouts;", "select 2", "", "select 3", "^C", "select 4") == [
-        "run: select 1\nfrom rollouts",
-        "run: select 2",
-        "run: select 4",
-    ]
-
-
-def test_backslash_commands(run: Path) -> None:
-    r"""\d, \d VIEW, \l, \x and \q; a wrong one and an unknown view are errors and the prompt stays."""
-    turns = len(gymdata.query("SELECT * FROM turns LIMIT 0", run).column_names)
-    lines = ("\\d", "\\d turns", "\\d nope", "\\z", "\\l", "\\x", ":hardest-tasks", ":nope", "\\q", "select 1;")
-    shown = session(run, *lines)
-    assert shown[:2] == ["view|columns: 4", f"column|type: {turns}"]
-    assert "view: got 'nope'" in shown[2]
-    assert "command: got '\\\\z'" in shown[3]
-    assert shown[4:7] == [f"query|SQL: {len(SAVED)}", "whole values are on", f"run full: {SAVED['hardest-tasks']}"]
-    assert "saved query: got 'nope'" in shown[7]
-    assert len(shown) == 8
-
-
-def test_dot_commands_of_other_prompts(run: Path) -> None:
-    """.help, .tables and .quit do what they do elsewhere; a wrong one is an error, and none swallows the next statement."""
-    shown = session(run, ".tables", ".help", ".nope", "select 1;", ".quit", "select 2;")
-    assert shown[0] == "view|columns: 4"
-    assert "quit (or Ctrl-D)" in shown[1]
-    assert "command: got '.nope'" in shown[2]
-    assert shown[3:] == ["run: select 1"]
-
-
-def test_views_columns_and_saved_queries_are_completed(run: Path) -> None:
-    """The word before the cursor; after ``VIEW.`` only that view's columns; ``:`` begins a saved query."""
-    words = completer(Shell([run], lambda *_: None, print, lambda *_: None).views())
-
-    def of(text: str) -> list[str]:
-        return [one.text for one in words.get_completions(Document(text), CompleteEvent())]
-
-    assert of("select * from roll") == ["rollouts", "rollout_id", "rollout_index"]
-    assert of("select turns.gen") == ["generation_token_ids", "generation_log_probs"]
-    assert of(":hard") == [":hardest-tasks"]
-    assert of("select ") == []
-
-
-def test_a_pipe_is_answered_line_by_line(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without a terminal, --shell reads statements from stdin; an error does not end it."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("select nope from rollouts;\nselect count(*) as n\nfrom rollouts;\n"))
-    assert main(["query", "--shell", str(run)]) == 0
-    said = capsys.readouterr().out
-    assert "error: SQL" in said
-    assert said.split()[-2:] == ["n", "4"]
-
-
-def test_saved_queries_run(run: Path, here: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_saved_queries_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every one has an answer over a run, and is listed."""
     assert main(["query", "--list"]) == 0
     listed = capsys.readouterr().out
@@ -127,7 +41,7 @@ def test_a_tool_is_called_by_the_name_of_its_call(tmp_path: Path, capsys: pytest
 
 
 def test_sql_and_paths_stand_in_either_order(
-    run: Path, here: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SQL first, last, from stdin, and without a blank; what is neither is an error that says what was expected."""
     for words in (["SELECT 4 AS n", str(run)], [str(run), "SELECT 4 AS n"], [str(run), "-"], ["-", str(run)]):
@@ -139,7 +53,6 @@ def test_sql_and_paths_stand_in_either_order(
         (["SELECT 1", "SELECT 2", str(run)], "got 2 statements"),
         (["SELECT 1"], "no path given"),
         (["SELECT 1", str(run / "absent")], "no such file or folder"),
-        (["--shell", "SELECT 1", str(run)], "--shell takes paths"),
     ):
         assert main(["query", *words]) == 2
         assert said in capsys.readouterr().err
@@ -158,7 +71,7 @@ def test_sequences_of_ids_are_found(run: Path) -> None:
     assert gymdata.query(count, run).to_pylist() == [{"n": 2}]
 
 
-def test_whole_conversations_are_printed(run: Path, here: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_conversations_are_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--full prints every message, with what a terminal would act on escaped, and long values uncut."""
     row = rollout("x", 0, 1.0, two_turns(1, 9), text="\x1b[31mred\n" + "long " * 200)
     path = write_run(run.parent / "other", [row])
@@ -169,11 +82,11 @@ def test_whole_conversations_are_printed(run: Path, here: None, capsys: pytest.C
     )
     assert "      \\x1b[31mred\n" in said
     assert "long " * 199 in said
-    assert "  started_at  2026-01-01 00:00:00+00:00" in said
+    assert "  started_at  2026-01-01 00:00:00+00" in said
 
 
 def test_csv_on_a_terminal_has_no_escape_sequences(
-    run: Path, here: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a terminal would act on is written as text there; a pipe gets the value as it is."""
     sql = "SELECT chr(27) || ']0;title' || chr(7) AS text"
