@@ -182,6 +182,23 @@ def test_a_dead_engine_behind_one_of_two_servers_costs_no_request(server: Serve)
     assert messages == [f"{a} gets no requests for 30 s: {a} cannot be reached: its engine died"]
 
 
+def test_one_broken_connection_leaves_other_requests_alone(server: Serve) -> None:
+    """What the server of a broken connection is sampling meanwhile is its own answer, and is not requested twice."""
+    behind = [Settings(latency=2.0), Settings(latency=2.0)]
+
+    async def work(servers: Servers) -> tuple[Any, Any]:
+        waiting = asyncio.ensure_future(servers.sample(request("r0", 0, "g")))
+        while not (first := [one for one in behind if one.requests and one.requests[-1].get("request_id") == "r0-0"]):
+            await asyncio.wait([waiting], timeout=0.01)
+        first[0].latency, first[0].mode, first[0].fail_first = 0.0, "disconnect", 1
+        return await servers.sample(request("r1", 0, "g")), await waiting
+
+    (broken,), (kept,) = sampled([server(one) for one in behind], work)
+    assert broken.server != kept.server
+    ids = [body.get("request_id") for one in behind for body in one.requests]
+    assert (ids.count("r0-0"), ids.count("r1-0")) == (1, 2)
+
+
 @pytest.mark.full
 def test_no_server_at_all_is_an_outage(settings: dict[str, Any]) -> None:
     """Exit 3, as with one."""
