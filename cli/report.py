@@ -59,7 +59,6 @@ def report(paths: _Paths, *, settings: ReportConfig, json: Json = False) -> int:
                     for name, values in settings.items()
                 ],
             )
-        for path in [summary.path, *summary.charts]:
-            say(f"written to {path}")
+        say(f"written to {summary.path}")
 
     return finish(summary, show, json=json)

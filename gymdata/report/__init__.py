@@ -1,1 +1,1 @@
-"""``gymdata report``: a run, a stage or a model as one page. ``charts`` has a file per chart, ``drawing`` draws them."""
+"""``gymdata report``: a run, a stage or a model as one page. ``charts`` says which charts, ``drawing`` draws them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,10 @@ _NO_ROLLOUTS: Figures = {"score": None, "rewards": None, "pass_at_k": [], "valid
 class ReportPage(Report):
     """The figures of a report: ``headline``, ``rewards``, ``pass_at_k``, ``validation``, ``training`` and more. Of two paths
     also ``difference`` and ``flips``, of more ``compared`` (each against the first); of several ``settings`` (those that
-    differ), and under ``runs`` the figures of each. ``path``: the page, where one was written; ``charts``: pictures."""
+    differ), and under ``runs`` the figures of each. ``path``: the page, where one was written."""
 
     figures: Figures
     path: Path | None = None
-    charts: list[Path] = field(default_factory=list)
 
     @property
     def headline(self) -> str:
@@ -60,7 +59,7 @@ class ReportPage(Report):
     def rows(self) -> list[Row]:
         """The summary: names and values."""
         written = [("written to", self.path)] if self.path is not None else []
-        return [("result", self.headline), *written, *(("chart", chart) for chart in self.charts)]
+        return [("result", self.headline), *written]
 
 
 def report(
@@ -115,22 +114,13 @@ def report(
             figures["headline"] += f"; {f'{shown(str(run_path))}: ' if len(runs) > 1 else ''}{run['trained_on']}"
     figures["paths"] = [shown(str(run_path)) for run_path in paths]
     target = _target([*paths, *(path for path in named[-1:] if path.is_dir())], config) if write else None
-    charts: list[Path] = []
-    from gymdata.report.charts import charts_of
     from gymdata.report.page import page
 
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
             temporary.write_text(page(figures), encoding="utf-8")
-    if config.png is not None:
-        from gymdata.report._charts_png import draw
-
-        for number, run in enumerate(runs, 1):
-            # Of two runs with the run's number.
-            prefix = f"{number}-" if len(runs) > 1 else ""
-            charts += [draw(replace(chart, name=prefix + chart.name), config.png) for chart in charts_of(run)]
-    return ReportPage(figures, target, charts)
+    return ReportPage(figures, target)
 
 
 def _lists(runs: Sequence[Figures]) -> Figures:

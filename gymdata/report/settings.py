@@ -17,7 +17,6 @@ class ReportConfig(Config):
     only_with: ClassVar[OnlyWith] = {"limit": ("{sample}", lambda c: c.sample is not None)}
 
     output: Path | None = pydantic.Field(None, description="HTML file to write (default: report.html in the folder).")
-    png: Path | None = pydantic.Field(None, description="Also write each chart as a PNG into this folder.")
     reward: str | None = pydantic.Field(
         None, description="Score to report on (default: the only re-scoring; without one the total reward)."
     )

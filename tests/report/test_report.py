@@ -13,7 +13,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, UsageError
-from gymdata.report.charts import CHARTS, Chart, Figures, bars, chart, lines
+from gymdata.report.charts import Chart, charts_of
 from gymdata.report.drawing import numbers, svg, ticks
 from gymdata.report.page import page
 from gymdata.store import write_run_json
@@ -186,15 +186,6 @@ def test_stages_and_files_have_reports(run: Path, table: str) -> None:
         assert (report.headline == "1 pair of 1 task") == (table == "pairs")
 
 
-def test_charts_are_also_pictures(run: Path) -> None:
-    """--png writes each chart of the page."""
-    pytest.importorskip("matplotlib")
-    report = gymdata.report(run, png=run.parent / "png")
-    names = {path.stem for path in report.charts}
-    assert {"rewards", "pass-at-k", "tokens", "turns", "logprobs", "speed"} <= names
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.charts)
-
-
 @pytest.mark.parametrize(
     "chart",
     [
@@ -214,20 +205,22 @@ def test_charts_of_little_data_are_drawn(chart: Chart) -> None:
     assert "inf" not in text.lower()
 
 
-def test_a_chart_is_one_function(run: Path) -> None:
-    """A registered chart is on the page, in its section and order; one without data is not."""
-
-    @chart("added", section="rewards", order=9)
-    def added(figures: Figures) -> list[Chart]:
-        """The truncated rollouts of this run."""
-        count = figures["truncated"]["count"]
-        drawn = bars("added", "Truncated ones", [{"low": 1, "high": 1, "count": count}], "x")
-        return [drawn, lines("empty", "Nothing", {}, "x")] if figures["path"] == str(run) else []
-
-    assert CHARTS["added"].help == "The truncated rollouts of this run."
-    text = (gymdata.report(run).path or Path()).read_text()
-    assert text.index("Rewards of rollouts") < text.index("Truncated ones") < text.index("Generated tokens per rollout")
-    assert "Nothing" not in text
+def test_charts_without_data_are_left_out(run: Path) -> None:
+    """A chart is on the page in its section and order; one without data, or of rollouts that are not there, is not."""
+    page = gymdata.report(run)
+    text = (page.path or Path()).read_text()
+    titles = [
+        "Rewards of rollouts",
+        "Mean reward of groups",
+        "pass@k",
+        "Generated tokens per rollout",
+        "Tokens per second",
+    ]
+    assert sorted(titles, key=lambda title: text.index(f"<h3>{title}</h3>")) == titles
+    assert "Margins of" not in text
+    (figures,) = page.figures.get("runs", [page.figures])
+    assert [chart.name for chart in charts_of(figures, "rewards")] == ["rewards", "groups", "pass-at-k", "parts"]
+    assert charts_of({**figures, "rewards": None}, "sizes") == []
 
 
 def test_ticks_are_round_numbers_within_the_bounds() -> None:

@@ -65,7 +65,6 @@ SLOW = {
     "audit": "audit {clean} -m {policy} -o {out} -n 2 --write-as ref_logprobs",
     "merge_adapter": "merge_adapter {adapter} {out}",
     "tour": "tour -o {out} --no-view",
-    "report, charts": "report {run} -o {out}/r.html --png {out}/charts",
 }
 
 
