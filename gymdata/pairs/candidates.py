@@ -111,13 +111,9 @@ def read_rollouts(
     for path in sources:
         vocab_size = vocabulary(path)
         for source in files_of(path, ROLLOUTS):
-            # Where a hash is missing, it is computed from the turns.
-            for with_turns in (bool(agents), True):
-                columns = (*names, "turns", "extra") if with_turns else names
-                scanned = scan_source(source, ROLLOUTS, columns, BATCH_ROWS)
-                batches = [_numbers(batch, (*_COLUMNS, *more), config, source, vocab_size) for batch in scanned]
-                if with_turns or not any(batch[name].null_count for batch in batches for name in HASHES):
-                    break
+            columns = (*names, "turns", "extra") if agents else names
+            scanned = scan_source(source, ROLLOUTS, columns, BATCH_ROWS)
+            batches = [_numbers(batch, (*_COLUMNS, *more), config, source, vocab_size) for batch in scanned]
             files.append(RolloutFile(source, vocab_size, start, sum(map(len, batches))))
             start += files[-1].rows
             tables += batches

@@ -201,7 +201,7 @@ def _what(facts: RunFacts) -> Figures:
         "stage": facts.get("stage"),
         "model": model,
         "data": config.get("tasks") or ", ".join(parent_paths(facts)),
-        "command": command if isinstance(command, str) else shlex.join(map(str, command)),
+        "command": shlex.join(command),
         "rewards": config.get("reward"),
         "environment": ", ".join(env) if isinstance(env := config.get("env"), list) else env,
         "gymdata": facts.get("gymdata"),

@@ -61,7 +61,7 @@ def figures(path: Path) -> Figures:
             {
                 "stage": facts.get("stage"),
                 "run_id": facts.get("run_id"),
-                "command": command if isinstance(command, str) else shlex.join(map(str, command)),
+                "command": shlex.join(command),
                 "parents": parent_paths(facts),
             }
             for facts in lineage(path)

@@ -1,7 +1,7 @@
 """The tables and their versions.
 
 Invariants: Parquet and JSONL hold the same columns; a file says which table and version it is; a newer version is
-refused and an older one read; a column is nullable exactly when its meaning allows "not known".
+refused; a column is nullable exactly when its meaning allows "not known".
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ MESSAGE = pa.struct(
 #: A named part of a reward. JSONL writes the list as an object.
 NAMED_VALUE = pa.struct([_f("name", pa.string()), _f("value", pa.float64(), null=True)])
 
-#: Columns of rollouts by which equal ones are found without their tokens; computed where a file lacks them.
+#: Columns of rollouts by which equal ones are found without their tokens; computed where a row of JSON lacks them.
 HASHES = ("prompt_hash", "generation_hash")
 
 _LEAF = ".list.element"
@@ -176,7 +176,6 @@ ROLLOUTS = _table(
         _TURNS + "weight_versions.list.element.version",
     ),
     split=(_TURNS + "generation_log_probs" + _LEAF, _TURNS + "top_log_probs.list.element.list.element.log_prob"),
-    optional=frozenset(HASHES),
     id_level=5,
 )
 

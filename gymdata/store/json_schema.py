@@ -4,8 +4,7 @@ Tables come from the Arrow schemas, run.json from its model. ``schemas/`` has wh
 gymdata.store.json_schema --write schemas/`` writes it again, ``--check schemas/`` exits with 1 when it is stale.
 
 Every run.json that gymdata writes has all keys of ``RunJson``, with these types. A command adds keys of its own (``engine``,
-``trained_tokens``, ``bias`` …), which are no part of the model. Entries of lists may lack keys: a run that an earlier
-version began is written again when it is resumed.
+``trained_tokens``, ``bias`` …), which are no part of the model.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import glob as globbing
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 Kind = Literal["parquet", "jsonl", "journal"]
 #: How the lines of a file are packed; "csv" and "tsv": a text table.
 Compression = Literal["gzip", "zstd", "csv", "tsv"]
-#: The content of a run.json, and an entry of its ``files`` (``store.json_schema`` has the keys; older ones may lack some).
+#: The content of a run.json, and an entry of its ``files`` (``store.json_schema`` has the keys).
 RunFacts = dict[str, Any]
 FileEntry = dict[str, Any]
 #: The settings and hashes that must be equal for an output to be resumed, and what an engine, a model, a tokenizer or a
@@ -50,7 +49,8 @@ JOURNAL = re.compile(r"(\d{5,})\.journal")
 _CALLED: dict[type, str] = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
 #: The types of the keys of a run.json that readers use; null and a missing key are allowed.
 _SHAPES: dict[str, type] = {
-    "run_id": str, "notes": list, "schemas": dict, "schemas.rollouts": int, "identity": dict, "extent": dict,
+    "run_id": str, "command": list, "command.[]": str,
+    "notes": list, "schemas": dict, "schemas.rollouts": int, "identity": dict, "extent": dict,
     "attempts": list, "attempts.[]": dict, "files": list, "files.[]": dict, "files.[].path": str, "files.[].rows": int,
     "files.[].bytes": int, "files.[].xxh3": str, "parents": list, "parents.[]": dict,
     "config": dict, "engine": dict, "model": dict, "chat": dict,
@@ -137,34 +137,13 @@ def read_facts(file: Path) -> RunFacts:
     key."""
     DataError.refuse_pipe(file)
     try:
-        return parsed_facts(file.read_bytes(), file)
-    except OSError as error:
-        raise DataError.unreadable(file, f"not JSON ({error})", _RESTORE) from error
-
-
-def parsed_facts(body: bytes, file: str | Path) -> RunFacts:
-    """The same of what was read of ``file``."""
-    try:
-        facts = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        facts = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError.unreadable(file, f"not JSON ({error})", _RESTORE) from error
     if not isinstance(facts, dict) or not facts:
         raise DataError.unreadable(file, f"{json.dumps(facts)[:40]} describes no run", _RESTORE)
     if (fault := _fault_in(facts)) is not None:
         raise DataError.unreadable(file, fault, _RESTORE)
-    # A run.json of 0.1.0-dev with the present keys: ``version`` and ``schema`` of stage outputs, a command as one text.
-    for was, now in (("version", "gymdata"), ("schema", "schemas")):
-        if was in facts and now not in facts:
-            facts[now] = facts.pop(was)
-    if "note" in facts:
-        facts["notes"] = [*(facts.get("notes") or ()), str(facts.pop("note"))]
-    if isinstance(typed := facts.get("command"), str):
-        try:
-            facts["command"] = shlex.split(typed)
-        except ValueError:
-            facts["command"] = [typed]
-    elif "command" in facts and typed is None:
-        facts["command"] = []
     from gymdata.rollouts.schema import TABLES  # Late: it loads pyarrow.
 
     for name, version in (facts.get("schemas") or {}).items():

@@ -168,8 +168,6 @@ def refuse_foreign(folder: Path) -> None:
 
 #: A journal is about four times as large as the Parquet file that it becomes, so this seals at about 256 MB.
 SEGMENT_JOURNAL_BYTES = 1 << 30
-#: Keys in the identity of version 0.1.0-dev → their present names.
-_RENAMED = {("speaks", "messages"): ("protocol", "chat")}
 _OURS = frozenset({"run_id", "files", "attempts", "identity", "extent", "schemas"})
 
 
@@ -217,10 +215,9 @@ class Run:
         """Start or resume the run in ``folder``.
 
         ``identity`` must equal that of the run resumed, unless that has neither rows nor failures (``defaults``: of the
-        settings that the run may be too old to have); ``extent`` may grow;
-        ``operation`` may differ, and is recorded for this attempt. ``overwrite`` starts again, removing only what
-        gymdata wrote. Raises StoreError: locked, other_identity, or a folder that is not a run; DataError when the run
-        was written by a newer gymdata.
+        settings that its run.json lacks); ``extent`` may grow; ``operation`` may differ, and is recorded for this attempt.
+        ``overwrite`` starts again, removing only what gymdata wrote. Raises StoreError: locked, other_identity, or a folder
+        that is not a run; DataError when the run was written by a newer gymdata.
         """
         if format not in ("parquet", "jsonl"):
             raise UsageError.unknown_choice("format", format, ("parquet", "jsonl"))
@@ -537,10 +534,7 @@ def _checked(
             f"{folder}: run.json is not that of a collected run (it lacks {', '.join(sorted(missing))})",
             hint="give another output folder",
         )
-    recorded = dict(
-        _RENAMED.get(item, item) if isinstance(item[1], str) else item for item in facts["identity"].items()
-    )
-    differing = differences(recorded, identity, defaults)
+    differing = differences(facts["identity"], identity, defaults)
     if run_id is not None and run_id != facts["run_id"]:
         differing.insert(0, ("run_id", facts["run_id"], run_id))
     if differing and holds_nothing(folder, facts["files"]):

@@ -144,7 +144,13 @@ def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:
 
 
 def shaped(data: pa.Table, table: Table) -> pa.Table:
-    """``data`` with the types and order of ``table``. Raises DataError when it is not a ``table``."""
+    """``data`` with the types and order of ``table``, and the hashes that rollouts lack. Raises DataError when it is not a
+    ``table``."""
+    if table.name == ROLLOUTS.name and {"turns", *HASHES} <= set(data.column_names):
+        lacking = [name for name in HASHES if data[name].null_count]
+        hashes = content_hashes(data["turns"]) if lacking else {}
+        for name in lacking:
+            data = data.set_column(data.schema.get_field_index(name), name, hashes[name])
     return _shape(data, table, None, "table to write")
 
 
@@ -349,7 +355,7 @@ def _scan_json(source: Source, table: Table, names: Sequence[str] | None) -> Ite
     if columns is None:
         # The first row says which optional columns the file has.
         has = first[1] if isinstance(first[1], dict) else {}
-        columns = [n for n in table.schema.names if n not in table.optional or n in has or n in HASHES]
+        columns = [n for n in table.schema.names if n not in table.optional or n in has]
         rows = _refusing(rows, sorted(table.optional.difference(columns)), where)
     yield from row_batches(chain([first], rows), table, columns, where)
 
@@ -401,16 +407,7 @@ def _present(schema: pa.Schema, table: Table, names: Sequence[str] | None, where
     missing = [n for n in chosen if n not in schema.names and n not in table.optional]
     if missing:
         raise DataError.missing_columns(where, table.name, missing, schema.names)
-    present = [n for n in chosen if n in schema.names]
-    lacking = set(_lacking_hashes(schema.names, table, names))
-    return [*present, "turns"] if lacking and "turns" not in present else present
-
-
-def _lacking_hashes(columns: Sequence[str], table: Table, names: Sequence[str] | None) -> list[str]:
-    """Hashes to compute from the turns: older files lack them."""
-    if table.name != ROLLOUTS.name or (names is None and "turns" not in columns):
-        return []
-    return [name for name in HASHES if name not in columns and (names is None or name in names)]
+    return [n for n in chosen if n in schema.names]
 
 
 def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str) -> pa.Table:
@@ -418,17 +415,10 @@ def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str
     present = _present(data.schema, table, names, where)
     if names is None and (unknown := [c for c in data.column_names if c not in table.schema.names]):
         raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'column')} {abridged(unknown)}")
-    lacking = _lacking_hashes(data.column_names, table, names)
-    if table.name == ROLLOUTS.name and "turns" in data.column_names:
-        lacking += [name for name in HASHES if name in data.column_names and data[name].null_count]
-    hashes = content_hashes(data["turns"]) if lacking else {}
     fields, columns = [], []
-    for name in names if names is not None else [n for n in table.schema.names if n in present or n in lacking]:
+    for name in names if names is not None else [n for n in table.schema.names if n in present]:
         field = table.schema.field(name)
         fields.append(field)
-        if name in lacking:
-            columns.append(hashes[name])
-            continue
         if name not in data.column_names:
             columns.append(pa.chunked_array([pa.nulls(data.num_rows, field.type)]))
             continue

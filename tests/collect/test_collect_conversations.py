@@ -194,7 +194,6 @@ def test_settings_that_cannot_be_meant(
         collect(dry_run=True, tasks=TASKS, model=POLICY, output=tmp_path / "run", **settings)
 
 
-@pytest.mark.torch
 def test_step_rewards_are_credited_by_turn(play: Play, users: Path, tmp_path: Path) -> None:
     """The first turn's tokens get 0.25 + 0.5 · 1 = 0.75, the second's 1: γ once a turn. The rollout's reward, which is the
     sum of its steps, is not counted beside them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,15 +76,3 @@ def test_ids_and_messages_are_never_one_run(server: Any, settings: dict[str, Any
         collect(chat_endpoint=url, **settings)
     with pytest.raises(UsageError, match="both given"):
         collect(endpoint=url, chat_endpoint=url, **{**settings, "overwrite": True})
-
-
-def test_a_run_of_the_old_key_is_resumed(server: Any, settings: dict[str, Any]) -> None:
-    """A run whose identity names the protocol as 0.1.0-dev did is resumed; a new run names it "chat"."""
-    url = server(Settings())
-    collect(chat_endpoint=url, **{**settings, "num_rollouts": 1})
-    file = settings["output"] / "run.json"
-    facts = json.loads(file.read_text())
-    assert facts["identity"].pop("protocol") == "chat"
-    file.write_text(json.dumps(facts | {"identity": facts["identity"] | {"speaks": "messages"}}))
-    assert (summary := collect(chat_endpoint=url, **settings)).exit_code == 0
-    assert summary.rollouts == 4

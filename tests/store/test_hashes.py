@@ -1,7 +1,8 @@
-"""prompt_hash and generation_hash: written at append, computed where a file lacks them, and left alone where it has them."""
+"""prompt_hash and generation_hash: written at append, computed where lines lack them, else left alone."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
+from gymdata.errors import DataError
 from gymdata.rollouts.schema import HASHES, ROLLOUTS
 from gymdata.store import read_table, scan_batches
 from gymdata.store.tables import write_table
@@ -44,25 +46,25 @@ def test_appended_rows_are_sealed_with_the_hashes_of_their_ids(run: Path):
     assert hashes_in(raw) == expected(raw)
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
-def test_a_file_without_the_columns_is_read_as_if_it_had_them(run: Path, tmp_path: Path, suffix: str):
+def test_lines_without_the_hashes_are_read_as_if_they_had_them(run: Path, tmp_path: Path):
     """Whether they are asked for, alone or with others, or the whole table is read; scans as reads."""
     whole = read_table(run)
-    old = tmp_path / f"old.{suffix}"
-    if suffix == "parquet":
-        pq.write_table(whole.drop_columns(list(HASHES)), old)
-    else:
-        import json
-
-        rows = [json.loads(line) for line in write_table(whole, old, ROLLOUTS).read_text().splitlines()]
-        old.write_text("".join(json.dumps({k: v for k, v in row.items() if k not in HASHES}) + "\n" for row in rows))
-    assert hashes_in(read_table(old)) == hashes_in(whole) == expected(whole)
-    only = read_table(old, ROLLOUTS, ["rollout_id", "prompt_hash", "generation_hash"])
+    file = tmp_path / "short.jsonl"
+    rows = [json.loads(line) for line in write_table(whole, file, ROLLOUTS).read_text().splitlines()]
+    file.write_text("".join(json.dumps({k: v for k, v in row.items() if k not in HASHES}) + "\n" for row in rows))
+    assert hashes_in(read_table(file)) == hashes_in(whole) == expected(whole)
+    only = read_table(file, ROLLOUTS, ["rollout_id", "prompt_hash", "generation_hash"])
     assert only.column_names == ["rollout_id", *HASHES]
     assert hashes_in(only) == expected(whole)
     assert hashes_in(
-        pa.Table.from_batches(scan_batches(old, ROLLOUTS, ["generation_hash", "prompt_hash"]))
+        pa.Table.from_batches(scan_batches(file, ROLLOUTS, ["generation_hash", "prompt_hash"]))
     ) == expected(whole)
+
+
+def test_parquet_without_the_columns_is_no_file_of_rollouts(run: Path, tmp_path: Path):
+    pq.write_table(read_table(run).drop_columns(list(HASHES)), file := tmp_path / "short.parquet")
+    with pytest.raises(DataError, match="prompt_hash"):
+        read_table(file)
 
 
 def test_a_rollout_without_turns_has_no_hashes(tmp_path: Path):

@@ -1,10 +1,9 @@
-"""run.json is one model for every command, and what 0.1.0-dev wrote is read."""
+"""run.json is one model for every command."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -13,7 +12,7 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import StoreError
 from gymdata.settings import Config
-from gymdata.store import read_run_json, write_run_json
+from gymdata.store import write_run_json
 from gymdata.store.run_json import differences
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -58,7 +57,6 @@ def test_every_command_writes_the_same_model(tmp_path: Path, words: list[str], d
     assert facts.keys() >= KEYS
     assert facts["command"] == ["gymdata", *typed]
     assert facts["schemas"].keys() == schemas
-    assert {"version", "schema", "note"}.isdisjoint(facts)
 
 
 def test_a_value_of_another_type_is_not_written(tmp_path: Path):
@@ -68,44 +66,8 @@ def test_a_value_of_another_type_is_not_written(tmp_path: Path):
     assert not (tmp_path / "run.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("was", "now"),
-    [
-        ({"version": "0.1.0-dev"}, {"gymdata": "0.1.0-dev"}),
-        ({"schema": {"pairs": 1}}, {"schemas": {"pairs": 1}}),
-        (
-            {"command": "gymdata score 'a b' --reward numeric"},
-            {"command": ["gymdata", "score", "a b", "--reward", "numeric"]},
-        ),
-        ({"command": "gymdata 'score"}, {"command": ["gymdata 'score"]}),
-        ({"command": None}, {"command": []}),
-        ({"note": "selected rollouts"}, {"notes": ["selected rollouts"]}),
-        ({"note": "b", "notes": None}, {"notes": ["b"]}),
-        ({"gymdata": "0.1.0", "schemas": {}, "command": ["a"]}, {"gymdata": "0.1.0", "schemas": {}, "command": ["a"]}),
-    ],
-)
-def test_what_an_earlier_version_wrote_is_read(tmp_path: Path, was: dict[str, Any], now: dict[str, Any]):
-    """Old keys are read under their present names."""
-    (tmp_path / "run.json").write_text(json.dumps({"stage": "score", **was}))
-    assert read_run_json(tmp_path) == {"stage": "score", **now}
-
-
-def test_an_earlier_output_is_replaced_and_found_equal(tmp_path: Path):
-    """Pairs that 0.1.0-dev described are made again without complaint by the same settings, and their run.json is the
-    present one afterwards."""
-    run = run_of(tmp_path / "run")
-    words = ["pairs", str(run), "-o", str(tmp_path / "out")]
-    assert main(words) == 0
-    new = json.loads((tmp_path / "out" / "run.json").read_text())
-    old = {k: v for k, v in new.items() if k not in ("gymdata", "schemas", "attempts", "extent", "identity", "notes")}
-    old |= {"version": "0.1.0", "schema": {"pairs": 1}, "command": " ".join(new["command"])}
-    (tmp_path / "out" / "run.json").write_text(json.dumps(old))
-    assert main(words) == 0
-    assert json.loads((tmp_path / "out" / "run.json").read_text()) == new
-
-
 def test_a_missing_setting_is_compared_with_its_default(tmp_path: Path) -> None:
-    """Of pairs that an earlier version wrote: a setting that it did not have blocks nothing unless it was changed."""
+    """A setting that the run.json of pairs lacks blocks nothing unless it was changed."""
     run = write_run(tmp_path / "run", [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)])
     gymdata.pairs(run, output=tmp_path / "out")
     facts = json.loads((tmp_path / "out" / "run.json").read_text())
@@ -118,7 +80,7 @@ def test_a_missing_setting_is_compared_with_its_default(tmp_path: Path) -> None:
 
 
 def test_a_section_has_the_defaults_of_its_settings() -> None:
-    """Settings in a section that is there count as unset where an older record lacks them; a new section does not."""
+    """Settings in a section that is there count as unset where a record lacks them; a new section does not."""
 
     class Section(Config):
         size: int = 1
