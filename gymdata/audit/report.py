@@ -17,10 +17,11 @@ from gymdata.errors import DataError, RefusedError, counted
 from gymdata.models.scoring import PolicyModel, ToScore
 from gymdata.progress import Progress
 from gymdata.public import Figures, Report, Row
-from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE, Rounding
+from gymdata.rollouts.logprobs import Rounding
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import stitch
+from gymdata.rollouts.soundness import without_ratio
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import scan_batches
 from gymdata.store.paths import Facts
@@ -195,20 +196,13 @@ class Audit:
 def comparable(turns: pa.ListArray, left: dict[str, int]) -> np.ndarray:
     """Which rollouts have a finite log-prob at most 0 for each of their sampled tokens, bool; ``left`` counts the others."""
     flat = TurnColumns.of(turns)
-    values = flat.logprobs.values
     generated = flat.generation.lengths
-
-    def having(odd: np.ndarray) -> np.ndarray:
-        """Rollouts with such a log-probability."""
-        return flat.by_rollout(flat.logprobs).sums(odd) > 0
-
     # A generation without prompt ids cannot be scored.
     no_prompt = flat.count((flat.parent < 0) & (flat.delta.lengths == 0) & (generated > 0)) > 0
-    none = (flat.by_rollout(flat.generation).lengths == 0) | no_prompt
-    uneven = flat.count(flat.logprobs.lengths != generated) > 0
-    masks = (none, flat.has_rendered(), uneven, having(~np.isfinite(values)), having(values > POSITIVE_TOLERANCE))
-    lacking = np.zeros(len(turns), np.bool_)
-    for code, lacks in zip(_LACKS, masks, strict=True):
+    lacking = (flat.by_rollout(flat.generation).lengths == 0) | no_prompt
+    left["T205"] += int(lacking.sum())
+    for code, of_turns in without_ratio(flat.logprobs, generated, flat.rendered):
+        lacks = flat.count(of_turns) > 0
         left[code] += int((lacks & ~lacking).sum())
         lacking |= lacks
     return ~lacking

@@ -1,13 +1,13 @@
 """What no consumer of token data may take, whatever its source.
 
 Invariants: no Python loop over tokens; ids outside the vocabulary (T206) and log-probabilities that are missing (L301), not
-finite (L302) or positive (L303) are refused wherever token data is used; the first fault is named with its code, file,
+finite (L302) or positive (L303) are refused wherever token data is used (``without_ratio`` has the rule); the first fault is named with its code, file,
 rollout and turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -43,6 +43,25 @@ def odd_log_probs(lp: np.ndarray) -> list[tuple[int, str]]:
     return faults
 
 
+def without_ratio(
+    logprobs: Ragged, n_tokens: Ints, rendered: npt.NDArray[np.bool_] | None = None
+) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """The one rule on what has no ratio to its sampler: each code with (n,) the lists that it holds of.
+
+    Ids rendered from text have no sampler (T213; ``rendered`` is None where all were sampled); each of ``n_tokens`` sampled
+    tokens needs one log-probability (L301) that is finite (L302) and at most 0 (L303)."""
+    none = np.zeros(len(logprobs), np.bool_)
+    yield "T213", none if rendered is None else rendered
+    yield "L301", logprobs.lengths != n_tokens
+    values = logprobs.values
+    if not len(values) or (np.isfinite(values.min()) and values.max() <= POSITIVE_TOLERANCE):
+        yield from (("L302", none), ("L303", none))
+        return
+    finite = np.isfinite(values)
+    yield "L302", logprobs.sums(~finite) > 0
+    yield "L303", logprobs.sums(finite & (values > POSITIVE_TOLERANCE)) > 0
+
+
 _HINT = (
     "`gymdata validate` lists every such place, and {fix:drop} leaves those rollouts out; "
     "collect again what should not be lost"
@@ -71,9 +90,9 @@ def refuse_unsound_turns(
     ``rendered``: turns whose ids were rendered from text pass, without log-probabilities; else they are refused (T213).
     """
     flat = turns if isinstance(turns, TurnColumns) else TurnColumns.of(turns)
-    if flat.rendered is not None and not rendered:
-        rendered_turns = np.flatnonzero(flat.rendered)
-        raise rendered_ids(where, flat.name_of(rendered_turns[0], rollout_ids), f"{len(rendered_turns):,} turns")
+    _, lacking = next(without_ratio(flat.logprobs, flat.generation.lengths, flat.rendered))
+    if lacking.any() and not rendered:
+        raise rendered_ids(where, flat.name_of(lacking.argmax(), rollout_ids), f"{lacking.sum():,} turns")
     logprobs = unless_rendered(flat.logprobs, flat.rendered)
     refuse_unsound(
         (Lists("the prompt", flat.delta), Lists("the generation", flat.generation)),
@@ -156,14 +175,16 @@ def refuse_unsound(
             fault = f"token id {lists.values[bad[0]]} at position {position} of {name}, expected 0 to {limit - 1}"
             _refuse("T206", where, named(k), fault, len(bad))
     lengths, expected = log_probs.lists.lengths, ids[-1].lists.lengths
-    uneven = np.flatnonzero(lengths != expected)
-    if len(uneven):
-        k = int(uneven[0])
-        fault = f"{lengths[k]:,} log-probabilities for {expected[k]:,} tokens, expected one for each {log_probs.name}"
-        _refuse("L301", where, named(k), fault, len(uneven))
-    odd = odd_log_probs(log_probs.lists.values)
-    if odd:
-        index, code = odd[0]
+    for code, lacking in without_ratio(log_probs.lists, expected):
+        if not lacking.any():
+            continue
+        if code == "L301":
+            k = int(lacking.argmax())
+            counts = f"{lengths[k]:,} log-probabilities for {expected[k]:,} tokens"
+            fault = f"{counts}, expected one for each {log_probs.name}"
+            _refuse(code, where, named(k), fault, int(lacking.sum()))
+        odd = odd_log_probs(log_probs.lists.values)
+        index = next(place for place, other in odd if other == code)
         k, position = log_probs.lists.locate(index)
         allowed = "a finite number" if code == "L302" else f"at most 0 (rounding: {POSITIVE_TOLERANCE:g})"
         fault = f"a log-probability of {log_probs.lists.values[index]} at position {position}, expected {allowed}"
