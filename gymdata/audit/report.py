@@ -205,4 +205,4 @@ def comparable(turns: pa.ListArray, left: dict[str, int]) -> np.ndarray:
         lacks = flat.count(of_turns) > 0
         left[code] += int((lacks & ~lacking).sum())
         lacking |= lacks
-    return ~lacking
+    return np.asarray(~lacking)

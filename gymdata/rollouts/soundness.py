@@ -1,8 +1,8 @@
 """What no consumer of token data may take, whatever its source.
 
 Invariants: no Python loop over tokens; ids outside the vocabulary (T206) and log-probabilities that are missing (L301), not
-finite (L302) or positive (L303) are refused wherever token data is used (``without_ratio`` has the rule); the first fault is named with its code, file,
-rollout and turn.
+finite (L302) or positive (L303) are refused wherever token data is used (``without_ratio`` has the rule); the first fault
+is named with its code, file, rollout and turn.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def refuse_unsound_turns(
     flat = turns if isinstance(turns, TurnColumns) else TurnColumns.of(turns)
     _, lacking = next(without_ratio(flat.logprobs, flat.generation.lengths, flat.rendered))
     if lacking.any() and not rendered:
-        raise rendered_ids(where, flat.name_of(lacking.argmax(), rollout_ids), f"{lacking.sum():,} turns")
+        raise rendered_ids(where, flat.name_of(int(lacking.argmax()), rollout_ids), f"{lacking.sum():,} turns")
     logprobs = unless_rendered(flat.logprobs, flat.rendered)
     refuse_unsound(
         (Lists("the prompt", flat.delta), Lists("the generation", flat.generation)),
