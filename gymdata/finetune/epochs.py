@@ -90,13 +90,11 @@ class _Run:
     def _epoch(self, epoch: int, policy: Path, version: int) -> tuple[Path, int]:
         """The policy that the epoch leaves, and its version."""
         plan, folder = self.plan, self.plan.folder(epoch)
-        fresh = (epoch - 1) % plan.loop.collect_every == 0
-        if fresh:
-            self._stage(epoch, "collect", lambda: self._collect(epoch, policy, version))
-            self._stage(epoch, "check", lambda: self._check(epoch))
-            if plan.judging is not None:
-                judging = plan.judging
-                self._stage(epoch, "judge", lambda: self._judge(folder / "rollouts", judging))
+        self._stage(epoch, "collect", lambda: self._collect(epoch, policy, version))
+        self._stage(epoch, "check", lambda: self._check(epoch))
+        if plan.judging is not None:
+            judging = plan.judging
+            self._stage(epoch, "judge", lambda: self._judge(folder / "rollouts", judging))
         chosen = self._stage(epoch, "select", lambda: self._select(epoch, version))
         kind = plan.loop.algorithm
         data = self._stage(
@@ -111,7 +109,7 @@ class _Run:
         if plan.loop.deploy is not None and next_version != version:
             self._stage(epoch, "deploy", lambda: self._deploy(epoch, after, next_version))
         kl: Figures = {}
-        if fresh and plan.measure_kl is not None and plan.trainer.measure_kl:
+        if plan.measure_kl is not None and plan.trainer.measure_kl:
             kl = self._stage(epoch, "kl", lambda: self._kl(epoch, version))
         validation = self.state.done(epoch, "validate")  # done already where it was the last epoch once
         if plan.validated(epoch):
@@ -169,16 +167,11 @@ class _Run:
         return {"comparisons": result.get("comparisons"), "unscored": result.get("unscored")}
 
     def _select(self, epoch: int, version: int) -> Figures:
-        loop = self.plan.loop
-        last = epoch - (epoch - 1) % loop.collect_every
-        oldest = max(1, min(last, epoch - loop.reuse_epochs))
-        epochs = [e for e in range(last, oldest - 1, -1) if (e - 1) % loop.collect_every == 0]
-        sources = [_source(self.plan.folder(e) / "rollouts", self.plan.judging) for e in epochs]
         folder = self.plan.folder(epoch)
-        counts = select(sources, folder, epoch, version, loop.max_policy_lag, self.plan.curriculum)
-        lost = (self.state.done(last, "collect") or {}).get("missing")
-        # The epoch may train on more than it collected; its reward is that of its own rollouts.
-        return {**counts, **figures.rewards(sources[0].scores()), "missing": lost, "collected_in_epoch": last}
+        source = _source(folder / "rollouts", self.plan.judging)
+        counts = select(source, folder, epoch, version, self.plan.curriculum)
+        lost = (self.state.done(epoch, "collect") or {}).get("missing")
+        return {**counts, **figures.rewards(source.scores()), "missing": lost}
 
     def _kl_coef(self, epoch: int) -> float | None:
         """The coefficient that the last epoch before this one with experiences has left; None where none is adapted."""

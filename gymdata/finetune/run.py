@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.curriculum import CurriculumConfig
-from gymdata.errors import DataError, UsageError, abridged, counted, option, redacted
+from gymdata.errors import DataError, UsageError, abridged, option, redacted
 from gymdata.finetune.config_file import (
     Overrides,
     for_validation,
@@ -173,7 +173,7 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
 
     def policy() -> None:
         _start(llm, beside)
-        _check_lag(config, where)
+        _check_served(config, where)
 
     evaluator = config.eval.evaluators.get(loop.reward_function.name)
     checks: dict[str, Callable[[], object]] = {
@@ -252,7 +252,7 @@ def plan_of(
     start, served = _start(llm, beside), llm.base_url is not None
     tasks = _tasks(config.eval.general.dataset, beside, f"{where}: eval.general.dataset")
     reward, judging = _scoring(config, beside, where)
-    _check_lag(config, where)
+    _check_served(config, where)
     require_extras(config, where, served=served)
     builder = builder_of(config, where, beside, commands, _base(config, llm, beside))
     validation, val_config = _validation(config, file, builder, (reward, judging), overrides)
@@ -304,17 +304,13 @@ def _llm(config: FinetuneConfig) -> LlmSection:
     return config.llms[target_of(config)]
 
 
-def _check_lag(config: FinetuneConfig, where: str) -> None:
-    """Raises UsageError when the last epochs would be sampled from a policy that is too old."""
+def _check_served(config: FinetuneConfig, where: str) -> None:
+    """Raises UsageError where later epochs would be sampled from the first policy."""
     llm, loop = _llm(config), config.finetuning
-    if llm.base_url is not None and loop.deploy is None and loop.num_epochs - 1 > loop.max_policy_lag:
-        behind = f"{counted(loop.num_epochs - 1, 'version')} behind in the last epoch"
-        text = (
-            f"{where}: {llm.base_url} keeps serving the first policy, {behind}, max_policy_lag is {loop.max_policy_lag}"
-        )
+    if llm.base_url is not None and loop.deploy is None and loop.num_epochs > 1:
+        text = f"{where}: {llm.base_url} keeps serving the first policy, num_epochs is {loop.num_epochs}"
         hint = f"{override(f'llms.{target_of(config)}._type', 'vllm')} samples here; or finetuning.deploy is a command "
-        hint += "that makes it serve {model}; or raise max_policy_lag"
-        raise UsageError(text, hint=hint)
+        raise UsageError(text, hint=f"{hint}that makes it serve {{model}}; or train one epoch")
 
 
 def _start(llm: LlmSection, beside: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.curriculum import CurriculumConfig, group_statistics, select_groups
-from gymdata.errors import RefusedError, counted
+from gymdata.errors import RefusedError, abridged, counted
 from gymdata.public import Figures
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, read_run_json, read_table, scan_batches
@@ -46,28 +46,22 @@ def _values_of(rollout_ids: pa.Array | pa.ChunkedArray, judged: pa.Table) -> pa.
     return judged["value"].take(pc.index_in(rollout_ids, value_set=judged["rollout_id"].combine_chunks()))
 
 
-def select(
-    sources: Sequence[Source], folder: Path, epoch: int, version: int, max_lag: int, curriculum: CurriculumConfig
-) -> Figures:
+def select(source: Source, folder: Path, epoch: int, version: int, curriculum: CurriculumConfig) -> Figures:
     """Choose, copy the chosen rollouts to ``folder``/selected and write ``folder``/selection.json; returns its counts.
 
-    ``version``: of the policy that will be trained. Raises RefusedError (R501) when no rollout has a score.
+    ``version``: of the policy that will be trained. Raises RefusedError for rollouts of another one, and (R501) when no
+    rollout has a score.
     """
     import polars as pl
 
-    rows = pa.concat_tables([source.scores() for source in sources])
-    lag = pc.subtract(version, rows["policy_version"])
-    fresh_enough = pc.less_equal(lag, max_lag)
-    too_old = rows.num_rows - int(pc.sum(fresh_enough).as_py() or 0)
-    rows, lag = rows.filter(fresh_enough), lag.filter(fresh_enough)
-    # Label → (group_id, scores). The label is the task, with ``@v`` and the version where that is an older one, and with a
-    # number where earlier sources have a group of this task and version as well.
-    older = pl.format("{}@v{}", "task_id", "policy_version")
-    label = pl.when(pl.col("policy_version") == version).then("task_id").otherwise(older).alias("label")
-    frame = pl.DataFrame(pl.from_arrow(rows.select(["task_id", "group_id", "policy_version", "reward"]))).lazy()
-    grouped = frame.group_by(label, "group_id", maintain_order=True).agg("reward").collect()
+    rows = source.scores()
+    if others := set(pc.unique(rows["policy_version"]).to_pylist()) - {version}:
+        text = f"epoch {epoch}: rollouts of policy version {abridged(map(str, others))}, expected {version}"
+        raise RefusedError(text, hint="a trajectory builder's rollouts have the policy_version of its order")
+    # Label → (group_id, scores). The label is the task, with a number where earlier groups are of the same task.
+    frame = pl.DataFrame(pl.from_arrow(rows.select(["task_id", "group_id", "reward"])))
     groups: dict[str, tuple[str, list[float | None]]] = {}
-    for name, group_id, scores in grouped.iter_rows():
+    for name, group_id, scores in frame.group_by("task_id", "group_id", maintain_order=True).agg("reward").iter_rows():
         names = chain([name], (f"{name}#{number}" for number in count(2)))
         groups[next(label for label in names if label not in groups)] = group_id, scores
     stats = group_statistics({label: scores for label, (_, scores) in groups.items()})
@@ -85,11 +79,8 @@ def select(
         "groups_selected": len(included),
         "groups_learnable": sum(group.score_range > 0 for group in stats if group.task_id in included),
         "groups_left_out": dict(sorted(reasons.items())),
-        "too_old_left_out": too_old,
-        "stale_rollouts": int(pc.sum(pc.greater(lag, 0)).as_py() or 0),
-        "policy_lag_max": int(pc.max(lag).as_py() or 0),
     }
-    counts["rollouts_selected"] = _copy(sources, folder / "selected", group_ids, epoch)
+    counts["rollouts_selected"] = _copy(source, folder / "selected", group_ids, epoch)
     facts = {
         "epoch": epoch,
         "policy_version": version,
@@ -113,27 +104,25 @@ def select(
     return {**counts, "curriculum": {"enabled": curriculum.enabled, **state}}
 
 
-def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: int) -> int:
+def _copy(source: Source, folder: Path, group_ids: set[str], epoch: int) -> int:
     """The rollouts of these groups to ``folder``/rollouts.parquet, and a judge's verdicts on them beside it."""
     id_array = pa.array(sorted(group_ids), pa.string())
     schema = ROLLOUTS.schema
+    values = source.judge and read_table(source.judge, SCORES, ["rollout_id", "value"])
 
     def chosen() -> Iterator[pa.RecordBatch]:
-        for source in sources:
-            judged = source.judge and read_table(source.judge, SCORES, ["rollout_id", "value"])
-            for batch in scan_batches(source.run, ROLLOUTS, None, _BATCH_ROWS):
-                part = batch.filter(pc.is_in(batch.column("group_id"), value_set=id_array))
-                if not part.num_rows:
-                    continue
-                # Every column of the schema; the judge's reward replaces the reward, and is named among the rewards.
-                names, n = part.schema.names, part.num_rows
-                columns = {f.name: part.column(f.name) if f.name in names else pa.nulls(n, f.type) for f in schema}
-                if judged is not None:
-                    columns["reward"] = _values_of(part.column("rollout_id"), judged)
-                arrays = {f.name: columns[f.name].cast(f.type) for f in schema}
-                yield from pa.table(arrays, schema=schema).to_batches()
+        for batch in scan_batches(source.run, ROLLOUTS, None, _BATCH_ROWS):
+            part = batch.filter(pc.is_in(batch.column("group_id"), value_set=id_array))
+            if not part.num_rows:
+                continue
+            # Every column of the schema; the judge's reward replaces the reward, and is named among the rewards.
+            names, n = part.schema.names, part.num_rows
+            columns = {f.name: part.column(f.name) if f.name in names else pa.nulls(n, f.type) for f in schema}
+            if values is not None:
+                columns["reward"] = _values_of(part.column("rollout_id"), values)
+            arrays = {f.name: columns[f.name].cast(f.type) for f in schema}
+            yield from pa.table(arrays, schema=schema).to_batches()
 
-    parents = parents_of(path for source in sources for path in (source.run, source.judge) if path is not None)
     file = folder / "rollouts.parquet"
     # A stopped stage is run again, so existing files may be replaced.
     with StageOutput(folder / RUN_JSON, "select", [file.name], overwrite=True) as out:
@@ -141,22 +130,26 @@ def _copy(sources: Sequence[Source], folder: Path, group_ids: set[str], epoch: i
         out.finish(
             {
                 "epoch": epoch,
-                "reward": "as collected" if sources[0].judge is None else sources[0].judge.name,
-                "parents": parents,
+                "reward": "as collected" if source.judge is None else source.judge.name,
+                "parents": parents_of(path for path in (source.run, source.judge) if path is not None),
             }
         )
-    rollout_ids = (
-        read_table(file, ROLLOUTS, ["rollout_id"])["rollout_id"].combine_chunks() if rows else pa.array([], pa.string())
-    )
-    for source in sources:
-        if source.judge is not None:
-            copy = folder / source.judge.name / RUN_JSON
-            with StageOutput(copy, "judge", ["scores.parquet"], overwrite=True) as out:
-                for table, key in ((SCORES, "rollout_id"), (COMPARISONS, "rollout_i")):
-                    file = source.judge / f"{table.name}.parquet"
-                    if file.is_file():
-                        judged = read_table(file, table)
-                        out.table(file.name, judged.filter(pc.is_in(judged[key], value_set=rollout_ids)), table)
-                origin = {"parents": parents_of([source.judge]), "notes": ["the rows of selected rollouts"]}
-                out.finish({**read_run_json(source.judge), **origin})
+    if source.judge is not None:
+        rollout_ids = (
+            read_table(file, ROLLOUTS, ["rollout_id"])["rollout_id"].combine_chunks()
+            if rows
+            else pa.array([], pa.string())
+        )
+        _copy_verdicts(source.judge, folder / source.judge.name, rollout_ids)
     return rows
+
+
+def _copy_verdicts(judge: Path, folder: Path, rollout_ids: pa.Array) -> None:
+    with StageOutput(folder / RUN_JSON, "judge", ["scores.parquet"], overwrite=True) as out:
+        for table, key in ((SCORES, "rollout_id"), (COMPARISONS, "rollout_i")):
+            file = judge / f"{table.name}.parquet"
+            if file.is_file():
+                judged = read_table(file, table)
+                out.table(file.name, judged.filter(pc.is_in(judged[key], value_set=rollout_ids)), table)
+        origin = {"parents": parents_of([judge]), "notes": ["the rows of selected rollouts"]}
+        out.finish({**read_run_json(judge), **origin})

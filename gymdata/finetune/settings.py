@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import pydantic
 
 from gymdata.collect.settings import CollectConfig
-from gymdata.errors import COMMAND_LINE, UsageError, counted
+from gymdata.errors import COMMAND_LINE, UsageError
 from gymdata.experience.settings import ExperienceConfig
 from gymdata.judge.settings import JudgeConfig
 from gymdata.pairs.settings import PairsConfig
@@ -257,11 +257,9 @@ class FinetuningSection(Config):
     """The loop. ``trainer``, ``trajectory_builder``, ``trainer_adapter``: names of entries of their sections; may be left
     out where there is one. ``target_model``: the entry of ``llms`` that is trained. ``output_dir`` may hold {algorithm}.
 
-    ``algorithm``: sft, dpo, kto or rl for ``_type: trl``. ``limit``: only the first N tasks. ``collect_every``: fresh
-    rollouts only every N epochs; ``reuse_epochs``: train on the rollouts of the N epochs before, too. Both make
-    rollouts of older policies; those more than ``max_policy_lag`` versions behind are left out and counted.
-    ``deploy``: words of a command that makes the endpoint serve {model} as {version}; without it an endpoint keeps
-    serving the first policy."""
+    ``algorithm``: sft, dpo, kto or rl for ``_type: trl``. ``limit``: only the first N tasks. ``deploy``: words of a command
+    that makes the endpoint serve {model} as {version}; without it an endpoint keeps serving the first policy, which
+    is enough for one epoch."""
 
     enabled: bool = True
     trainer: str | None = None
@@ -279,9 +277,6 @@ class FinetuningSection(Config):
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
     run_id: str | None = pydantic.Field(None, min_length=1, max_length=150)
     validation: ValidationSection = ValidationSection.model_validate({})
-    collect_every: int = pydantic.Field(1, ge=1)
-    reuse_epochs: int = pydantic.Field(0, ge=0)
-    max_policy_lag: int = pydantic.Field(0, ge=0)
     endpoint_timeout: float = pydantic.Field(300.0, gt=0.0)
     deploy: list[str] | None = None
     tensorboard: bool = False
@@ -293,10 +288,6 @@ class FinetuningSection(Config):
                 "target_functions cannot be honoured: every turn of a rollout is trained ([<workflow>]); "
                 "target_agents in the sft or kto section of the trainer adapter chooses turns by agent"
             )
-        lag = max(self.collect_every - 1, 0)
-        if lag > self.max_policy_lag:
-            old = f"collect_every {self.collect_every} trains on rollouts {counted(lag, 'version')} old"
-            raise ValueError(f"{old}, max_policy_lag is {self.max_policy_lag}: raise it, or collect more often")
         return self
 
 

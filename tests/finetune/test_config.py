@@ -118,7 +118,6 @@ def test_what_a_file_lacks_is_listed_in_one_round_however_long_it_is(tmp_path: P
             "target_agents in the sft or kto section of the trainer adapter chooses turns by agent",
         ),
         ("finetuning.num_epochs", "many", "finetuning.num_epochs: got 'many'"),
-        ("finetuning.collect_every", 3, "max_policy_lag"),
         ("finetuning.validation", {"settings": {"temprature": 1}}, "did you mean 'temperature'"),
         ("eval.general.profiler", {}, "eval.general.profiler cannot be honoured"),
         ("eval.evaluators", {"numeric": {"_type": "rubric"}}, "expected one of reward, genrm"),
@@ -238,14 +237,14 @@ def test_the_output_may_be_named_after_the_algorithm(tmp_path: Path) -> None:
     assert plan_of(loaded, file)[0].output == Path.cwd() / "runs" / "dpo"
 
 
-def test_an_endpoint_that_is_never_told_needs_a_lag(tmp_path: Path) -> None:
-    """Ten epochs on a server that goes on serving the first policy are refused, unless the lag is allowed or it is told."""
+def test_an_endpoint_that_is_never_told_trains_one_epoch(tmp_path: Path) -> None:
+    """Ten epochs on a server that goes on serving the first policy are refused, unless a command deploys the new ones."""
     llm = {"_type": "openai", "base_url": "http://localhost:1", "model_name": "served",
            "model": str(ROOT / "sample_data" / "policy")}  # fmt: skip
     file = write(tmp_path, llms={"policy": llm})
-    with pytest.raises(UsageError, match=r"keeps serving the first policy, 9 version"):
+    with pytest.raises(UsageError, match="keeps serving the first policy, num_epochs is 10"):
         plan_of(load(file), file)
-    assert plan_of(load(file, [("max_policy_lag", "9")]), file)[0].served
+    assert plan_of(load(file, [("num_epochs", "1")]), file)[0].served
     assert plan_of(load(file, [("deploy", "[reload, '{model}']")]), file)[0].loop.deploy == ["reload", "{model}"]
 
 

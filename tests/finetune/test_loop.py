@@ -177,46 +177,33 @@ def test_a_judge_in_the_place_of_rewards(tmp_path: Path) -> None:
     assert row["validation"]["reward_mean"] > 2.0
 
 
-def test_rollouts_of_older_policies_are_counted_and_limited(tmp_path: Path) -> None:
-    """Collected every second epoch: half the epochs train on rollouts one version old, and say so. Of the last two epochs'
-    rollouts those more than max_policy_lag versions behind are left out, and counted."""
+def test_rollouts_of_another_policy_are_refused(tmp_path: Path) -> None:
+    """What a builder gives has the version of the policy that is trained, or nothing is trained on it."""
     calls, out = Calls(), tmp_path / "out"
-    builder = Builder(calls)
-    loop(out, calls, builder=builder, num_epochs=4, collect_every=2, max_policy_lag=1)
-    rows = metrics(out)
-    assert [order.policy_version for order in builder.orders] == [0, 2]
-    assert [row["policy_lag_max"] for row in rows] == [0, 1, 0, 1]
-    assert [row["stale_rollouts"] for row in rows] == [0, 20, 0, 20]
-    assert [row["collected_in_epoch"] for row in rows] == [1, 1, 3, 3]
-    assert rows[1]["kl_to_start"] is None
-    reused = tmp_path / "reused"
-    loop(reused, calls, adapter=Adapter(calls, "experiences"), num_epochs=3, reuse_epochs=2, max_policy_lag=1)
-    rows = metrics(reused)
-    assert [row["too_old_left_out"] for row in rows] == [0, 0, 20]
-    assert [row["stale_rollouts"] for row in rows] == [0, 20, 20]
-    assert [row["groups"] for row in rows] == [5, 10, 10]
-    chosen = json.loads((reused / "epoch-003" / "selection.json").read_text())
-    assert {"easy", "easy@v1"} <= set(chosen["groups"])
+    adapter = Adapter(calls)
+
+    class Behind(Builder):
+        def collect(self, order: Any, progress: Any) -> None:
+            super().collect(dataclasses.replace(order, policy_version=0), progress)
+
+    with pytest.raises(RefusedError, match="epoch 2: rollouts of policy version 0, expected 1"):
+        loop(out, calls, builder=Behind(calls), adapter=adapter)
+    assert [job.epoch for job in adapter.jobs] == [1]
 
 
-def test_two_runs_of_one_policy_are_selected_whole(tmp_path: Path) -> None:
-    """Where an epoch trained nothing, or an endpoint keeps its policy, two runs have groups of the same task and version:
-    each is judged by its own scores, and is copied with all its rollouts."""
+def test_two_groups_of_one_task_are_selected_whole(tmp_path: Path) -> None:
+    """Each is judged by its own scores, and is copied with all its rollouts."""
     rewards = {"new": (0.0, 1.0), "old": (1.0, 1.0)}
-    runs = {
-        name: write_run(
-            tmp_path / name,
-            [
-                rollout("a", k, reward, two_turns(1, k), rollout_id=f"{name}-{k}", group_id=f"{name}-a")
-                for k, reward in enumerate(own)
-            ],
-        )
+    rows = [
+        rollout("a", k, reward, two_turns(1, k), rollout_id=f"{name}-{k}", group_id=f"{name}-a", policy_version=0)
         for name, own in rewards.items()
-    }
+        for k, reward in enumerate(own)
+    ]
+    run = write_run(tmp_path / "run", rows)
     (tmp_path / "epoch").mkdir()
-    every = CurriculumConfig(enabled=False)
-    counts = select([Source(run) for run in runs.values()], tmp_path / "epoch", 2, 0, 1, every)
+    counts = select(Source(run), tmp_path / "epoch", 1, 0, CurriculumConfig(enabled=False))
     assert (counts["groups_selected"], counts["groups_learnable"], counts["rollouts_selected"]) == (2, 1, 4)
+    assert set(json.loads((tmp_path / "epoch" / "selection.json").read_text())["groups"]) == {"a", "a#2"}
     copied = read_table(tmp_path / "epoch" / "selected", columns=["rollout_id"])["rollout_id"].to_pylist()
     assert copied == ["new-0", "new-1", "old-0", "old-1"]
 
