@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gymdata.errors import UsageError, printable
+from gymdata.errors import UsageError
 from gymdata.finetune.settings import FinetuneFlags
 from gymdata.public import rate_text
 
@@ -19,11 +18,7 @@ from .console import Watch, command_words, finish, note, prints_apart, show
 from .flags import Json, Overwrite, with_flags
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.table import Table
-
-    from gymdata.finetune.port import EpochRow, HeldOut
+    from gymdata.finetune.port import EpochRow
 
 _CONFIG = "Configuration"  # title in --help
 _Config = Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="Configuration file.")]
@@ -50,8 +45,6 @@ _NAMES = {
     "result_file": ["--result-file"],
     "output": ["--output"],
 }
-#: Columns of the live table that a narrow terminal does without, the first to go first.
-_SPARED = ("share", "groups", "KL", "tokens", "95 %", "used", "loss")
 
 
 @with_flags(FinetuneFlags, _NAMES, file=False)
@@ -77,13 +70,13 @@ def finetune(
                 pair(key)  # -o FOLDER CONFIG.yaml: the configuration was taken for the value
         fault = "given twice" if config is not None and config_file is not None else "no configuration given"
         raise UsageError(fault, hint="gymdata finetune CONFIG.yaml; sample_data/finetune.yaml is an example")
-    with LiveTable() as board, prints_apart():
+    with prints_apart(), EpochLines() as lines:
         report = run(
             config or config_file or "",
             overrides,
             **dict(settings),
             overwrite=overwrite,
-            watch=board,
+            watch=lines,
             command=command_words(),
         )
     return finish(report, "finetune", json=json)
@@ -113,121 +106,47 @@ def pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-class LiveTable:
-    """Displays the loop: on a terminal a live table of epochs, elsewhere a line per stage and epoch."""
+class EpochLines:
+    """Displays the loop: the progress of each stage as of a command, and a line for each epoch."""
 
     def __init__(self) -> None:
-        self._rows: list[EpochRow] = []
-        self._doing = ""
-        self._live: Live | None = None
-        self._stage = Watch("")
+        self._stages = ExitStack()
+        self._watch: Watch | None = None
 
-    def __enter__(self) -> LiveTable:
+    def __enter__(self) -> EpochLines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stage.end()
-        if self._live is not None:
-            self._doing = ""
-            self._refresh()
-            self._live.transient = not self._rows  # a run that ended in its first epoch has only the error to show
-            self._live.stop()
-
-    def _start(self) -> None:
-        """The table appears with the first stage: errors in the configuration are shown without it."""
-        if self._live is None and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(stderr=True)
-            self._live = Live(self._table(console), console=console, auto_refresh=False)
-            self._live.start()
+        self._end()
 
     def stage(self, epoch: int, name: str) -> None:
-        self._start()
-        self._doing = f"epoch {epoch}: {name}"
-        self._refresh()
-        if self._live is None:
-            self._stage.end()
-            note(self._doing)
-            self._stage = Watch(self._doing)
+        self._end()
+        label = f"epoch {epoch}: {name}"
+        self._watch = self._stages.enter_context(Watch(label))
+        if self._watch.bar is None:
+            note(label)
 
     def update(self, **counts: float) -> None:
-        if self._live is not None and (total := counts.get("total")):
-            loss = f" · loss {counts['loss']:.4g}" if "loss" in counts else ""
-            self._doing = self._doing.split(" · ")[0] + f" · {counts.get('done', 0):,.0f} of {total:,.0f}{loss}"
-            self._refresh()
-        elif self._live is None:
-            self._stage.update(**counts)
+        if self._watch is not None:
+            self._watch.update(**counts)
 
     def message(self, text: str) -> None:
-        if self._live is not None:
-            self._live.console.print(printable(text), highlight=False)
+        if self._watch is not None:
+            self._watch.message(text)
         else:
             note(text)
 
     def epoch(self, row: EpochRow) -> None:
-        self._start()
-        self._rows.append(row)
-        if self._live is None:
-            note(line(row))
-        self._refresh()
+        self._end()
+        note(line(row))
 
-    def _refresh(self) -> None:
-        if self._live is not None:
-            self._live.update(self._table(self._live.console), refresh=True)
-
-    def _table(self, console: Console) -> Table:
-        """As many columns as the terminal has room for."""
-        from rich import box
-        from rich.table import Table
-
-        endless = console.options.update(max_width=1_000_000)
-        for spared in range(len(_SPARED) + 1):
-            table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
-            names = [name for name in _COLUMNS if name not in _SPARED[:spared]]
-            for name in names:
-                table.add_column(name, justify="right", no_wrap=True)
-            for row in self._rows:
-                table.add_row(*(_COLUMNS[name](row) for name in names))
-            if console.measure(table, options=endless).maximum <= console.width:
-                break
-        table.caption = self._doing or None
-        return table
-
-
-def _thousands(value: int | None) -> str:
-    """84,123 as 84.1k, for the live table; the exact number is in metrics.jsonl."""
-    if value is None or value < 10_000:
-        return "–" if value is None else f"{value:,}"
-    return f"{value / 1e3:,.1f}k" if value < 1e6 else f"{value / 1e6:,.1f}M"
-
-
-def _held_out(held_out: HeldOut | None) -> str:
-    if not held_out or held_out["rate"] is None:
-        return "–"
-    bounds = held_out["ci95"]
-    interval = f" ({100 * bounds[0]:.0f}–{100 * bounds[1]:.0f})" if bounds else ""
-    return f"{100 * held_out['rate']:.1f} %{interval}"
-
-
-#: The live table's columns, shorter than those of a log's line.
-_COLUMNS: dict[str, Callable[[EpochRow], str]] = {
-    "epoch": lambda row: str(row["epoch"]),
-    "reward": lambda row: show(row["reward_mean"], 3),
-    "95 %": lambda row: "{:.2f}–{:.2f}".format(*row["reward_ci95"]) if row["reward_ci95"] else "–",
-    "groups": lambda row: show(row["groups"]),
-    "used": lambda row: "skipped" if row.get("skipped") else show(row["groups_selected"]),
-    "share": lambda row: show(row["curriculum"].get("current_percentile"), 3),
-    "tokens": lambda row: _thousands(row.get("trained_tokens")),
-    "loss": lambda row: show(row.get("training_loss"), 3),
-    "KL": lambda row: show(row.get("kl_to_start"), 3),
-    "held-out": lambda row: _held_out(row.get("validation")),
-}
+    def _end(self) -> None:
+        self._watch = None
+        self._stages.close()
 
 
 def line(row: EpochRow) -> str:
-    """An epoch in one line, for logs."""
+    """An epoch in one line."""
     bounds, held_out = row["reward_ci95"], row.get("validation")
     cells = [
         ("epoch", str(row["epoch"])),

@@ -242,13 +242,12 @@ class _Run:
         return {**figures.held_out(scores, held_out.threshold), "policy_version": version}
 
     def _publish(self) -> None:
-        """metrics.jsonl, the curve and the report, regenerated from the epochs' rows."""
+        """metrics.jsonl and the report, regenerated from the epochs' rows."""
         lines = b"".join(orjson.dumps(plain(row)) + b"\n" for row in self.rows)
         with replacing(self.plan.output / "metrics.jsonl") as temporary:
             temporary.write_bytes(lines)
-        if self.plan.draw is not None:
-            start = self.state.done(0, "validate")
-            self.plan.draw(self.plan.output, self.rows, {"run_id": self.state.run_id, "validation_before": start})
+        if self.plan.write_page is not None:
+            self.plan.write_page(self.plan.output)
 
     def _result(self, policy: Path, version: int) -> Figures:
         plan = self.plan

@@ -71,8 +71,6 @@ def require_extras(config: FinetuneConfig, where: str, *, served: bool) -> None:
     builder = shipped("trajectory_builders", name, part, where)
     if builder is not None and not served and "workflow_url" not in builder.settings:
         needed["engine"] = ["vllm"]
-    if config.finetuning.tensorboard:
-        needed["tensorboard"] = ["torch", "tensorboard"]
     require(",".join(needed), *(module for modules in needed.values() for module in modules))
 
 

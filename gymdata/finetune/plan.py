@@ -89,7 +89,7 @@ def _run(
 
 
 #: Keys of the finetuning section that may differ when the same folder is resumed.
-FREE = ("num_epochs", "output_dir", "endpoint_timeout", "tensorboard", "deploy", "enabled", "run_id")
+FREE = ("num_epochs", "output_dir", "endpoint_timeout", "deploy", "enabled", "run_id")
 #: Keys of a collection that may differ too: how often and how long to try, and how files are cut.
 FREE_OF_COLLECTING = {
     *("allow_missing", "max_attempts", "give_up", "retries", "rows_per_file"),
@@ -98,7 +98,7 @@ FREE_OF_COLLECTING = {
 
 
 class Watch(Progress, Protocol):
-    """Displays the loop: a table on a terminal, or a line per epoch. Never raises."""
+    """Displays the loop. Never raises."""
 
     def stage(self, epoch: int, name: str) -> None: ...
 
@@ -148,8 +148,8 @@ class Plan:
     commands: Commands
     #: (rollouts, first policy, file to write, how many, log, progress): see gymdata.train.trainers.kl_to_reference.
     measure_kl: Callable[[Path, Path, Path, int, Path, Progress], Figures] | None
-    #: Writes curve.png and report.html of the rows so far.
-    draw: Callable[[Path, list[EpochRow], Figures], None] | None
+    #: Writes report.html of the epochs so far into the folder.
+    write_page: Callable[[Path], None] | None
     identity: Identity = field(default_factory=dict)
     defaults: Settings = field(default_factory=dict)
     facts: RunFacts = field(default_factory=dict)

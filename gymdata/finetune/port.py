@@ -58,14 +58,10 @@ class EpochRow(TypedDict, total=False):
     """What is read of an epoch's line of metrics.jsonl, which has more."""
 
     epoch: int
-    algorithm: str
     reward_mean: float | None
     reward_ci95: list[float] | None
-    reward_min: float | None
-    reward_max: float | None
     groups: int
     groups_selected: int
-    groups_left_out: dict[str, int]
     curriculum: Figures
     #: Why nothing was trained.
     skipped: str

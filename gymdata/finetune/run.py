@@ -286,7 +286,7 @@ def plan_of(
         validation=validation,
         commands=commands,
         measure_kl=None if served else _measure_kl,
-        draw=partial(_draw, loop.tensorboard),
+        write_page=_write_page,
         identity=identity,
         defaults=defaults,
         facts={
@@ -470,14 +470,10 @@ def _measure_kl(rollouts: Path, start: Path, out: Path, limit: int, log: Path, p
     return divergence
 
 
-def _draw(tensorboard: bool, folder: Path, rows: list[EpochRow], facts: Figures) -> None:
-    from gymdata.finetune._learning_curve import draw_curve, write_tensorboard
+def _write_page(folder: Path) -> None:
     from gymdata.report.run import report
 
-    draw_curve(folder / "curve.png", rows, facts)
     report(folder)
-    if tensorboard:
-        write_tensorboard(folder / "tensorboard", rows)
 
 
 class _NullWatcher(NullProgress):

@@ -279,7 +279,6 @@ class FinetuningSection(Config):
     validation: ValidationSection = ValidationSection.model_validate({})
     endpoint_timeout: float = pydantic.Field(300.0, gt=0.0)
     deploy: list[str] | None = None
-    tensorboard: bool = False
 
     @pydantic.model_validator(mode="after")
     def _honoured(self) -> FinetuningSection:

@@ -23,7 +23,7 @@ from gymdata.store.run_json import differences, now, plain, write_json
 from gymdata.store.stage_output import refuse_other_kind
 
 STATE = "state.json"
-_OURS = ("metrics.jsonl", "result.json", "curve.png", "report.html", "run.json", STATE)
+_OURS = ("metrics.jsonl", "result.json", "report.html", "run.json", STATE)
 
 
 class State:
@@ -53,7 +53,7 @@ class State:
         try:
             if overwrite and (folder / STATE).is_file():
                 # Epochs first and the state last, so that a crash leaves what can be cleared again.
-                for path in [*sorted(folder.glob("epoch-[0-9][0-9][0-9]*")), folder / "tensorboard"]:
+                for path in sorted(folder.glob("epoch-[0-9][0-9][0-9]*")):
                     shutil.rmtree(path, ignore_errors=True)
                 for name in _OURS:
                     (folder / name).unlink(missing_ok=True)

@@ -180,7 +180,7 @@ def plan(
         judging=judging, curriculum=CurriculumConfig(**({"enabled": False} if curriculum is None else curriculum)),
         loop=section, trainer=EpochsTrainer(pairs={"strategy": "all"}), commands=Commands(calls),
         validation=Validation("heldout.jsonl", validation, {}, 2, 0.5, ("numeric",), judging) if validation else None,
-        measure_kl=measure if kl else None, draw=None, identity=identity or {"tasks": "hash"},
+        measure_kl=measure if kl else None, write_page=None, identity=identity or {"tasks": "hash"},
     )  # fmt: skip
 
 

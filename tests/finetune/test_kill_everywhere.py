@@ -21,7 +21,7 @@ _TIMES = {"started_at", "duration_s"}
 _LOADED = [
     "gymdata.cli.main", "gymdata.finetune.run", "gymdata.finetune.epochs", "gymdata.finetune.jobs", "polars",
     "pyarrow.dataset",
-    "gymdata.finetune._learning_curve", "gymdata.report.run", "matplotlib.pyplot",
+    "gymdata.report.run",
     "gymdata.pairs.run", "gymdata.validate.run", "gymdata.interop.run", "gymdata.collect.run", "aiohttp", "torch",
     "gymdata.train.run", "gymdata.train.launch", "gymdata.train.trainers.run", "gymdata.train.trainers.dpo",
     "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",
