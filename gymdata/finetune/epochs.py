@@ -33,7 +33,7 @@ class EpochLoop:
     def run(self, plan: Plan, builder: TrajectoryBuilder, adapter: TrainerAdapter, watch: Watch) -> Figures:
         """Run or resume; returns the content of result.json."""
         adapter.data(plan.loop.algorithm)  # an algorithm that the trainer lacks is reported before anything is sampled
-        state = State.open(plan.output, plan.identity, plan.loop.run_id, plan.defaults, overwrite=plan.overwrite)
+        state = State.open(plan.output, plan.identity, plan.defaults, overwrite=plan.overwrite)
         try:
             return _Run(plan, builder, adapter, watch, state).run()
         except KeyboardInterrupt:

@@ -89,7 +89,7 @@ def _run(
 
 
 #: Keys of the finetuning section that may differ when the same folder is resumed.
-FREE = ("num_epochs", "output_dir", "endpoint_timeout", "deploy", "enabled", "run_id")
+FREE = ("num_epochs", "output_dir", "endpoint_timeout", "deploy", "enabled")
 #: Keys of a collection that may differ too: how often and how long to try, and how files are cut.
 FREE_OF_COLLECTING = {
     *("allow_missing", "max_attempts", "give_up", "retries", "rows_per_file"),

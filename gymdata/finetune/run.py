@@ -107,7 +107,6 @@ def finetune(
     result_json_path: str | None = None,
     result_file: str | Path | None = None,
     output: str | Path | None = None,
-    run_id: str | None = None,
     overwrite: bool = False,
     watch: Watch | None = None,
     command: Sequence[str] = (),
@@ -129,7 +128,6 @@ def finetune(
         "validation_config": ("finetuning.validation.config", over),
         "endpoint_timeout": ("finetuning.endpoint_timeout", endpoint_timeout),
         "output": ("finetuning.output_dir", output and str(output)),
-        "run_id": ("finetuning.run_id", run_id),
     }
     keywords = {name: setting for name, setting in flags.items() if setting[1] is not None}
     names = {key: override(key) for key, _ in overrides} | {key: option(name) for name, (key, _) in keywords.items()}

@@ -275,7 +275,6 @@ class FinetuningSection(Config):
     algorithm: str = "rl"
     limit: int | None = pydantic.Field(None, ge=1)
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
-    run_id: str | None = pydantic.Field(None, min_length=1, max_length=150)
     validation: ValidationSection = ValidationSection.model_validate({})
     endpoint_timeout: float = pydantic.Field(300.0, gt=0.0)
     deploy: list[str] | None = None
@@ -329,7 +328,6 @@ class FinetuneFlags(Config):
     )
     result_file: Path | None = pydantic.Field(None, description="Also write the final result to this file.")
     output: Path | None = pydantic.Field(None, description="Output folder (default: finetuning.output_dir).")
-    run_id: str | None = pydantic.Field(None, description="Run ID (default: random).")
 
 
 #: Shipped kinds of each section of parts.

@@ -33,9 +33,7 @@ class State:
         self.folder, self._lock, self._facts = folder, lock, facts
 
     @classmethod
-    def open(
-        cls, folder: Path, identity: Identity, run_id: str | None, defaults: Settings, *, overwrite: bool = False
-    ) -> State:
+    def open(cls, folder: Path, identity: Identity, defaults: Settings, *, overwrite: bool = False) -> State:
         """Start or resume. Raises StoreError when the folder belongs to something else, is in use, or was begun with
         other settings."""
         refuse_other_kind(folder / RUN_JSON, "finetune")
@@ -58,8 +56,8 @@ class State:
                 for name in _OURS:
                     (folder / name).unlink(missing_ok=True)
             if not (folder / STATE).is_file():
-                drawn = run_id or secrets.token_hex(8)
-                new_state = cls(folder, lock, {"run_id": drawn, "identity": plain(identity), "epochs": {}})
+                facts = {"run_id": secrets.token_hex(8), "identity": plain(identity), "epochs": {}}
+                new_state = cls(folder, lock, facts)
                 new_state._write()
                 log_to(folder, once=STATE)
                 return new_state
@@ -70,8 +68,6 @@ class State:
             if not isinstance(state, dict) or not {"epochs", "identity"} <= state.keys():
                 raise DataError.unreadable(folder / STATE, "not the state of a finetuning run")
             changed = differences(state["identity"], identity, defaults)
-            if run_id is not None and run_id != state["run_id"]:
-                changed.append(("run_id", state["run_id"], run_id))
             if changed:
                 raise StoreError.other_identity(folder, changed)
             log_to(folder, once=STATE)

@@ -168,7 +168,7 @@ def plan(
 ) -> Plan:
     """A plan over parts of this module. ``loop``: keys of the finetuning section."""
     section = FinetuningSection.model_validate(
-        {"reward_function": {"name": "numeric"}, "num_epochs": 2, "algorithm": "dpo", "run_id": "given", **loop}
+        {"reward_function": {"name": "numeric"}, "num_epochs": 2, "algorithm": "dpo", **loop}
     )
 
     def measure(run: Path, start: Path, out: Path, limit: int, log: Path, progress: Progress) -> dict[str, Any]:

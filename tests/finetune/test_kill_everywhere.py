@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from tests.finetune.parts import ROOT, by_rule, counting
 from tests.forks import Forks, forks
-from tests.kills import Killed, line_of
+from tests.kills import Killed, line_of, run
 
 pytestmark = [pytest.mark.torch, pytest.mark.spread]
 
@@ -60,9 +61,15 @@ def held(work: Path) -> dict[str, Any]:
     return found
 
 
+def run_as_killed(*given: Any) -> int:
+    """``run`` of a loop that draws this run ID, so that the files of two can be compared."""
+    secrets.token_hex = lambda _=None: "killed"
+    return run(*given)
+
+
 def words(folder: Path, adapter: dict[str, Any], algorithm: str, **loop: Any) -> list[str]:
     """A command over two tasks, four rollouts each."""
-    loop |= {"algorithm": algorithm, "limit": 2, "num_epochs": 1, "run_id": "killed"}
+    loop |= {"algorithm": algorithm, "limit": 2, "num_epochs": 1}
     return ["finetune", str(by_rule(folder, folder / "work" / "out", adapter, **loop))]
 
 
@@ -71,7 +78,7 @@ def words(folder: Path, adapter: dict[str, Any], algorithm: str, **loop: Any) ->
 def test_a_loop_that_was_killed_finishes(processes: Forks, tmp_path: Path) -> None:
     """It ends with the same: killed before it replaces any of its files, and once before each other line that changes one,
     of the loop and of its commands, whose every state is killed by their own tests."""
-    loop = Killed(processes, tmp_path, words(tmp_path, counting(), "anything"), held, [12])
+    loop = Killed(processes, tmp_path, words(tmp_path, counting(), "anything"), held, [12], how=run_as_killed)
     begun = set[str]()
 
     def wanted(what: str) -> bool:
@@ -92,7 +99,9 @@ def test_a_loop_that_was_killed_while_it_trains_finishes(processes: Forks, tmp_p
     file: every state of a training is killed by the tests of train-dpo."""
     adapter = {"_type": "trl", "dpo": {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 2}}
     validation = {"dataset": str(ROOT / "sample_data" / "tasks" / "heldout.jsonl"), "interval": 1, "limit": 2}
-    loop = Killed(processes, tmp_path, words(tmp_path, adapter, "dpo", validation=validation), held, [16, 1])
+    loop = Killed(
+        processes, tmp_path, words(tmp_path, adapter, "dpo", validation=validation), held, [16, 1], how=run_as_killed
+    )
     begun = set[str]()
 
     def wanted(what: str) -> bool:

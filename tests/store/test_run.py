@@ -155,7 +155,7 @@ def test_a_lock_on_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, open_r
     before = sorted(tmp_path.rglob("*"))
     locked = [
         open_run,
-        lambda: State.open(tuned, {}, None, {}),
+        lambda: State.open(tuned, {}, {}),
         lambda: StageOutput(beside(file), "export", [file.name]).__enter__(),
     ]
     for lock in locked:
