@@ -1,20 +1,19 @@
 """The shipped trainer, ``_type: epochs``: collect, select, make data, train, validate, and the same again.
 
 Invariants: a stage starts only when those before it are done, and its output is on disk before the state says so;
-sampling, judging and training are processes of their own and never two at a time; a job that did not complete ends the
-loop.
+sampling, judging and training are never two at a time; a job that failed ends the loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import orjson
 
-from gymdata.errors import OutsideError, RefusedError, UsageError, counted
-from gymdata.finetune import figures, port
+from gymdata.errors import RefusedError, UsageError, counted
+from gymdata.finetune import figures
 from gymdata.finetune.plan import Judging, Plan, Watch, make_data
 from gymdata.finetune.port import CollectOrder, EpochRow, HeldOut, TrainerAdapter, TrainingJob, TrajectoryBuilder
 from gymdata.finetune.selection import Source, select
@@ -96,11 +95,10 @@ class _Run:
             judging = plan.judging
             self._stage(epoch, "judge", lambda: self._judge(folder / "rollouts", judging))
         chosen = self._stage(epoch, "select", lambda: self._select(epoch, version))
-        kind = plan.loop.algorithm
         data = self._stage(
             epoch,
             "data",
-            lambda: make_data(plan, folder, self._call("data", kind), chosen, self.watch, self._kl_coef(epoch)),
+            lambda: make_data(plan, folder, self._reads(), chosen, self.watch, self._kl_coef(epoch)),
         )
         trained = self._stage(epoch, "train", lambda: self._train(epoch, policy, version, data))
         policy_of = int(trained["policy_of_epoch"])
@@ -193,23 +191,15 @@ class _Run:
             output=output,
             seed=loop.seed,
         )
-        ref = self.state.noted(epoch, "train", "ref")
-        if ref is None or self._call("status", ref, kind=port.JobStatus).state in ("failed", "canceled"):
-            ref = self._call("submit", job)
-            self.state.note(epoch, "train", ref=ref)
-        status = self._call("wait", ref, self.watch, kind=port.JobStatus)
-        if status.state != "completed":
-            text = f"epoch {epoch}: the {loop.algorithm} job {status.state}: {status.message or 'no error message'}"
-            hint = "the epochs before it are kept; the same command tries this one again"
-            raise OutsideError("trainer", text, hint=hint)
+        self.adapter.train(job, self.watch)
         return {"policy_of_epoch": epoch, "next_policy_version": version + 1, **figures.trained(output)}
 
-    def _call(self, name: str, *arguments: Any, kind: type = str) -> Any:
-        """What a method of the adapter returned. Raises UsageError for another kind of value."""
-        value = (method := getattr(self.adapter, name))(*arguments)
-        if not isinstance(value, kind):
-            raise UsageError.bad_value(f"the adapter's {name} ({place_of(method)})", value, f"a {kind.__name__}")
-        return value
+    def _reads(self) -> str:
+        """The kind of data that the adapter trains on. Raises UsageError for another value than a text."""
+        kind = self.adapter.data(self.plan.loop.algorithm)
+        if not isinstance(kind, str):
+            raise UsageError.bad_value(f"the adapter's data ({place_of(self.adapter.data)})", kind, "a str")
+        return kind
 
     def _deploy(self, epoch: int, policy: Path, version: int) -> dict[str, object]:
         from gymdata.finetune.jobs import complete

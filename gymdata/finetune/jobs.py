@@ -1,9 +1,8 @@
 """The shipped trainer adapters: gymdata's own training commands (``_type: trl``), and any command (``_type: command``).
 
-Invariants: a job is a child process and a file beside its output with its status; a job whose process is gone without a
-recorded end has failed; ``completed`` is recorded only of a process that ended with 0 and left a model. A child ends
-when the loop's process ends, however that ends, so that a restarted loop finds no process at work in its folders; its
-output is in its log, and its failure shows the last lines of it.
+Invariants: a job is a child process, and has succeeded only when that ended with 0 and left a model. A child ends when the
+loop's process ends, however that ends, so that a restarted loop finds no process at work in its folders; its output is
+in its log, and its failure shows the last lines of it.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from gymdata.errors import EXIT_FAULTS, EXIT_INTERRUPTED, GymdataError, OutsideError, RewardError, UsageError, counted
-from gymdata.finetune.port import CollectOrder, Commands, JobStatus, TrainingJob
+from gymdata.finetune.port import CollectOrder, Commands, TrainingJob
 from gymdata.finetune.settings import CollectBuilder, CommandAdapter, TrlAdapter
 from gymdata.progress import Progress
 from gymdata.public import Figures
@@ -189,109 +187,59 @@ _MODEL_FILES = ("config.json", "adapter_config.json")
 
 
 class ProcessJobs:
-    """Jobs that are child processes. A reference is the path of the file with the job's status."""
+    """Jobs that are child processes."""
 
-    def __init__(self) -> None:
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._timeout_s: float | None = None
+    _timeout_s: float | None = None
 
     def words(self, job: TrainingJob) -> tuple[Sequence[str], Mapping[str, str]]:
         """The command line of a job, and what it adds to the environment."""
         raise NotImplementedError
 
     def model_of(self, job: TrainingJob) -> Path:
-        """The folder that holds a model when the job has completed."""
+        """The folder that holds a model when the job is done."""
         return job.output
 
     def prepare(self, job: TrainingJob) -> None:
         """Deal with what an earlier try left in ``job.output``."""
         raise NotImplementedError
 
-    def submit(self, job: TrainingJob) -> str:
+    def train(self, job: TrainingJob, progress: Progress) -> None:
         self.prepare(job)
-        ref = str(job.output.parent / "job.json")
         words, environment = self.words(job)
         log = job.output.parent / "logs" / "train.log"
         process = start(words, log, environment=environment)
-        self.processes[ref] = process
-        facts = {
-            "job_id": job.job_id,
-            "state": "running",
-            "pid": process.pid,
-            "command": list(words),
-            "log": str(log),
-            "output": str(job.output),
-            "model": str(self.model_of(job)),
-            "started": time.time(),
-        }
-        write_json(Path(ref), facts)
-        return ref
-
-    def status(self, ref: str) -> JobStatus:
-        facts = _read(Path(ref))
-        if facts is None:
-            return JobStatus("pending")
-        if facts["state"] != "running":
-            return JobStatus(facts["state"], 1.0 if facts["state"] == "completed" else None, facts.get("message"))
-        process = self.processes.get(ref)
-        if process is None:
-            # Its process ended with the one that started it.
-            return JobStatus("failed", None, "its process is gone")
-        code = process.poll()
-        if code is None:
-            counter = _Counter()
-            follow_log(Path(facts["log"]), counter)
-            return JobStatus("running", counter.share)
-        return self._settle(ref, facts, code)
-
-    def wait(self, ref: str, progress: Progress) -> JobStatus:
-        process, facts = self.processes.get(ref), _read(Path(ref))
-        if process is None or facts is None:
-            return self.status(ref)
         try:
-            code = wait(process, Path(facts["log"]), progress, self._timeout_s)
-        except subprocess.TimeoutExpired:
-            self.cancel(ref)
-            return JobStatus("failed", None, f"it took longer than timeout_s, {self._timeout_s:g} s")
-        status = self._settle(ref, facts, code)
-        if code in (EXIT_INTERRUPTED, -2):
+            code = wait(process, log, progress, self._timeout_s)
+        except subprocess.TimeoutExpired as error:
+            _stop(process)
+            raise _failure(job, f"it took longer than timeout_s, {self._timeout_s:g} s") from error
+        if code in (EXIT_INTERRUPTED, -signal.SIGINT):
             raise KeyboardInterrupt
-        return status
+        if code != 0:
+            last_output = "\n".join(f"    {line}" for line in last_lines(log))
+            raise _failure(job, f"{how_ended(code)}; its last words:\n{last_output}")
+        if not any((self.model_of(job) / name).is_file() for name in _MODEL_FILES):
+            raise _failure(job, f"ended with exit code 0, but {self.model_of(job)} holds no model")
 
-    def cancel(self, ref: str) -> None:
-        process, facts = self.processes.get(ref), _read(Path(ref))
-        if process is not None and process.poll() is None:
-            send(process, signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                send(process, signal.SIGKILL)
-                process.wait()
-        if facts is not None and facts["state"] == "running":
-            write_json(Path(ref), {**facts, "state": "canceled", "message": "canceled"})
 
-    def _settle(self, ref: str, facts: Figures, code: int) -> JobStatus:
-        if code in (EXIT_INTERRUPTED, -2):
-            status = JobStatus("canceled", None, "interrupted")
-        elif code != 0:
-            last_output = "\n".join(f"    {line}" for line in last_lines(Path(facts["log"])))
-            status = JobStatus("failed", None, f"{how_ended(code)}; its last words:\n{last_output}")
-        elif not any((Path(facts["model"]) / name).is_file() for name in _MODEL_FILES):
-            status = JobStatus("failed", None, f"ended with exit code 0, but {facts['model']} holds no model")
-        else:
-            status = JobStatus("completed", 1.0)
-        took = round(time.time() - facts["started"], 3)
-        write_json(
-            Path(ref), {**facts, "state": status.state, "message": status.message, "exit_code": code, "seconds": took}
-        )
-        return status
+def _failure(job: TrainingJob, why: str) -> OutsideError:
+    text = f"epoch {job.epoch}: the {job.algorithm} job failed: {why}"
+    return OutsideError("trainer", text, hint="the epochs before it are kept; the same command tries this one again")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    send(process, signal.SIGTERM)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        send(process, signal.SIGKILL)
+        process.wait()
 
 
 class TrlJobs(ProcessJobs):
     """``gymdata train-sft``, ``-dpo``, ``-kto`` and ``-rl``; resumes from the last checkpoint."""
 
     def __init__(self, config: TrlAdapter) -> None:
-        super().__init__()
         self._config = config
 
     def data(self, algorithm: str) -> str:
@@ -324,7 +272,6 @@ class CommandJobs(ProcessJobs):
     """Any trainer that a command starts. Each try begins with an empty {output}."""
 
     def __init__(self, config: CommandAdapter) -> None:
-        super().__init__()
         self._config, self._timeout_s = config, config.timeout_s
         self._words = shlex.split(config.command) if isinstance(config.command, str) else list(config.command)
         if not self._words:
@@ -356,20 +303,11 @@ class CommandJobs(ProcessJobs):
             shutil.rmtree(job.output)
         job.output.mkdir(parents=True)
 
-    def submit(self, job: TrainingJob) -> str:
+    def train(self, job: TrainingJob, progress: Progress) -> None:
         words, _ = self.words(job)
         if shutil.which(words[0]) is None and not Path(words[0]).is_file():
             raise OutsideError("trainer", f"{words[0]!r} is no command that can be found", hint="give its full path")
-        return super().submit(job)
-
-
-class _Counter:
-    share: float | None = None
-
-    def update(self, **counts: float) -> None:
-        self.share = counts["done"] / counts["total"] if counts.get("total") else None
-
-    def message(self, text: str) -> None: ...
+        super().train(job, progress)
 
 
 def _read(path: Path) -> Figures | None:

@@ -21,7 +21,7 @@ from gymdata.user_code import load_symbol, place_of
 #: The methods that a part must have, by section.
 _METHODS = {
     "trajectory_builders": ("collect",),
-    "trainer_adapters": ("data", "submit", "status", "wait", "cancel"),
+    "trainer_adapters": ("data", "train"),
     "trainers": ("run",),
 }
 

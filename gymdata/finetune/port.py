@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from gymdata.progress import Progress
 from gymdata.public import Figures
 from gymdata.settings import Settings
-
-#: The life of a training job. ``completed`` is reported only when the model is there to be read.
-JobState = Literal["pending", "running", "completed", "failed", "canceled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +17,7 @@ class TrainingJob:
     """One epoch's training. ``job_id`` is the same for every try of the epoch, so a remote trainer can refuse a second.
 
     ``data``: the file or run folder, of the kind that ``TrainerAdapter.data`` returned. ``output``: the folder that
-    must be a model for the next epoch's collecting when the job has completed.
+    must be a model for the next epoch's collecting when the job is done.
     """
 
     job_id: str
@@ -30,15 +27,6 @@ class TrainingJob:
     model: Path
     output: Path
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class JobStatus:
-    """``progress``: 0 to 1, None when it is not known. ``message``: why it failed, or what it is doing."""
-
-    state: JobState
-    progress: float | None = None
-    message: str | None = None
 
 
 class HeldOut(TypedDict):
@@ -72,8 +60,7 @@ class EpochRow(TypedDict, total=False):
 
 
 class TrainerAdapter(Protocol):
-    """Runs training jobs somewhere. A reference remains valid after this process has ended, so that a later one can use
-    it."""
+    """Trains the policy of an epoch, wherever that is done."""
 
     def data(self, algorithm: str) -> str:
         """What a job reads: ``rollouts``, ``pairs``, ``experiences``, or ``export:FORMAT`` of ``gymdata export``.
@@ -81,18 +68,11 @@ class TrainerAdapter(Protocol):
         Raises UsageError for an algorithm that this trainer has not."""
         ...
 
-    def submit(self, job: TrainingJob) -> str:
-        """Start it and return its reference at once; what an earlier try left in ``job.output`` is resumed or
-        removed. Raises OutsideError("trainer", …)."""
+    def train(self, job: TrainingJob, progress: Progress) -> None:
+        """Return when ``job.output`` is a model; what an earlier try left there is resumed or removed. What ``progress``
+        gets is what the loop prints. Raises what ended the training: OutsideError("trainer", …), or KeyboardInterrupt
+        after a Ctrl-C."""
         ...
-
-    def status(self, ref: str) -> JobStatus: ...
-
-    def wait(self, ref: str, progress: Progress) -> JobStatus:
-        """Return when the job is completed, failed or canceled. KeyboardInterrupt after a Ctrl-C that it obeyed."""
-        ...
-
-    def cancel(self, ref: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

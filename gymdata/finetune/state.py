@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 import shutil
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -91,14 +90,6 @@ class State:
         self._facts |= {"status": "running", "running": {"epoch": epoch, "stage": stage}}
         self._facts.pop("failure", None)
         self._write()
-
-    def note(self, epoch: int, stage: str, **facts: Any) -> None:
-        """Something about a running stage that must survive, such as a job's reference."""
-        self._entry(epoch, stage).update(facts)
-        self._write()
-
-    def noted(self, epoch: int, stage: str, name: str) -> Any:
-        return self._facts["epochs"].get(str(epoch), {}).get(stage, {}).get(name)
 
     def finish(self, epoch: int, stage: str, result: Figures) -> None:
         self._entry(epoch, stage).update(state="completed", ended=now(), result=plain(result))

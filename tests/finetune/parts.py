@@ -20,7 +20,7 @@ from gymdata.cli.main import main
 from gymdata.curriculum import CurriculumConfig
 from gymdata.errors import GymdataError
 from gymdata.finetune.plan import Judging, Plan, Validation
-from gymdata.finetune.port import CollectOrder, JobStatus, TrainingJob
+from gymdata.finetune.port import CollectOrder, TrainingJob
 from gymdata.finetune.settings import EpochsTrainer, FinetuningSection
 from gymdata.progress import Progress
 from tests.rollout_files import rollout, write_run
@@ -105,44 +105,35 @@ class Builder:
 
 
 class Adapter:
-    """Jobs that complete at once and leave a model folder. ``states``: what the next jobs become instead."""
+    """Jobs that leave a model folder at once. ``failures``: what the next jobs raise instead."""
 
-    def __init__(self, calls: Calls, kind: str = "pairs", states: Sequence[JobStatus] = ()) -> None:
-        self.calls, self.kind, self.states = calls, kind, list(states)
+    def __init__(self, calls: Calls, kind: str = "pairs", failures: Sequence[Exception] = ()) -> None:
+        self.calls, self.kind, self.failures = calls, kind, list(failures)
         self.jobs: list[TrainingJob] = []
-        self.known: dict[str, JobStatus] = {}
 
     def data(self, algorithm: str) -> str:
         return self.kind
 
-    def submit(self, job: TrainingJob) -> str:
-        with self.calls.call(f"epoch-{job.epoch:03d} submit"):
+    def train(self, job: TrainingJob, progress: Progress) -> None:
+        with self.calls.call(f"epoch-{job.epoch:03d} train"):
             self.jobs.append(job)
+            if self.failures:
+                raise self.failures.pop(0)
             job.output.mkdir(parents=True, exist_ok=True)
             (job.output / "config.json").write_text("{}")
-            self.known[job.job_id] = self.states.pop(0) if self.states else JobStatus("completed", 1.0)
-            return job.job_id
-
-    def status(self, ref: str) -> JobStatus:
-        return self.known[ref]
-
-    def wait(self, ref: str, progress: Progress) -> JobStatus:
-        with self.calls.call(f"{ref.removeprefix('given-')} wait"):
-            return self.known[ref]
-
-    def cancel(self, ref: str) -> None:
-        self.known[ref] = JobStatus("canceled")
 
 
 class Watched:
     """Remembers what the loop says."""
 
     def __init__(self) -> None:
+        self.counts: list[Mapping[str, float]] = []
         self.stages: list[tuple[int, str]] = []
         self.rows: list[Mapping[str, Any]] = []
         self.messages: list[str] = []
 
-    def update(self, **counts: float) -> None: ...
+    def update(self, **counts: float) -> None:
+        self.counts.append(counts)
 
     def message(self, text: str) -> None:
         self.messages.append(text)

@@ -150,10 +150,7 @@ def test_an_override_is_named_as_it_was_given(
 PARTS = """
 class Trainer:
     def data(self, algorithm): return "pairs"
-    async def submit(self, job): return "ref"
-    def status(self, ref): ...
-    def wait(self, ref, progress): ...
-    def cancel(self, ref): ...
+    async def train(self, job, progress): ...
 class Builder:
     async def collect(self, order, progress): ...
 class Loop:
@@ -173,15 +170,15 @@ class Failing:
         ("trajectory_builders", {"_type": BUILDER, "num_generation": 2}, "did you mean 'num_generations'"),
         ("trajectory_builders", {"_type": BUILDER.replace(":Builder", ":Sampler")}, "latency"),
         ("trajectory_builders", {"_type": "unheard-of"}, "expected one of collect"),
-        ("trajectory_builders", {"_type": "parts.py:Builder"}, "parts.py:Builder: collect is async (parts.py:9)"),
-        ("trainer_adapters", {"_type": "parts.py:Trainer"}, "parts.py:Trainer: submit is async (parts.py:4)"),
-        ("trainers", {"_type": "parts.py:Loop"}, "parts.py:Loop: run is async (parts.py:11), expected a plain method"),
+        ("trajectory_builders", {"_type": "parts.py:Builder"}, "parts.py:Builder: collect is async (parts.py:6)"),
+        ("trainer_adapters", {"_type": "parts.py:Trainer"}, "parts.py:Trainer: train is async (parts.py:4)"),
+        ("trainers", {"_type": "parts.py:Loop"}, "parts.py:Loop: run is async (parts.py:8), expected a plain method"),
         ("trainer_adapters", {"_type": "parts.py:make"}, "got an async function, expected a class"),
         ("trainer_adapters", {"_type": "parts.py:value"}, "got a value of type int, expected a class"),
         (
             "trainer_adapters",
             {"_type": "parts.py:Failing"},
-            "Failing raised ZeroDivisionError: division by zero (parts.py:16, in __init__)",
+            "Failing raised ZeroDivisionError: division by zero (parts.py:13, in __init__)",
         ),
     ],
     ids=lambda value: value.get("_type", "").rpartition("/")[2] if isinstance(value, dict) else "",
@@ -252,8 +249,7 @@ def test_a_folder_given_with_o_is_told_where_it_goes(
 ODD_METHODS = [
     ("data", "raise LookupError('no such data')", 1, ["LookupError: no such data", "parts.py:{line}, in data"]),
     ("data", "return 5", 2, ["the adapter's data (parts.py:{line})", "expected a str"]),
-    ("submit", "return object()", 2, ["the adapter's submit (parts.py:{line})", "expected a str"]),
-    ("wait", "return None", 2, ["the adapter's wait (parts.py:{line})", "expected a JobStatus"]),
+    ("train", "raise LookupError('no cluster')", 1, ["LookupError: no cluster", "parts.py:{line}, in train"]),
 ]
 
 
@@ -263,7 +259,7 @@ def test_a_method_of_an_adapter_that_raises_or_returns_another_kind_is_named(
     """It is an error of the method's file and line, never a defect; mended, the same folder goes on to the next one."""
     monkeypatch.chdir(config.parent)
     edited(config, "trainer_adapters", {"t": {"_type": "parts.py:Adapter"}})
-    good = {"data": "return 'pairs'", "submit": "return 'job'", "status": "pass", "wait": "pass", "cancel": "pass"}
+    good = {"data": "return 'pairs'", "train": "pass"}
     for number, (method, body, code, messages) in enumerate(ODD_METHODS):
         methods = "".join(f"    def {name}(self, *a): {one}\n" for name, one in {**good, method: body}.items())
         (config.parent / "parts.py").write_text(f"# {number}\nclass Adapter:\n{methods}")

@@ -1,10 +1,9 @@
-"""Training jobs that are processes: how they stand, how they fail, and what is left of an earlier try."""
+"""Training jobs that are processes: how they fail, and what is left of an earlier try."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -36,20 +35,17 @@ def command(code: str, *words: str, **settings: Any) -> CommandJobs:
     return CommandJobs(CommandAdapter(command=[sys.executable, "-c", code, *words], **settings))
 
 
-def test_a_command_that_leaves_a_model_has_completed(tmp_path: Path) -> None:
-    """Placeholders are filled, {output} begins empty, and a later process can ask how it ended."""
+def test_a_command_that_leaves_a_model_has_trained(tmp_path: Path) -> None:
+    """Placeholders are filled, and {output} begins empty."""
     code = TRAINS + "; (out / 'said').write_text(' '.join(sys.argv[2:]))"
     jobs = command(code, "{output}", "{data}", "{model}", "{epoch}", "{seed}", "{algorithm}", "{other}", env={"A": "b"})
     one = job(tmp_path)
     one.output.mkdir()
     (one.output / "left.bin").touch()
-    ref = jobs.submit(one)
-    assert jobs.wait(ref, Watched()).state == "completed"
+    jobs.train(one, Watched())
     said = (one.output / "said").read_text().split()
     assert said == [str(one.data), str(one.model), "1", "7", "dpo", "{other}"]
     assert not (one.output / "left.bin").exists()
-    assert command("").status(ref).state == "completed"
-    assert json.loads(Path(ref).read_text())["exit_code"] == 0
 
 
 @pytest.mark.parametrize(
@@ -61,44 +57,29 @@ def test_a_command_that_leaves_a_model_has_completed(tmp_path: Path) -> None:
     ],
 )
 def test_a_command_that_fails_has_failed(tmp_path: Path, code: str, message: str) -> None:
-    """An exit code, a signal or a missing model is a failed job with its last words, for good."""
-    jobs = command(code)
-    ref = jobs.submit(job(tmp_path))
-    status = jobs.wait(ref, Watched())
-    assert status.state == "failed"
-    assert re.search(message, status.message or "")
-    assert command("").status(ref) == status
+    """An exit code, a signal or a missing model is a failed job with its last words."""
+    with pytest.raises(OutsideError, match=rf"trainer: epoch 1: the dpo job failed: (.|\n)*{message}") as caught:
+        command(code).train(job(tmp_path), Watched())
+    assert caught.value.exit_code == 3
 
 
 def test_a_job_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     """timeout_s ends the process; the job has failed, and says why."""
-    jobs = command("import signal; signal.pause()", timeout_s=0.5)
-    ref = jobs.submit(job(tmp_path))
-    status = jobs.wait(ref, Watched())
-    assert (status.state, "timeout_s" in (status.message or "")) == ("failed", True)
-    assert jobs.processes[ref].poll() is not None
-
-
-def test_a_job_can_be_canceled(tmp_path: Path) -> None:
-    """Canceling ends the process, and the state stays."""
-    jobs = command("import signal; signal.pause()")
-    ref = jobs.submit(job(tmp_path))
-    assert jobs.status(ref).state == "running"
-    jobs.cancel(ref)
-    assert jobs.status(ref).state == "canceled"
-    assert command("").status(ref).state == "canceled"
+    code = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+    with pytest.raises(OutsideError, match=r"timeout_s, 0\.5 s"):
+        command(code, timeout_s=0.5).train(job(tmp_path), Watched())
+    log = (tmp_path / "logs" / "train.log").read_text()
+    # One that was stopped before it could say its number is gone as well.
+    assert not log or not Path(f"/proc/{int(log)}").exists()
 
 
 def test_progress_is_what_the_log_says(tmp_path: Path) -> None:
-    """A line such as "training 3/12" is a quarter."""
-    jobs = command("import signal; print('training 3/12  4/min', flush=True); signal.pause()")
-    ref = jobs.submit(job(tmp_path))
-    log = tmp_path / "logs" / "train.log"
-    while not log.read_text():
-        os.sched_yield()
-    status = jobs.status(ref)
-    assert (status.state, status.progress) == ("running", 0.25)
-    jobs.cancel(ref)
+    """A line such as "training 3/12" is passed on while the command runs."""
+    watched = Watched()
+    code = "import signal; print('training 3/12  4/min', flush=True); signal.pause()"
+    with pytest.raises(OutsideError):
+        command(code, timeout_s=5.0).train(job(tmp_path), watched)
+    assert watched.counts[-1] == {"done": 3, "total": 12}
 
 
 @pytest.mark.parametrize(
@@ -127,14 +108,6 @@ def test_the_log_passes_on_counts_and_loss(tmp_path: Path, line: str, counts: di
     assert seen == ([counts] if counts else [])
 
 
-def test_a_job_whose_process_is_gone_has_failed(tmp_path: Path) -> None:
-    """A job file that says running, and nobody runs it: the loop that started it was killed."""
-    jobs = command("import signal; signal.pause()")
-    ref = jobs.submit(job(tmp_path))
-    assert command("").status(ref).state == "failed"
-    jobs.cancel(ref)
-
-
 def test_a_child_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """SIGKILL of the parent ends the child at once, so that nothing works on in the loop's folders."""
     code = (
@@ -158,7 +131,7 @@ def test_a_child_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
 def test_a_command_that_is_not_there_is_the_trainers_failure(tmp_path: Path) -> None:
     """Exit code 3 before anything is started, naming the word."""
     with pytest.raises(OutsideError, match="no-such-trainer"):
-        CommandJobs(CommandAdapter(command="no-such-trainer {data}")).submit(job(tmp_path))
+        CommandJobs(CommandAdapter(command="no-such-trainer {data}")).train(job(tmp_path), Watched())
 
 
 def test_what_a_job_reads(tmp_path: Path) -> None:
@@ -219,12 +192,9 @@ def test_a_commands_answer_and_failure(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_child_interrupts_the_loop(tmp_path: Path) -> None:
-    """A trainer that stopped on Ctrl-C (exit code 130) was canceled, and the loop ends as interrupted."""
-    jobs = command("import sys; sys.exit(130)")
-    ref = jobs.submit(job(tmp_path))
+    """A trainer that stopped on Ctrl-C (exit code 130) interrupts the loop."""
     with pytest.raises(KeyboardInterrupt):
-        jobs.wait(ref, Watched())
-    assert jobs.status(ref).state == "canceled"
+        command("import sys; sys.exit(130)").train(job(tmp_path), Watched())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert start([sys.executable, "-c", ""], tmp_path / "log").wait() == 0
 

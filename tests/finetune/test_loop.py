@@ -15,7 +15,6 @@ from gymdata.curriculum import CurriculumConfig
 from gymdata.errors import OutsideError, RefusedError, StoreError
 from gymdata.finetune.epochs import EpochLoop
 from gymdata.finetune.plan import Judging
-from gymdata.finetune.port import JobStatus
 from gymdata.finetune.selection import Source, select
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
@@ -102,7 +101,7 @@ def test_a_crash_before_or_after_any_call_costs_nothing(tmp_path: Path) -> None:
     whole, calls = tmp_path / "whole" / "out", Calls()
     run(whole, calls, Adapter(calls))
     expected, total = facts_of(whole), calls.begun
-    assert total == 13
+    assert total == 11
     for at in range(total):
         for after in (False, True):
             out = tmp_path / f"{at}-{after}" / "out"
@@ -128,12 +127,11 @@ def facts_of(out: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("became", ["failed", "canceled"])
-def test_a_job_that_did_not_complete_ends_the_loop(tmp_path: Path, became: Any) -> None:
-    """It is the trainer's failure, exit code 3, and nothing says completed; the same command submits it again."""
+def test_a_job_that_failed_ends_the_loop(tmp_path: Path) -> None:
+    """It is the trainer's failure, exit code 3, and nothing says completed; the same command trains the epoch again."""
     calls, out = Calls(), tmp_path / "out"
-    adapter = Adapter(calls, states=[JobStatus(became, None, "out of memory")])
-    with pytest.raises(OutsideError, match=rf"epoch 1: the dpo job {became}: out of memory") as caught:
+    adapter = Adapter(calls, failures=[OutsideError("trainer", "out of memory")])
+    with pytest.raises(OutsideError, match="out of memory") as caught:
         loop(out, calls, adapter=adapter)
     assert (caught.value.system, caught.value.exit_code) == ("trainer", 3)
     assert state(out)["status"] == "failed"
@@ -142,27 +140,27 @@ def test_a_job_that_did_not_complete_ends_the_loop(tmp_path: Path, became: Any) 
     assert "completed" not in (out / "run.json").read_text()
     assert not (out / "result.json").exists()
     loop(out, calls, adapter=adapter)
-    assert [job.epoch for job in adapter.jobs] == [1, 1, 2]
+    assert [(job.epoch, job.job_id) for job in adapter.jobs] == [
+        (1, "given-epoch-001"),
+        (1, "given-epoch-001"),
+        (2, "given-epoch-002"),
+    ]
     assert calls.done["epoch-001 rollouts"] == 1
 
 
-class Running(Adapter):
-    """Of a job that its system still runs: the first process that waits for it dies."""
+def test_what_an_adapter_reports_is_shown(tmp_path: Path) -> None:
+    """Counts and messages of a training go where those of the loop go."""
+    watched = Watched()
 
-    def wait(self, ref: str, progress: Any) -> JobStatus:
-        before, self.known[ref] = self.known[ref], JobStatus("running", 0.5)
-        if before.state != "running":
-            raise Crash
-        return JobStatus("completed", 1.0)
+    class Telling(Adapter):
+        def train(self, job: Any, progress: Any) -> None:
+            progress.message("job 7 is queued")
+            progress.update(done=1, total=4, loss=0.5)
+            super().train(job, progress)
 
-
-def test_a_job_that_still_runs_is_waited_for(tmp_path: Path) -> None:
-    """After a crash while waiting, a job that its system still runs is not submitted a second time."""
-    adapter = Running(Calls())
-    with pytest.raises(Crash):
-        loop(tmp_path / "out", adapter=adapter, num_epochs=1)
-    loop(tmp_path / "out", adapter=adapter, num_epochs=1)
-    assert len(adapter.jobs) == 1
+    loop(tmp_path / "out", adapter=Telling(Calls()), watched=watched, num_epochs=1)
+    assert watched.messages == ["job 7 is queued"]
+    assert {"done": 1, "total": 4, "loss": 0.5} in watched.counts
 
 
 def test_a_judge_in_the_place_of_rewards(tmp_path: Path) -> None:
