@@ -1,4 +1,4 @@
-"""Reading ``gymdata finetune``'s YAML: overrides applied, unknown keys named, unsupported sections refused, paths found."""
+"""Reading ``gymdata finetune``'s YAML: overrides applied, unknown keys named, unsupported sections refused."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def load(
         values = merged(values, over)
     for key, value in overrides:
         assign(values, key, value)
-    ours = translated(values, file.parent, served=over is not None)
+    ours = translated(values, served=over is not None)
     if notes is not None:
         notes += ours.notes
     refused = [UsageError(f"{file}: {why}", hint=hint) for why, hint in ours.refused]

@@ -1,4 +1,4 @@
-"""The parts that a configuration of ``gymdata finetune`` names, shipped ones and the user's, and the files that it names."""
+"""The parts that a configuration of ``gymdata finetune`` names, shipped ones and the user's."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import inspect
 import re
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 from gymdata.collect.settings import CollectConfig
-from gymdata.collect.task_shapes import TEXT_FILES
 from gymdata.errors import UsageError, abridged, require
 from gymdata.finetune.config_file import part_of, shipped
 from gymdata.finetune.port import Commands, TrainerAdapter, TrajectoryBuilder
-from gymdata.finetune.settings import CommandAdapter, FinetuneConfig, Part, find
+from gymdata.finetune.settings import CommandAdapter, FinetuneConfig, Part
 from gymdata.rewards.loading import instance_of
 from gymdata.user_code import load_symbol, place_of
 
@@ -26,24 +24,21 @@ _METHODS = {
 }
 
 
-def builder_of(
-    config: FinetuneConfig, where: str, beside: Path, commands: Commands, base: Mapping[str, Any]
-) -> TrajectoryBuilder:
+def builder_of(config: FinetuneConfig, where: str, commands: Commands, base: Mapping[str, Any]) -> TrajectoryBuilder:
     """The trajectory builder that the configuration names. ``base``: collect settings under the builder's own."""
     name, part = part_of(config, "trajectory_builders")
     settings = shipped("trajectory_builders", name, part, where)
     if settings is not None:
         from gymdata.finetune.jobs import CollectingBuilder
 
-        settings = settings.model_copy(update=in_place(settings.settings, beside))
         if settings.settings.get("workflow_url") is not None:  # the workflow samples
             base = {key: value for key, value in base.items() if key not in ("endpoint", "tokenizer")}
         return CollectingBuilder(settings, commands, base)
-    builder: TrajectoryBuilder = custom("trajectory_builders", name, part, where, beside)
+    builder: TrajectoryBuilder = custom("trajectory_builders", name, part, where)
     return builder
 
 
-def check_environment(config: FinetuneConfig, where: str, beside: Path, held_out: Mapping[str, object]) -> None:
+def check_environment(config: FinetuneConfig, where: str, held_out: Mapping[str, object]) -> None:
     """Raise UsageError for an environment, or a user, that cannot be loaded. ``held_out``: settings of validation."""
     from gymdata.collect.setup import Given, environment_of
 
@@ -53,7 +48,7 @@ def check_environment(config: FinetuneConfig, where: str, beside: Path, held_out
         return
     settings = {**builder.settings, **held_out}
     try:
-        environment_of(CollectConfig.of({"tasks": "", **in_place(settings, beside)}, where), Given())
+        environment_of(CollectConfig.of({"tasks": "", **settings}, where), Given())
     except UsageError as error:
         key = re.match("--(env|user)", error.message)
         section = "finetuning.validation.settings" if key and key[1] in held_out else f"trajectory_builders.{name}"
@@ -74,7 +69,7 @@ def require_extras(config: FinetuneConfig, where: str, *, served: bool) -> None:
     require(",".join(needed), *(module for modules in needed.values() for module in modules))
 
 
-def adapter_of(config: FinetuneConfig, where: str, beside: Path) -> TrainerAdapter:
+def adapter_of(config: FinetuneConfig, where: str) -> TrainerAdapter:
     """The trainer adapter that the configuration names."""
     from gymdata.finetune.jobs import CommandJobs, TrlJobs
 
@@ -82,15 +77,15 @@ def adapter_of(config: FinetuneConfig, where: str, beside: Path) -> TrainerAdapt
     settings = shipped("trainer_adapters", name, part, where)
     if settings is not None:
         return CommandJobs(settings) if isinstance(settings, CommandAdapter) else TrlJobs(settings)
-    adapter: TrainerAdapter = custom("trainer_adapters", name, part, where, beside)
+    adapter: TrainerAdapter = custom("trainer_adapters", name, part, where)
     return adapter
 
 
-def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any:
+def custom(section: str, name: str, part: Part, where: str) -> Any:
     """An instance of a class that is not shipped. Raises UsageError."""
     flag = f"{where}: {section}.{name}._type"
     if part.type_.rpartition(":")[0].endswith(".py"):
-        kind, _ = load_symbol(spec(part.type_, beside), flag)
+        kind, _ = load_symbol(part.type_, flag)
     else:
         (point,) = entry_points(group=f"gymdata.{section}", name=part.type_)
         kind = point.load()
@@ -115,36 +110,3 @@ def custom(section: str, name: str, part: Part, where: str, beside: Path) -> Any
             text = f"{flag}: {part.type_}: {name} is async ({place_of(method)}), expected a plain method"
             raise UsageError(text, hint=f"define it with `def {name}` and run async work inside with asyncio.run(…)")
     return instance
-
-
-def in_place(settings: Mapping[str, Any], beside: Path) -> dict[str, Any]:
-    """Collect settings with the files that they name found."""
-    copy = dict(settings)
-    if isinstance(env := copy.get("env"), str):
-        copy["env"] = _named_spec(env, beside)
-    elif isinstance(env, Mapping):
-        copy["env"] = {name: spec(value, beside) for name, value in env.items()}
-    elif isinstance(env, (list, tuple)):
-        copy["env"] = [_named_spec(value, beside) for value in env]
-    if copy.get("user") is not None:
-        copy["user"] = spec(copy["user"], beside)
-    if str(copy.get("system") or "").endswith(TEXT_FILES):
-        copy["system"] = find(copy["system"], beside)
-    for key in ("chat_template", "prompt_template"):
-        if copy.get(key) is not None:
-            copy[key] = find(str(copy[key]), beside)
-    return copy
-
-
-def _named_spec(value: str, beside: Path) -> str:
-    """``SPEC`` or ``NAME=SPEC``."""
-    name, equals, rest = str(value).partition("=")
-    return f"{name}={spec(rest, beside)}" if equals and name.isidentifier() else spec(value, beside)
-
-
-def spec(value: str, beside: Path) -> str:
-    """``path.py:name``, with ``=weight`` or not, with its file found; everything else as it is."""
-    file, suffix, rest = str(value).partition(".py")
-    if not suffix or (rest and not rest.startswith(":")):
-        return str(value)
-    return find(file + suffix, beside) + rest

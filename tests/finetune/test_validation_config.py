@@ -17,6 +17,11 @@ from tests.finetune.parts import write
 pytestmark = pytest.mark.torch
 
 
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def planned(folder: Path, over: dict[str, Any], overrides: Any = (), change: Any = None) -> Plan:
     """The plan of a configuration whose validation has the file ``over``."""
     (folder / "heldout.jsonl").write_text('{"task_id": "h", "prompt": "2+2?", "answer": "4"}\n')

@@ -85,7 +85,12 @@ def test_light_commands_load_no_module_that_is_not_declared(base: Installed):
         ("train", "train-dpo {made}/pairs -m {data}/policy -o out"),
         ("train", "train-reward {made}/pairs -m {data}/policy -o out"),
         ("train", "train-rl {made}/experience -m {data}/policy -o out"),
-        ("train,cpu", "finetune --config_file {data}/finetune.yaml"),
+        (
+            "train,cpu",
+            "finetune --config_file {data}/finetune.yaml --dataset {data}/tasks/train.jsonl"
+            " --validation_dataset {data}/tasks/heldout.jsonl -o llms.policy.model_name {data}/policy"
+            " -o trajectory_builders.calculator.env {data}/calculator.py:Calculator",
+        ),
         ("serve", "serve-genrm --genrm {data}/genrm"),
         ("rewards", "score {data}/rollouts/clean.jsonl --reward math_verify -o out"),
         ("rewards", "score {data}/rollouts/clean.jsonl --reward json_schema -o out"),
