@@ -36,6 +36,9 @@ _FROM = {
 }
 _ROLES = {"developer": "system", "function": "tool"}
 _REASONING = ("reasoning_content", "reasoning", "thinking")
+#: Names of the arguments of a call (OpenAI, Llama 3, LangChain, Anthropic), and what a call may have besides.
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+_OF_CALL = ("name", "id", "type", "index", "call_id", "description", "strict")
 _MEDIA = ("image", "images", "image_paths", "audio", "audios", "video", "videos")
 #: Special tokens of chat templates, and the roles on lines of their own that are left of them.
 _TEMPLATE = re.compile(r"<\|\w+\|>|<start_of_turn>|\[/?INST\]|<｜|^(?:system|user|assistant|model)$", re.MULTILINE)
@@ -145,10 +148,17 @@ def in_context(row: JsonObject, messages: list[Message]) -> list[Message]:
         for exchange in row.get("history") or ()
         for role, text in zip(("user", "assistant"), exchange, strict=True)
     ]
-    messages = [*conversation(before, "history"), *messages] if before else messages
+    if before:
+        first = messages[0]["role"] == "system"
+        messages = [*messages[:first], *conversation(before, "history"), *messages[first:]]
     system = _text(row.get("system") or row.get("system_prompt"), "system")
-    has_one = system is not None and system.strip() and messages[0]["role"] != "system"
-    return [message_of("system", system), *messages] if has_one else messages
+    if system is None or not system.strip():
+        return messages
+    if messages[0]["role"] != "system":
+        return [message_of("system", system), *messages]
+    if messages[0]["content"] != system:
+        raise BadItem("S102", "system: got another text than that of the system message")
+    return messages
 
 
 def tools_of(row: JsonObject) -> str:
@@ -178,7 +188,8 @@ def _message(message: Any, where: str) -> Message:
         if role is None:
             raise BadItem("S102", f"{where}.from: got {message['from']!r}, expected one of {', '.join(_FROM)}")
         if str(message["from"]).lower() == "function_call":
-            return message_of(role, "", tool_calls=_calls(content, f"{where}.value"))
+            mark = {} if is_trained(message, f"{where}.") else {"extra": NOT_TRAINED}
+            return message_of(role, "", tool_calls=_calls(content, f"{where}.value"), **mark)
     else:
         role, content = message.get("role"), message.get("content")
         refuse_other_name(role, where)
@@ -193,7 +204,7 @@ def _message(message: Any, where: str) -> Message:
     }
     if any(in_parts.values()):
         content = [part for part in parts if part.get("type") not in in_parts]
-    reasonings = (message[name] for name in _REASONING if isinstance(message.get(name), str))
+    reasonings = (_text(message[name], f"{where}.{name}") for name in _REASONING if message.get(name))
     if reasoning := next(reasonings, "".join(in_parts["reasoning"])):
         more["reasoning"] = reasoning
     if calls := message.get("tool_calls") or message.get("function_call") or in_parts["tool_call"]:
@@ -234,11 +245,20 @@ def _calls(calls: Any, where: str) -> str:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadItem("S102", f"{where}: got a tool call without a name")
-        arguments = function.get("arguments", {})
+        arguments = _arguments(function, where)
         tool_calls.append(
             {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
         )
     return STRICT.encode(tool_calls)
+
+
+def _arguments(function: JsonObject, where: str) -> Any:
+    """The arguments of a call, in the column that its writer has for them; none is an empty object. Raises BadItem for a
+    call that has them in several columns or in one that is not known."""
+    names = [name for name in _ARGUMENTS if function.get(name) is not None]
+    if len(names) > 1 or (not names and not function.keys() <= {*_ARGUMENTS, *_OF_CALL}):
+        raise BadItem("S102", f"{where}: got a tool call with {', '.join(function)}, expected name and arguments")
+    return function[names[0]] if names else function.get("arguments", {})
 
 
 def rollout_row(

@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ LABELS = ("label", "kto_tag")
 SCORES = ("reward", "rewards", "score")
 #: Ratings of HelpSteer, which are named rewards.
 _RATINGS = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
+#: A key of a message that may say whether it is trained.
+_MAY_MARK = re.compile(r"loss|train|mask|weight|supervis", re.IGNORECASE)
 #: Whether a message, or a row, is trained. ``train_detail``: of axolotl, a mark for each span of a message.
 MARKS = ("weight", "loss_weight", "trainable", "train", "training", "loss", "loss_mask", "masked", "train_detail")
 
@@ -80,12 +83,21 @@ def is_trained(holder: Mapping[str, Any], where: str = "") -> bool:
     """Whether a message, or a row, is trained: not where one of its marks says that it is not. Raises BadItem for a mark
     that is not understood. ``where``: before the mark's name in the error."""
     trained = True
+    if where and (
+        odd := next((n for n in holder if n not in MARKS and _MAY_MARK.search(n) and _says(holder[n])), None)
+    ):
+        raise BadItem("S102", f"{where}{odd}: is not known, expected one of {', '.join(MARKS)}")
     for name in MARKS:
         value = holder.get(name)
-        if value is None or value in ("", []):
+        if not _says(value):
             continue
         if (mark := truth(value)) is None:
             expected = "whether all of it is trained: true or false, 1 or 0"
             raise BadItem("S102", f"{where}{name}: got {value!r:.60}, expected {expected}")
         trained &= mark is not (name == "masked")
     return trained
+
+
+def _says(value: Any) -> bool:
+    """Whether a cell says something."""
+    return value is not None and value not in ("", [])

@@ -164,7 +164,7 @@ def test_responses_to_a_prompt_are_one_group_with_their_scores(tmp_path: Path) -
     assert [row["reward"] for row in rows] == [5.0, None, 5.0]
     assert len({row["group_id"] for row in rows}) == 1
     reasons = (tmp_path / "run" / "rejected.jsonl").read_text()
-    assert "scores: expected one for each of the 2 responses" in reasons
+    assert "ratings: expected one for each of the 2 responses" in reasons
     assert "score: got 'high', expected a number" in reasons
     assert "responses: got text, expected a list" in reasons
 

@@ -3,6 +3,7 @@ task is all that was given; an answer without words is left out."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 import gymdata
 from gymdata.interop.words import LABELS, MARKS
-from tests.interop.trajectories import ANSWER, QUESTION, imported, lines, rejected, write
+from gymdata.store import read_table
+from tests.interop.trajectories import ANSWER, QUESTION, imported, lines, rejected, verifiers, verifiers_traces, write
 
 ASKED = QUESTION["content"]
 #: A row of each format of answers as text.
@@ -222,3 +224,116 @@ def test_a_number_as_an_answer_is_its_text(tmp_path: Path) -> None:
     assert texts == ["5", "-0.5", "200"]
     (named,) = rejected(write(tmp_path / "b.jsonl", rows[0], rows[0] | {"completion": True}))
     assert named["reason"] == "completion: got boolean, expected text or messages"
+
+
+@pytest.mark.parametrize("name", ["arguments", "parameters", "args", "input"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_arguments_of_a_call_are_read_under_each_of_their_names(name: str, nested: bool, tmp_path: Path) -> None:
+    function = {"name": "add", name: {"a": 2}}
+    call = {"id": "c", "function": function} if nested else {"id": "c", **function}
+    rows = [{"messages": [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]}]
+    rows.append(
+        {"conversations": [{"from": "human", "value": ASKED}, {"from": "function_call", "value": json.dumps(call)}]}
+    )
+    for row in rows:
+        (rollout,) = imported(write(tmp_path / f"{len(row)}-{next(iter(row))}.jsonl", row))
+        (read,) = json.loads(rollout["messages"][1]["tool_calls"])
+        assert read["function"] == {"name": "add", "arguments": {"a": 2}}
+
+
+@pytest.mark.parametrize("more", [{"kwargs": {"a": 2}}, {"arguments": {"a": 1}, "parameters": {"a": 2}}])
+def test_a_call_whose_arguments_are_not_sure_is_refused(more: dict[str, Any], tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", **more}]}
+    (bad,) = rejected(write(tmp_path / "a.jsonl", {"messages": [QUESTION, answer]}))
+    assert "got a tool call with name, " in bad["reason"]
+
+
+@pytest.mark.parametrize("key", ["loss_scale", "mask", "train_on_turn", "no_loss", "is_masked", "supervised"])
+@pytest.mark.parametrize("value", [0, False, "0", 1])
+def test_a_mark_of_a_message_that_is_not_known_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    good = {"messages": [QUESTION, ANSWER | {key: None}]}
+    (bad,) = rejected(write(tmp_path / "a.jsonl", good, {"messages": [QUESTION, ANSWER | {key: value}]}))
+    assert (bad["line"], bad["reason"].partition(":")[0]) == (2, f"messages[1].{key}")
+
+
+def test_marks_of_calls_and_exchanges_are_read(tmp_path: Path) -> None:
+    call = {"from": "function_call", "value": '{"name": "add", "arguments": {}}', "weight": 0}
+    gpt = [{"from": "human", "value": ASKED}, {"from": "gpt", "value": "5"}]
+    (first,) = imported(write(tmp_path / "a.jsonl", {"conversations": [gpt[0], call, *gpt]}), "sharegpt")
+    exchanges = [{"input": ASKED, "output": "5", "loss": False}, {"input": ASKED, "output": "5"}]
+    (second,) = imported(write(tmp_path / "b.jsonl", {"conversation": exchanges}), "capybara")
+    for rollout in (first, second):
+        assert [m["extra"] for m in rollout["messages"] if m["role"] == "assistant"] == ['{"weight": 0}', None]
+
+
+@pytest.mark.parametrize("reasoning", [[{"type": "text", "text": "Hm."}], "Hm."])
+def test_reasoning_in_parts_is_read_and_other_reasoning_is_refused(reasoning: Any, tmp_path: Path) -> None:
+    (row,) = imported(write(tmp_path / "a.jsonl", {"messages": [QUESTION, ANSWER | {"reasoning": reasoning}]}))
+    assert row["messages"][1]["reasoning"] == "Hm."
+    bad = {"messages": [QUESTION, ANSWER | {"reasoning_content": {"steps": ["Hm."]}}]}
+    assert "expected text" in rejected(write(tmp_path / "b.jsonl", bad))[0]["reason"]
+
+
+def test_a_system_prompt_that_is_given_twice_is_one(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    row = {"messages": [system, QUESTION, ANSWER], "history": [["a", "b"]]}
+    file = write(tmp_path / "a.jsonl", row | {"system": "Be brief."}, row | {"system": "Be long."})
+    (bad,) = rejected(file)
+    assert (bad["line"], bad["reason"]) == (2, "system: got another text than that of the system message")
+    (good,) = imported(write(tmp_path / "b.jsonl", row))
+    assert [m["role"] for m in good["messages"]] == ["system", "user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.parametrize("name", ["scores", "rewards", "ratings", "score", "reward", "labels", "label"])
+@pytest.mark.parametrize("values", [[1, 0], ["1", "0"], [True, False], [1.0, None]])
+def test_numbers_of_responses_are_read_under_each_of_their_names(name: str, values: list[Any], tmp_path: Path) -> None:
+    row = {"prompt": ASKED, "responses": ["5", "6"], name: values}
+    rows = imported(write(tmp_path / "a.jsonl", row), "response-lists")
+    assert [r["reward"] for r in rows] == [1.0, None if values[1] is None else 0.0]
+    for odd in ([1], 1, "high"):
+        (bad,) = rejected(write(tmp_path / "b.jsonl", row | {name: odd}), "response-lists")
+        assert bad["reason"] == f"{name}: expected one for each of the 2 responses"
+
+
+def test_truth_values_of_responses_are_named_to_be_read(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", {"prompt": ASKED, "responses": ["5", "6"], "verified": [True, False]})
+    assert "--map label=verified" in rejected(file)[0]["reason"]
+    run = gymdata.import_rollouts(file, tmp_path / "run", map={"label": "verified"}).run
+    assert [row["reward"] for row in read_table(run).to_pylist()] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("false", [False, "false", 0, "0"])
+def test_an_agent_or_an_answer_that_is_not_trained_is_told_in_any_spelling(false: Any, tmp_path: Path) -> None:
+    """In traces of verifiers: of an agent the row is left out, of an answer that was not sampled the message."""
+    trace = verifiers_traces(1)
+    trace = trace["traces"][0] if "traces" in trace else trace
+    trace["nodes"][1]["sampled"] = false
+    other = verifiers_traces(2)
+    other = other["traces"][0] if "traces" in other else other
+    other["agent"]["trainable"] = false
+    file = write(tmp_path / "a.jsonl", trace, other)
+    (bad,) = rejected(file, "verifiers-traces")
+    assert (bad["line"], bad["reason"]) == (2, "agent.trainable: the agent 'agent' is not trained")
+    run = gymdata.import_rollouts(file, tmp_path / "run", source="verifiers-traces").run
+    (row,) = read_table(run).to_pylist()
+    assert [m["extra"] for m in row["messages"] if m["role"] == "assistant"] == ['{"weight": 0}', None]
+
+
+@pytest.mark.parametrize("cut", [True, "true", 1])
+def test_a_limit_that_cut_an_answer_is_known_in_any_spelling(cut: Any, tmp_path: Path) -> None:
+    (row,) = imported(write(tmp_path / "a.jsonl", verifiers(1) | {"is_truncated": cut}), "verifiers")
+    episode = EPISODE | {"termination_reason": "TerminationReason.MAX_TURNS_EXCEEDED"}
+    (other,) = imported(write(tmp_path / "b.jsonl", episode), "rllm")
+    assert row["status"] == other["status"] == "truncated"
+
+
+def test_a_battle_has_one_winner_and_ranks_are_numbers(tmp_path: Path) -> None:
+    """Flags may be text, as in a CSV file; two winners, or a rank that is no number, prefer neither side."""
+    battle = {"prompt": '["q"]', "response_a": '["a"]', "response_b": '["b"]'}
+    flags = {"winner_model_a": "0", "winner_model_b": "1", "winner_tie": "0"}
+    file = write(tmp_path / "a.jsonl", battle | flags, battle | flags | {"winner_model_a": "1"})
+    assert [bad["line"] for bad in rejected(file, "arena")] == [2]
+    (pair,) = imported(write(tmp_path / "b.jsonl", battle | flags), "arena")
+    assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("b", "a")
+    sides = [{"rank": rank, "completion": [ANSWER | {"content": str(rank)}]} for rank in (float("nan"), 0)]
+    assert rejected(write(tmp_path / "c.jsonl", {"context": [QUESTION], "completions": sides}), "nemo-rl-preference")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.chat_text import Lines
 from gymdata.interop.formats import FORMATS
 from gymdata.interop.formats._text import TextFormat
+from gymdata.interop.formats.published._compared import finite
 from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
 from gymdata.interop.text_export import NEMO_RL_SIDES, preferences
 from gymdata.interop.text_rows import answer, conversation, pair_row
@@ -34,9 +35,9 @@ class NemoRlPreference(TextFormat):
         return "context" in row and isinstance(sides, list) and all(isinstance(s, dict) and "rank" in s for s in sides)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        sides = sorted(item["completions"], key=lambda side: side["rank"])
-        if len(sides) != 2 or sides[0]["rank"] == sides[1]["rank"]:
-            ranks = [side["rank"] for side in sides]
+        sides = sorted(item["completions"], key=lambda side: finite(side, "rank"))
+        ranks = [finite(side, "rank") for side in sides]
+        if len(ranks) != 2 or ranks[0] == ranks[1]:
             raise BadItem("S102", f"completions: got the ranks {ranks}, expected two that differ")
         chosen, rejected = (answer(side["completion"], "completion") for side in sides)
         return pair_row(item, conversation(item["context"], "context"), (chosen, rejected), importing)

@@ -54,5 +54,5 @@ class Rllm(Format):
             rewards=named_scores(named | metrics),
             about=("name", "termination_reason"),
             group=f"{name}-{trajectory['name']}" if name and trajectory.get("name") else name,
-            truncated=str(episode.get("termination_reason")).startswith("max_"),
+            truncated="max_" in str(episode.get("termination_reason")).lower(),
         )

@@ -9,6 +9,7 @@ from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.text_rows import answer, column, conversation, rollout_row
 from gymdata.interop.words import named_scores, score
 from gymdata.rollouts.messages import Message
+from gymdata.rollouts.truth import truth
 
 #: Columns of the rollout, which are no fields of its task.
 _ABOUT = (
@@ -57,7 +58,7 @@ class Verifiers(Format):
             rewards=named_scores(metrics),
             texts=(*_LOST, *metrics),
             about=_ABOUT,
-            truncated=item.get("is_truncated") is True,
+            truncated=truth(item.get("is_truncated")) is True,
             group="-".join(
                 str(item[name]) for name in ("env_id", "task", "example_id") if isinstance(item.get(name), (str, int))
             ),

@@ -8,6 +8,7 @@ from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import BadItem, Importing, JsonObject, TableRow
 from gymdata.interop.text_rows import conversation, first_row, rollout_row
 from gymdata.interop.words import named_scores
+from gymdata.rollouts.truth import truth
 
 _ABOUT = ("ok", "is_completed", "is_timeout", "stop_condition", "errors", "metrics", "info", "timing", "verifiers")
 
@@ -30,13 +31,15 @@ class VerifiersTraces(Format):
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         nodes, agent, task = item["nodes"], item["agent"], item["task"]
-        if agent.get("trainable") is False:
+        if truth(agent.get("trainable")) is False:
             raise BadItem("S103", f"agent.trainable: the agent {agent.get('name')!r} is not trained")
         if not nodes or [node.get("parent") for node in nodes] != [None, *range(len(nodes) - 1)]:
             raise BadItem(
                 "S102", f"nodes: got {len(nodes)} that are not one conversation, but several branches or none"
             )
-        input_flags = [node["message"]["role"] == "assistant" and not node.get("sampled") for node in nodes]
+        input_flags = [
+            node["message"]["role"] == "assistant" and truth(node.get("sampled")) is not True for node in nodes
+        ]
         messages = [n["message"] | ({"weight": 0} if flag else {}) for n, flag in zip(nodes, input_flags, strict=True)]
         tools = [{k: t[k] for k in ("name", "description", "parameters") if k in t} for t in item.get("tools") or ()]
         terms = item.get("rewards") or {}

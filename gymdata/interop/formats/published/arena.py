@@ -11,6 +11,7 @@ from gymdata.interop.formats.trl import prompt_and_sides
 from gymdata.interop.importing import BadItem, Importing, TableRow
 from gymdata.interop.text_rows import pair_row
 from gymdata.rollouts.messages import JsonObject
+from gymdata.rollouts.truth import truth
 
 _WINNERS = ("winner_model_a", "winner_model_b", "winner_tie")
 
@@ -32,7 +33,8 @@ class Arena(Format):
     )
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        winner = item.get("winner") if "winner" in item else next((n for n in _WINNERS if item.get(n) == 1), None)
+        winners = [item.get("winner")] if "winner" in item else [n for n in _WINNERS if truth(item.get(n))]
+        winner = winners[0] if len(winners) == 1 else winners
         if not isinstance(winner, str):
             raise BadItem("S102", f"winner: got {winner!r:.100}, expected model_a or model_b")
         name = winner.removeprefix("winner_")

@@ -56,6 +56,7 @@ class Capybara(Format):
                 messages.append({"role": "system", "content": exchange["system"]})
             user, assistant = ("human", "assistant") if "human" in exchange else ("input", "output")
             messages += [{"role": "user", "content": exchange[user]}] if exchange[user] != "" else []
-            messages.append({"role": "assistant", "content": exchange[assistant]})
+            more = {k: v for k, v in exchange.items() if k not in ("system", user, assistant)}
+            messages.append({**more, "role": "assistant", "content": exchange[assistant]})
         written = in_context(item, conversation(messages, name))
         return rollout_row(item, [], written, importing, texts=(name, *BESIDE))
