@@ -3,7 +3,6 @@
 Invariants: an answer depends only on (seed + choice, prompt ids, max_tokens), so that two runs against it agree.
 ``python tests/faulty_server.py --port 0 --mode ok --latency 0.01`` prints its port on the first line of stdout.
 POST /fault {"mode": "500", "count": 3} makes the next 3 completions fail (count -1: all from now on).
-/v1/chat/completions writes messages out with a template of its own; ``Settings.way`` says what it lets a client decide.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from typing import Any
 
 from aiohttp import web
 
-from gymdata.rollouts.next_prompt import splice_published
-
 #: What the content modes put in the place of the first id or log-probability.
 _IDS = {"negative_id": -1, "huge_id": 2**40, "unknown_id": 2**30, "fractional_id": 1.5}
 _LOGPROBS: dict[str, Any] = {"nan": math.nan, "infinite": -math.inf, "positive": 1e-3, "placeholder": -9999.0}
 _LOGPROBS |= {"huge_logprob": -(10**400), "text_logprob": "-1"}
 _FAILING = ("401", "429", "500", "dead", "garbage", "hang", "disconnect", "endless")
-_SHAPES = ("no_ids", "no_logprobs", "wrong_prompt_ids", "raw", "short", "tool_calls", "too_many", "other_model")
+_SHAPES = ("no_ids", "no_logprobs", "wrong_prompt_ids", "raw", "short", "too_many", "other_model")
 MODES = ("ok", *_FAILING, *_SHAPES, *_IDS, *_LOGPROBS, "empty", "odd_alternatives")
 
 
@@ -34,7 +31,6 @@ class Settings:
     """``fail_first``: how many completions the mode applies to, -1 for all. ``skip``: completions before it begins.
 
     ``slots``: requests that are answered at a time (0: all).
-    ``way``: of chat, see ``gymdata.engines.servers.chat_server``. ``shows_tools``: under which tool_choice; "" for none.
     """
 
     mode: str = "ok"
@@ -49,9 +45,6 @@ class Settings:
     max_model_len: int = 4096
     name: str = "fake"
     retry_after: str = "0"
-    way: str = "ids"
-    shows_tools: str = "none auto"
-    refuses_unknown_fields: bool = False
     requests: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -67,7 +60,6 @@ def build(settings: Settings) -> web.Application:
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/version", _version)
     app.router.add_post("/v1/completions", _completions)
-    app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/fault", _fault)
     return app
 
@@ -103,40 +95,6 @@ async def _fault(request: web.Request) -> web.Response:
     settings, order = request.app[SETTINGS], await request.json()
     settings.mode, settings.fail_first = order["mode"], int(order.get("count", -1))
     return web.json_response({"mode": settings.mode})
-
-
-def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, eos: int) -> list[int]:
-    """Ids of messages by this server's template: a role, letters, ``eos``; tools before everything."""
-    ids = [9, len(tools)] if tools else []
-    for message in messages:
-        said = (message.get("content") or "") + "".join(
-            c["function"]["arguments"] for c in message.get("tool_calls", [])
-        )
-        ids += [10 + len(message["role"]), *(20 + byte % 100 for byte in said.encode()), eos]
-    return ids
-
-
-def chat_prompt(body: dict[str, Any], settings: Settings) -> list[int]:
-    """What the model reads for a chat request."""
-    given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
-    if given is not None and settings.way == "ids":
-        return list(given)
-    messages = body["messages"]
-    tools = body.get("tools") if body.get("tool_choice", "auto") in settings.shows_tools.split() else None
-    whole = [*render(messages, tools, settings.eos), 8]
-    held = body.get("required_prefix_token_ids")
-    if held is None or settings.way != "prefix":
-        return whole
-    last = max(i for i, m in enumerate(messages) if m["role"] == "assistant")
-    return splice_published(held, render(messages[: last + 1], tools, settings.eos), whole, settings.eos)
-
-
-async def _chat(request: web.Request) -> web.StreamResponse:
-    settings, body = request.app[SETTINGS], await request.json()
-    unknown = {"kv_transfer_params": "ids", "required_prefix_token_ids": "prefix"}
-    if settings.refuses_unknown_fields and any(f in body and settings.way != way for f, way in unknown.items()):
-        return web.json_response({"error": {"message": "unknown field"}}, status=400)
-    return await _serve(request, {**body, "prompt": chat_prompt(body, settings)}, _chat_answer)
 
 
 async def _completions(request: web.Request) -> web.StreamResponse:
@@ -230,25 +188,6 @@ def _answer(body: dict[str, Any], settings: Settings, mode: str) -> dict[str, An
     return {"id": "cmpl-0", "model": "other" if mode == "other_model" else settings.name, "choices": choices}
 
 
-def _chat_answer(body: dict[str, Any], settings: Settings, mode: str) -> dict[str, Any]:
-    """The same draws in the chat route's shape."""
-    plain = _answer({**body, "logprobs": body["top_logprobs"]}, settings, mode)
-    prompts = {tuple(choice.pop("prompt_token_ids", None) or ()) for choice in plain["choices"]}
-    for choice in plain["choices"]:
-        log_probs = choice["logprobs"]
-        if log_probs is not None:
-            pairs = zip(log_probs["token_logprobs"], log_probs["top_logprobs"], strict=False)
-            content = [
-                {"logprob": v, "top_logprobs": [{"token": t, "logprob": p} for t, p in top.items()]} for v, top in pairs
-            ]
-            choice["logprobs"] = {"content": content}
-        choice["message"] = {"role": "assistant", "content": choice.pop("text")}
-        if mode == "tool_calls":
-            choice["finish_reason"] = "tool_calls"
-    read = list(prompts.pop())
-    return {**plain, "prompt_token_ids": read or None}
-
-
 async def serve(settings: Settings, port: int) -> tuple[web.AppRunner, int]:
     """Start on 127.0.0.1; returns the runner (to clean up) and the port."""
     runner = web.AppRunner(build(settings), shutdown_timeout=0.1)
@@ -293,7 +232,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--mode", choices=MODES, default="ok")
-    parser.add_argument("--way", choices=("ids", "prefix", "messages"), default="ids")
     plain = ("fail_first", "skip", "latency", "slots", "versions", "vocab", "eos", "max_model_len", "name")
     for name in (*plain, "retry_after"):
         default = getattr(Settings, name)

@@ -154,7 +154,7 @@ def test_the_shipped_rollouts_are_clean(
         assert check(monkeypatch, path) == 0
         assert capsys.readouterr().out == "faults: 0 in 24 rollouts, 48 turns, 0 breaks, 612 sampled tokens\n"
     assert check(monkeypatch, samples / "tour" / "before", samples / "tour" / "after") == 0
-    assert "300 rollouts, 591 turns, 4 breaks" in capsys.readouterr().out
+    assert "300 rollouts, 595 turns, 8 breaks" in capsys.readouterr().out
     assert check(monkeypatch, samples / "rollouts" / "broken.jsonl") == 1
     assert check(monkeypatch, samples / "rollouts" / "nemo_gym.jsonl") == 1
     assert check(monkeypatch, tmp_path / "not-there.jsonl") == 1

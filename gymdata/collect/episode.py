@@ -2,11 +2,10 @@
 
 Invariants: the first prompt is the rendered conversation; every later prompt is the ids that the engine reports to have
 read, the ids that it sampled, and the bridge to the environment's new messages, so nothing sampled is ever re-rendered
-here. Environments get and give copies: what they change later is not what is saved. An engine that takes messages only may
-render them again; its prompts are kept as breaks, or refused. Prompts are kept as the engine reported them, and before a
-rollout is handed on, its encoded turns are expanded again and compared with them. Of a workflow ids and log-probabilities
-are those of its response; a rollout whose workflow failed has no turns and no reward, and stays pending; one without ids is
-kept as messages, with no token data.
+here. Environments get and give copies: what they change later is not what is saved. Prompts are kept as the engine reported
+them, and before a rollout is handed on, its encoded turns are expanded again and compared with them. Of a workflow ids and
+log-probabilities are those of its response; a rollout whose workflow failed has no turns and no reward, and stays pending;
+one without ids is kept as messages, with no token data.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from gymdata.collect import outcome as ends
 from gymdata.collect.outcome import Failure, Limits, Outcome
 from gymdata.collect.resume import RunKey, request_seed
-from gymdata.engines.port import Chat, Conversation, Generation, Sampler, SampleRequest
+from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
 from gymdata.engines.sampling import cut_at_stop
 from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict
 from gymdata.environments.step import reward_of
@@ -36,15 +35,11 @@ from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts
 if TYPE_CHECKING:
     from gymdata.environments.workflow import HttpWorkflow
 
-#: Makes the next prompt of: ids read and sampled so far, messages up to the model's last, the environment's new ones, tools.
-NextPrompt = Callable[[Sequence[int], Sequence[Message], Sequence[Message], Any], list[int]]
-
 
 @dataclass(frozen=True, slots=True)
 class EpisodeConfig:
-    """Settings and parts that all rollouts of a run share. ``on_break``: what happens to a rollout whose prompt, as the
-    engine reports it, does not begin with what was sampled; ``next_prompt``: in place of the bridge, for an engine that
-    renders prompts itself. ``sampler``, ``chat`` and ``environment`` are None when there is a ``workflow``."""
+    """Settings and parts that all rollouts of a run share. ``sampler``, ``chat`` and ``environment`` are None when there is
+    a ``workflow``."""
 
     sampler: Sampler | None
     chat: Chat | None
@@ -53,8 +48,6 @@ class EpisodeConfig:
     limits: Limits
     seed: int
     temperature: float
-    on_break: Literal["keep", "fail"] = "keep"
-    next_prompt: NextPrompt | None = None
     #: Makes whole rollouts in place of sampler, chat and environment, and gets ``sampling``.
     workflow: HttpWorkflow | None = None
     #: Plays and writes the rollouts of agents, which call the model by themselves.
@@ -87,8 +80,6 @@ class EpisodeConfig:
         self, context: Sequence[int], completions: Sequence[Message], new: Sequence[Message], tools: Any
     ) -> list[int]:
         """Ids of the next prompt. Raises RefusedError when the template rewrites what came before."""
-        if self.next_prompt is not None:
-            return self.next_prompt(context, completions, new, tools)
         assert self.chat is not None
         return next_prompt(context, self.chat.bridge(completions, new, tools), self.chat.end_of_turn_ids)
 
@@ -176,7 +167,6 @@ class Rollout:
             max_tokens=self.setting.limits.room(len(self.prompt)),
             seed=request_seed(self.setting.seed, self.task, turn, self.index),
             n=n,
-            conversation=Conversation(self.messages, self.tools, self.context),
             group=self.task.task_id,
         )
 
@@ -224,8 +214,6 @@ class Rollout:
             generation = first or (await setting.sample(self.request()))[0]
             first = None
             turn = self._encode(generation)
-            if setting.on_break == "fail" and turn["prefix_length"] < len(self.context):
-                raise ends.broken(turn["prefix_length"])
             message = chat.parse(generation.token_ids, self.tools)
             before = [*self.messages, message]
             self.messages = before

@@ -16,7 +16,6 @@
 | the time limit passed before the environment had given a first prompt | failed, kind ``environment`` | |
 | the first prompt leaves no room for a single token | failed, kind ``environment`` | |
 | the chat template refuses the conversation, or rewrites what came before | failed, kind ``engine`` | |
-| ``--on-break fail``, and the engine read another prompt than what came before | failed, kind ``engine`` | |
 | the time limit passed while the server could not be reached | failed, kind ``engine`` | |
 | an agent ended with an exit code other than 0 after a model call | truncated | ``exit_N`` |
 | an agent called no model, was ended by a signal, or cannot be run | failed, kind ``agent`` | |
@@ -97,11 +96,6 @@ def after_generation(finish_reason: str, n_generated: int, limits: Limits) -> Ou
     if finish_reason == "repetition":
         return Outcome(TRUNCATED, finish_reason)
     raise OutsideError("engine", f"the request ended with finish_reason {finish_reason!r} after {n_generated} tokens")
-
-
-def broken(position: int) -> OutsideError:
-    """The engine read a prompt that is not what was sampled so far: ``--on-break fail`` keeps no such rollout."""
-    return OutsideError("engine", f"break: the prompt that was read leaves what came before at token {position}")
 
 
 def after_step(step: StepResult, n_turns: int, limits: Limits) -> Outcome | None:

@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 #: Settings that name a server, in place of vLLM in this process.
-_SERVERS = ("endpoint", "chat_endpoint", "workflow_url")
+_SERVERS = ("endpoint", "workflow_url")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -328,8 +328,6 @@ async def _play(
                 Limits(**limits, limited_by=tightest[1]),
                 seed,
                 float(config.temperature),
-                on_break=config.on_break,
-                next_prompt=parts.next_prompt,
                 workflow=parts.workflow,
                 agents=agents,
                 sampling=config.sampling_parameters() | limits,
@@ -362,7 +360,7 @@ async def _play(
 
 def _starting(config: CollectConfig, parts: Parts) -> str:
     policy = parts.model["policy"]
-    if server := ", ".join(config.endpoint) or config.chat_endpoint or config.workflow_url:
+    if server := ", ".join(config.endpoint) or config.workflow_url:
         return f"connecting to {redacted(server)} …"
     if config.replicas is not None:
         where = "Ray" if config.ray in (None, "local") else f"the Ray cluster at {config.ray}"

@@ -47,14 +47,12 @@ _OURS = {
     *("prompt_logprobs", "flat_logprobs", "skip_clone", "skip_special_tokens", "return_token_ids"),
 }
 
-_OF_ENGINE = ("endpoint", "chat_endpoint", "replicas", "tokenizer", "chat_template", "engine")
+_OF_ENGINE = ("endpoint", "replicas", "tokenizer", "chat_template", "engine")
 _SERVERS_RUN = "--replicas starts engines on Ray, the other takes servers that run: leave one out"
 #: Settings of which only one may be given → what to do.
 _EXCLUDING = (
     {
-        ("endpoint", "chat_endpoint"): "--endpoint, where the server takes ids",
         ("replicas", "endpoint"): _SERVERS_RUN,
-        ("replicas", "chat_endpoint"): _SERVERS_RUN,
     }
     | {
         (name, "workflow_url"): "a workflow has its own engine and environment: leave the flag out"
@@ -62,7 +60,7 @@ _EXCLUDING = (
     }
     | {
         (name, "agent"): "an agent has its own loop and tools, and needs token ids: leave the flag out"
-        for name in ("env", "user", "step_reward_field", "chat_endpoint")
+        for name in ("env", "user", "step_reward_field")
     }
 )
 #: Sampling parameters that override those of an agent, in ``collect`` and ``record``: KEY=VALUE, or a mapping.
@@ -129,9 +127,6 @@ class CollectConfig(Config):
         default_factory=list,
         description="Base URL of a vLLM server, with or without /v1, or @FILE of several; repeatable.",
     )
-    chat_endpoint: str | None = pydantic.Field(
-        None, description="Base URL of a server that takes chat messages only; it must return token IDs."
-    )
     replicas: int | None = pydantic.Field(
         None, ge=1, description="Engines on Ray, each with a copy of the model (default: one engine in process)."
     )
@@ -141,9 +136,6 @@ class CollectConfig(Config):
     )
     result_json_path: str = pydantic.Field(
         "$", description="JSON path of the rollout, or its text, in the workflow server's response, such as $.value."
-    )
-    on_break: Literal["keep", "fail"] = pydantic.Field(
-        "keep", description="Rollouts whose server-side prompt differs from the sampled tokens."
     )
     tokenizer: str | None = pydantic.Field(None, description="Tokenizer folder, required when the model is not local.")
     chat_template: Path | None = pydantic.Field(None, description="Chat template file that replaces the model's.")
@@ -272,7 +264,7 @@ class CollectConfig(Config):
         """One environment is one text, as files and run.json have it."""
         return one_or_list(value)
 
-    @pydantic.field_validator("endpoint", "chat_endpoint", "workflow_url", "env", "reward")
+    @pydantic.field_validator("endpoint", "workflow_url", "env", "reward")
     @classmethod
     def _no_userinfo(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         name = str(info.field_name)
@@ -288,7 +280,7 @@ class CollectConfig(Config):
                 flags = [f"--set {n}.…" if n in self.key_only else f"--{n.replace('_', '-')}" for n in names]
                 raise UsageError(f"{' and '.join(flags)} were both given", hint=hint)
         forced(self.force)
-        if self.engine and (self.endpoint or self.chat_endpoint):
+        if self.engine and self.endpoint:
             raise UsageError("--set engine.… is for the engine in process", hint="set it where the server is started")
 
     def environments(self) -> dict[str | None, str]:
@@ -313,8 +305,6 @@ class CollectConfig(Config):
             "dtype": engine.pop("dtype", "auto"),
             "logprobs_mode": engine.pop("logprobs_mode", "processed_logprobs"),
         }
-        # A chat server may render other prompts from the messages, so the two are never one run.
-        protocol = {"protocol": "chat"} if self.chat_endpoint is not None else {}
         parameters = self.sampling_parameters()
         recorded = {name: parameters.pop(name) for name in _RECORDED}
         fields = type(self).model_fields
@@ -325,7 +315,6 @@ class CollectConfig(Config):
             **({"force": forced(self.force)} if self.force else {}),
             **self.limits(),
             **modes,
-            **protocol,
             "engine": engine,
             "policy_version": self.policy_version,
         }
@@ -334,11 +323,9 @@ class CollectConfig(Config):
         """The settings that are free on resume, recorded for each attempt."""
         names = (
             "concurrency",
-            "chat_endpoint",
             "replicas",
             "ray",
             "workflow_url",
-            "on_break",
             "max_attempts",
             "give_up",
             "skip_bad_rows",

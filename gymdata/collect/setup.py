@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymdata.check import run as checking
-from gymdata.collect.episode import NextPrompt
 from gymdata.collect.loop import VERDICT
 from gymdata.collect.settings import CollectConfig
 from gymdata.collect.task_shapes import answer_hint
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 def check_servers(config: CollectConfig) -> None:
     """Ask every server that samples for its models. Raises OutsideError for one that does not answer, UsageError for one
     that has another model."""
-    for url in _servers(config):
+    for url in config.endpoint:
         models = served_models(url)
         if config.model is not None and not any(config.model in (model.name, model.root) for model in models):
             raise not_served(str(server_address(url)), config.model, [model.name for model in models])
@@ -63,13 +62,6 @@ def first_prompt(parts: Parts, tasks: Iterable[Task]) -> str | None:
     if parts.chat is None or task is None or not task.messages:
         return None
     return parts.chat.decode(parts.chat.render(task.messages, task.tools))
-
-
-def _servers(config: CollectConfig) -> list[str]:
-    """The base URLs of the servers that sample; none for the engine in process."""
-    if config.chat_endpoint is not None:
-        return [config.chat_endpoint]
-    return config.endpoint
 
 
 def _check_columns(parts: Parts, tasks: Iterable[Task]) -> None:
@@ -119,7 +111,6 @@ class Parts:
     rewards: list[Weighted]
     model: Facts
     notes: list[str] = field(default_factory=list)
-    next_prompt: NextPrompt | None = None
     workflow: HttpWorkflow | None = None
     #: Calls the model in the environment's place.
     agent: Agent | None = None
@@ -183,9 +174,8 @@ def load_parts(config: CollectConfig, objects: Given | None = None) -> Parts:
     if config.agent is not None:
         agent = load_agent(objects.agent or config.agent, config.agent_files)
     environment = environment_of(config, objects) if agent is None else None
-    servers = _servers(config)
     announced: list[str] = []
-    if not servers:
+    if not config.endpoint:
         if config.model is None:
             raise UsageError("no model given", hint="name one with -m/--model, or a server with --endpoint")
         if config.replicas is None:
@@ -195,7 +185,7 @@ def load_parts(config: CollectConfig, objects: Given | None = None) -> Parts:
         model = model_identity.policy_facts(config.model)
         tokenizer = config.tokenizer or model_identity.tokenizer_folder(config.model)
     else:
-        name, tokenizer, announced = _served(servers, config)
+        name, tokenizer, announced = _served(config.endpoint, config)
         model = model_identity.served_facts(name)
     template = str(config.chat_template) if config.chat_template is not None else None
     tokenizer_chat = chat.TransformersChat.load(
@@ -204,7 +194,7 @@ def load_parts(config: CollectConfig, objects: Given | None = None) -> Parts:
     tokenizer_chat, notes = (
         checking.patched_template(tokenizer_chat, config.tool_parser) if config.keep_reasoning else (tokenizer_chat, [])
     )
-    parts = Parts(
+    return Parts(
         _sampler(config, tokenizer_chat, model["policy_hash"]),
         tokenizer_chat,
         environment,
@@ -213,11 +203,6 @@ def load_parts(config: CollectConfig, objects: Given | None = None) -> Parts:
         [*announced, *notes],
         agent=agent,
     )
-    if config.chat_endpoint is not None:
-        from gymdata.engines.servers.chat_server import OnPolicyPrompts
-
-        parts.next_prompt = OnPolicyPrompts(tokenizer_chat)
-    return parts
 
 
 def _served(servers: Sequence[str], config: CollectConfig) -> tuple[str, str, list[str]]:
@@ -309,7 +294,7 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
     """The engine, not started. The template's own end of turn must end a turn even where the checkpoint forgets it."""
     sampling = config.sampling_parameters()
     sampling["stop_token_ids"] = (*tokenizer_chat.stop_token_ids, *sampling.get("stop_token_ids", ()))
-    if not config.endpoint and config.chat_endpoint is None:
+    if not config.endpoint:
         assert config.model is not None
         if config.replicas is not None:
             from gymdata.engines.servers._ray import replicated
@@ -327,10 +312,8 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
         from gymdata.engines._vllm import VllmSampler
 
         return VllmSampler(config.model, sampling=sampling, engine_args=config.engine, seed=config.seed)
-    from gymdata.engines.servers.chat_server import ChatServerSampler
-
     make = partial(
-        ServerSampler if config.chat_endpoint is None else ChatServerSampler,
+        ServerSampler,
         model=config.model,
         sampling=sampling,
         request_timeout_s=config.request_timeout,
@@ -339,8 +322,6 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
         max_retries=config.retries,
         alone=len(config.endpoint) < 2,
     )
-    if config.chat_endpoint is not None:
-        return make(config.chat_endpoint)
     samplers = [make(url) for url in config.endpoint]
     return samplers[0] if len(samplers) == 1 else Servers(samplers)
 

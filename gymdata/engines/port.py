@@ -18,16 +18,6 @@ FinishReason = Literal["stop", "length", "repetition", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """The prompt as chat messages, for servers without token-ID input. ``prefix``: the ids that were read and sampled so
-    far, which the prompt should begin with; empty before the first model call."""
-
-    messages: Sequence[Message]
-    tools: Tools
-    prefix: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class SampleRequest:
     """One prompt to continue. ``n`` > 1 requests that many independent continuations, seeded ``seed + i``. ``group``:
     requests with the same one begin alike, so the server that had the last of them has their beginning in its cache.
@@ -40,7 +30,6 @@ class SampleRequest:
     max_tokens: int
     seed: int | None = None
     n: int = 1
-    conversation: Conversation | None = None
     group: str = ""
     sampling: Mapping[str, Any] | None = None
     on_tokens: Callable[[int, Sequence[int]], None] | None = field(default=None, compare=False)

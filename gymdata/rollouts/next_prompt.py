@@ -1,5 +1,5 @@
 """The next prompt of a conversation, built from the ids that the model really sampled: from ids held and a bridge, or
-by a splice when a server takes messages.
+by a splice where messages were rendered again.
 
 A rendered conversation has the same text as the sampled one, but not the same ids: text is tokenised again, tool calls
 are written out again, earlier reasoning is left out. A splice keeps the sampled ids and takes from the rendered

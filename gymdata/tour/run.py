@@ -24,7 +24,7 @@ from gymdata.workers import python_module
 RUNS = ("before", "after")
 TOKENIZER = "tokenizer"
 #: Rollouts of ``before``: one that a server rendered again between its turns, and a right one.
-BROKEN, BEST = "21ff8bed3cc6ca181a2d9c555bb3012b", "2a439133c03696af3b01279e5828a965"
+BROKEN, BEST = "33c3147b33330a6028d2a02f4404c426", "3a5ffb1e5bcf637ec9c2ba7a31397e4b"
 
 #: Verdicts (a ranking below 3.5 is for the first) that contradict the rewards.
 _JUDGED = (
@@ -128,15 +128,16 @@ def _steps(folder: Path) -> list[TourStep]:
         TourStep(
             "Why did this rollout break?",
             ["gymdata", "show", before, BROKEN[:8], *tokenizer_flags],
-            "The server got chat messages, wrote the first call out again and tokenised it differently: ⟦…⟧ marks the text "
-            "whose ids changed. Trained as one sequence, it would hold tokens that were never sampled.",
+            "The program that made these rollouts sent chat messages, so its server wrote the first call out again and "
+            "tokenised it differently: ⟦…⟧ marks the text whose ids changed. Trained as one sequence, it would hold tokens "
+            "that were never sampled.",
             f"/rollout?id={BROKEN}",
         ),
         TourStep(
             "What did the judge get wrong?",
             ["gymdata", "query", _JUDGED, before],
-            "Each row is a comparison whose verdict is not what the rewards say: a tie between a right and a wrong "
-            "answer, or a winner among two wrong ones. `raw` is all that the judge wrote.",
+            "Each row is a comparison whose verdict is not what the rewards say: ties between a right and a wrong answer. "
+            "`raw` is all that the judge wrote.",
             "/comparisons",
         ),
         TourStep(

@@ -30,7 +30,7 @@ OTHERS = {
     "torchrun": {"--nproc_per_node", "--node_rank", "--standalone"},
     "nvidia-smi": {"--format", "--query-gpu"},
     "vllm serve": {
-        "--enable-auto-tool-choice", "--exclude-tools-when-tool-choice-none", "--tool-call-parser",
+        "--enable-auto-tool-choice", "--tool-call-parser",
         "--max-logprobs", "--logprobs-mode", "--max-model-len", "--enable-lora", "--no",
     },
     "python -m gymdata.….json_schema, .codes_page": {"--write", "--check"},

@@ -86,14 +86,13 @@ def run(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str], code
     return said.out + said.err
 
 
-@pytest.mark.parametrize("flag", ["--endpoint", "--chat-endpoint"])
 @pytest.mark.parametrize("more", [[], ["--dry-run"], ["--json", "-v"]])
 def test_collect_from_a_server(
-    engine: tuple[str, list[str]], tasks: str, tmp_path: Path, policy: str, capsys: Any, flag: str, more: list[str]
+    engine: tuple[str, list[str]], tasks: str, tmp_path: Path, policy: str, capsys: Any, more: list[str]
 ) -> None:
     """The token goes along with every request, on every path."""
     out = tmp_path / "out"
-    words = ["collect", tasks, flag, engine[0], "-m", "fake", "--tokenizer", policy, "-o", str(out)]
+    words = ["collect", tasks, "--endpoint", engine[0], "-m", "fake", "--tokenizer", policy, "-o", str(out)]
     words += ["--max-tokens", "8"]
     run([*words, *more], out, capsys)
     assert all(path.startswith(("/v1/", "/version")) and path.endswith(f"?token={SECRET}") for path in engine[1])
@@ -200,7 +199,6 @@ def test_finetune(engine: tuple[str, list[str]], tmp_path: Path, policy: str) ->
 
 USERINFO: dict[str, Callable[[str, Path], list[str]]] = {
     "collect --endpoint": lambda url, run: ["collect", "x.jsonl", "-m", "m", "--endpoint", url],
-    "collect --chat-endpoint": lambda url, run: ["collect", "x.jsonl", "-m", "m", "--chat-endpoint", url],
     "collect --workflow-url": lambda url, run: ["collect", "x.jsonl", "--workflow-url", url],
     "collect --env": lambda url, run: ["collect", "x.jsonl", "-m", "m", "--env", url],
     "collect --env resources": lambda url, run: ["collect", "x.jsonl", "-m", "m", "--env", f"resources:{url}"],

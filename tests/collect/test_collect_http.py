@@ -116,22 +116,19 @@ def test_a_sampling_parameter_of_another_name_is_refused(
         collect(**{**settings, "model": policy}, sampling={key: 1})
 
 
-@pytest.mark.parametrize(("route", "probes"), [("endpoint", 2), ("chat_endpoint", 3)])
 @pytest.mark.parametrize("mode", ["500", "garbage", "nan"])
-def test_a_fault_of_mid_run_becomes_no_row(
-    server: Any, settings: dict[str, Any], route: str, probes: int, mode: str
-) -> None:
+def test_a_fault_of_mid_run_becomes_no_row(server: Any, settings: dict[str, Any], mode: str) -> None:
     """A request that fails, an answer that is none and one with a fault in it (each kind of which the sampler finds, see
     ``tests/engines/test_generation_checks.py``) are failed attempts of the engine, with their reason, and pending; the same
     command later completes the run."""
-    at = Settings(mode=mode, skip=probes)
-    summary = collect(**{route: server(at)}, **{**settings, "retries": 0})
+    at = Settings(mode=mode, skip=2)
+    summary = collect(endpoint=server(at), **{**settings, "retries": 0})
     assert (summary.rollouts, summary.pending, summary.exit_code) == (0, 12, 1)
     records = failures_of(settings["output"])
     assert {(f["kind"], f["place"], f["attempt"], f["counts"]) for f in records} == {("engine", "turn 0", 1, True)}
     assert all(f["message"] and not f["turns"] for f in records)
     at.mode = "ok"
-    summary = collect(**{route: server(at)}, **settings)
+    summary = collect(endpoint=server(at), **settings)
     assert (summary.rollouts, summary.pending, summary.exit_code) == (12, 0, 0)
 
 

@@ -13,7 +13,8 @@ import pytest
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_failures, read_run_json
-from tests.collect.fake_parts import ROLE, FakeSampler, add_or_answer
+from gymdata.validate.run import validate
+from tests.collect.fake_parts import END, ROLE, FakeSampler, add_or_answer
 
 Play = Callable[..., tuple[Any, list[dict[str, Any]]]]
 
@@ -39,6 +40,25 @@ def test_the_path_of_the_model_is_kept_whole(play: Play, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     play(1, model="policy")
     assert [parent["path"] for parent in read_run_json(tmp_path / "run")["parents"]] == [str(tmp_path / "policy")]
+
+
+class Inserting(FakeSampler):
+    """Reads a token more at the beginning of each prompt."""
+
+    async def sample(self, request: SampleRequest) -> list[Generation]:
+        sampled = await super().sample(request)
+        return [dataclasses.replace(g, prompt_token_ids=[399, *g.prompt_token_ids]) for g in sampled]
+
+
+def test_a_break_is_kept_as_the_engine_reports_it(play: Play, tmp_path: Path, adder: str) -> None:
+    """The row has the prompts that were read, and says where they leave what came before."""
+    summary, (row,) = play(1, Inserting(add_or_answer), env=adder, seed=1)
+    prompts = [prompt.tolist() for prompt in expand_prompts(row["turns"])]
+    assert (summary.rollouts, summary.breaks, row["n_breaks"]) == (1, 2, 2)
+    assert [prompt[:2] for prompt in prompts] == [[399, ROLE["user"]], [399, 399], [399, 399]]
+    assert prompts[0][-2:] == [END, ROLE["assistant"]]
+    assert [turn["prefix_length"] for turn in row["turns"]] == [0, 1, 2]
+    assert {v.code for v in validate(tmp_path / "run").violations if v.code.startswith("T2")} == {"T200"}
 
 
 def test_prompts_continue_what_was_sampled(play: Play, adder: str) -> None:

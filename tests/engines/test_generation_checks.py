@@ -1,4 +1,4 @@
-"""Every answer is checked as the probe's is, by servers of both kinds and by the engine in this process."""
+"""Every answer is checked as the probe's is, by servers and by the engine in this process."""
 
 from __future__ import annotations
 
@@ -10,91 +10,76 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.engines.port import Conversation, Generation, SampleRequest
+from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.sampling import AnswerFaultError, check_generation
-from gymdata.engines.servers.chat_server import ChatServerSampler
-from gymdata.engines.servers.completions_response import generations, of_chat, of_completion
-from gymdata.engines.servers.vllm_server import ServerSampler
+from gymdata.engines.servers.completions_response import generations
 from gymdata.errors import OutsideError, UsageError
 from tests.engines.against import against, sampling, started
 from tests.faulty_server import FAULTS, Settings, draw
 
 pytest.importorskip("aiohttp")
 PROMPT = [5, 6, 7]
-TALK = Conversation([{"role": "user", "content": "hi"}], None)
-SAMPLE = sampling(SampleRequest("r", PROMPT, max_tokens=6, seed=11, conversation=TALK))
+SAMPLE = sampling(SampleRequest("r", PROMPT, max_tokens=6, seed=11))
 SOUND = Generation([5, 6], [1, 2, 3], [-1.0, -2.0, 0.0], "stop", top_log_probs=[[(1, -1.0)], [(2, -2.0)], [(3, 0.0)]])
 #: How many requests a start takes.
-PROBES = {ServerSampler: 2, ChatServerSampler: 3}
+PROBES = 2
 #: Mode of the server, where the request fails or the answer is none → what the fault's message says.
 FAILING = {"429": "429", "500": "500", "garbage": "not a JSON object", "disconnect": "disconnected"}
 
-both_kinds = pytest.mark.parametrize("kind", PROBES)
-
 
 @pytest.mark.parametrize(("mode", "says"), [*FAULTS.items(), *FAILING.items()])
-@both_kinds
-def test_an_answer_of_mid_run_is_checked_as_the_probe_is(kind: type[ServerSampler], mode: str, says: str) -> None:
+def test_an_answer_of_mid_run_is_checked_as_the_probe_is(mode: str, says: str) -> None:
     """A fault in what is answered is the engine's: tried again, and raised with what was got when it stays."""
-    passing = Settings(mode=mode, fail_first=3, skip=PROBES[kind])
-    (out,) = against(passing, SAMPLE, kind, vocab_size=200)
+    passing = Settings(mode=mode, fail_first=3, skip=PROBES)
+    (out,) = against(passing, SAMPLE, vocab_size=200)
     assert list(out.token_ids) == draw(11, PROMPT, 6, passing)[0]
-    assert len(passing.requests) == PROBES[kind] + 3 + 1
-    lasting = Settings(mode=mode, skip=PROBES[kind])
+    assert len(passing.requests) == PROBES + 3 + 1
+    lasting = Settings(mode=mode, skip=PROBES)
     with pytest.raises(OutsideError) as caught:
-        against(lasting, SAMPLE, kind, vocab_size=200, max_retries=1)
+        against(lasting, SAMPLE, vocab_size=200, max_retries=1)
     assert (caught.value.system, caught.value.retryable, caught.value.fatal) == ("engine", True, False)
     assert says in str(caught.value)
-    assert len(lasting.requests) == PROBES[kind] + 2
+    assert len(lasting.requests) == PROBES + 2
 
 
-@both_kinds
-def test_alternatives_are_checked(kind: type[ServerSampler]) -> None:
+def test_alternatives_are_checked() -> None:
     """Ids and log-probabilities of the alternatives keep the same rules."""
-    settings = Settings(mode="odd_alternatives", skip=PROBES[kind])
+    settings = Settings(mode="odd_alternatives", skip=PROBES)
     with pytest.raises(OutsideError, match="alternatives: the id at position 0 is not in the vocabulary: got -5"):
-        against(settings, SAMPLE, kind, vocab_size=200, max_retries=0, sampling={"top_logprobs": 2})
+        against(settings, SAMPLE, vocab_size=200, max_retries=0, sampling={"top_logprobs": 2})
 
 
-@both_kinds
-def test_an_empty_generation_is_no_fault(kind: type[ServerSampler]) -> None:
+def test_an_empty_generation_is_no_fault() -> None:
     """A model may say nothing; the row is kept (T212) and counted."""
-    (out,) = against(Settings(mode="empty", skip=PROBES[kind]), SAMPLE, kind)
+    (out,) = against(Settings(mode="empty", skip=PROBES), SAMPLE)
     assert (list(out.token_ids), list(out.log_probs), out.finish_reason) == ([], [], "stop")
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode", "says"),
-    [
-        *((kind, "no_ids", "return_token_ids") for kind in PROBES),
-        *((kind, "no_logprobs", "max-logprobs") for kind in PROBES),
-        (ServerSampler, "wrong_prompt_ids", "changes prompts"),
-    ],
+    ("mode", "says"),
+    [("no_ids", "return_token_ids"), ("no_logprobs", "max-logprobs"), ("wrong_prompt_ids", "changes prompts")],
 )
-def test_servers_that_cannot_give_evidence_are_refused_at_once(kind: type[ServerSampler], mode: str, says: str) -> None:
+def test_servers_that_cannot_give_evidence_are_refused_at_once(mode: str, says: str) -> None:
     """No ids, no log-probabilities or changed prompts: refused before anything is sampled, naming what to switch on."""
     with pytest.raises(UsageError, match=says):
-        against(Settings(mode=mode), started, kind)
+        against(Settings(mode=mode), started)
 
 
-@both_kinds
-def test_raw_log_probs_are_refused_where_they_differ(kind: type[ServerSampler]) -> None:
+def test_raw_log_probs_are_refused_where_they_differ() -> None:
     """Raw log-probs are refused at temperature 0.7, named in the facts at temperature 1, and allowed on request."""
     warm = {"sampling": {"temperature": 0.7}}
     with pytest.raises(UsageError, match="processed_logprobs"):
-        against(Settings(mode="raw"), started, kind, **warm)
+        against(Settings(mode="raw"), started, **warm)
     for options in ({}, {**warm, "allow_raw_logprobs": True}):
-        assert against(Settings(mode="raw"), started, kind, **options)["logprobs_mode"] == "raw_logprobs"
+        assert against(Settings(mode="raw"), started, **options)["logprobs_mode"] == "raw_logprobs"
 
 
-@pytest.mark.parametrize("read", [of_completion, of_chat])
-@pytest.mark.parametrize("logprobs", [[1, 2], "no", 5, {"content": [{"logprob": -1.0, "top_logprobs": 5}]}])
-def test_log_probabilities_in_no_known_shape_are_the_servers(read: Any, logprobs: object) -> None:
+@pytest.mark.parametrize("logprobs", [[1, 2], "no", 5])
+def test_log_probabilities_in_no_known_shape_are_the_servers(logprobs: object) -> None:
     """Named as an answer that may be better next time, and not taken for a defect of ours."""
     choice = {"index": 0, "token_ids": [1], "prompt_token_ids": [1], "logprobs": logprobs, "finish_reason": "stop"}
-    answer = {"prompt_token_ids": [1], "choices": [choice]}
     with pytest.raises(OutsideError) as caught:
-        generations(answer, {"n": 1, "logprobs": 1, "max_tokens": 4}, read, sent=[1], vocab_size=9)
+        generations({"choices": [choice]}, {"prompt": [1], "n": 1, "logprobs": 1, "max_tokens": 4}, vocab_size=9)
     assert caught.value.retryable
 
 

@@ -104,7 +104,7 @@ class RaySampler:
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Continue one prompt; those of a group go to one replica, which has their beginning in its cache."""
         number = xxhash.xxh3_64_intdigest((request.group or request.request_id).encode()) % self.count
-        host, generations = await self._call(number, "sample", replace(request, conversation=None, on_tokens=None))
+        host, generations = await self._call(number, "sample", replace(request, on_tokens=None))
         return [replace(generation, server=f"ray:{host}/replica-{number}") for generation in generations]
 
     async def close(self) -> None:

@@ -6,7 +6,6 @@ them checked; any other answer is the engine's fault, which may pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_args
 
 from gymdata.engines.port import FinishReason, Generation
@@ -28,69 +27,40 @@ class Evidence(NamedTuple):
     log_probs: Any
     alternatives: Any
     finish_reason: Any
-    weights: Any = None
+    weights: Any
+
+    @classmethod
+    def of(cls, choice: JsonObject) -> Evidence:
+        """The evidence in a choice."""
+        log_probs = choice.get("logprobs") or {}
+        return cls(
+            choice.get("prompt_token_ids"),
+            choice.get("token_ids"),
+            log_probs.get("token_logprobs"),
+            log_probs.get("top_logprobs"),
+            choice.get("finish_reason"),
+            choice.get("weight_versions"),
+        )
 
 
 #: vLLM's default name for a weight version.
 _UNNAMED = "default"
 
 
-def of_completion(answer: JsonObject, choice: JsonObject, body: JsonObject) -> Evidence:  # noqa: ARG001 - all are read alike
-    """The evidence in a choice of /v1/completions."""
-    log_probs = choice.get("logprobs") or {}
-    return Evidence(
-        choice.get("prompt_token_ids"),
-        choice.get("token_ids"),
-        log_probs.get("token_logprobs"),
-        log_probs.get("top_logprobs"),
-        choice.get("finish_reason"),
-        choice.get("weight_versions"),
-    )
-
-
-def _positions(choice: JsonObject, name: str) -> tuple[Any, Any]:
-    """Log-probabilities and alternatives of a choice that has its positions as ``content``; ``name``: what alternatives are
-    named by."""
-    content = (choice.get("logprobs") or {}).get("content")
-    if not isinstance(content, list) or not all(isinstance(c, dict) for c in content):
-        return None, None
-    tops = [[top for top in c.get("top_logprobs") or [] if isinstance(top, dict)] for c in content]
-    alternatives = [{str(top.get(name)): top.get("logprob") for top in position} for position in tops]
-    return [c.get("logprob") for c in content], alternatives
-
-
-def of_chat(answer: JsonObject, choice: JsonObject, body: JsonObject) -> Evidence:
-    """The evidence in a choice of /v1/chat/completions, where the choices share the prompt."""
-    ids, reason = choice.get("token_ids"), choice.get("finish_reason")
-    if reason == "tool_calls" and isinstance(ids, list):
-        # This finish reason is the parser's; with all of its allowed tokens used, the generation was cut.
-        closed = bool(ids) and ids[-1] in body.get("stop_token_ids", ())
-        reason = "length" if len(ids) >= body["max_tokens"] and not closed else "stop"
-    evidence = (answer.get("prompt_token_ids"), ids, *_positions(choice, "token"))
-    return Evidence(*evidence, reason, choice.get("weight_versions"))
-
-
-def generations(
-    answer: JsonObject,
-    body: JsonObject,
-    read: Callable[..., Evidence],
-    *,
-    sent: Sequence[int] | None,
-    vocab_size: int | None,
-) -> list[Generation]:
+def generations(answer: JsonObject, body: JsonObject, *, vocab_size: int | None) -> list[Generation]:
     """The ``body["n"]`` generations of an answer, in the order of their indexes, each checked (``check_generation``).
 
-    ``sent``: the prompt that the server was to read; None where it makes its own. Raises AnswerFaultError for an answer
-    without ids or log-probabilities or with wrong ones, OutsideError for one in no known shape; both may pass.
+    Raises AnswerFaultError for an answer without ids or log-probabilities or with wrong ones, OutsideError for one in no
+    known shape; both may pass.
     """
     choices = answer.get("choices")
-    n, k = body["n"], body.get("top_logprobs", body["logprobs"])
+    n, k = body["n"], body["logprobs"]
     if not isinstance(choices, list) or len(choices) != n or not all(isinstance(c, dict) for c in choices):
         raise garbage(f"an answer with {n} choices", answer)
     out: list[Generation | None] = [None] * n
     for choice in choices:
         try:
-            evidence = read(answer, choice, body)
+            evidence = Evidence.of(choice)
         except (AttributeError, TypeError) as error:
             raise garbage("one with log-probabilities in a known shape", choice) from error
         if evidence.ids is None or evidence.prompt is None:
@@ -110,7 +80,7 @@ def generations(
             top_log_probs=_alternatives(evidence.alternatives, k) if k else None,
             weight_versions=_weights(evidence.weights, len(evidence.ids)),
         )
-        check_generation(generation, max_tokens=body["max_tokens"], vocab_size=vocab_size, sent=sent)
+        check_generation(generation, max_tokens=body["max_tokens"], vocab_size=vocab_size, sent=body["prompt"])
         out[index] = generation
     return [g for g in out if g is not None]
 

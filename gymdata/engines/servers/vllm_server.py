@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.sampling import AnswerFaultError, Sampling
-from gymdata.engines.servers.completions_response import Evidence, generations, of_completion
+from gymdata.engines.servers.completions_response import generations
 from gymdata.engines.servers.completions_stream import CompletionStream
 from gymdata.errors import OutsideError, UsageError, abridged
 from gymdata.http import Advice, HttpClient
@@ -140,8 +140,8 @@ _ADVICE = Advice(
 )
 
 #: Bytes of an answer: besides its tokens; for a token or alternative with text, bytes and log-probability; for an id of
-#: the prompt; and the prompt's ids where a server makes it and does not say how many it reads.
-_ANSWER_BYTES, _TOKEN_BYTES, _ID_BYTES, _LONG_PROMPT = 1 << 20, 1 << 10, 16, 1 << 20
+#: the prompt.
+_ANSWER_BYTES, _TOKEN_BYTES, _ID_BYTES = 1 << 20, 1 << 10, 16
 
 #: Sequences that a vLLM server runs at once by default; it does not tell how many it was started with.
 RUNS_AT_ONCE = 256
@@ -166,9 +166,6 @@ class ServerSampler:
     """
 
     prefers_groups = True
-    _route = "/v1/completions"
-    #: Where an answer of this route keeps its evidence.
-    _read: Callable[..., Evidence] = staticmethod(of_completion)
 
     def __init__(
         self,
@@ -252,7 +249,7 @@ class ServerSampler:
         stream = None
         if request.on_tokens is not None:
             stream = CompletionStream(request.on_tokens, request.n, self.vocab_size)
-        return await self._complete({**body, "request_id": request.request_id}, body["prompt"], stream)
+        return await self._complete({**body, "request_id": request.request_id}, stream)
 
     async def ask(self, path: str, body: JsonObject) -> JsonObject:
         """The server's answer to any other request. Raises OutsideError("engine")."""
@@ -316,7 +313,7 @@ class ServerSampler:
         """Two short requests. Returns the log-probability mode that they prove."""
         for sampling in (Sampling(ignore_eos=True), Sampling(top_k=1, ignore_eos=True)):
             body = self._body(PROBE, PROBE_TOKENS, 1, 1, sampling)
-            best = (await self._complete(body, body["prompt"]))[0]
+            best = (await self._complete(body))[0]
         return self._mode(best)
 
     def _mode(self, best: Generation) -> str:
@@ -360,33 +357,29 @@ class ServerSampler:
             body["seed"] = seed
         return body
 
-    async def _complete(
-        self, body: JsonObject, sent: Sequence[int] | None = None, stream: CompletionStream | None = None
-    ) -> list[Generation]:
-        """The generations of one request, checked. ``sent``: the prompt that must be read; None: the server's own.
-        ``stream``: reads them as they come."""
+    async def _complete(self, body: JsonObject, stream: CompletionStream | None = None) -> list[Generation]:
+        """The generations of one request, checked. ``stream``: reads them as they come."""
         most = self.most_bytes(body)
         if stream is None:
             return await self._http.ask(
-                "POST", self._route, body, lambda answer: self._take(answer, body, sent), most_bytes=most
+                "POST", "/v1/completions", body, lambda answer: self._take(answer, body), most_bytes=most
             )
 
         def take(_: object) -> list[Generation]:
-            return self._take(stream.answer(), body, sent)
+            return self._take(stream.answer(), body)
 
         return await self._http.exchange(
-            "POST", self._route, {**body, "stream": True}, take, most_bytes=most, stream=stream
+            "POST", "/v1/completions", {**body, "stream": True}, take, most_bytes=most, stream=stream
         )
 
     def most_bytes(self, body: Mapping[str, Any]) -> int:
         """The largest sensible answer to a request."""
-        generated = body["n"] * body["max_tokens"] * (2 + int(body.get("top_logprobs", body["logprobs"])))
-        prompt = (len(body.get("prompt", ())) or self._max_model_len or _LONG_PROMPT) * body["n"]
-        return int(_ANSWER_BYTES + _TOKEN_BYTES * generated + _ID_BYTES * prompt)
+        generated = body["n"] * body["max_tokens"] * (2 + int(body["logprobs"]))
+        return int(_ANSWER_BYTES + _TOKEN_BYTES * generated + _ID_BYTES * len(body["prompt"]) * body["n"])
 
-    def _take(self, answer: JsonObject, body: JsonObject, sent: Sequence[int] | None) -> list[Generation]:
+    def _take(self, answer: JsonObject, body: JsonObject) -> list[Generation]:
         try:
-            sampled = generations(answer, body, self._read, sent=sent, vocab_size=self.vocab_size)
+            sampled = generations(answer, body, vocab_size=self.vocab_size)
         except AnswerFaultError as error:
             if self._probing and (refusal := self._refusal(error)) is not None:
                 raise refusal from error
