@@ -20,6 +20,7 @@ from gymdata.collect.outcome import Failure
 from gymdata.collect.resume import AttemptTracker, OwedGroup
 from gymdata.collect.rows import failure_record, reward_fault_record, rollout_row
 from gymdata.engines.port import Generation
+from gymdata.environments.port import Verdict
 from gymdata.errors import OutsideError
 from gymdata.progress import Progress
 from gymdata.rewards.port import RewardPart
@@ -205,8 +206,9 @@ class Collector:
                         turn["reward"] = (turn.get("reward") or 0.0) + step
         if rollout.verdict is not None and rollout.verdict.reward is not None:
             parts = [RewardPart(VERDICT, rollout.verdict.reward), *parts]
-        # A verdict without a reward means that the environment gives none.
-        if not self.scheduler.rewards and rollout.verdict is None and (steps := rollout.reward_of_steps) is not None:
+        verdict = rollout.verdict or Verdict(None)
+        judged = verdict.reward is not None or bool(verdict.masked)
+        if not self.scheduler.rewards and not judged and (steps := rollout.reward_of_steps) is not None:
             parts = [RewardPart(STEPS, steps)]
         row = rollout_row(rollout, parts, faults)
         self.run.append(row)

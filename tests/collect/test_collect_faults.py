@@ -251,6 +251,17 @@ def test_reasons_and_words_of_an_environment_are_its_own(play: Play, tmp_path: P
     assert (summary.agent_exits, summary.reward_faults, summary.exit_code) == (0, 0, 0)
 
 
+def test_words_of_an_environment_take_no_reward_from_its_steps(play: Play, tmp_path: Path) -> None:
+    """What it printed stands in ``extra``, and the rollout has the sum of its steps all the same."""
+    file = tmp_path / "maze.py"
+    file.write_text(
+        "from gymdata import Step\n\nclass Maze:\n    stdout = 'a wall'\n\n"
+        "    def respond(self, message):\n        return Step(reward=0.5, done=True)\n"
+    )
+    _, rows = play(1, own_parts=parts(env=f"{file}:Maze"))
+    assert [(row["reward"], row["rewards"]) for row in rows] == [(0.5, [{"name": "steps", "value": 0.5}])] * len(rows)
+
+
 def test_a_prompt_without_room_is_a_failure(play: Play, tmp_path: Path) -> None:
     """A task that does not fit the context is no rollout: it is the engine's failure, with both lengths, and the same
     command does not try it again; more attempts do."""
