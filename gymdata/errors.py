@@ -41,7 +41,7 @@ EXIT_INTERRUPTED = 130
 #: The extra of pyproject.toml that brings a module which the base install lacks, where no command knows it better.
 BROUGHT_BY = {
     **dict.fromkeys(("aiohttp", "huggingface_hub", "tokenizers", "transformers"), "collect"),
-    **dict.fromkeys(("accelerate", "datasets", "matplotlib", "numba", "peft", "safetensors", "torch", "trl"), "train"),
+    **dict.fromkeys(("accelerate", "datasets", "numba", "peft", "safetensors", "torch", "trl"), "train"),
     "fastapi": "serve",
     **dict.fromkeys(("jsonschema", "math_verify"), "rewards"),
     "tensorboard": "tensorboard",

@@ -68,7 +68,7 @@ EDGES = {
     ("doctor", "pairs"): {"run"},
     ("doctor", "validate"): {"run"},
 }
-HEAVY = {"torch", "vllm", "trl", "transformers", "ray", "datasets", "accelerate", "peft", "matplotlib", "numba"}
+HEAVY = {"torch", "vllm", "trl", "transformers", "ray", "datasets", "accelerate", "peft", "numba"}
 #: What pure modules never touch: the outside, the clock and hidden randomness.
 IMPURE = {"os", "io", "pathlib", "time", "datetime", "logging", "random", "subprocess", "socket", "asyncio", "tempfile"}
 PURE = ("rollouts", "checks", "credit", "genrm", "curriculum.py", "tokens.py")
