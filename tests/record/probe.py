@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import signal
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -266,12 +267,15 @@ def serving(folder: Path) -> Iterator[Served]:
         http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60.0), cookie_jar=jar)
         return await stack.enter_async_context(http), url
 
+    interrupted = signal.getsignal(signal.SIGINT)
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
         try:
             yield Served(runner, engine, *runner.run(opened(stack)))
         finally:
             runner.run(stack.aclose())
+            # uvicorn gives back the handler of the first ``run`` of the loop, which is over.
+            signal.signal(signal.SIGINT, interrupted)
 
 
 @contextlib.asynccontextmanager

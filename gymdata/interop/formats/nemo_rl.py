@@ -38,7 +38,8 @@ class NemoRlPreference(TextFormat):
         sides = sorted(item["completions"], key=lambda side: finite(side, "rank"))
         ranks = [finite(side, "rank") for side in sides]
         if len(ranks) != 2 or ranks[0] == ranks[1]:
-            raise BadItem("S102", f"completions: got the ranks {ranks}, expected two that differ")
+            given = [side["rank"] for side in sides]
+            raise BadItem("S102", f"completions: got the ranks {given}, expected two that differ")
         chosen, rejected = (answer(side["completion"], "completion") for side in sides)
         return pair_row(item, conversation(item["context"], "context"), (chosen, rejected), importing)
 
