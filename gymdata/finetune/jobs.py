@@ -195,10 +195,6 @@ class ProcessJobs:
         """The command line of a job, and what it adds to the environment."""
         raise NotImplementedError
 
-    def model_of(self, job: TrainingJob) -> Path:
-        """The folder that holds a model when the job is done."""
-        return job.output
-
     def prepare(self, job: TrainingJob) -> None:
         """Deal with what an earlier try left in ``job.output``."""
         raise NotImplementedError
@@ -218,8 +214,8 @@ class ProcessJobs:
         if code != 0:
             last_output = "\n".join(f"    {line}" for line in last_lines(log))
             raise _failure(job, f"{how_ended(code)}; its last words:\n{last_output}")
-        if not any((self.model_of(job) / name).is_file() for name in _MODEL_FILES):
-            raise _failure(job, f"ended with exit code 0, but {self.model_of(job)} holds no model")
+        if not any((job.output / name).is_file() for name in _MODEL_FILES):
+            raise _failure(job, f"ended with exit code 0, but {job.output} holds no model")
 
 
 def _failure(job: TrainingJob, why: str) -> OutsideError:
@@ -279,9 +275,6 @@ class CommandJobs(ProcessJobs):
 
     def data(self, algorithm: str) -> str:  # noqa: ARG002 - what a format holds is the configuration's choice
         return self._config.format if self._config.format in TABLES else f"export:{self._config.format}"
-
-    def model_of(self, job: TrainingJob) -> Path:
-        return job.output / self._config.model_folder
 
     def words(self, job: TrainingJob) -> tuple[Sequence[str], Mapping[str, str]]:
         replacements = {

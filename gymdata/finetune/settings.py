@@ -185,12 +185,11 @@ class TrlAdapter(Config):
 class CommandAdapter(Config):
     """``_type: command``: any trainer that is started by a command. ``command``: words (or one line, split as a shell
     would) in which {data}, {model}, {output}, {epoch}, {seed} and {algorithm} are replaced. ``format``: what {data} is:
-    rollouts, pairs, experiences, or a format of ``gymdata export``. ``model_folder``: where below {output} the trained
-    model is. It ends with exit code 0 and a model there, or it has failed."""
+    rollouts, pairs, experiences, or a format of ``gymdata export``. It ends with exit code 0 and a model in {output}, or
+    it has failed."""
 
     command: list[str] | str
     format: str = "pairs"
-    model_folder: str = "."
     env: dict[str, str] = pydantic.Field(default_factory=dict)
     timeout_s: float | None = pydantic.Field(None, gt=0.0)
 
