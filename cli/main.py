@@ -45,7 +45,7 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
         "collect": ("collect", "collect", "Sample rollouts with a policy, with token IDs and logprobs."),
         "record": ("record", "record", "Record agents that call OpenAI's or Anthropic's API."),
         "serve": ("serve", "serve", "Serve a model with vLLM, set up for collecting."),
-        "check": ("check", "check", "Probe a chat template, a server, or a reward, before it is used."),
+        "check": ("check", "check", "Probe a template, a server or an environment, before use."),
     },
     "Check": {
         "validate": ("validate", "validate", "Check rollouts or pairs by token, and report every fault."),

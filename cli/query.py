@@ -105,8 +105,8 @@ class _Printable(io.TextIOBase):
 def _write_database(words: Sequence[str], target: Path, overwrite: bool, printed: bool) -> None:
     from gymdata.query.database import write_database
 
-    if printed:
-        raise UsageError("--database writes views, no result", hint="leave out --csv, --json, --full and -o")
+    if printed or any(" " in word and not Path(word).exists() for word in words):
+        raise UsageError("--database writes views, no result", hint="leave out the SQL, --csv, --json, --full and -o")
     views = write_database(target, words, overwrite=overwrite)
     note(f"{', '.join(views)} in {target}")
 

@@ -22,7 +22,7 @@ _View = Annotated[
     typer.Option("--view/--no-view", help="Serve the rollouts to a browser at the end (default: on a terminal)."),
 ]
 _Browser = Annotated[bool, typer.Option("--no-browser", help="Print the viewer's address; open no browser.")]
-_Port = Annotated[int, typer.Option("--port", help="Port of the viewer; 0 selects a free one (default: 0).")]
+_Port = Annotated[int, typer.Option("--port", help="Port of the viewer; 0 selects a free one.")]
 
 
 def tour(

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from gymdata.errors import StoreError, UsageError
+from gymdata.errors import StoreError, UsageError, option
 from gymdata.query.views import Views, find_files
 from gymdata.store.paths import beside, local_output
 
@@ -29,7 +29,7 @@ def write_database(target: str | Path, paths: Sequence[str | Path], *, overwrite
     files = find_files(paths)
     refuse_other_kind(beside(path), "query", [path.name])
     if path.exists() and not overwrite:
-        raise StoreError.not_described(path)
+        raise StoreError(f"{path}: is there already", hint=f"{option('overwrite', True)} replaces it")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, tempfile.TemporaryDirectory(prefix="gymdata-query-") as folder:
         made = Path(folder, "views.duckdb")

@@ -39,10 +39,11 @@ def test_a_database_is_no_result_and_replaces_nothing(small: Path, capsys: pytes
     file = small.parent / "views.duckdb"
     file.write_text("precious")
     for words, said in (
-        ([str(small), "--database", str(file)], "no run.json says what it is"),
+        ([str(small), "--database", str(file)], "is there already"),
         ([str(small), "--database", str(file.with_suffix(".db"))], "a name ending in .duckdb"),
         ([str(small), "--database", str(file), "--csv"], "no result"),
-        (["SELECT 1", str(small), "--database", str(file), "--overwrite"], "no such file or folder"),
+        (["SELECT 1", str(small), "--database", str(file), "--overwrite"], "leave out the SQL"),
+        (["none", "--database", str(file), "--overwrite"], "no such file or folder"),
         (["--database", str(file), "--overwrite"], "no path given"),
     ):
         assert main(["query", *words]) == 2
