@@ -129,7 +129,7 @@ def told_run(policy: Path, tmp_path: Path) -> Path:
     from gymdata.models.model_identity import model_facts
 
     made = [
-        rollout(f"t{task}", k, float(k % 2), [([5 + task, 7, 9], [60 - 10 * (k % 2), 61, 2 + k])])
+        rollout(f"t{task}", k, float(k % 2), [([5 + task, 7, 9], [60 - 10 * (k % 2), 61, 2 + k])], logprob=-1.125)
         for task in range(24)
         for k in range(4)
     ]  # fmt: skip
