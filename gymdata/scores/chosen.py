@@ -234,7 +234,7 @@ def _rescored(run: Path, name: str) -> tuple[Path, pa.Table] | None:
 
 
 def scores_of_pairs(pairs: pa.Table) -> list[str]:
-    """The names of the scores that made ``pairs``; files of earlier versions say only whether it was a reward."""
+    """The names of the scores that made ``pairs``; imported ones, which have no score, name their source."""
     columns = [pairs[name] for name in ("score", "source") if name in pairs.column_names]
     return [str(name) for name in pc.unique(pc.coalesce(*columns)).to_pylist()]
 

@@ -106,7 +106,7 @@ class Stages:
             groups += row_groups(file, table)
             file_starts.append(start)
             start += parts[-1].num_rows
-        # Files of earlier versions lack columns.
+        # A nullable column that a file lacks is null.
         keys = pa.concat_tables([table.schema.empty_table().select(KEYS[name]), *parts], promote_options="permissive")
         sizes = np.cumsum([0, *(group.rows for group in groups)])[:-1]
         rows = Rows(keys, tuple(s.path for s in sources.values()), tuple(groups), np.array(file_starts), sizes)
