@@ -22,7 +22,8 @@ def flags_of(command: str) -> list[str]:
             names = " ".join(param.opts) + "".join(f" / {name}" for name in param.secondary_opts)
             kind = "switch" if param.is_flag else "list" if param.multiple else "value"
             shown = re.search(r"\(default: (.*?)\)", param.help or "")
-            default = param.default or (shown[1].replace("\n", " ") if shown else None)
+            zero = param.default == 0 and not param.is_flag
+            default = param.default if param.default or zero else (shown[1].replace("\n", " ") if shown else None)
             lines.append(f"{command}: {names}: {kind}: {default}")
     return sorted(lines)
 
