@@ -17,6 +17,7 @@ import json
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +99,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item._id = item.id.parse(f"{item.nodeid}@{group}")
 
 
-def by_group(files: set[tuple[str, str]], seconds: dict[str, float]) -> Counter[str]:
+def by_group(files: Collection[tuple[str, str]], seconds: dict[str, float]) -> Counter[str]:
     """The seconds of each group of (group, file): a file without a record counts as one second, and one whose tests are in
     several groups as much in each as its share."""
     groups, n_groups = Counter[str](), Counter(file for _, file in files)
-    for group, file in files:
+    # A sum of floats depends on its order, and every process must choose the same parts.
+    for group, file in sorted(files):
         groups[group] += seconds.get(file, 1.0) / n_groups[file]
     return groups
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.schedule import Recorder, group_of
+from tests.schedule import Recorder, by_group, group_of
 
 
 @pytest.mark.parametrize("mark", [None, "spread", "engine"])
@@ -25,3 +25,10 @@ def test_a_passed_test_is_recorded_by_the_name_that_it_is_collected_by(
         recorder.pytest_runtest_logreport(report)
     assert recorder.passed.read_text() == f"{nodeid}\n"
     assert recorder.seconds == {"tests/a/test_b.py": 3.0}
+
+
+def test_the_parts_do_not_depend_on_the_order_of_the_files() -> None:
+    """Every process collects a set of its own, and refuses to run with another one that chose other tests."""
+    files = [("engine", "a.py"), ("engine", "b.py"), ("engine", "c.py")]
+    seconds = {"a.py": 0.1, "b.py": 0.2, "c.py": 0.3}
+    assert by_group(files, seconds)["engine"] == by_group(files[::-1], seconds)["engine"]
