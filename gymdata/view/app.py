@@ -115,7 +115,7 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
         return PlainTextResponse("unexpected error: the terminal says more\n", 500)
 
     # The data of the first page is read while the browser opens.
-    threading.Thread(target=pages.index.snapshot, name="gymdata-view-index", daemon=True).start()
+    threading.Thread(target=pages.tables.snapshot, name="gymdata-view-index", daemon=True).start()
     app = Starlette(routes=routes, exception_handlers={404: unknown, 500: failed})
     try:
         yield OnlyHosts(Guarded(app), [config.host, *config.allow_host])

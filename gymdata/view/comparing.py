@@ -18,14 +18,13 @@ from gymdata.genrm.bias import against_rewards
 from gymdata.genrm.matches import position_inconsistency, winners
 from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
 from gymdata.models.vocabulary import Vocabulary
-from gymdata.rollouts.messages import Message, PairRow
+from gymdata.rollouts.messages import Message, PairRow, RolloutRow
 from gymdata.rollouts.next_prompt import common_length
 from gymdata.scores.chosen import scores_of_pairs
 from gymdata.show.rollout import messages_of
-from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import shown_token
 from gymdata.view.evidence.selection import page_slice
-from gymdata.view.evidence.stages import Rows, facts_of
+from gymdata.view.evidence.tables import Rows, Snapshot, facts_of
 from gymdata.view.text import Values
 
 PAGE = 50
@@ -50,9 +49,9 @@ def completion(messages: Sequence[Message]) -> int:
     return next((n for n, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
 
 
-def group_cards(table: pa.Table) -> Values:
+def group_cards(rows: Sequence[RolloutRow]) -> Values:
     """The rollouts of a group: their common prompt, their completions, and how often each final answer came."""
-    rows = sorted(table.to_pylist(), key=lambda row: (row["rollout_index"], row["rollout_id"]))
+    rows = sorted(rows, key=lambda row: (row["rollout_index"], row["rollout_id"]))
     prompts = [row["messages"][: completion(row["messages"])] for row in rows]
     shared = prompts[0] if all(_bare(p) == _bare(prompts[0]) for p in prompts) else None
     cards = []
@@ -90,8 +89,8 @@ def _bare(messages: Sequence[Message]) -> list[tuple[Any, Any]]:
 
 def list_pairs(rows: Rows, number: int, page: int, sort: str) -> Values:
     """One page of a file's pairs, by margin or in the file's order; ``files``: the name, scores and size of each file."""
-    tables = [rows.keys.slice(span.start, len(span)) for span in map(rows.span, range(len(rows.files)))]
-    pairs = tables[number] if tables else rows.keys
+    tables = [rows.table.slice(span.start, len(span)) for span in map(rows.span, range(len(rows.files)))]
+    pairs = tables[number] if tables else rows.table
     margins, order = pairs["margin"].to_numpy(), np.arange(len(pairs))
     if sort in ("margin", "-margin"):
         direction = "descending" if sort == "margin" else "ascending"
@@ -100,7 +99,7 @@ def list_pairs(rows: Rows, number: int, page: int, sort: str) -> Values:
     return {
         "rows": pairs.take(pa.array(order[on_page])).to_pylist(),
         "files": [
-            ("/".join(file.parts[-3:]), ", ".join(scores_of_pairs(table)), len(table))
+            ("/".join(file.source.path.parts[-3:]), ", ".join(scores_of_pairs(table)), len(table))
             for file, table in zip(rows.files, tables, strict=True)
         ],
         "number": number,
@@ -156,7 +155,7 @@ class Verdicts:
     """All comparisons with what they decided. Arrays have one entry per comparison."""
 
     def __init__(self, rows: Rows, snapshot: Snapshot) -> None:
-        self.rows, self.snapshot, keys = rows, snapshot, rows.keys
+        self.rows, self.snapshot, keys = rows, snapshot, rows.table
         ids = snapshot.table["rollout_id"].combine_chunks()
         first, second = (pc.index_in(keys[name].combine_chunks(), value_set=ids) for name in ("rollout_i", "rollout_j"))
         rewards = pc.fill_null(snapshot.table["reward"], math.nan).to_numpy()
@@ -169,7 +168,7 @@ class Verdicts:
         self.places = self.order[complete[self.order]]
         #: The file of each comparison. Two judges of one run use the same ids: what one of them says is no second opinion of
         #: the other, so the rollouts of each file have numbers of their own.
-        self.files = np.searchsorted(rows.file_starts, np.arange(len(rows)), side="right") - 1
+        self.files = np.searchsorted(rows.starts, np.arange(len(rows)), side="right") - 1
         matches = matches_in(keys.select(list(MATCH_COLUMNS)), number)
         apart = self.files[self.places] * len(rewards)
         self.matches = replace(matches, first=matches.first + apart, second=matches.second + apart)
@@ -196,7 +195,7 @@ class Verdicts:
     def figures(self) -> list[Values]:
         """Rates of the judge with their intervals."""
         rates: Values = {**genrm.bias_report(self.matches), **against_rewards(self.matches, self.all_rewards)}
-        written = [(facts_of(file).get("bias") or {}).get("longer_wins") for file in self.rows.files]
+        written = [(facts_of(file.source.path).get("bias") or {}).get("longer_wins") for file in self.rows.files]
         if len(written) == 1 and isinstance(written[0], dict):
             # Lengths of answers depend on what the judge was shown, which its run knows.
             rates["longer_wins"] = written[0]
@@ -208,7 +207,7 @@ class Verdicts:
 
     def tabs(self) -> dict[str, np.ndarray]:
         """The comparisons of each tab but the one of all."""
-        failed = pc.not_equal(self.rows.keys["status"], "judged").to_numpy(zero_copy_only=False)
+        failed = pc.not_equal(self.rows.table["status"], "judged").to_numpy(zero_copy_only=False)
         tabs = {"flips": self.flips, "half": self.half_ties, "reversed": self.reversed}
         return tabs | {"tied": self.tied, "unequal": self.unequal, "failed": failed}
 
@@ -236,12 +235,12 @@ class Verdicts:
         """The comparisons of a tab, in the order of the file."""
         passing = self.tabs().get(show, np.ones(len(self.rows), np.bool_)).copy()
         if task:
-            passing &= pc.match_substring(self.rows.keys["task_id"], task).to_numpy(zero_copy_only=False)
+            passing &= pc.match_substring(self.rows.table["task_id"], task).to_numpy(zero_copy_only=False)
         return np.flatnonzero(passing)
 
     def listed(self, numbers: Sequence[int]) -> list[Values]:
         """Comparisons for a table."""
-        rows = self.rows.keys.take(pa.array(numbers, pa.int64())).to_pylist()
+        rows = self.rows.table.take(pa.array(numbers, pa.int64())).to_pylist()
         against = (("reversed", self.reversed), ("tied", self.tied), ("unequal", self.unequal))
         for row, n in zip(rows, numbers, strict=True):
             won = self.won[n]

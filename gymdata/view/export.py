@@ -27,8 +27,9 @@ from gymdata.report.sampling import sample, sampled_as
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.view.app import HERE, environment
+from gymdata.view.evidence.lines import TEXTS, lines_of
 from gymdata.view.evidence.listing import run_names, scale_of
-from gymdata.view.evidence.selection import Query, command_of
+from gymdata.view.evidence.selection import Query, command_of, select
 from gymdata.view.pages import Pages
 from gymdata.view.settings import ViewConfig
 
@@ -61,9 +62,9 @@ def export(paths: Sequence[Path], config: ViewConfig) -> str:
 
 def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
     """The file, and which rollouts are in it."""
-    snapshot = pages.index.snapshot()
+    snapshot = pages.tables.snapshot()
     query = Query(where=config.where or "")
-    selection = pages.selector.select(snapshot, query)
+    selection = select(snapshot, query)
     if selection.error is not None:
         raise UsageError(f"--where: {selection.error}")
     if snapshot.problems or not len(selection.rows):
@@ -83,13 +84,11 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
     )
     numbers = selection.rows[chosen].tolist()
     sampled = sampled_as(config.sample, len(numbers), len(selection.rows), snapshot.score)
-    lines = pages.index.lines(snapshot, numbers)
-    for number in numbers:
+    for number, line in zip(numbers, lines_of(snapshot.read(numbers, TEXTS)), strict=True):
         shown = pages.evidence(snapshot, number)
         violations = [violation for violation in shown.violations if violation.severity != "info"]
         rows.append(
-            {**{key: shown.row[key] for key in _SHOWN}, **vars(shown), "violations": violations}
-            | {"line": lines[number]}
+            {**{key: shown.row[key] for key in _SHOWN}, **vars(shown), "violations": violations} | {"line": line}
         )
         evidence.append(
             None if shown.fault else shown.tokens.data(pages.vocabulary(shown.row)) if shown.tokens else None
@@ -108,8 +107,8 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
     ]
     anchors = {row["rollout_id"]: f"#r{n}" for n, row in enumerate(rows)}
     # The pairs of which both sides are exported.
-    pair_rows = pages.stages.rows("pairs")
-    sides = (pair_rows.keys[f"{side}_rollout_id"].to_pylist() for side in ("chosen", "rejected"))
+    pair_rows = pages.tables.rows("pairs")
+    sides = (pair_rows.table[f"{side}_rollout_id"].to_pylist() for side in ("chosen", "rejected"))
     pair_numbers = [n for n, pair in enumerate(zip(*sides, strict=True)) if anchors.keys() >= set(pair)]
     pairs = [pages.pair_values(pair_rows, n) for n in pair_numbers[: config.limit]]
     pairs_left = max(0, len(pair_numbers) - config.limit)

@@ -24,12 +24,19 @@ from gymdata.store.lineage import vocabulary as vocabulary_size
 from gymdata.view import comparing, training
 from gymdata.view.answers import Missing, json_answer
 from gymdata.view.evidence.facets import facets, task_fields
-from gymdata.view.evidence.index import RolloutIndex, Snapshot
-from gymdata.view.evidence.lines import texts_of
-from gymdata.view.evidence.listing import LISTED, Listing, run_names, scale_of
+from gymdata.view.evidence.lines import TEXTS, texts_of
+from gymdata.view.evidence.listing import (
+    LISTED,
+    by_group,
+    by_row,
+    finite_rewards,
+    listed_rows,
+    run_names,
+    scale_of,
+)
 from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
-from gymdata.view.evidence.selection import COLUMNS, Query, Selector, command_of, page_of, page_slice
-from gymdata.view.evidence.stages import Rows, Stages, facts_of
+from gymdata.view.evidence.selection import COLUMNS, Query, command_of, compare_runs, page_of, page_slice, select
+from gymdata.view.evidence.tables import Rows, Snapshot, Tables, facts_of
 from gymdata.view.settings import ViewConfig
 from gymdata.view.text import Values
 from gymdata.view.why import why, why_in_pair
@@ -42,13 +49,11 @@ class Pages:
 
     def __init__(self, paths: Sequence[Path], config: ViewConfig) -> None:
         self.config = config
-        self.index = RolloutIndex(paths)
-        self.stages = Stages(self.index.paths)
-        self.selector = Selector()
+        self.tables = Tables(paths)
         self._verdicts: comparing.Verdicts | None = None
 
     def close(self) -> None:
-        self.index.close()
+        self.tables.close()
 
     def html(self) -> Mapping[str, Callable[[Request], Page]]:
         """Address → page."""
@@ -90,7 +95,7 @@ class Pages:
 
     def around(self, request: Request, *, bare: bool = False) -> Values:
         """Values of every page: navigation, the state of the data, the color scheme."""
-        snapshot = self.index.snapshot()
+        snapshot = self.tables.snapshot()
         theme = request.cookies.get("theme", "")
         return {
             "bare": bare,
@@ -100,57 +105,61 @@ class Pages:
             "problems": [] if bare else snapshot.problems,
             "repeated": [] if bare else snapshot.repeated,
             "score": snapshot.score,
-            "paths": [str(path) for path in self.index.paths],
+            "paths": [str(path) for path in self.tables.paths],
             "here": request.url.path,
-            "there": {} if bare else {name: self.stages.has(name) for name in ("pairs", "comparisons")},
+            "there": {} if bare else {name: self.tables.has(name) for name in ("pairs", "comparisons")},
             "gymdata_version": __version__,
         }
 
     def state(self, _: Request) -> Values:
         """Polled by pages: whether something has changed."""
-        snapshot = self.index.snapshot()
+        snapshot = self.tables.snapshot()
         return {"version": snapshot.version, "growing": snapshot.growing, "rollouts": len(snapshot)}
 
     # -- rollouts ------------------------------------------------------------------------------------------------
 
     def rollouts(self, request: Request) -> Page:
-        snapshot = self.index.snapshot()
-        fields, runs = self.selector.columns(snapshot, task_fields), run_names(snapshot)
+        snapshot = self.tables.snapshot()
+        runs = run_names(snapshot)
         offered = [name for name in COLUMNS if name != "run" or len(runs) > 1]
-        offered += [field.name for field in fields]
+        offered += [field.name for field in task_fields(snapshot)]
         query = Query.of(request.query_params, offered)
-        selection = self.selector.select(snapshot, query)
-        values = {
+        selection = select(snapshot, query)
+        rows = selection.rows
+        return "rollouts.html", {
             "query": query,
             "selection": selection,
             "total": len(snapshot),
             "statuses": sorted(pc.unique(snapshot.table["status"]).to_pylist()),
             "runs": runs,
-            "compared": [] if selection.error else self.selector.runs(snapshot, query),
+            "compared": compare_runs(snapshot, rows),
             "outcomes": query.outcomes(),
             "command": command_of(snapshot, query, selection),
-            "facets": facets(fields, snapshot.table["reward"], query, selection.rows),
+            "facets": facets(snapshot, query, rows),
             "columns": offered,
             "highest": max((bar.count for bar in selection.bars), default=1),
+            "scale": scale_of(snapshot),
+            **(by_group if query.groups else by_row)(snapshot, query, rows),
         }
-        listing = Listing(self.index, snapshot)
-        values |= listing.by_group(query, selection) if query.groups else listing.by_row(query, selection, fields)
-        return "rollouts.html", values
 
     # -- one rollout ---------------------------------------------------------------------------------------------
 
-    def row_of(self, request: Request) -> tuple[Snapshot, int]:
-        """The rollout that an address names with ``id``: a whole id, or a unique prefix."""
+    def row_of(self, request: Request) -> RolloutRow:
+        snapshot, number = self.named_by(request)
+        return snapshot.row(number)
+
+    def named_by(self, request: Request) -> tuple[Snapshot, int]:
+        """The rollout that an address names with ``id``."""
         if not (rollout_id := request.query_params.get("id", "")):
             raise Missing("the address names no rollout: it ends with ?id=ROLLOUT_ID")
-        snapshot = self.index.snapshot()
+        snapshot = self.tables.snapshot()
         number = snapshot.find(rollout_id)
         if number is None:
             raise Missing(f"there is no rollout {rollout_id!r} among the {len(snapshot):,} here")
         return snapshot, number
 
     def rollout(self, request: Request) -> Page:
-        snapshot, number = self.row_of(request)
+        snapshot, number = self.named_by(request)
         evidence = self.evidence(snapshot, number)
         row, tokens = evidence.row, evidence.tokens
         indices = snapshot.table["rollout_index"]
@@ -176,17 +185,17 @@ class Pages:
 
     def evidence(self, snapshot: Snapshot, number: int) -> Evidence:
         """What a page shows of one rollout."""
-        row = self.index.row(snapshot, number)
+        row = snapshot.row(number)
         vocabulary = self.vocabulary(row)
-        (batch,) = self.index.rows(snapshot, [number]).combine_chunks().to_batches()
+        (batch,) = snapshot.whole(number).combine_chunks().to_batches()
         reading = Reading(vocabulary.decode, vocabulary.special) if vocabulary is not None else None
         faults = violations(batch, 0, vocabulary_size(snapshot.file(number)), lambda: reading)
         parts = [(part["name"], part["value"]) for part in row["rewards"]]
         scores = dict([("reward", batch.column("reward")[0].as_py()), *(parts if len(parts) > 1 else [])])
-        rows = self.stages.rows("scores")
+        rows = self.tables.rows("scores")
         for n in rows.where("rollout_id", row["rollout_id"]):
             # Scoring again adds rows: the last one counts.
-            scores[rows.keys["name"][n].as_py()] = rows.keys["value"][n].as_py()
+            scores[rows.table["name"][n].as_py()] = rows.table["value"][n].as_py()
         scores.pop(snapshot.score or "reward", None)
         evidence = Evidence(
             row,
@@ -196,28 +205,28 @@ class Pages:
             [violation for violation in faults if violation.code not in BREAKS],
         )
         try:
-            evidence.tokens = Tokens(row, self.stages)
+            evidence.tokens = Tokens(row, self.tables)
             evidence.breaks = [r for r in evidence.tokens.relations(vocabulary) if r.code != "T211"]
         except GymdataError as error:
             evidence.fault = str(error)
         return evidence
 
     def tokens(self, request: Request) -> Values:
-        row = self.index.row(*self.row_of(request))
-        return Tokens(row, self.stages).data(self.vocabulary(row))
+        row = self.row_of(request)
+        return Tokens(row, self.tables).data(self.vocabulary(row))
 
     def token(self, request: Request) -> Values:
         """The alternatives of one sampled token."""
-        row = self.index.row(*self.row_of(request))
+        row = self.row_of(request)
         tokens, vocabulary = Tokens(row), self.vocabulary(row)
         turn, k = _whole(request, "turn", len(tokens.turns)), _whole(request, "k", 1 << 30)
         return {"alternatives": [{**a, "text": text_of(vocabulary, a["id"])} for a in tokens.alternatives(turn, k)]}
 
     def why(self, request: Request) -> Values:
         """Why one sampled token is trained."""
-        snapshot, number = self.row_of(request)
-        row = self.index.row(snapshot, number)
-        tokens, vocabulary = Tokens(row, self.stages), self.vocabulary(row)
+        snapshot, number = self.named_by(request)
+        row = snapshot.row(number)
+        tokens, vocabulary = Tokens(row, self.tables), self.vocabulary(row)
         turn = _whole(request, "turn", len(tokens.turns))
         k = _whole(request, "k", len(tokens.turns[turn]["generation_token_ids"]))
         facts = why(tokens, row, turn, k, snapshot)
@@ -225,20 +234,20 @@ class Pages:
 
     def why_in_pair(self, request: Request) -> Values:
         """How one token of a pair's completion is trained."""
-        rows, side = self.stages.rows("pairs"), request.query_params.get("side", "")
+        rows, side = self.tables.rows("pairs"), request.query_params.get("side", "")
         numbers = _named(rows, "pair_id", request)
         if not numbers or side not in ("chosen", "rejected"):
             raise Missing("the address names no pair that is here, or no side of it")
-        row = rows.row(numbers[0])
+        (row,) = rows.read(numbers[:1]).to_pylist()
         return why_in_pair(row, side, _whole(request, "k", len(row[f"{side}_ids"])))
 
     def vocabulary(self, row: RolloutRow) -> Vocabulary | None:
         """The vocabulary that decodes this rollout's ids."""
         if self.config.tokenizer is not None:
             return load_vocabulary(self.config.tokenizer)
-        for path in self.index.paths:
+        for path in self.tables.paths:
             facts = facts_of(path)
-            if len(self.index.paths) == 1 or facts.get("run_id") == row["run_id"]:
+            if len(self.tables.paths) == 1 or facts.get("run_id") == row["run_id"]:
                 file = find_tokenizer(facts)
                 if file is not None:
                     return load_vocabulary(file)
@@ -248,7 +257,7 @@ class Pages:
     # -- a break -------------------------------------------------------------------------------------------------
 
     def break_(self, request: Request) -> Page:
-        row = self.index.row(*self.row_of(request))
+        row = self.row_of(request)
         tokens, vocabulary = Tokens(row), self.vocabulary(row)
         turn = _whole(request, "turn", len(tokens.turns))
         relation = next((r for r in tokens.relations(vocabulary) if r.turn == turn and r.code != "T211"), None)
@@ -261,69 +270,66 @@ class Pages:
 
     def group(self, request: Request) -> Page:
         group_id = request.query_params.get("id", "")
-        snapshot = self.index.snapshot()
+        snapshot = self.tables.snapshot()
         mates = snapshot.where("group_id", group_id)
         if not mates:
             raise Missing(f"there is no group {group_id!r} among the {len(snapshot):,} rollouts here")
         return "group.html", self.group_values(snapshot, mates) | {"scale": scale_of(snapshot)}
 
-    def group_values(self, snapshot: Snapshot, mates: Sequence[int]) -> Values:
+    def group_values(self, snapshot: Snapshot, mates: list[int]) -> Values:
         """The values of the page of a group's rollouts."""
-        columns = [*LISTED, "messages"]
-        task = self.index.row(snapshot, mates[0])["task"]
-        values = comparing.group_cards(snapshot.scored(self.index.rows(snapshot, mates, columns), mates))
-        mate_rewards = snapshot.table["reward"].take(pa.array(mates, pa.int64())).to_pylist()
-        rewards = [reward for reward in mate_rewards if reward is not None and np.isfinite(reward)]
-        return values | {
+        texts = snapshot.read(mates, TEXTS).to_pylist()
+        listed = snapshot.table.select(LISTED).take(pa.array(mates)).to_pylist()
+        rewards = finite_rewards(snapshot, mates)
+        return {
+            **comparing.group_cards([row | text for row, text in zip(listed, texts, strict=True)]),
             "task": snapshot.table["task_id"][mates[0]].as_py(),
             "run": run_names(snapshot, several=True).get(snapshot.table["run_id"][mates[0]].as_py()),
-            "reference": texts_of([], task).reference,
+            "reference": texts_of([], texts[0]["task"]).reference,
             "mean": float(np.mean(rewards)) if rewards else None,
             "std": float(np.std(rewards, ddof=1)) if len(rewards) > 1 else None,
         }
 
     def pairs(self, request: Request) -> Page:
         sort = request.query_params.get("sort", "")
-        rows = self.stages.rows("pairs")
+        rows = self.tables.rows("pairs")
         number = _chosen(request, len(rows.files))
-        values, snapshot = (
-            comparing.list_pairs(rows, number, page_of(request.query_params), sort),
-            self.index.snapshot(),
-        )
+        values = comparing.list_pairs(rows, number, page_of(request.query_params), sort)
+        snapshot = self.tables.snapshot()
         ids = {row[f"{side}_rollout_id"] for row in values["rows"] for side in ("chosen", "rejected")}
-        rows_of = {rollout: row for rollout in ids if (row := snapshot.find(rollout)) is not None}
-        lines = self.index.lines(snapshot, list(rows_of.values()))
-        return "pairs.html", values | {"sort": sort, "lines": {rollout: lines[row] for rollout, row in rows_of.items()}}
+        numbers = [row for rollout in ids if (row := snapshot.find(rollout)) is not None]
+        lines = {row["rollout_id"]: row["line"] for row in listed_rows(snapshot, numbers)}
+        return "pairs.html", values | {"sort": sort, "lines": lines}
 
     def pair(self, request: Request) -> Page:
         pair_id = request.query_params.get("id", "")
-        rows = self.stages.rows("pairs")
+        rows = self.tables.rows("pairs")
         numbers = _named(rows, "pair_id", request)
         if not numbers:
             raise Missing(f"there is no pair {pair_id!r} among the {len(rows):,} here")
         file = rows.file_number(numbers[0])
         near = [n if n in rows.span(file) else None for n in (numbers[0] - 1, numbers[0] + 1)]
-        neighbours = [None if n is None else rows.keys["pair_id"][n].as_py() for n in near]
+        neighbours = [None if n is None else rows.table["pair_id"][n].as_py() for n in near]
         return "pair.html", self.pair_values(rows, numbers[0]) | {"neighbours": neighbours, "number": file}
 
     def pair_values(self, rows: Rows, number: int) -> Values:
-        row = rows.row(number)
-        snapshot = self.index.snapshot()
+        (row,) = rows.read([number]).to_pylist()
+        snapshot = self.tables.snapshot()
         ids = (row["chosen_rollout_id"], row["rejected_rollout_id"])
         indices = [snapshot.find(rollout) for rollout in ids]
         source = {"run_id": row["run_id"], "policy": ""}
         if indices[0] is not None:
             source["policy"] = snapshot.table["policy"][indices[0]].as_py()
         listed: list[Values] = []
-        if (comparisons := self.stages.rows("comparisons")) and len(comparisons):
+        if (comparisons := self.tables.rows("comparisons")) and len(comparisons):
             verdicts = self.verdicts(comparisons, snapshot)
-            second = comparisons.keys["rollout_j"]
+            second = comparisons.table["rollout_j"]
             sides = (ids, ids[::-1])
             numbers = [n for i, j in sides for n in comparisons.where("rollout_i", i) if second[n].as_py() == j]
             listed = verdicts.listed(numbers)
         return comparing.pair_page(row, self.vocabulary(source)) | {
             "verdicts": listed,
-            "rewards": [None if n is None else snapshot.table["reward"][n].as_py() for n in indices],
+            "rewards": [None if n is None else snapshot.reward(n) for n in indices],
             "file": str(rows.file(number)),
             "known": [n is not None for n in indices],
         }
@@ -336,8 +342,8 @@ class Pages:
         return verdicts
 
     def comparisons(self, request: Request) -> Page:
-        rows = self.stages.rows("comparisons")
-        verdicts = self.verdicts(rows, self.index.snapshot())
+        rows = self.tables.rows("comparisons")
+        verdicts = self.verdicts(rows, self.tables.snapshot())
         show, task = request.query_params.get("show", "all"), request.query_params.get("task", "").strip()
         numbers = verdicts.select(show, task)
         page, pages, on_page = page_slice(page_of(request.query_params), len(numbers), comparing.PAGE)
@@ -349,52 +355,49 @@ class Pages:
             "count": len(numbers),
             "page": page,
             "pages": pages,
-            "judges": pc.unique(rows.keys["judge"]).to_pylist(),
+            "judges": pc.unique(rows.table["judge"]).to_pylist(),
             "outcomes": verdicts.outcomes(),
             "totals": {"all": len(rows), **{name: int(mask.sum()) for name, mask in verdicts.tabs().items()}},
         }
 
     def comparison(self, request: Request) -> Page:
         comparison_id = request.query_params.get("id", "")
-        rows, snapshot = self.stages.rows("comparisons"), self.index.snapshot()
+        rows, snapshot = self.tables.rows("comparisons"), self.tables.snapshot()
         numbers = _named(rows, "comparison_id", request)
         if not numbers:
             raise Missing(f"there is no comparison {comparison_id!r} among the {len(rows):,} here")
         verdicts = self.verdicts(rows, snapshot)
-        row = rows.row(numbers[0])
+        (row,) = rows.read(numbers[:1]).to_pylist()
         sides = []
         for name in ("rollout_i", "rollout_j"):
             number = snapshot.find(row[name])
             if number is None:
                 sides.append({"id": row[name], "messages": None, "reward": None, "index": None})
                 continue
-            row_of = self.index.rows(snapshot, [number], ["messages", "reward", "rollout_index"])
-            rollout = snapshot.scored(row_of, [number]).to_pylist()[0]
-            start = comparing.completion(rollout["messages"])
-            prompt, answer = (
-                messages_of(part, ()) for part in (rollout["messages"][:start], rollout["messages"][start:])
-            )
-            facts = {"id": row[name], "reward": rollout["reward"], "index": rollout["rollout_index"]}
-            sides.append(facts | {"messages": answer, "prompt": prompt})
+            (said,) = snapshot.read([number], ["messages"])["messages"].to_pylist()
+            start = comparing.completion(said)
+            prompt, answer = (messages_of(part, ()) for part in (said[:start], said[start:]))
+            facts = {"id": row[name], "reward": snapshot.reward(number), "messages": answer, "prompt": prompt}
+            sides.append(facts | {"index": snapshot.table["rollout_index"][number].as_py()})
         swapped = int(verdicts.swapped[numbers[0]])
         return "comparison.html", {
             "row": row | verdicts.listed(numbers[:1])[0],
             "sides": sides,
             "other": None if swapped < 0 else verdicts.listed([swapped])[0],
-            "other_raw": None if swapped < 0 else rows.row(swapped)["raw"],
+            "other_raw": None if swapped < 0 else rows.read([swapped], ["raw"])["raw"][0].as_py(),
         }
 
     # -- the whole -----------------------------------------------------------------------------------------------
 
     def training(self, request: Request) -> Page:
-        files = training.find_metrics(self.index.paths)
+        files = training.find_metrics(self.tables.paths)
         return "training.html", {
             "trainings": [training.described(file) for file in files],
             "number": _chosen(request, len(files)),
         }
 
     def curves(self, request: Request) -> Values:
-        files = training.find_metrics(self.index.paths)
+        files = training.find_metrics(self.tables.paths)
         if not files:
             raise Missing("there is no metrics.jsonl in the given folders")
         return training.curves(files[_chosen(request, len(files))])

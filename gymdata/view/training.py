@@ -11,7 +11,7 @@ from gymdata.public import Figures
 from gymdata.store.lineage import parent_paths
 from gymdata.store.lines import read_metrics
 from gymdata.store.run_json import flat
-from gymdata.view.evidence.stages import facts_of
+from gymdata.view.evidence.tables import facts_of
 
 METRICS = "metrics.jsonl"
 #: Series that describe the run rather than its progress.

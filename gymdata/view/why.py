@@ -20,9 +20,8 @@ from gymdata.rollouts.messages import PairRow, RolloutRow
 from gymdata.rollouts.next_prompt import common_length
 from gymdata.rollouts.turns import sequences
 from gymdata.train.losses import LOSSES
-from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.rollout import Tokens, finite
-from gymdata.view.evidence.stages import facts_of
+from gymdata.view.evidence.tables import Snapshot, facts_of
 from gymdata.view.text import Values
 
 

@@ -19,8 +19,8 @@ from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score, with_score
 from gymdata.store import hash_file, read_run_json, write_run_json, write_table
 from gymdata.store.reading import DataWarning, warn_of_changed_scores
-from gymdata.view.evidence.index import RolloutIndex
-from gymdata.view.evidence.selection import Query, Selector
+from gymdata.view.evidence.selection import Query, select
+from gymdata.view.evidence.tables import Tables
 from tests.rollout_files import rollout, two_turns, write_run
 
 
@@ -256,11 +256,11 @@ def test_an_export_holds_it(run: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_a_viewer_shows_it(run: Path) -> None:
     """In its table, on a rollout's page and under a filter, whose command keeps the same rollouts; a score and
     where a second one is made while it runs, the total with a note that lists them."""
-    index = RolloutIndex([run], fresh_s=0)
+    index = Tables([run], fresh_s=0)
     snapshot = index.snapshot()
     assert (snapshot.score, snapshot.table["reward"].to_pylist()) == ("mine", [0.0, 1.0, 2.0] * 2)
-    assert index.row(snapshot, 2)["reward"] == 2.0
-    rows = Selector().select(snapshot, Query(where="reward > 1.5")).rows.tolist()
+    assert snapshot.row(2)["reward"] == 2.0
+    rows = select(snapshot, Query(where="reward > 1.5")).rows.tolist()
     assert rows == [2, 5]
     write_scores(run, "later", {0: 9.0})
     snapshot = index.snapshot()
@@ -272,11 +272,11 @@ def test_a_viewer_shows_it(run: Path) -> None:
 
 def test_a_viewer_filters_by_what_a_judge_said_last(run: Path) -> None:
     """Rewards of a judge that are made again while it runs count from then on."""
-    index, selector = RolloutIndex([run], fresh_s=0), Selector()
+    index = Tables([run], fresh_s=0)
     by_judge = Query(where="reward_tiny > 0.5")
     for judged in ({0: 1.0}, {1: 1.0, 2: 1.0}):
         write_scores(run, "tiny", judged, kind="judge")
-        rows = selector.select(index.snapshot(), by_judge).rows.tolist()
+        rows = select(index.snapshot(), by_judge).rows.tolist()
         assert rows == [row for row in range(6) if row % 3 in judged]
     index.close()
 

@@ -17,10 +17,9 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import paired_difference_ci
 from gymdata.store import Run, write_table
 from gymdata.view.evidence.facets import task_fields
-from gymdata.view.evidence.index import RolloutIndex, Snapshot
 from gymdata.view.evidence.rollout import Tokens
-from gymdata.view.evidence.selection import Query, Selector, command_of
-from gymdata.view.evidence.stages import Stages
+from gymdata.view.evidence.selection import Query, command_of, compare_runs, select
+from gymdata.view.evidence.tables import Snapshot, Tables
 from tests.kills import full_disk
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 
@@ -34,26 +33,26 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def snapshot(run: Path) -> Snapshot:
-    return RolloutIndex([run]).snapshot()
+    return Tables([run]).snapshot()
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_every_row_is_the_row_on_disk(tmp_path: Path, suffix: str):
     """A rollout that is looked up by its id has all its columns, tokens too, and several come in the order asked for, with
     those columns only."""
-    index = RolloutIndex([write_run(tmp_path / "run", ROWS, suffix)])
-    snapshot = index.snapshot()
+    tables = Tables([write_run(tmp_path / "run", ROWS, suffix)])
+    snapshot = tables.snapshot()
     assert len(snapshot) == 8
     for wanted in ROWS:
         number = snapshot.find(wanted["rollout_id"])
         assert number is not None
-        row = index.row(snapshot, number)
+        row = snapshot.row(number)
         assert row["messages"][0]["content"] == f"question {wanted['task_id']}"
         assert [t["generation_token_ids"] for t in row["turns"]] == [
             list(t["generation_token_ids"]) for t in wanted["turns"]
         ]
     assert snapshot.find("nobody") is None
-    table = index.rows(snapshot, [5, 0, 3], ["rollout_id", "messages"])
+    table = snapshot.read([5, 0, 3], ["rollout_id", "messages"])
     assert table["rollout_id"].to_pylist() == ["t2-1", "t0-0", "t1-1"]
     assert table.column_names == ["rollout_id", "messages"]
 
@@ -61,7 +60,7 @@ def test_every_row_is_the_row_on_disk(tmp_path: Path, suffix: str):
 def test_a_growing_run_grows_in_the_index(tmp_path: Path):
     """Rows of an open journal appear once, in order, and stay when it is sealed; nothing else changes the version."""
     folder = tmp_path / "run"
-    index = RolloutIndex([folder], fresh_s=0.0)
+    index = Tables([folder], fresh_s=0.0)
     with Run.open(folder, identity={"a": 1}, extent={}, operation={}) as writer:
         assert len(index.snapshot()) == 0
         for count, row in enumerate(ROWS, 1):
@@ -69,7 +68,7 @@ def test_a_growing_run_grows_in_the_index(tmp_path: Path):
             snapshot = index.snapshot()
             assert len(snapshot) == count
             assert snapshot.growing
-            assert index.row(snapshot, count - 1)["rollout_id"] == row["rollout_id"]
+            assert snapshot.row(count - 1)["rollout_id"] == row["rollout_id"]
             assert index.snapshot().version == snapshot.version
     sealed = index.snapshot()
     assert sealed.table["rollout_id"].to_pylist() == [row["rollout_id"] for row in ROWS]
@@ -78,11 +77,11 @@ def test_a_growing_run_grows_in_the_index(tmp_path: Path):
 
 def test_a_run_that_is_written_again_and_again_shows_the_rows_of_its_newest_files(tmp_path: Path):
     """A row that was kept of one file is not shown for another, whatever became of the first."""
-    index, shown = RolloutIndex([tmp_path / "run"], fresh_s=0), []
+    index, shown = Tables([tmp_path / "run"], fresh_s=0), []
     for answer in range(100, 120):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         write_run(tmp_path / "run", [rollout("t", 0, float(answer), two_turns(20, answer))])
-        row = index.row(index.snapshot(), 0)
+        row = index.snapshot().row(0)
         shown.append((row["turns"][1]["generation_token_ids"], row["reward"]))
     assert shown == [([answer, 2], float(answer)) for answer in range(100, 120)]
 
@@ -96,7 +95,7 @@ def test_a_journal_of_another_run_is_read_from_its_beginning(tmp_path: Path):
                 writer.append(row)
             raise KeyError
         journals += (tmp_path / name).glob("rollouts/*.journal")
-    index = RolloutIndex([tmp_path / "run"], fresh_s=0)
+    index = Tables([tmp_path / "run"], fresh_s=0)
     assert len(index.snapshot()) == 2
     journals[0].write_bytes(journals[1].read_bytes())
     assert index.snapshot().table["rollout_id"].to_pylist() == [row["rollout_id"] for row in ROWS[2:6]]
@@ -107,14 +106,14 @@ def test_a_retry_with_the_same_tokens_is_shown_with_its_own_sequence(tmp_path: P
     """Of two sequences of the same ids both are trained, or the one that the file has."""
     run = write_run(tmp_path / "run", [rollout("t", k, float(k), [([1, 5], [10, 2])] * 2) for k in range(2)])
     gymdata.experience(run, abandoned=abandoned)
-    index = RolloutIndex([run])
-    tokens = Tokens(index.row(index.snapshot(), 0), Stages([run]))
+    tables = Tables([run])
+    tokens = Tokens(tables.snapshot().row(0), tables)
     assert [None if mask is None else mask.tolist() for mask in tokens.mask] == masks
 
 
 def test_after_a_full_disk_every_row_is_its_own(tmp_path: Path):
     """What the temporary folder took of a batch before it was full is part of no rollout."""
-    index = RolloutIndex([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], fresh_s=0)
+    index = Tables([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], fresh_s=0)
     write_table(rollouts_table(ROWS[:1]), tmp_path / "a.jsonl", ROLLOUTS)
     index.snapshot()
     rows = [rollout("t", k, 1.0, two_turns(20, 40 + k)) for k in range(2)]
@@ -124,7 +123,7 @@ def test_after_a_full_disk_every_row_is_its_own(tmp_path: Path):
             with full_disk(8_000):
                 assert len(index.snapshot().problems) == 1
     snapshot = index.snapshot()
-    assert [index.row(snapshot, n)["rollout_id"] for n in range(2)] == [ROWS[0]["rollout_id"], "t-1"]
+    assert [snapshot.row(n)["rollout_id"] for n in range(2)] == [ROWS[0]["rollout_id"], "t-1"]
 
 
 def test_tasks_of_two_runs_with_the_same_id_have_fields_of_their_own(tmp_path: Path):
@@ -138,9 +137,9 @@ def test_tasks_of_two_runs_with_the_same_id_have_fields_of_their_own(tmp_path: P
         ]
         return write_run(tmp_path / name, rows)
 
-    snapshot = RolloutIndex([run("a", "easy", "hard"), run("b", "hard", "hard")]).snapshot()
+    snapshot = Tables([run("a", "easy", "hard"), run("b", "hard", "hard")]).snapshot()
     (level,) = (column for column in task_fields(snapshot) if column.name == "task.level")
-    hard = Selector().select(snapshot, Query(where='task.level == "hard"')).rows
+    hard = select(snapshot, Query(where='task.level == "hard"')).rows
     assert [level.of(row) for row in range(4)] == ["easy", "hard", "hard", "hard"]
     assert hard.tolist() == [1, 2, 3]
 
@@ -150,7 +149,7 @@ def test_a_damaged_file_is_a_problem_and_no_number(tmp_path: Path):
     good, bad = write_run(tmp_path / "good", ROWS[:4]), write_run(tmp_path / "bad", ROWS[4:])
     part = next((bad / "rollouts").iterdir())
     part.write_bytes(part.read_bytes()[:-100])
-    snapshot = RolloutIndex([good, bad]).snapshot()
+    snapshot = Tables([good, bad]).snapshot()
     assert len(snapshot) == 4
     assert len(snapshot.problems) == 1
     assert str(part) in snapshot.problems[0]
@@ -159,20 +158,20 @@ def test_a_damaged_file_is_a_problem_and_no_number(tmp_path: Path):
 def test_rollouts_that_are_there_twice_are_reported(tmp_path: Path):
     """What was filtered of a run lies beside it: the page says how many rollouts of it are counted twice."""
     kept, run = write_run(tmp_path / "kept", ROWS[:2]), write_run(tmp_path / "run", ROWS)
-    twice = RolloutIndex([kept, run]).snapshot().repeated
+    twice = Tables([kept, run]).snapshot().repeated
     assert [line.partition(": ")[2] for line in twice] == [f"2 of its 2 rollouts are in {run}, too"]
-    assert RolloutIndex([run]).snapshot().repeated == ()
+    assert Tables([run]).snapshot().repeated == ()
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_a_query_keeps_what_its_filter_command_keeps(tmp_path: Path, suffix: str):
     """Boxes and the condition together keep the rollouts that ``gymdata filter`` keeps, and the figures are theirs."""
     run = write_run(tmp_path / "run", ROWS, suffix)
-    snapshot = RolloutIndex([run]).snapshot()
+    snapshot = Tables([run]).snapshot()
     query = Query.of(
         {"where": "0 < mean_reward", "task": "t", "status": "completed", "min": "0", "sort": "reward", "down": "1"}
     )
-    found = Selector().select(snapshot, query)
+    found = select(snapshot, query)
     report = gymdata.filter(run, write=False, where=query.conditions())
     assert len(found.rows) == report.rollouts_out == 6
     assert found.mean == 0.5
@@ -195,7 +194,7 @@ def test_the_command_of_a_selection_is_read_by_a_shell_as_it_was_meant(
 ):
     """A condition with single quotes is in double ones, unless a shell would change what is between them."""
     query = Query(where=where)
-    command = command_of(snapshot, query, Selector().select(snapshot, query))
+    command = command_of(snapshot, query, select(snapshot, query))
     assert command == f"gymdata filter {run} --where {word} -o kept"
     assert shlex.split(command)[4] == where
 
@@ -210,12 +209,11 @@ def test_a_box_takes_any_text(tmp_path: Path):
 
 def test_rollouts_without_a_reward_come_last_either_way(snapshot: Snapshot):
     """A missing reward is neither the best nor the worst, and has a bar of its own."""
-    selector = Selector()
     for down in (True, False):
-        rows = selector.select(snapshot, Query(sort="reward", down=down)).rows
+        rows = select(snapshot, Query(sort="reward", down=down)).rows
         assert snapshot.table["reward"].take(rows).to_pylist()[-2:] == [None, None]
-    assert selector.select(snapshot, Query()).bars[-1].where == "reward is null"
-    assert len(selector.select(snapshot, Query(where="reward is null")).rows) == 2
+    assert select(snapshot, Query()).bars[-1].where == "reward is null"
+    assert len(select(snapshot, Query(where="reward is null")).rows) == 2
 
 
 @pytest.mark.parametrize(
@@ -230,12 +228,10 @@ def test_rollouts_without_a_reward_come_last_either_way(snapshot: Snapshot):
     ids=lambda value: value.where or value.min if isinstance(value, Query) else "",
 )
 def test_a_faulty_query_is_an_error_and_shows_nothing(snapshot: Snapshot, query: Query, error: str):
-    """The message names the nearest column, or the box and its value; nothing is selected, compared or made into a
-    command."""
-    selection = Selector().select(snapshot, query)
+    """The message names the nearest column, or the box and its value; nothing is selected or made into a command."""
+    selection = select(snapshot, query)
     assert error in str(selection.error)
     assert len(selection.rows) == 0
-    assert Selector().runs(snapshot, query) == []
     assert command_of(snapshot, query, selection) == ""
 
 
@@ -252,13 +248,13 @@ def test_two_runs_are_compared_on_the_tasks_that_both_have(tmp_path: Path):
     """The difference of the second run to the first is paired by task, with the interval of ``paired_difference_ci``."""
     before = rewarded(tmp_path / "one", {f"t{k}": float(k % 2) for k in range(6)})
     after = rewarded(tmp_path / "two", {f"t{k}": 1.0 for k in range(2, 8)})
-    snapshot = RolloutIndex([before, after]).snapshot()
-    first, second = Selector().runs(snapshot, Query())
+    snapshot = Tables([before, after]).snapshot()
+    first, second = compare_runs(snapshot, select(snapshot, Query()).rows)
     assert (first.run_id, first.rollouts, first.mean, first.difference) == ("one", 6, 0.5, None)
     assert (first.groups, first.mixed, first.breaks) == (6, 0, 0)
     assert (second.run_id, second.rollouts, second.mean, second.shared) == ("two", 6, 1.0, 4)
     assert second.difference == paired_difference_ci([0.0, 1.0, 0.0, 1.0], [1.0] * 4)
-    assert Selector().runs(snapshot, Query(run="one")) == []
+    assert compare_runs(snapshot, select(snapshot, Query(run="one")).rows) == []
 
 
 def test_a_run_is_compared_with_the_first_that_has_its_tasks(tmp_path: Path):
@@ -266,8 +262,8 @@ def test_a_run_is_compared_with_the_first_that_has_its_tasks(tmp_path: Path):
     tasks."""
     runs = {"train": {"t0": 0.0, "t1": 0.0}, "before": {"h0": 0.0, "h1": 0.0}, "after": {"h0": 1.0, "h1": 1.0},
             "again": {"t1": 1.0}}  # fmt: skip
-    snapshot = RolloutIndex([rewarded(tmp_path / name, rewards) for name, rewards in runs.items()]).snapshot()
-    compared = Selector().runs(snapshot, Query())
+    snapshot = Tables([rewarded(tmp_path / name, rewards) for name, rewards in runs.items()]).snapshot()
+    compared = compare_runs(snapshot, select(snapshot, Query()).rows)
     assert [(run.run_id, run.against, run.shared) for run in compared] == [
         ("train", None, 0), ("before", None, 0), ("after", "before", 2), ("again", "train", 1),
     ]  # fmt: skip

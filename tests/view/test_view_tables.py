@@ -289,7 +289,7 @@ def test_scores_that_cannot_be_read_leave_the_pages(site: Open, run: Path, monke
     def unreadable(_: Any) -> Any:
         raise PermissionError(13, "Permission denied", "scores-x")
 
-    monkeypatch.setattr("gymdata.view.evidence.index.state_of_scores", unreadable)
+    monkeypatch.setattr("gymdata.view.evidence.tables.state_of_scores", unreadable)
     pages = site(run)
     for address in ("/", "/rollout?id=a-0"):
         response = pages.get(address)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from gymdata.report.rollouts import codes_of, fields_to_split_by
 from gymdata.rollouts.messages import loads, object_of
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.view.evidence.index import Snapshot
 from gymdata.view.evidence.selection import Bar, Query, Rows, text_of_condition
+from gymdata.view.evidence.tables import Snapshot
 
 #: Values of one field that are listed, the most common first.
 _MOST = 12
@@ -51,14 +51,14 @@ class Facet:
     values: tuple[Bar, ...]
 
 
-def facets(columns: tuple[Column, ...], rewards: pa.ChunkedArray, query: Query, rows: Rows) -> list[Facet]:
+def facets(snapshot: Snapshot, query: Query, rows: Rows) -> list[Facet]:
     """The facets of the selected ``rows``, with the mean reward of each value.
 
     A field in which all of it is alike has none, unless the filter does not name it: that all failures are of one kind is
     worth a line.
     """
-    listed, rewards_of = [], pc.fill_null(rewards, math.nan).to_numpy()[rows]
-    for column in columns:
+    listed, rewards_of = [], pc.fill_null(snapshot.table["reward"], math.nan).to_numpy()[rows]
+    for column in task_fields(snapshot):
         codes = column.codes[rows]
         counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
         valid = np.isfinite(rewards_of) & (codes >= 0)
@@ -75,16 +75,18 @@ def facets(columns: tuple[Column, ...], rewards: pa.ChunkedArray, query: Query, 
     return listed
 
 
-def task_fields(snapshot: Snapshot) -> Iterator[Column]:
+@lru_cache(maxsize=1)
+def task_fields(snapshot: Snapshot) -> list[Column]:
     """The fields by which tasks can be told apart at a glance."""
     batches = list(snapshot.batches(ROLLOUTS, ("task_id", "task")))
     if not batches:
-        return
+        return []
     table = pa.Table.from_batches(batches)
     # Each text is decoded once. Tasks of two runs may have the same id, and other fields; those of one, the same fields.
     task_of, texts = codes_of(table["task"])
     tasks = [object_of(loads(text)) for text in texts.to_pylist()]
     of_tasks = np.unique(np.stack([codes_of(table["task_id"])[0], task_of]), axis=1)[1]
+    columns = []
     for name in fields_to_split_by([tasks[code] for code in of_tasks.tolist()], _MOST):
         if not re.fullmatch(r"\w+", name):
             continue
@@ -93,4 +95,5 @@ def task_fields(snapshot: Snapshot) -> Iterator[Column]:
         code = {value: n for n, value in enumerate(values)}
         codes = np.array([code.get(value, -1) if isinstance(value, (str, int)) else -1 for value in of_task], np.int32)
         # While a run is collected, rows may have been added since.
-        yield Column(f"task.{name}", tuple(values), codes[task_of][: len(snapshot)])
+        columns.append(Column(f"task.{name}", tuple(values), codes[task_of][: len(snapshot)]))
+    return columns

@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from gymdata.rollouts.messages import Message, call_text, loads, object_of
 
+#: The columns with the texts.
+TEXTS = ("messages", "task")
 #: Characters of a text that a list can show.
 _WIDEST = 160
 #: Fields of a task that hold its reference answer.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.rollouts.messages import RolloutRow
-from gymdata.view.evidence.facets import Column
-from gymdata.view.evidence.index import RolloutIndex, Snapshot
-from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Selection, page_slice
-from gymdata.view.evidence.stages import facts_of
+from gymdata.view.evidence.facets import task_fields
+from gymdata.view.evidence.lines import TEXTS, lines_of
+from gymdata.view.evidence.selection import PAGE_GROUPS, PAGE_ROWS, Query, Rows, page_slice
+from gymdata.view.evidence.tables import Snapshot, facts_of
 from gymdata.view.text import Values
 
 LISTED = [
@@ -24,56 +22,54 @@ LISTED = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Pages of lists over one snapshot. A row has its texts."""
+def by_row(snapshot: Snapshot, query: Query, rows: Rows) -> Values:
+    """One page of rollouts, with the fields of tasks that are among its columns."""
+    page, pages, on_page = page_slice(query.page, len(rows), PAGE_ROWS)
+    fields = [field for field in task_fields(snapshot) if field.name in query.shown]
+    listed = listed_rows(snapshot, rows[on_page], query.text)
+    for row, number in zip(listed, rows[on_page].tolist(), strict=True):
+        row["fields"] = {field.name: field.of(number) for field in fields}
+    return {"rows": listed, "page": page, "pages": pages}
 
-    index: RolloutIndex
-    snapshot: Snapshot
 
-    def by_row(self, query: Query, selection: Selection, fields: Iterable[Column]) -> Values:
-        """One page of rollouts, with the ``fields`` of tasks that are among its columns."""
-        page, pages, on_page = page_slice(query.page, len(selection.rows), PAGE_ROWS)
-        numbers = selection.rows[on_page]
-        listed = self._rows(numbers, query.text)
-        for row, number in zip(listed, numbers.tolist(), strict=True):
-            row["fields"] = {field.name: field.of(number) for field in fields if field.name in query.shown}
-        return {"rows": listed, "page": page, "pages": pages, "scale": scale_of(self.snapshot)}
+def by_group(snapshot: Snapshot, query: Query, rows: Rows) -> Values:
+    """One page of groups: of each, the rollouts of the selection, and what holds of all of its rollouts."""
+    names = snapshot.table["group_id"].take(pa.array(rows)).combine_chunks().dictionary_encode()
+    codes = names.indices.to_numpy(zero_copy_only=False)
+    page, pages, shown_codes = page_slice(query.page, len(names.dictionary), PAGE_GROUPS)
+    on_page = np.flatnonzero((codes >= shown_codes.start) & (codes < shown_codes.stop))
+    members: dict[int, list[RolloutRow]] = {}
+    for code, row in zip(codes[on_page].tolist(), listed_rows(snapshot, rows[on_page], query.text), strict=True):
+        members.setdefault(code, []).append(row)
+    groups = []
+    for _, of_group in sorted(members.items()):
+        mates = snapshot.where("group_id", of_group[0]["group_id"])
+        rewards = finite_rewards(snapshot, mates)
+        groups.append(
+            {
+                "id": of_group[0]["group_id"],
+                "task": of_group[0]["task_id"],
+                "rows": of_group if query.sort else sorted(of_group, key=lambda row: row["rollout_index"]),
+                "size": len(mates),
+                "mean": sum(rewards) / len(rewards) if rewards else None,
+                "mixed": len(set(rewards)) > 1,
+            }
+        )
+    return {"groups": groups, "page": page, "pages": pages}
 
-    def by_group(self, query: Query, selection: Selection) -> Values:
-        """One page of groups: of each, the rollouts of the selection, and what holds of all of its rollouts."""
-        names = self.snapshot.table["group_id"].take(pa.array(selection.rows)).combine_chunks().dictionary_encode()
-        codes = names.indices.to_numpy(zero_copy_only=False)
-        page, pages, shown_codes = page_slice(query.page, len(names.dictionary), PAGE_GROUPS)
-        on_page = np.flatnonzero((codes >= shown_codes.start) & (codes < shown_codes.stop))
-        groups: dict[int, list[RolloutRow]] = {}
-        for code, row in zip(codes[on_page].tolist(), self._rows(selection.rows[on_page], query.text), strict=True):
-            groups.setdefault(code, []).append(row)
-        shown = []
-        for _, rows in sorted(groups.items()):
-            group_rewards = self.snapshot.table["reward"].take(
-                pa.array(self.snapshot.where("group_id", rows[0]["group_id"]), pa.int64())
-            )
-            rewards = [reward for reward in group_rewards.to_pylist() if reward is not None and np.isfinite(reward)]
-            shown.append(
-                {
-                    "id": rows[0]["group_id"],
-                    "task": rows[0]["task_id"],
-                    "rows": rows if query.sort else sorted(rows, key=lambda row: row["rollout_index"]),
-                    "size": len(group_rewards),
-                    "mean": sum(rewards) / len(rewards) if rewards else None,
-                    "mixed": len(set(rewards)) > 1,
-                }
-            )
-        return {"groups": shown, "page": page, "pages": pages, "scale": scale_of(self.snapshot)}
 
-    def _rows(self, numbers: Any, searched: str) -> list[RolloutRow]:
-        rows: list[RolloutRow] = self.snapshot.table.select(LISTED).take(pa.array(numbers, pa.int64())).to_pylist()
-        lines = self.index.lines(self.snapshot, numbers.tolist(), searched)
-        for row, number in zip(rows, numbers.tolist(), strict=True):
-            row["parts"] = [(part["name"], part["value"]) for part in row.pop("rewards")]
-            row["line"] = lines[number]
-        return rows
+def listed_rows(snapshot: Snapshot, numbers: Any, searched: str = "") -> list[RolloutRow]:
+    """What a list shows of some rows. Raises DataError."""
+    rows: list[RolloutRow] = snapshot.table.select(LISTED).take(pa.array(numbers, pa.int64())).to_pylist()
+    for row, line in zip(rows, lines_of(snapshot.read(numbers, TEXTS), searched) if rows else (), strict=True):
+        row["parts"] = [(part["name"], part["value"]) for part in row.pop("rewards")]
+        row["line"] = line
+    return rows
+
+
+def finite_rewards(snapshot: Snapshot, numbers: list[int]) -> list[float]:
+    rewards = snapshot.table["reward"].take(pa.array(numbers, pa.int64())).to_pylist()
+    return [reward for reward in rewards if reward is not None and np.isfinite(reward)]
 
 
 def run_names(snapshot: Snapshot, *, several: bool = False) -> dict[str, str]:

@@ -22,7 +22,7 @@ from gymdata.models.vocabulary import Vocabulary
 from gymdata.rollouts.messages import RolloutRow, loads, object_of
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
 from gymdata.show.conversations import ConversationView
-from gymdata.view.evidence.stages import Stages, facts_of
+from gymdata.view.evidence.tables import Tables, facts_of
 from gymdata.view.text import Values
 
 Array = npt.NDArray[Any]
@@ -53,7 +53,7 @@ def finite(value: float | None) -> float | None:
 class Tokens:
     """The tokens of one rollout. Raises DataError (T209, T210) for turns that were changed after collection."""
 
-    def __init__(self, row: RolloutRow, stages: Stages | None = None) -> None:
+    def __init__(self, row: RolloutRow, tables: Tables | None = None) -> None:
         self.rollout_id, self.group_id = str(row["rollout_id"]), str(row["group_id"])
         #: ``Turn``s whose lists are arrays.
         self.turns: list[Any] = row["turns"]
@@ -74,23 +74,23 @@ class Tokens:
         self.audit: str | None = None
         #: The name of the audit's model.
         self.audited: str | None = None
-        if stages is not None:
-            self._read_audit(stages)
-            self._read_experiences(stages)
+        if tables is not None:
+            self._read_audit(tables)
+            self._read_experiences(tables)
 
     def _by_turn(self, values: Array) -> list[Array | None]:
         sizes = [len(turn["generation_token_ids"]) for turn in self.turns]
         return list(np.split(values, np.cumsum(sizes)[:-1])) if sizes else []
 
-    def _read_audit(self, stages: Stages) -> None:
-        rows = stages.rows("audit")
+    def _read_audit(self, tables: Tables) -> None:
+        rows = tables.rows("audit")
         audits = rows.where("rollout_id", self.rollout_id)
         if len(audits) > 1:
             self.notes.append(
                 f"{len(audits)} audits have it: {', '.join(str(rows.file(n)) for n in audits)}; shown: the last"
             )
         for number in audits[-1:]:
-            row = rows.row(number)
+            (row,) = rows.read([number]).to_pylist()
             sampled = sum(len(turn["generation_token_ids"]) for turn in self.turns)
             if len(row["ref_logprobs"]) != sampled:
                 self.notes.append(f"{rows.file(number)} has {len(row['ref_logprobs'])} tokens, the rollout {sampled}")
@@ -101,18 +101,18 @@ class Tokens:
             if row["entropy"]:
                 self.entropy = self._by_turn(np.array(row["entropy"], np.float32))
 
-    def _read_experiences(self, stages: Stages) -> None:
-        rows = stages.rows("experiences")
+    def _read_experiences(self, tables: Tables) -> None:
+        rows = tables.rows("experiences")
         numbers = rows.where("rollout_id", self.rollout_id)
         if not numbers:
-            for path in rows.files:
+            for path in (file.source.path for file in rows.files):
                 for reason, groups in (facts_of(path).get("dropped_groups") or {}).items():
                     if self.group_id in groups:
                         self.experience, self.left_out = str(path), reason.replace("_", " ")
             return
         # The first file with experiences of the rollout.
         file = rows.file(numbers[0])
-        of_rollout = [rows.row(number) for number in numbers if rows.file(number) == file]
+        of_rollout = rows.read([number for number in numbers if rows.file(number) == file]).to_pylist()
         # A retry may have sampled the same tokens: each row is of the next of the sequences with its ids.
         stitched, by_ids = sequences(self.turns, "drop", self._unread), dict[bytes, list[TokenSequence]]()
         if sorted(s.input_ids.tolist() for s in stitched) != sorted(list(row["input_ids"]) for row in of_rollout):

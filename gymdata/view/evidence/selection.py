@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
@@ -21,7 +22,7 @@ from gymdata.report.rollouts import Rewards, codes_of
 from gymdata.report.sampling import mixed
 from gymdata.stats import paired_difference_ci
 from gymdata.texts import command_line
-from gymdata.view.evidence.index import Snapshot
+from gymdata.view.evidence.tables import Snapshot
 
 PAGE_ROWS = 50
 PAGE_GROUPS = 25
@@ -58,10 +59,7 @@ _BOXES = ("text", "task", "status", "min", "max", "breaks", "mixed", "run")
 #: Columns that are known before a rollout is sampled: runs stay comparable when selected by them.
 _POLICY = ("policy", "policy_hash", "policy_version", "temperature")
 _GIVEN = frozenset(("run_id", "task_id", "group_id", "rollout_index", "n_rollouts", *_POLICY))
-#: Selections, orders and comparisons of runs that are kept.
-_COMPUTED = 36
-T = TypeVar("T")
-Rows = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,16 +230,17 @@ class RunFigures:
     against: str | None = None
 
 
-def compare_runs(table: pa.Table, rows: Rows) -> list[RunFigures]:
-    """The runs of a selection, in reading order, each against the first that has some of its tasks, on these."""
-    codes, is_mixed = groups_of(table)
-    table = table.select(["run_id", "task_id", "reward", "n_breaks"]).take(pa.array(rows))
-    runs = table["run_id"].combine_chunks()
-    runs = runs.dictionary_decode() if pa.types.is_dictionary(runs.type) else runs
+def compare_runs(snapshot: Snapshot, rows: Rows) -> list[RunFigures]:
+    """The runs of a selection, in reading order, each against the first that has some of its tasks, on these; none where it
+    is of one run."""
+    codes, is_mixed = groups_of(snapshot)
+    rows = np.sort(rows)
+    table = snapshot.table.select(["run_id", "task_id", "reward", "n_breaks"]).take(pa.array(rows))
+    of_row, names = codes_of(table["run_id"].cast(pa.string()))
     earlier: dict[str, dict[str, float]] = {}
     stats = []
-    for run in dict.fromkeys(runs.to_pylist()):
-        of_run = table.filter(pc.equal(runs, run))
+    for code, run in enumerate(names.to_pylist() if len(names) > 1 else []):
+        of_run = table.filter(pa.array(of_row == code))
         scored = Rewards.of(of_run)
         tasks = scored.by_task()
         mean = float(scored.value.mean()) if len(scored.value) else None
@@ -249,7 +248,7 @@ def compare_runs(table: pa.Table, rows: Rows) -> list[RunFigures]:
         first = earlier[against] if against is not None else {}
         common = [task for task in tasks if task in first]
         difference = paired_difference_ci([first[t] for t in common], [tasks[t] for t in common]) if common else None
-        present = np.unique(codes[rows[pc.equal(runs, run).to_numpy(zero_copy_only=False)]])
+        present = np.unique(codes[rows[of_row == code]])
         breaks, mixed = int((of_run["n_breaks"].to_numpy() > 0).sum()), int(is_mixed[present].sum())
         stats.append(
             RunFigures(run, scored.rollouts, mean, len(present), mixed, breaks, len(common), difference, against)
@@ -266,64 +265,21 @@ def command_of(snapshot: Snapshot, query: Query, selection: Selection) -> str:
     return command_line(["gymdata", "filter", *snapshot.paths, *words, "-o", "kept"])
 
 
-class Selector:
-    """Selections, computed once for each state of the rollouts."""
-
-    def __init__(self) -> None:
-        self._version = -1
-        self._computed: dict[tuple[object, ...], Any] = {}
-
-    def _once(self, snapshot: Snapshot, key: tuple[object, ...], compute: Callable[[], T]) -> T:
-        """``compute()``, or what it returned before. A growing run would fill the memory with its earlier states."""
-        if snapshot.version != self._version or len(self._computed) >= _COMPUTED:
-            self._version, self._computed = snapshot.version, {}
-        computed = self._computed
-        if key not in computed:
-            computed[key] = compute()
-        value: T = computed[key]
-        return value
-
-    def select(self, snapshot: Snapshot, query: Query) -> Selection:
-        """The rollouts that pass all conditions of ``query``, in its order."""
-        if query.problem is not None:
-            return Selection(np.zeros(0, np.int32), query.problem)
-        selection = self._once(snapshot, ("rows", *query.conditions()), lambda: _computed(snapshot, query))
-        if not query.sort or selection.error is not None:
-            return selection
-        key = [(query.sort, "descending" if query.down else "ascending", "at_end")]
-        order: Rows = self._once(
-            snapshot,
-            ("order", *key),
-            lambda: pc.sort_indices(snapshot.table.select([query.sort]), sort_keys=key).to_numpy().astype(np.int32),
-        )
-        passing = np.zeros(len(snapshot), np.bool_)
-        passing[selection.rows] = True
-        return replace(selection, rows=order[passing[order]])
-
-    def columns(self, snapshot: Snapshot, compute: Callable[[Snapshot], Iterable[T]]) -> tuple[T, ...]:
-        """What ``compute`` gives of all rollouts."""
-        return self._once(snapshot, ("columns",), lambda: tuple(compute(snapshot)))
-
-    def runs(self, snapshot: Snapshot, query: Query) -> list[RunFigures]:
-        """The runs of a selection against each other; none where it is of one run."""
-        if query.problem is not None:
-            return []
-        rows = self.select(snapshot, replace(query, sort="")).rows
-        compared = self._once(snapshot, ("runs", *query.conditions()), lambda: compare_runs(snapshot.table, rows))
-        return compared if len(compared) > 1 else []
-
-
-def _computed(snapshot: Snapshot, query: Query) -> Selection:
+def select(snapshot: Snapshot, query: Query) -> Selection:
+    """The rollouts that pass all conditions of ``query``, in its order."""
     try:
-        rows = _passing(snapshot, query.conditions())
+        rows = _passing(snapshot, query)
     except GymdataError as error:
-        return Selection(np.zeros(0, np.int32), str(error))
-    table = snapshot.table.select(["reward", "n_breaks", "n_context_tokens", "n_generated_tokens"])
-    table = table if len(rows) == snapshot.table.num_rows else table.take(pa.array(rows))
+        return Selection(np.zeros(0, np.int64), str(error))
+    names = {"reward", "n_breaks", "n_context_tokens", "n_generated_tokens", *([query.sort] if query.sort else [])}
+    table = snapshot.table.select(sorted(names)).take(pa.array(rows))
     rewards = pc.fill_null(table["reward"], math.nan).to_numpy()
     finite = np.isfinite(rewards)
-    codes, is_mixed = groups_of(snapshot.table)
+    codes, is_mixed = groups_of(snapshot)
     present = np.unique(codes[rows])
+    if query.sort:
+        key = [(query.sort, "descending" if query.down else "ascending", "at_end")]
+        rows = rows[pc.sort_indices(table.select([query.sort]), sort_keys=key).to_numpy()]
     return Selection(
         rows,
         mean=float(rewards[finite].mean()) if finite.any() else None,
@@ -336,28 +292,31 @@ def _computed(snapshot: Snapshot, query: Query) -> Selection:
     )
 
 
-def _passing(snapshot: Snapshot, texts: Sequence[str]) -> Rows:
-    all_rows = np.arange(len(snapshot), dtype=np.int32)
-    if not texts or not len(all_rows):
-        return all_rows
+def _passing(snapshot: Snapshot, query: Query) -> Rows:
+    if query.problem is not None:
+        raise UsageError(query.problem)
+    texts, rows = query.conditions(), np.arange(len(snapshot))
+    if not texts or not len(rows):
+        return rows
     expressions = [conditions.parse(text, "filter") for text in texts]
     named = {name: "filter" for expression in expressions for name in expression.names}
     columns = load_columns(snapshot.paths, named, Loaded(snapshot.columns, snapshot.batches))
-    passing = np.ones(len(all_rows), np.bool_)
     for expression in expressions:
         conditions.check(expression, columns.kinds, "filter")
+    passing = np.ones(len(rows), np.bool_)
     for expression in expressions:
-        passing &= conditions.is_true(conditions.evaluate(expression, columns.values, len(all_rows)))
+        passing &= conditions.is_true(conditions.evaluate(expression, columns.values, len(rows)))
     # The texts of all rollouts may have been read.
     del columns
     pa.default_memory_pool().release_unused()
-    return np.flatnonzero(passing).astype(np.int32)
+    return rows[passing]
 
 
-def groups_of(table: pa.Table) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+@lru_cache(maxsize=1)
+def groups_of(snapshot: Snapshot) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
     """The group of each rollout as a number, and of each group whether its rewards differ, whatever a filter keeps."""
-    codes, _ = codes_of(table["group_id"])
-    return codes, mixed(pc.fill_null(table["reward"], math.nan).to_numpy(), codes)
+    codes, _ = codes_of(snapshot.table["group_id"])
+    return codes, mixed(pc.fill_null(snapshot.table["reward"], math.nan).to_numpy(), codes)
 
 
 def _bars(rewards: npt.NDArray[np.float64], without: int) -> tuple[Bar, ...]:
