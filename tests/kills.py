@@ -356,7 +356,12 @@ def wait_for_rows(process: subprocess.Popen[bytes], run: Path, rows: int, named:
             assert time.monotonic() < end, "the run makes no progress"
     finally:
         os.close(ended)
-    return [p for p in session_members(process.pid) if named in Path(f"/proc/{p}/cmdline").read_text()]
+    found = []
+    for member in session_members(process.pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            if named in Path(f"/proc/{member}/cmdline").read_text():
+                found.append(member)
+    return found
 
 
 def _command(words: list[str]) -> None:
