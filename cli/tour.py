@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ _View = Annotated[
 ]
 _Browser = Annotated[bool, typer.Option("--no-browser", help="Print the viewer's address; open no browser.")]
 _Port = Annotated[int, typer.Option("--port", help="Port of the viewer; 0 selects a free one.")]
+_NEXT = "Next: gymdata docs your-data, gymdata docs your-reward, gymdata demo"
 
 
 def tour(
@@ -35,35 +35,24 @@ def tour(
     """Copies 300 rollouts that come with gymdata, answers six questions about them with a command each, and opens the
     viewer. Needs no model, no GPU and no network.
     """
-    from gymdata.tour.run import prepare, process
+    from gymdata.tour.run import prepare
     from gymdata.tour.run import tour as whole
 
     if json:
         return finish(whole(output), "tour", json=True)
-    prepared = prepare(output)
-    say(f"{prepared.rollouts} rollouts of 25 tasks by a tiny policy.")
+    report, steps = prepare(output), []
+    say(f"{report.rollouts} rollouts of 25 tasks by a tiny policy.")
     say("vLLM sampled them before and after a round of training.")
-    say(f"They are in {prepared.output}; to remove them: rm -r {shlex.quote(str(prepared.output))}")
-    steps = []
-    for number, step in enumerate(prepared.steps, 1):
-        say()
-        say(f"{number}/{len(prepared.steps)}  {step.question}")
-        say(f"$ {shlex.join(step.command)}")
+    say(f"They are in {report.output}; to remove them: rm -r {shlex.quote(str(report.output))}")
+    for number, step in enumerate(report.steps, 1):
+        say(f"\n{number}/{len(report.steps)}  {step.question}\n$ {step.command}")
         sys.stdout.flush()
         # The command on this terminal, so that its answer is shown as it would be.
-        done = subprocess.run(process(step.command), check=False)
+        steps.append(step.run())
         say()
         paragraphs(step.look_at)
-        steps.append(replace(step, exit_code=done.returncode))
-    report = replace(prepared, steps=steps)
-
-    def end() -> None:
-        say()
-        say("The same in the browser, with every token to click on:")
-        say(f"$ {shlex.join(report.view)}")
-        say("Next: gymdata docs your-data, gymdata docs your-reward, gymdata demo")
-
-    code = finish(report, end, json=False)
+    say(f"\nThe same in the browser, with every token to click on:\n$ {report.view}")
+    code = finish(replace(report, steps=steps), lambda: say(_NEXT), json=False)
     if view if view is not None else sys.stdout.isatty() and sys.stdin.isatty():
         import webbrowser
 
@@ -74,5 +63,5 @@ def tour(
             if not no_browser and not webbrowser.open(text.removeprefix("open ").split()[0]):
                 note("no browser was found: open the address yourself")
 
-        serve(report.output, say=opened, port=port, tokenizer=Path(report.view[-1]))
+        serve(report.output, say=opened, port=port, tokenizer=report.output / "tokenizer")
     return code

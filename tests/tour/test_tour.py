@@ -88,13 +88,14 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, name: str) -> 
 
 @pytest.mark.full
 def test_a_tour_that_was_interrupted_goes_on(tmp_path: Path) -> None:
-    """A folder with a few of the copies, and one that was being written, becomes the whole tour."""
+    """A folder with the first of the copies, or none yet, and one that was being written, becomes the whole tour."""
     whole = prepare(tmp_path / "whole").output
-    (tmp_path / "out" / "after").mkdir(parents=True)
-    (tmp_path / "out" / "after" / "run.json").write_bytes((whole / "after" / "run.json").read_bytes())
-    (tmp_path / "out" / "tokenizer").mkdir()
-    (tmp_path / "out" / "tokenizer" / ".tokenizer.json.tmp").write_bytes(b"{")
-    assert contents(prepare(tmp_path / "out").output) == contents(whole)
+    for done, begun in (((), "before/.run.json.tmp"), (("before/run.json",), "tokenizer/.tokenizer.json.tmp")):
+        out = tmp_path / str(len(done))
+        for name in (*done, begun):
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_bytes((whole / name).read_bytes() if name in done else b"{")
+        assert contents(prepare(out).output) == contents(whole)
 
 
 def test_the_command_prints_each_command_with_its_answer(
