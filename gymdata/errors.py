@@ -6,6 +6,7 @@ An error says what was got, what was expected, where it was, and what to do next
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import errno
 import os
 import sys
@@ -74,6 +75,10 @@ class GymdataError(Exception):
         self.hint = hint
         #: The message without the place, where a caller has another place to name.
         self.reason = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The same error in another process."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
         """What people read: at most ``REFUSAL`` characters, of which a path counts at most 24. Programs have ``message``."""

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
 from pathlib import Path
 
 import pytest
 
 from gymdata.checks.violations import Selection
-from gymdata.errors import DataError, RewardError, UsageError, counted, json_kind, json_value, reported
+from gymdata.engines.sampling import AnswerFaultError
+from gymdata.errors import (
+    DataError,
+    GymdataError,
+    OutsideError,
+    RefusedError,
+    RewardError,
+    UsageError,
+    counted,
+    json_kind,
+    json_value,
+    reported,
+)
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.store.paths import Source
@@ -80,6 +93,23 @@ def test_a_missing_extra_stays_one_in_another_process() -> None:
     copy = reported(error.to_dict())
     assert type(copy) is type(error)
     assert copy.to_dict() == error.to_dict()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UsageError.several([UsageError("a", hint="b"), UsageError.bad_value("c", 1, "2")]),
+        OutsideError("engine", "gone", hint="wait", retryable=True, retry_after_s=2.0, fatal=True, status=503),
+        RewardError("no answer"),
+        RefusedError("turn 1", code="T201"),
+        AnswerFaultError("length", "it is longer"),
+    ],
+)
+def test_an_error_is_the_same_after_it_was_pickled(error: GymdataError) -> None:
+    """Ray brings the error of an actor to the command with all that decides what follows from it."""
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert (copy.to_dict(), str(copy), copy.args) == (error.to_dict(), str(error), error.args)
 
 
 @pytest.mark.parametrize("spec", ["exact_match", "numeric", "path.py:brevity"])
