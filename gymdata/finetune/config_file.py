@@ -19,7 +19,6 @@ from gymdata.finetune.settings import (
     KINDS,
     CollectBuilder,
     FinetuneConfig,
-    FinetuningSection,
     Part,
     is_known,
     kinds_of,
@@ -29,12 +28,6 @@ from gymdata.settings import parse_value, read_yaml, section_of
 
 #: (dotted key, text as typed or a value), in the order in which they are applied.
 Overrides = Sequence[tuple[str, Any]]
-#: Keys of the loop that a file for validation may change.
-_OF_VALIDATION = {
-    f"finetuning.{key}" for key in ("trajectory_builder", "reward_function", "validation", "endpoint_timeout")
-}
-#: Keys of ``llms`` that identify the trained model; the others are for sampling.
-_POLICY = ("_type", "model_name", "model", "base_url")
 _EVALUATORS = "eval.evaluators"
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 #: Further checks of a configuration whose keys are valid.
@@ -147,25 +140,19 @@ def _with_keys(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**values, "llms": llms} if llms else dict(values)
 
 
-def for_validation(config: FinetuneConfig, file: Path, overrides: Overrides = ()) -> FinetuneConfig:
-    """``config`` with the sections of ``file`` laid over it: what held-out tasks are sampled and scored with.
-
-    ``overrides``: those of ``config``; the ones of finetuning.validation beat ``file``. Raises UsageError naming every key
-    of ``file`` that validation has no use for, unless it only repeats ``config``.
-    """
-    over, where = read_yaml(file), str(file)
-    faults = list(_unread(over, config, where))
+def for_validation(config: FinetuneConfig, file: Path, overrides: Overrides = ()) -> tuple[FinetuneConfig, set[str]]:
+    """``config`` with ``file`` merged over it, and the keys of sampling that the file has: those of held-out tasks.
+    ``overrides``: those of ``config``; the ones of finetuning.validation beat ``file``. Raises UsageError."""
+    over, name = read_yaml(file), target_of(config)
     values = merged(config.model_dump(mode="json", by_alias=True, exclude_unset=True), over)
     for key, value in overrides:
         if _path_of(key)[:2] == ["finetuning", "validation"]:
             assign(values, key, value)
-    try:
-        validation = check(values, where)
-    except UsageError as error:
-        raise UsageError.several([*faults, error], listed=True) from error
-    if faults:
-        raise UsageError.several(faults, listed=True)
-    return validation
+    validation, policy = check(values, str(file)), {"type_", "model_name", "model", "base_url"}
+    if validation.llms[name].model_dump(include=policy) != config.llms[name].model_dump(include=policy):
+        raise UsageError(f"{file}: llms.{name}: got another policy, expected the trained one", hint="take it out")
+    builder, _ = part_of(validation, "trajectory_builders")
+    return validation, {*_section(over, f"llms.{name}"), *_section(over, f"trajectory_builders.{builder}")}
 
 
 def target_of(config: FinetuneConfig) -> str:
@@ -226,29 +213,6 @@ def _path_of(key: str) -> list[str]:
     if words[0] not in FinetuneConfig.model_fields and words[0] not in IGNORED_KEYS:
         words.insert(0, "finetuning")
     return words
-
-
-def _unread(over: Mapping[str, Any], config: FinetuneConfig, where: str) -> Iterator[UsageError]:
-    """Keys of a validation file that change nothing of validation."""
-    trained = target_of(config)
-    loop = [f"finetuning.{key}" for key in FinetuningSection.model_fields]
-    paths = {"trainers", "trainer_adapters", *loop, *(f"llms.{trained}.{key}" for key in _POLICY)} - _OF_VALIDATION
-    paths |= {f"llms.{name}" for name in _section(over, "llms") if name != trained}
-    stated = dict(_leaves(config.model_dump(mode="json", by_alias=True)))
-    for path, value in sorted(_leaves(over), key=lambda leaf: leaf[0]):
-        words = path.split(".")
-        of_training = any(".".join(words[:n]) in paths for n in range(1, len(words) + 1))
-        if of_training and (path not in stated or value != stated[path]):
-            why = "the trained policy is validated" if words[0] == "llms" else "it is for training"
-            text = f"{where}: {path} cannot be honoured in a file for validation: {why}"
-            yield UsageError(text, hint="set it in the main configuration, or take it out")
-    validation, general = _section(over, "finetuning.validation"), _section(over, "eval.general")
-    if "config" in validation:
-        yield UsageError(f"{where}: finetuning.validation.config cannot be honoured: it is the file for validation")
-    dataset = config.eval.general.model_dump(mode="json", by_alias=True)["dataset"]
-    if general.get("dataset", dataset) != dataset and isinstance(validation.get("dataset"), (str, Mapping)):
-        text = f"{where}: eval.general.dataset cannot be honoured beside finetuning.validation.dataset"
-        yield UsageError(text, hint="name the held-out tasks once")
 
 
 def _part_faults(values: Mapping[str, Any], where: str, names: Mapping[str, str] | None) -> Iterator[UsageError]:
@@ -313,12 +277,3 @@ def _section(values: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     for word in path.split("."):
         section = section.get(word) if isinstance(section, Mapping) else None
     return section if isinstance(section, Mapping) else {}
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted path of every value that is no mapping, or an empty one."""
-    if isinstance(value, Mapping) and value:
-        for key, below in value.items():
-            yield from _leaves(below, f"{path}.{key}".lstrip("."))
-    elif path:
-        yield path, value

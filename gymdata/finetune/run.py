@@ -39,7 +39,7 @@ from gymdata.finetune.settings import (
 )
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Figures, Report, Row, path_of, rate_text
-from gymdata.settings import Settings, read_yaml
+from gymdata.settings import Settings
 from gymdata.store import hash_file
 from gymdata.store.paths import Identity, local_output
 from gymdata.store.run_json import write_text
@@ -378,15 +378,10 @@ def _validation(
         from gymdata.finetune.jobs import CommandRunner
 
         path = Path(section.config)
-        val_config, where = for_validation(config, path, overrides), str(path)
-        section, llm = val_config.finetuning.validation, _llm(val_config)
-        builder = builder_of(val_config, where, CommandRunner(), _base(val_config, llm))
+        (val_config, stated), where = for_validation(config, path, overrides), str(path)
+        section = val_config.finetuning.validation
+        builder = builder_of(val_config, where, CommandRunner(), _base(val_config, val_config.llms[target_of(config)]))
         scoring = _scoring(val_config, where)
-        # These keys of the file are meant for validation; those of the main one for training.
-        document = read_yaml(path)
-        name, _ = part_of(val_config, "trajectory_builders")
-        parts = (("llms", target_of(val_config)), ("trajectory_builders", name))
-        stated = {key for part, title in parts for key in (document.get(part) or {}).get(title) or {}}
         held_out = {key: value for key, value in _HELD_OUT.items() if key not in stated}
         if val_config.eval.general.dataset != config.eval.general.dataset:
             section = section.model_copy(update={"dataset": val_config.eval.general.dataset})
