@@ -97,7 +97,7 @@ def _check_environment(settings: CheckConfig, *, json: bool) -> int:
             grid(("policy", "task", "steps", "reward", "ended", "state"), rows)
         for finding in report.findings:
             say(f"{finding.severity}: {finding.where}: {finding.what}: {finding.detail}")
-        facts("check", report.rows())
+        facts("the environment passes" if report.ok else "the environment has errors", report.rows())
 
     return finish(report, summary, json=json)
 

@@ -57,8 +57,8 @@ def query(
     list_: _List = False,
     json: Json = False,
 ) -> None:
-    """Tables: rollouts, turns, messages, pairs, failures and scores. Read-only. find_ids(turns, [22, 426]) finds a
-    sequence of token IDs.
+    """Tables: rollouts, turns, messages, failures, scores, comparisons, pairs, experiences, violations and audit.
+    Read-only. find_ids(turns, [22, 426]) finds a sequence of token IDs.
     """
     from gymdata.query.run import check_target, json_rows, write_result, write_text
     from gymdata.query.statement import run_statement

@@ -9,7 +9,7 @@ import typer
 
 from gymdata.report.settings import ReportConfig
 
-from .console import finish, grid, say
+from .console import facts, finish, fits, grid, say
 from .flags import Json, with_flags
 
 _Paths = Annotated[
@@ -52,13 +52,13 @@ def report(paths: _Paths, *, settings: ReportConfig, json: Json = False) -> int:
         if cells:
             grid(("run", "mean", "difference", "95 %", "tasks"), cells)
         if rows is not None and (settings := summary.figures["settings"]):
-            grid(
-                ("setting", *summary.figures["names"]),
-                [
-                    (name, *("–" if value is None else str(value) for value in values))
-                    for name, values in settings.items()
-                ],
-            )
+            columns = ("setting", *summary.figures["names"])
+            lines = [(key, *("–" if v is None else str(v) for v in values)) for key, values in settings.items()]
+            if fits(columns, lines):
+                grid(columns, lines)
+            else:
+                for key, *values in lines:
+                    facts(key, zip(columns[1:], values, strict=True))
         say(f"written to {summary.path}")
 
     return finish(summary, show, json=json)

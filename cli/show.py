@@ -41,6 +41,6 @@ def show(
             flags = "--pair ID" if shown.pair else "ROLLOUT_ID, -n N, --task ID, --best, --worst or --random N"
             note(f"{number:,} of {shown.total:,} {'pairs' if shown.pair else 'rollouts'}: {flags} shows others")
         if tokens and shown.reading is None:
-            note("the model folder that run.json names is not here: --tokenizer FOLDER shows the text of tokens")
+            note("the tokenizer of these tokens is not known here: --tokenizer FOLDER shows their text")
 
     return finish(shown, render, json=json)

@@ -81,8 +81,8 @@ class Play:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EnvironmentCheck(Report):
-    """What an environment did. ``tools``: schemas as the model sees them; ``calls``: sampled tool calls; ``refused``: those
-    that a tool answered with an error."""
+    """What an environment did. ``tools``: schemas as the model sees them; ``calls``: tool calls with
+    random arguments; ``refused``: those that a tool answered with an error, as it should where they make no sense."""
 
     spec: str
     tasks: int
@@ -105,7 +105,10 @@ class EnvironmentCheck(Report):
         return [
             ("tools", ", ".join(str(tool["function"]["name"]) for tool in self.tools) or "none"),
             ("tasks", self.tasks),
-            ("sampled calls", f"{self.calls:,}, {self.refused:,} answered with an error"),
+            (
+                "random calls",
+                f"{self.calls:,}: {self.calls - self.refused:,} answered, {self.refused:,} refused by the tool",
+            ),
             ("plays", len(self.plays)),
             ("errors", errors),
             ("warnings", len(self.findings) - errors),

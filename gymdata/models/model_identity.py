@@ -235,9 +235,9 @@ def stored_dtype(model: str) -> str | None:
 
 
 def no_run_names(runs: Sequence[RunFacts], what: str) -> str:
-    """That no run.json of a lineage names ``what``, and of which stages those are that there are."""
+    """That nothing in a lineage names ``what``, and of which stages the run.json files are that it has."""
     stages = ", ".join(sorted({str(run.get("stage") or "collect") for run in runs}))
-    return f"no run.json that it leads to ({stages or 'there is none'}) names {what}"
+    return f"no run.json that it leads to ({stages}) names {what}" if stages else f"nothing beside it names {what}"
 
 
 def check_tokenizer(runs: Sequence[RunFacts], model: ModelFacts, source: str, progress: Progress) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -111,7 +111,7 @@ def _setting(path: Path) -> tuple[str, str]:
             return json.dumps([str(folder.parent), str(path.absolute().relative_to(folder)), record["values"]]), seed
     setting, seeds = list[object](), list[str]()
     for facts in lineage(path):
-        config = flat({**_mapping(facts.get("config")), **_mapping(facts.get("settings"))})
+        config = _settings_of(facts)
         own = {key: value for key, value in config.items() if key.split(".")[0] not in _OWN and not _is_output(value)}
         seeds += [f"{key} {own.pop(key)}" for key in sorted(own) if key.rpartition(".")[2] in ("seed", "data_seed")]
         setting.append([facts.get("stage"), own])
@@ -126,12 +126,19 @@ def settings_that_differ(paths: Sequence[Path]) -> dict[str, list[Any]]:
     """Setting → its value in each run, for those that are not the same in all; of what run.json records."""
     described = [find_run_json(path) for path in paths]
     facts = [read_run_json(file) if file is not None else {} for file in described]
-    configs = [flat({**_mapping(run.get("config")), **_mapping(run.get("settings"))}) for run in facts]
+    configs = [_settings_of(run) for run in facts]
     changed: dict[str, None] = {}
     for other in configs[1:]:
         changed.update((key, None) for key, _, _ in differences(configs[0], other))
     keys = [key for key in changed if key.split(".")[0] not in _OWN]
     return {key: [config.get(key) for config in configs] for key in sorted(keys)}
+
+
+def _settings_of(facts: Mapping[str, Any]) -> Settings:
+    """Every setting once, by its path: those of a trainer as it took them."""
+    own = dict(_mapping(facts.get("config")))
+    trainer = _mapping(own.pop("trainer", None))
+    return flat({**own, **trainer, **_mapping(facts.get("settings"))})
 
 
 def _mapping(value: Any) -> Settings:

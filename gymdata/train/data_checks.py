@@ -174,7 +174,7 @@ def _check_reference(source: str, runs: list[RunFacts], model: ModelFacts, data:
     reasons += [f"{why} (L306)"] if (why := _impossible(data)) else []
     identities = [identity for run in runs if (identity := run.get("identity"))]
     if not identities:
-        reasons.append("no run.json says how they were sampled")
+        reasons.append("nothing beside them says how they were sampled")
     for identity in identities:
         reasons += truncations(identity)
     if reasons:

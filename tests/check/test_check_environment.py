@@ -93,6 +93,10 @@ def test_a_sound_environment_has_no_finding(tmp_path: Path) -> None:
     report = check_environment(f"{SAMPLE / 'calculator.py'}:Calculator", SAMPLE / "tasks" / "train.jsonl", limit=2)
     assert (report.ok, report.findings, report.tasks) == (True, [], 2)
     assert report.refused > 0
+    assert (
+        "random calls",
+        f"{report.calls}: {report.calls - report.refused} answered, {report.refused} refused by the tool",
+    ) in report.rows()
     assert {play.policy for play in report.plays} == {"scripted", "random", "empty"}
     assert checked(tmp_path, "def get_reward(self): return 0.5").findings == []
 

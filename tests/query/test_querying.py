@@ -16,7 +16,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, UsageError
-from gymdata.rollouts.schema import AUDIT
+from gymdata.rollouts.schema import AUDIT, TABLES
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import Run, write_run_json, write_table
 from tests.query.conftest import ODD
@@ -105,6 +105,13 @@ def test_what_an_audit_wrote_is_a_view(run: Path) -> None:
         assert gymdata.query("SELECT * FROM audit", path).to_pylist() == rows
     joined = "SELECT list_sum(ref_logprobs) AS s FROM audit JOIN rollouts USING (rollout_id)"
     assert gymdata.query(joined, run).to_pylist() == [{"s": -3.0}]
+
+
+def test_the_help_names_every_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever writes a query sees what it can be about."""
+    assert main(["query", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [name for name in ("turns", "messages", "failures", *TABLES) if name not in shown] == []
 
 
 def test_files_globs_and_several_runs(tmp_path: Path) -> None:

@@ -65,6 +65,23 @@ def test_trainings_are_compared_by_their_curves_and_settings(tmp_path: Path) -> 
     assert last.index("0.3333") < last.index("0.6667")
 
 
+def test_a_setting_is_listed_once_and_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trainer's own values stand for what it was given, and a path that is wider than the terminal is not cut."""
+    runs, name = [tmp_path / "a", tmp_path / "b"], "gradient_checkpointing_kwargs.use_reentrant"
+    for number, run in enumerate(runs):
+        training_of(run, 1.0, 1e-5)
+        facts = json.loads((run / "run.json").read_text())
+        facts["config"]["trainer"] = {
+            "warmup_steps": 0.1 + number,
+            "gradient_checkpointing_kwargs": {"use_reentrant": number},
+        }
+        facts["settings"] = {"warmup_steps": number, "gradient_checkpointing_kwargs": {"use_reentrant": number}}
+        (run / "run.json").write_text(json.dumps(facts))
+    assert gymdata.report(*runs, write=False).figures["settings"] == {name: [0, 1], "warmup_steps": [0, 1]}
+    assert main(["report", *map(str, runs), "-o", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out.count(name) == 1
+
+
 def test_names_are_as_long_as_tells_them_apart(tmp_path: Path) -> None:
     """Of folders with the same name, with the one above."""
     paths = [run_of(tmp_path / name / "eval", 0, 1) for name in ("x", "y", "z")]

@@ -225,6 +225,16 @@ def test_tokens_stand_with_their_logprobs(run: Path, capsys: pytest.CaptureFixtu
     ]
 
 
+def test_tokens_without_their_text_have_the_flag_that_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of rows has no run.json, so the note speaks of none."""
+    rows = Path(gymdata.__file__).parent / "sample_data/rollouts/clean.jsonl"
+    assert main(["show", str(rows), "--tokens"]) == 0
+    assert (
+        "the tokenizer of these tokens is not known here: --tokenizer FOLDER shows their text"
+        in capsys.readouterr().err
+    )
+
+
 def test_tokens_are_pieces_in_the_color_of_their_probability() -> None:
     """With a tokenizer, pieces are shown, special tokens written out, and likely ones look other than unlikely ones."""
     sample = Path(gymdata.__file__).parent / "sample_data"

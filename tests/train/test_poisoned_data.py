@@ -187,7 +187,7 @@ def test_what_is_not_known_of_the_origin_is_said_as_it_is(tmp_path: Path) -> Non
     """Of a file without run.json, and of one whose run names no tokenizer: two warnings that are true."""
     source = experiences(tmp_path, [{}] * 4)
     assert [line for line in train("rl", source, tmp_path) if "tokenizer" in line] == [
-        f"warning: {source}: no run.json that it leads to (there is none) names a tokenizer, which is not checked"
+        f"warning: {source}: nothing beside it names a tokenizer, which is not checked"
     ]
     write_run_json(tmp_path, {"stage": "import"})
     assert [line for line in train("rl", source, tmp_path) if "tokenizer" in line] == [

@@ -129,7 +129,7 @@ def test_too_long_is_refused_or_counted(tmp_path: Path) -> None:
         ({}, {"top_p": 0.9}, "top_p 0.9"),
         ({}, {"top_k": 20}, "top_k 20"),
         ({}, {"repetition_penalty": 1.1}, "repetition_penalty 1.1"),
-        ({}, None, "no run.json"),
+        ({}, None, "nothing beside them says how they were sampled"),
     ],
 )
 def test_saved_reference_needs_the_same_policy_untruncated(
