@@ -61,7 +61,7 @@ gymdata eval sample_data/policy sample_data/tasks/train.jsonl -n 50 -r 8 \\
     "filter": (
         'gymdata filter runs/x --where "reward > 0.5" -o runs/good',
         """\
-gymdata filter runs/x --group-where "0 < mean_reward < 1" --best-n 2 \\
+gymdata filter runs/x --group-where "min_reward < max_reward" --best-n 2 \\
     --dedupe -o runs/mixed""",
         "gymdata filter runs/x sample_data/rollouts/nemo_gym.jsonl -o runs/both",
     ),

@@ -51,6 +51,7 @@ EDGES = {
     ("train", "pairs"): {"run"},
     ("interop", "train"): {"sequence_data"},
     ("demo", "judge"): {"groups"},
+    ("filter", "query"): {"guard"},
     ("view", "filter"): {"columns", "conditions"},
     ("view", "judge"): {"groups"},
     ("view", "train"): {"losses"},

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.filter import conditions
-from gymdata.filter.columns import RolloutColumns, category_name, load_columns
+from gymdata.filter.columns import RolloutColumns, category_name, is_of_group, load_columns
 from gymdata.filter.settings import FilterConfig
 from gymdata.filter.steps import Funnel, Step
 from gymdata.progress import NullProgress, Progress
@@ -27,13 +27,10 @@ from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import taken
-from gymdata.store import StageOutput, files_of, resolve, scan_batches
+from gymdata.store import StageOutput, files_of, resolve
 from gymdata.store.lineage import Paths, chosen_rows, common_identity, parents_of, refuse_other_settings
 from gymdata.store.paths import RUN_JSON, files_apart, matches
 from gymdata.store.stage_output import described_by
-
-#: Rollouts whose tokens are in memory at a time.
-_BATCH_ROWS = 4_096
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -82,9 +79,9 @@ def filter(
 ) -> FilterReport:
     """Write the rollouts under ``path`` (run folder, file, glob, or several of them) that pass every step.
 
-    ``config`` is a ``FilterConfig``; ``gymdata.filter.conditions`` describes the conditions. ``output``: a folder
-    (``rollouts.parquet``; with a split ``train.parquet`` and ``test.parquet``) or a .parquet/.jsonl file (its test side
-    is ``NAME.test.SUFFIX``). With ``dry_run`` (or ``write`` false) nothing is written.
+    ``config`` is a ``FilterConfig``; conditions are DuckDB expressions over the columns of one rollout and its group.
+    ``output``: a folder (``rollouts.parquet``; with a split ``train.parquet`` and ``test.parquet``) or a .parquet/.jsonl
+    file (its test side is ``NAME.test.SUFFIX``). With ``dry_run`` (or ``write`` false) nothing is written.
     Several inputs become one output, with or without a condition.
     Raises UsageError for a condition that cannot be read or names an unknown column, and for a single input without one;
     RefusedError when nothing would be left, and (D701) for a rollout that is there twice; StoreError when the output holds
@@ -111,7 +108,7 @@ def filter(
                 refuse_other_settings(target, config, noun, out.overwrite)
         plan = _Plan(config, several=sum(len(matches(source)) for source in sources) > 1)
         columns = load_columns(sources, plan.named)
-        funnel = _run(plan, columns, sources)
+        funnel = _run(plan, columns)
         if not funnel.alive.any():
             reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
             most = max(funnel.steps, key=lambda step: step.rows_in - step.rows_out)
@@ -145,76 +142,59 @@ def filter(
 
 
 class _Plan:
-    """The parsed conditions and the columns that all steps name, each with where it was named."""
+    """The parsed conditions, each with its step, and the columns that all steps name, each with where it was named."""
 
     def __init__(self, config: FilterConfig, *, several: bool) -> None:
         self.config = config
-        self.where = [conditions.parse(text, "--where") for text in config.where]
-        self.group_where = [conditions.parse(text, "--group-where") for text in config.group_where]
-        self.best_by = conditions.parse(config.best_by, "--best-by")
+        texts = [("where", text) for text in config.where] + [("group-where", text) for text in config.group_where]
+        self.conditions = [(step, conditions.parse(text, f"--{step}")) for step, text in texts]
+        self.best_by = conditions.parse(config.best_by, "--best-by", number=True) if config.best_n else None
         self.balance = category_name(config.balance) if config.balance else None
-        steps = (self.where, self.group_where, config.dedupe, config.best_n, config.balance, config.share)
-        if not several and not any(steps):
+        if not several and not any((texts, config.dedupe, config.best_n, config.balance, config.share)):
             raise UsageError(
                 "there is nothing to filter by",
                 hint="give --where, --group-where, --dedupe, --best-n, --balance, --split-by task or several inputs",
             )
-        used = [(e, "--where") for e in self.where] + [(e, "--group-where") for e in self.group_where]
-        used += [(self.best_by, "--best-by")] if config.best_n else []
-        self.named = {name: where for expression, where in used for name in expression.names}
+        self.all = [*(condition for _, condition in self.conditions), *([self.best_by] if self.best_by else [])]
+        self.named = {name: condition.where for condition in self.all for name in condition.names}
         if self.balance:
             self.named.setdefault(self.balance, "--balance")
+        if config.dedupe:
+            self.named |= dict.fromkeys(("generation_hash", "n_generated_tokens"), "--dedupe")
 
 
-def _run(plan: _Plan, columns: RolloutColumns, sources: Sequence[str | Path]) -> Funnel:
-    config, table = plan.config, columns.table
-    funnel = Funnel(table["rollout_id"], columns.groups)
-    index = table["rollout_index"].to_numpy()
+def _run(plan: _Plan, columns: RolloutColumns) -> Funnel:
+    config, values, rows = plan.config, columns.values, len(columns.groups)
+    funnel = Funnel(columns.table["rollout_id"], columns.groups)
+    index = columns.table["rollout_index"].to_numpy()
+    for name in (name for step, condition in plan.conditions if step == "group-where" for name in condition.names):
+        if not is_of_group(name):
+            hint = f"its group has mean_{name}, min_{name}, max_{name}, std_{name} and sum_{name} of a number"
+            raise UsageError(f"--group-where: {name!r} is no column of groups", hint=hint)
     # All are checked before the first is evaluated.
-    for expression in plan.where:
-        conditions.check(expression, columns.kinds, "--where")
-    kinds = {name: kind for name, kind in columns.kinds.items() if name in columns.of_group}
-    for expression in plan.group_where:
-        for name in expression.names:
-            if name in columns.kinds and name not in kinds:
-                numeric = columns.kinds[name] == "number"
-                hint = f"mean_{name}, min_{name}, max_{name}, std_{name} and sum_{name} are" if numeric else None
-                raise UsageError(f"--group-where: {name!r} is no column of groups", hint=hint)
-        conditions.check(expression, kinds, "--group-where")
-    if config.best_n:
-        conditions.check(plan.best_by, columns.kinds, "--best-by", "number")
-    for name, expressions in (("where", plan.where), ("group-where", plan.group_where)):
-        for expression in expressions:
-            answer = conditions.evaluate(expression, columns.values, table.num_rows)
-            unknown = np.asarray(answer.is_null().to_numpy(zero_copy_only=False), bool)
-            funnel.condition(name, expression.text, conditions.is_true(answer), unknown)
+    for condition in plan.all:
+        conditions.check(condition, values)
+    for step, condition in plan.conditions:
+        answer = conditions.evaluate(condition, values, rows)
+        unknown = np.asarray(answer.is_null().to_numpy(zero_copy_only=False), bool)
+        funnel.condition(step, condition.text, conditions.is_true(answer), unknown)
     score = None
-    if config.best_n:
-        ranks = conditions.evaluate(plan.best_by, columns.values, table.num_rows)
+    if plan.best_by:
+        ranks = conditions.evaluate(plan.best_by, values, rows)
         score = ranks.cast("float64", safe=False).to_numpy(zero_copy_only=False)
     if config.dedupe:
         # A hash of all that each rollout generated; 0 where nothing was.
-        keys = [
-            pc.if_else(pc.greater(batch.column("n_generated_tokens"), 0), batch.column("generation_hash"), 0)
-            for source in sources
-            for batch in scan_batches(source, ROLLOUTS, ("generation_hash", "n_generated_tokens"), _BATCH_ROWS)
-        ]
-        # More rows may have been collected since the choice was made.
-        funnel.dedupe(np.asarray(pc.fill_null(pa.chunked_array(keys), 0).to_numpy()[: len(index)]), index, score)
-    if config.best_n and score is not None:
+        keys = pc.if_else(pc.greater(values["n_generated_tokens"], 0), values["generation_hash"], 0)
+        funnel.dedupe(pc.fill_null(keys, 0).to_numpy(), index, score)
+    if plan.best_by and config.best_n and score is not None:
         funnel.best(config.best_n, plan.best_by.text, score, index)
     if plan.balance:
-        # The place of each value's name among all names, -1 where there is no value; and the names.
-        encoded = columns.values[plan.balance].dictionary_encode()
-        # 3.0 is 3, for the numbers of a task are floats here.
-        names = [
-            str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
-            for value in encoded.dictionary.to_pylist()
-        ]
-        # Two numbers may have one name: 0.0 and -0.0.
-        codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
-        of = np.array([codes[name] for name in names] + [-1], np.int32)
-        funnel.balance(plan.balance, *(of[pc.fill_null(encoded.indices, -1).to_numpy()], list(codes)), config.seed)
+        of = values[plan.balance]
+        # 0.0 and -0.0 are one value.
+        of = pc.add(of, 0.0) if pa.types.is_floating(of.type) else of
+        encoded = of.cast(pa.string()).dictionary_encode()
+        codes = pc.fill_null(encoded.indices, -1).to_numpy()
+        funnel.balance(plan.balance, codes, encoded.dictionary.to_pylist(), config.seed)
     return funnel
 
 

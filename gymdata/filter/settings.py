@@ -23,7 +23,7 @@ class FilterConfig(Config):
         default_factory=list, description='Keep rollouts that satisfy this, as "reward > 0.5"; repeatable.'
     )
     group_where: list[str] = pydantic.Field(
-        default_factory=list, description='Keep groups that satisfy this, as "0 < mean_reward < 1"; repeatable.'
+        default_factory=list, description='Keep groups that satisfy this, as "min_reward < max_reward"; repeatable.'
     )
     dedupe: bool = pydantic.Field(
         False,

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
+
+from gymdata.filter.conditions import connection
 
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
@@ -93,40 +94,24 @@ class Funnel:
 
     def _drawn(self, seed: int) -> Array:
         """A random number per rollout, determined by its id and the seed."""
-        drawn: list[Array] = []
-        for chunk in self._ids.chunks:
-            for start in range(0, len(chunk), _TEXTS):
-                # A slice at a time: as Python objects, ids take three times as much.
-                texts = chunk.slice(start, _TEXTS).to_pylist()
-                drawn.append(np.array([xxhash.xxh3_64_intdigest(text.encode(), seed) for text in texts], np.uint64))
-        return np.concatenate(drawn) if drawn else np.empty(0, np.uint64)
+        # Some at a time: as Python objects, ids take three times as much.
+        batches = pa.table([self._ids], ["id"]).to_batches(max_chunksize=_TEXTS)
+        drawn = ([xxhash.xxh3_64_intdigest(t.encode(), seed) for t in batch[0].to_pylist()] for batch in batches)
+        return np.concatenate([np.array(numbers, np.uint64) for numbers in drawn])
 
     def _after_first(self, n: int, able: Mask, *, of: Sequence[Array], order: Sequence[Array]) -> Mask:
         """Living rows that are ``able``, but for the first ``n`` of those that are alike in ``of``: by ``order``, then by
         rollout id, whatever their order in the file."""
-        rows = np.flatnonzero(self.alive & able)
-        keys = [column[rows] for column in (*of, *order)]
-        permutation = np.lexsort(keys[::-1])
-        if _equal_to_previous(keys, permutation).any():
-            # As Python objects, or as keys of every sort, ids would take most of the memory.
-            rank = np.empty(len(rows), np.int64)
-            rank[pc.sort_indices(self._ids.take(pa.array(rows))).to_numpy()] = np.arange(len(rows))
-            permutation = np.lexsort([rank, *keys[::-1]])
-        begin = np.flatnonzero(~_equal_to_previous(keys[: len(of)], permutation))
-        later = np.arange(len(permutation)) - np.repeat(begin, np.diff(begin, append=len(permutation))) >= n
+        keys = [f"k{k}" for k in range(len(of) + len(order))]
+        arrays = [np.arange(len(able)), self._ids, self.alive & able, *of, *order]
+        with connection("filter") as con:
+            con.register("given", pa.table(arrays, ["row", "id", "able", *keys]))
+            alike, ordered = ", ".join(keys[: len(of)]), ", ".join([*keys[len(of) :], "id"])
+            place = f"row_number() OVER (PARTITION BY {alike} ORDER BY {ordered})"
+            later = con.sql(f"SELECT row FROM given WHERE able QUALIFY {place} > {n}").to_arrow_table()["row"]
         result = np.zeros(len(self.alive), bool)
-        result[rows[permutation[later]]] = True
+        result[later.to_numpy()] = True
         return result
 
     def _n_groups(self) -> int:
         return len(np.unique(self._groups[self.alive]))
-
-
-def _equal_to_previous(keys: Sequence[Array], permutation: Array) -> Mask:
-    """Which of ``permutation`` has the same values in all ``keys`` as the one before it."""
-    same = np.ones(len(permutation), bool)
-    same[:1] = False
-    for key in keys:
-        ordered = key[permutation]
-        same[1:] &= ordered[1:] == ordered[:-1]
-    return same

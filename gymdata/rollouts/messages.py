@@ -128,25 +128,6 @@ def call_text(call: Any) -> str:
     return f"{function.get('name')}({arguments})".replace('\\"', '"')
 
 
-#: What stands before the arguments of a call in the JSON of a column.
-_CALL = r'\{[^{}]*"function": ?\{"name": ?"([^"]*)", ?"arguments": ?"?'
-
-
-def joined_calls(messages: pa.ListArray) -> pa.Array:
-    """The tool calls of each list's messages as one text, ``name({…})`` and what their JSON has behind that; by Arrow alone,
-    for a hundred thousand rollouts are searched while somebody waits."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    offsets, flat = list_parts(messages)
-    encoded = flat.field("tool_calls")
-    present = pc.and_(encoded.is_valid(), pc.invert(pc.is_in(encoded, pa.array(["null", "[]"], encoded.type))))
-    bounds = offsets_of(present.to_numpy(zero_copy_only=False))[offsets]
-    calls = pc.replace_substring_regex(encoded.filter(present), _CALL, r"\1(")
-    texts = pc.replace_substring(calls, '\\"', '"')
-    return pc.binary_join(pa.ListArray.from_arrays(bounds.astype(np.int32), texts), "\n\n")
-
-
 def _sublists(flat: pa.Array, begin: Ints, end: Ints) -> pa.ListArray:
     """Lists of ``flat[begin[i]:end[i]]``."""
     import pyarrow as pa

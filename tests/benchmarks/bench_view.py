@@ -34,7 +34,7 @@ SEARCHES = ("needle", "unique-77777", "nowhere")
 FACET = 'task.level == "hard"'
 FILTERS = (
     "reward > 0.5",
-    "0 < mean_reward < 1 and n_turns < 3",
+    "mean_reward between 0.01 and 0.99 and n_turns < 3",
     'task.level == "hard"',
     'contains(task_id, "77") and reward_style >= 0.5',
     "n_generated_tokens > std_n_generated_tokens and task.number % 7 == 3",

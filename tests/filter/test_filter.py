@@ -63,13 +63,14 @@ def names(path: Path) -> list[str]:
     [
         ("reward > 0.4", {1, 3}),
         ("reward_exact == 1", {1}),
-        ('rewards["exact"] == 1', {1}),
+        ("list_filter(rewards, lambda r: r.name = 'exact')[1].value = 1", {1}),
+        ("rollouts.reward = 1 and task->>'category' is not null", {1}),
         ("not reward > 0.4", {0}),
         ("reward is null", {2}),
         ("temperature == 0.7 and n_turns == 2", {0, 1, 2, 3}),
         ("reward > mean_reward", {1}),
         ("rollout_index >= n_scored", {3}),
-        ("started_at >= '2026' and startswith(rollout_id, 't')", {0, 1, 2, 3}),
+        ("started_at >= '2026-01-01' and starts_with(rollout_id, 't')", {0, 1, 2, 3}),
     ],
 )
 def test_where_keeps_what_is_true(run: Path, tmp_path: Path, where: str, kept: set[int]) -> None:
@@ -132,7 +133,7 @@ def test_kept_rows_are_the_rows_that_were_read(run: Path, tmp_path: Path, suffix
 
 def test_group_columns_describe_the_group_as_it_came_in(run: Path, tmp_path: Path) -> None:
     """A condition on groups sees all rewards of the group, not those that an earlier condition left."""
-    gymdata.filter(run, tmp_path / "o.parquet", where="reward > 0.4", group_where="0 < mean_reward < 0.6")
+    gymdata.filter(run, tmp_path / "o.parquet", where="reward > 0.4", group_where="mean_reward BETWEEN 0.1 AND 0.6")
     assert len(names(tmp_path / "o.parquet")) == 12
     with pytest.raises(UsageError, match=r"no column of groups(.|\n)*mean_reward"):
         gymdata.filter(run, group_where="reward > 0", write=False)
@@ -249,7 +250,7 @@ def test_rollouts_of_several_files_are_filtered_together(run: Path, tmp_path: Pa
 
 def test_the_command_prints_the_account(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A table of steps and the path on stdout; --json is one object; --dry-run writes nothing; usage errors are 2."""
-    words = ["filter", str(run), "--where", "reward > 0.4", "--group-where", "0 < mean_reward < 1"]
+    words = ["filter", str(run), "--where", "reward > 0.4", "--group-where", "min_reward < max_reward"]
     assert main([*words, "--dry-run", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["rollouts_out"], told["files"]) == (12, {})

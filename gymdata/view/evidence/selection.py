@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from gymdata.errors import GymdataError, UsageError
 from gymdata.filter import conditions
-from gymdata.filter.columns import Loaded, load_columns
+from gymdata.filter.columns import TEXTS, Loaded, load_columns
 from gymdata.report.rollouts import Rewards, codes_of
 from gymdata.report.sampling import mixed
 from gymdata.stats import paired_difference_ci
@@ -106,7 +106,7 @@ class Query:
         """The boxes and the condition as conditions of ``gymdata filter``."""
         text = text_of_condition(self.text)
         clauses = [
-            f"({' or '.join(f'contains({name}, {text})' for name in conditions.TEXTS)})" if self.text else "",
+            f"({' or '.join(f'contains({name}, {text})' for name in TEXTS)})" if self.text else "",
             f"contains(task_id, {text_of_condition(self.task)})" if self.task else "",
             f"status == {text_of_condition(self.status)}" if self.status else "",
             f"run_id == {text_of_condition(self.run)}" if self.run else "",
@@ -302,7 +302,7 @@ def _passing(snapshot: Snapshot, query: Query) -> Rows:
     named = {name: "filter" for expression in expressions for name in expression.names}
     columns = load_columns(snapshot.paths, named, Loaded(snapshot.columns, snapshot.batches))
     for expression in expressions:
-        conditions.check(expression, columns.kinds, "filter")
+        conditions.check(expression, columns.values)
     passing = np.ones(len(rows), np.bool_)
     for expression in expressions:
         passing &= conditions.is_true(conditions.evaluate(expression, columns.values, len(rows)))
@@ -342,6 +342,4 @@ def _number(value: float) -> str:
 
 def text_of_condition(value: str) -> str:
     """Text as the language of conditions quotes it."""
-    # Double quotes need no escape in a shell's single ones, but name a column first.
-    mark = "'" if conditions.may_be_column(value) else '"'
-    return mark + value.replace(mark, mark * 2) + mark
+    return "'" + value.replace("'", "''") + "'"
