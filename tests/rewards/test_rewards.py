@@ -92,11 +92,23 @@ def test_an_unknown_reward_names_the_nearest() -> None:
         ("50%", 50.0),
         ("3/4", 4.0),
         ("#### 1,234", 1234.0),
+        ("50 000 people", 50000.0),
+        ("−1 234 567,5", -1234567.5),
+        ("1\u202f234,56 €", 1234.56),
+        ("in 2021 100 people", 100.0),
+        ("1.234,56 €", 1234.56),
+        ("1.234.567", 1234567.0),
+        ("1.234", 1.234),
+        ("1.5,2.5", 2.5),
+        (r"3{,}14", 3.14),
+        ("42, as of 12.05.2024.", 42.0),
+        ("version 1.2.3", None),
     ],
 )
 def test_the_last_number(text: str, number: float | None) -> None:
     """Proper thousands as people and LaTeX write them, signs before a currency and exponents belong to a number; a hyphen
-    between numbers does not, and numbers with commas between them are several."""
+    between numbers does not, and numbers with commas between them are several. A part of a number, a date or a version is
+    none."""
     assert last_number(text) == number
 
 
