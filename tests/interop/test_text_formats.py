@@ -97,6 +97,8 @@ CONVERSATIONS = {"chosen": [QUESTION, ANSWER], "rejected": [QUESTION, WRONG]}
         ({"prompt": ASKED, **SIDES}, math.nan),
         (CONVERSATIONS, math.nan),
         ({"prompt": ASKED, **CONVERSATIONS, "score_chosen": 8.0, "score_rejected": 3.5}, 4.5),
+        ({"prompt": f"\n\nHuman:  {ASKED}\n\nAssistant:", **CONVERSATIONS}, math.nan),
+        ({"prompt": ASKED[:5], **CONVERSATIONS}, math.nan),
         ({side: f"\n\nHuman: {ASKED}\n\nAssistant: {n}" for side, n in SIDES.items()}, math.nan),
         ({"prompt": f"\n\nHuman: {ASKED}\n\nAssistant:", "response": "5", **SIDES}, math.nan),
         ({"system": "", "question": ASKED, **SIDES}, math.nan),
@@ -240,6 +242,7 @@ def test_a_row_that_says_something_else_is_named(row: dict[str, Any], reason: st
     ("row", "reason"),
     [
         ({"prompt": [SYSTEM, QUESTION]}, "prompt: got other messages"),
+        ({"prompt": "Another question?"}, "prompt: got another text"),
         ({"chosen": [QUESTION, ANSWER, QUESTION]}, "ends with a message of role 'user'"),
         ({"prompt": "x", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
     ],

@@ -176,6 +176,12 @@ def _is_conversation(value: Any) -> bool:
     return "assistant" in roles and len(roles) == len(messages)
 
 
+def _is_said(prompt: str, messages: Sequence[Message]) -> bool:
+    """Whether a text is that of a message, of a part of one, or of a conversation with the last one, white space aside."""
+    said, *texts = (" ".join(str(text or "").split()) for text in (prompt, *(m.get("content") for m in messages)))
+    return any(said in text for text in texts) or texts[-1] in said
+
+
 def prompt_and_sides(item: JsonObject) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
     """The messages of the prompt and of the two answers. Where both sides are conversations that begin alike, what they
     share before an answer is the prompt, as in TRL's ``extract_prompt``."""
@@ -194,6 +200,8 @@ def prompt_and_sides(item: JsonObject) -> tuple[Sequence[Message], Sequence[Mess
         raw_prompt = item.get("prompt")
         if isinstance(raw_prompt, list) and conversation(raw_prompt, "prompt") != chats[0][:n]:
             raise BadItem("S102", "prompt: got other messages than those with which chosen and rejected begin")
+        if isinstance(raw_prompt, str) and not _is_said(raw_prompt, chats[0][:n]):
+            raise BadItem("S102", "prompt: got another text than the messages with which chosen and rejected begin")
         return in_context(item, chats[0][:n]), chats[0][n:], chats[1][n:]
     if "instruction" in item:
         prompt = conversation(instruction(item), "instruction")
