@@ -78,16 +78,18 @@ def parse_published(
 def parse_last(text: str, finish_reason: str | None = None) -> Verdict | None:
     """The last verdict outside of reasoning, or None when it cannot be relied on.
 
-    An answer that was cut (``finish_reason`` length and the like) or whose reasoning is never closed has none. The last text
-    in braces that names a key of a verdict decides alone: it holds one object with such keys, at any depth, or the answer is
-    unparsed, whatever came before it. So it is for a value that is no finite number, is a boolean or is outside its scale,
-    and for one score without the other. Two scores without a ranking are a verdict; so is a ranking alone.
+    An answer that was cut (``finish_reason`` length and the like), or whose reasoning or last object is never closed, has
+    none. The last text in braces that names a key of a verdict decides alone: it holds one object with such keys, at any
+    depth, or the answer is unparsed, whatever came before it. So it is for a value that is no finite number, is a boolean or
+    is outside its scale, and for one score without the other. Two scores without a ranking are a verdict; so is a ranking
+    alone.
     """
     for part in reversed((outside_reasoning(text) if finish_reason in _ENDED else None) or ()):
-        spans = [span for span in _objects(part) if _WRITTEN.search(part, *span)]
+        objects = _objects(part)
+        spans = [span for span in objects if _WRITTEN.search(part, *span)]
         start, end = spans[-1] if spans else (0, 0)
         later = part.find("{", end)
-        if later >= 0 and _WRITTEN.search(part, later):
+        if part.find("{", objects[-1][1] if objects else 0) >= 0 or (later >= 0 and _WRITTEN.search(part, later)):
             return None
         if spans:
             found = _verdicts(part[start:end])
@@ -125,11 +127,9 @@ def _verdicts(text: str) -> list[dict[str, Any]]:
         value = left.pop()
         if isinstance(value, list):
             left += value
-        elif isinstance(value, dict) and isinstance(value.get("overall"), dict):
-            left.append(value["overall"])
         elif isinstance(value, dict):
             found += [value] if any(key in value for key in _KEYS) else []
-            left += value.values()
+            left += [value["overall"]] if isinstance(value.get("overall"), dict) else value.values()
     return found
 
 

@@ -109,12 +109,18 @@ def test_a_last_verdict_inside_another_object_counts(wrapped: str) -> None:
      '{"Score_1": 4, "Score_2": 2, "Ranking": 2}', '{"why": {"a": 1}, "score_1": 4, "score_2": 2,}',
      f'{{"draft": {DRAFT}, "score_1": 4, "score_2": 2,}}', f'{{"score_1": 4, "score_2": 2, "draft": {DRAFT},}}',
      "[{'score_1': 4, 'score_2': 2}]", f'{{"a": {DRAFT}, "b": {GOOD}}}', f'{{"score_1": 1, "score_2": 1, "b": {GOOD}}}',
-     '{"answer": "{\\"score_1\\": 4}"}'],
+     '{"answer": "{\\"score_1\\": 4}"}', f'{{"overall": {GOOD}, "score_1": 1, "score_2": 5}}'],
 )  # fmt: skip
 def test_a_last_verdict_that_cannot_be_read_leaves_none(malformed: str, depth: str) -> None:
     """Malformed, cut, or two in one object: the answer is unparsed, and the draft before it does not count."""
     assert genrm.parse_last(f"Draft: {DRAFT}. Final: {depth % malformed}") is None
     assert genrm.parse_last(f"Draft: {DRAFT} <think>hm</think> {depth % malformed}") is None
+
+
+@pytest.mark.parametrize("cut", ["{", '{\n  "s', "```json\n{", "<think>hm</think>{"])
+def test_an_answer_that_ends_in_an_object_has_no_verdict(cut: str) -> None:
+    """Also from a server that names no finish reason."""
+    assert genrm.parse_last(f"Draft: {DRAFT} Final: {cut}") is None
 
 
 MARKS = [
