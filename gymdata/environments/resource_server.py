@@ -200,8 +200,9 @@ def outage(failure: Failure, where: str) -> OutsideError:
 def read_verdict(answer: JsonObject, sent: JsonObject, where: str) -> Verdict:
     """``reward``, and whatever the answer adds to what was sent. Raises OutsideError when the answer says that it failed, or
     has no finite reward."""
-    extra = {k: v for k, v in answer.items() if k not in _ECHOED and not (k in sent and sent[k] == v)}
-    if (failure := failure_of("nemo-gym", extra)) is not None:
+    new = {k: v for k, v in answer.items() if not (k in sent and sent[k] == v)}
+    extra = {k: v for k, v in new.items() if k not in _ECHOED}
+    if (failure := failure_of("nemo-gym", new)) is not None:
         if not failure.is_rollout:
             raise outage(failure, where)
         return Verdict(None, extra, masked=masked_extra(failure, {"reward": answer.get("reward")}))

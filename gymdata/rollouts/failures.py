@@ -69,6 +69,7 @@ SIGNALS: Mapping[str, tuple[Signal, ...]] = {
     "nemo-gym": (
         Signal("_ng_failure_class", more=("_ng_failure_judge_error", "error", "error_message")),
         Signal("_ng_no_persist", flag=True),
+        Signal("judge_failed", more=("judge_failure",), flag=True),
         *map(Signal, ("error", "judge_error", "verifier_error", "response.error")),
         Signal("response.status", ("failed", "in_progress", "queued")),
         Signal("response.status", ("cancelled", "canceled"), kind=CANCELLED),

@@ -114,6 +114,21 @@ def test_another_attempt_is_made_unless_the_failure_is_terminal(terminal: bool, 
     assert (caught.value.system, caught.value.retryable, caught.value.final) == ("judge", again, not again)
 
 
+@pytest.mark.parametrize(
+    ("answer", "system"),
+    [
+        ({"reward": 3.0, "judge_failed": True, "judge_failure": "no verdict in 4 answers"}, "judge"),
+        ({"reward": 0.0, "response": {"output": [], "status": "failed"}}, "environment"),
+        ({"reward": 0.0, "response": {"output": [], "status": "completed", "error": {"message": "x"}}}, "environment"),
+    ],
+)
+def test_a_default_score_and_a_response_that_failed_are_no_verdict(answer: dict[str, Any], system: str) -> None:
+    """As in a row that is imported: the mark of ``serve-genrm``, and what the server writes into the response."""
+    with pytest.raises(OutsideError) as caught:
+        read_verdict(answer, {"response": {"output": [], "status": "completed"}}, "http://server/verify")
+    assert (caught.value.system, caught.value.retryable) == (system, True)
+
+
 def test_a_field_of_the_task_is_no_verdict() -> None:
     """What a server echoes of the row that it was sent says nothing of the rollout."""
     sent = {"error": "find the bug", "mask_sample": True}

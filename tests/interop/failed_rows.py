@@ -79,6 +79,8 @@ FAILED: list[tuple[str, Rewarded, dict[str, Any], str, str]] = [
     ("nemo-gym", nemo_gym, ROW | {"_ng_failure_class": "remote_agent_error", "error": "ClientOSError"}, "environment",
      "remote_agent_error: ClientOSError"),
     ("nemo-gym", nemo_gym, ROW | {"_ng_no_persist": True}, "environment", "_ng_no_persist"),
+    ("nemo-gym", nemo_gym, ROW | {"reward": 3.0, "judge_failed": True, "judge_failure": "no verdict"}, "judge",
+     "judge_failed: no verdict"),
     ("nemo-gym", nemo_gym, ROW | {"error": "sandbox lost", "mask_sample": True}, "environment", "sandbox lost"),
     ("nemo-gym", nemo_gym, responding(ROW, status="failed", error={"code": "server_error", "message": "boom"}),
      "environment", "server_error: boom"),
