@@ -56,8 +56,9 @@ def expanded(paths: Sequence[Path]) -> list[Path]:
 
 def compared(paths: Sequence[Path], score: str | None) -> tuple[list[Figures], list[Figures]]:
     """Each run against the first, on the tasks that both have scored: ``name``, ``path``, ``mean`` over those tasks, and, of
-    all but the first, ``difference`` and ``flips``. Then, where runs differ by their seed alone, each setting against that
-    of the first: ``name``, ``seeds``, ``mean`` over seeds and the tasks that all have, and ``difference``. Raises DataError
+    all but the first, ``difference`` and ``flips``; where those tasks differ, ``on_tasks_of_all`` is the same on the tasks
+    that all runs have scored, None without one. Then, where runs differ by their seed alone, each setting against that of
+    the first: ``name``, ``seeds``, ``mean`` over seeds and the tasks that all have, and ``difference``. Raises DataError
     where two have no scored task in common."""
     rows: list[Figures] = []
     sides = [Side.read(path, score) for path in paths]
@@ -67,10 +68,18 @@ def compared(paths: Sequence[Path], score: str | None) -> tuple[list[Figures], l
         difference = paired.difference()
         row = {"name": name, "path": str(path), "mean": difference["after"], "tasks": len(paired.ways)}
         rows.append(row if number == 0 else {**row, "difference": difference, "flips": paired.flips})
-    settings = _by_setting(paths, [str(row["name"]) for row in rows])
+    names = [str(row["name"]) for row in rows]
+    settings = _by_setting(paths, names)
     tasks = sorted(set.intersection(*(set(paired.ways) for paired in pairs)))
-    if len(settings) == len(paths) or not tasks:
-        return rows, []
+    if any(len(paired.ways) > len(tasks) for paired in pairs):
+        alone = {name: [number] for number, name in enumerate(names)}
+        for row, on_all in zip(rows, _on_tasks(alone, sides, tasks) if tasks else [None] * len(rows), strict=True):
+            row["on_tasks_of_all"] = on_all
+    return rows, [] if len(settings) == len(paths) or not tasks else _on_tasks(settings, sides, tasks)
+
+
+def _on_tasks(settings: Mapping[str, list[int]], sides: Sequence[Side], tasks: Sequence[str]) -> list[Figures]:
+    """Each setting, of the runs with these numbers, against the first one, on tasks that all runs have."""
     combined, first = list[Figures](), next(iter(settings.values()))
     for name, numbers in settings.items():
         scores, of_first = (
@@ -82,7 +91,7 @@ def compared(paths: Sequence[Path], score: str | None) -> tuple[list[Figures], l
         row = {"name": name, "seeds": len(numbers), "mean": float(scores.mean()), "tasks": len(tasks)}
         against = {"rate": rate, "ci95": interval(low, high), "n": len(tasks)}
         combined.append(row if numbers is first else {**row, "difference": against})
-    return rows, combined
+    return combined
 
 
 def _by_setting(paths: Sequence[Path], names: Sequence[str]) -> dict[str, list[int]]:
@@ -97,7 +106,9 @@ def _by_setting(paths: Sequence[Path], names: Sequence[str]) -> dict[str, list[i
         if "" in (seeds := {seed for seed, _ in members}) or len(seeds) < len(members):
             settings |= {names[number]: [number] for number in numbers}
         else:
-            settings[_SEED.sub("", names[numbers[0]]) if len(numbers) > 1 else names[numbers[0]]] = numbers
+            name = _SEED.sub("", names[numbers[0]]).strip("/") if len(numbers) > 1 else names[numbers[0]]
+            known = not name or name in settings or (len(numbers) > 1 and name in names)
+            settings[f"{names[numbers[0]]} and {counted(len(numbers) - 1, 'other seed')}" if known else name] = numbers
     return dict(sorted(settings.items(), key=lambda item: min(item[1])))
 
 
@@ -162,8 +173,11 @@ def headline(rows: Sequence[Figures], settings: Sequence[Figures], runs: Sequenc
     being the best, the next one against it. Of trainings, how many there are."""
     if not rows:
         return f"{len(runs)} trainings of {', '.join(sorted({run['training'][0]['stage'] for run in runs}))}"
-    points = settings or rows
+    points = settings or [row.get("on_tasks_of_all", row) for row in rows]
     size = f"{len(rows)} runs" + (f" of {counted(len(points), 'setting')}" if settings else "")
+    if None in points:
+        return f"{size}; no task is scored in all of them, so none is the best"
+    size += f" on the {counted(points[0]['tasks'], 'task')} that all have" if "on_tasks_of_all" in rows[0] else ""
     rates = [0.0 if (gap := row.get("difference")) is None else gap["rate"] for row in points]
     leaders = [row for row, rate in zip(points, rates, strict=True) if rate >= max(rates) - SAME]
     mean = f"{100 * leaders[0]['mean']:.1f} %" if binary else f"{leaders[0]['mean']:.3f}"

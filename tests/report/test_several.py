@@ -128,6 +128,18 @@ def test_the_first_run_may_be_the_best(tmp_path: Path) -> None:
     assert headline(best, same, run_of(tmp_path / "e", 0, 1, 1, 1)) == "3 runs; all equal, 75.0 %, 4 tasks"
 
 
+def test_the_best_is_named_on_the_tasks_that_all_have_scored(tmp_path: Path) -> None:
+    """A run of the easy tasks alone is no better for that; without a common task none is the best."""
+    first, better = run_of(tmp_path / "a", 1, 0, 0, 0), run_of(tmp_path / "b", 1, 1, 0, 0)
+    easy = run_of(tmp_path / "easy", 1)
+    figures = gymdata.report(first, better, easy, write=False).figures
+    assert figures["headline"] == "3 runs on the 1 task that all have; all equal, 100.0 %, 1 task"
+    assert [row["difference"]["rate"] for row in figures["compared"][1:]] == [0.25, 0.0]
+    last = write_run(tmp_path / "last", [rollout("t3", 0, 1.0, two_turns(8, 40))])
+    headline = str(gymdata.report(first, easy, last, write=False).figures["headline"])
+    assert headline == "3 runs; no task is scored in all of them, so none is the best"
+
+
 def evaluation(folder: Path, loss: str, seed: int, *rewards: float) -> Path:
     """An evaluation of a model that was trained with a loss and a seed, each in a folder of its own."""
     model, run = folder / "model", run_of(folder / "eval", *rewards)
@@ -153,6 +165,30 @@ def test_seeds_of_one_setting_are_put_together(tmp_path: Path, capsys: pytest.Ca
     assert "<th>seeds</th>" in (tmp_path / "page.html").read_text()
     same_seed = [runs[0], evaluation(tmp_path / "again", "dpo", 1, 0, 0, 1, 0), runs[2]]
     assert gymdata.report(*same_seed, write=False).figures["by_setting"] == []
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (("dpo/seed-1", "dpo/seed-2", "ipo/seed-3", "ipo/seed-4"), ("eval", "seed-3/eval and 1 other seed")),
+        (("seed-1/dpo", "seed-2/dpo", "seed-1/ipo", "seed-2/ipo"), ("dpo/eval", "ipo/eval")),
+        (("dpo1", "dpo2", "ipo1", "ipo2"), ("dpo1/eval and 1 other seed", "ipo1/eval and 1 other seed")),
+    ],
+)
+def test_each_setting_has_a_name_that_no_run_and_no_other_setting_has(
+    paths: tuple[str, ...], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Whatever their folders are called, no setting takes the place of another."""
+    losses = ("dpo", "dpo", "ipo", "ipo")
+    runs = [
+        evaluation(tmp_path / path, loss, seed, float(loss == "ipo"), 0)
+        for seed, (path, loss) in enumerate(zip(paths, losses, strict=True))
+    ]
+    figures = gymdata.report(*runs, write=False).figures
+    assert [(row["name"], row["seeds"], row["mean"]) for row in figures["by_setting"]] == [
+        (names[0], 2, 0.0),
+        (names[1], 2, 0.5),
+    ]
 
 
 def test_a_sweep_and_a_glob_are_their_runs(
