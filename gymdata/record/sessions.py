@@ -13,7 +13,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,9 +53,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """One conversation: what was rendered once, and every turn that continues it. ``fingerprint``: of system prompt and
-    tools; ``hint``: what the client calls it; ``edits``: the conversation that it is another version of; ``if_left``: it
-    repeats nothing of that one, and is its version only if nothing continues that one after this one began."""
+    """One conversation: what was rendered once, or what was changed after a turn of another, and every turn that continues
+    it. ``fingerprint``: of system prompt and tools; ``hint``: what the client calls it; ``edits``: the conversation that it
+    is another version of; ``if_left``: it repeats nothing of that one, and is its version only if nothing continues that one
+    after this one began."""
 
     first_turn: int
     fingerprint: str
@@ -108,6 +109,8 @@ class Session:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _ends: dict[bytes, list[int]] = field(default_factory=dict)
     _begins: dict[bytes, int] = field(default_factory=dict)
+    #: By the digest of every beginning of a conversation, the first conversation that has it.
+    _known: dict[bytes, int] = field(default_factory=dict)
     _loose: set[bytes] = field(default_factory=set)
     _turns: dict[bytes, int] = field(default_factory=dict)
     _openings: dict[bytes, int] = field(default_factory=dict)
@@ -229,6 +232,7 @@ class Session:
             )
         )
         new, message = event["new"], event["message"]
+        before = [*self.messages_of(parent), *new]
         if parent < 0:
             same = next((k for k, t in enumerate(self.threads) if self._is_retry(t, event, prompt)), None)
             thread = len(self.threads) if same is None else same
@@ -236,10 +240,12 @@ class Session:
                 facts = (event[name] for name in ("hint", "tools", "edits", "cause", "if_left"))
                 self.threads.append(Thread(turn, fingerprint(new, event["tools"]), *facts))
         else:
-            thread = self.steps[parent].thread
+            thread = self._thread_after(parent, turn, before)
         self.steps.append(Step(parent, thread, new, message, tail, event["id"]))
-        messages = self.messages_of(turn)
+        messages = [*before, message]
         chain = list(digests(messages, tools_digest(self.threads[thread].tools)))
+        for digest in chain:
+            self._known.setdefault(digest, thread)
         self._ends.setdefault(chain[-1], []).append(turn)
         self._begins[chain[-2] if len(chain) > 1 else b""] = turn
         self._loose.update(digests([m for m in messages if m["role"] != "system"], b"loose"))
@@ -264,6 +270,22 @@ class Session:
         return [turn for turn in range(len(self.steps)) if turn not in continued]
 
     # ----------------------------------------------------------------------------------------------------------------
+
+    def _thread_after(self, parent: int, turn: int, messages: Sequence[Message]) -> int:
+        """The conversation of messages that go on from a turn: that turn's, or one that begins there, where another
+        continuation of the turn is known and one of the messages up to the model's last was changed."""
+        thread = self.steps[parent].thread
+        n_kept = len(self.numbered(parent))
+        last = max((k for k, m in enumerate(messages) if m["role"] == "assistant"), default=-1)
+        if last < n_kept or all(step.parent != parent for step in self.steps):
+            return thread
+        chain = list(digests(messages, tools_digest(self.threads[thread].tools)))
+        if chain[last] in self._known:
+            return self._known[chain[last]]
+        changed = next(k for k, digest in enumerate(chain) if digest not in self._known)
+        cause = f"message {changed} ({messages[changed]['role']}) changed"
+        self.threads.append(replace(self.threads[thread], first_turn=turn, edits=thread, cause=cause, if_left=False))
+        return len(self.threads) - 1
 
     def _is_retry(self, thread: Thread, event: Event, prompt: Ids) -> bool:
         first = self.steps[thread.first_turn]
@@ -304,7 +326,7 @@ class Session:
             return self._left(messages, request)
         before = self.threads[thread]
         other_tools = tools_digest(before.tools) != tools_digest(request.tools)
-        first = self.steps[before.first_turn].new
+        first = self.messages_of(before.first_turn)
         other_system = fingerprint(messages, None) != fingerprint(first, None)
         if other_tools and other_system:  # another agent that reads this conversation
             return None, f"repeats conversation {thread}, with another system prompt and other tools", False
@@ -313,9 +335,18 @@ class Session:
         plain = [(index, m) for index, m in enumerate(messages) if m["role"] != "system"]
         loose = list(digests([m for _, m in plain], b"loose"))
         position = next((k for k, digest in enumerate(loose) if digest not in self._loose), None)
+        with_other_reasoning = (
+            k for k, (_, m) in enumerate(plain) if m["role"] == "assistant" and self._reasons_else(m)
+        )
+        position = min((k for k in (position, *with_other_reasoning) if k is not None), default=None)
         if position is None:
             return thread, "earlier messages changed", False
         return thread, f"message {plain[position][0]} ({plain[position][1]['role']}) changed", False
+
+    def _reasons_else(self, message: Message) -> bool:
+        """Whether an answer that was sampled comes back with other reasoning."""
+        turn = self._turns.get(digest_of(message))
+        return turn is not None and not same_assistant(message, self.steps[turn].message, turn)
 
     def _left(self, messages: Sequence[Message], request: AgentRequest) -> tuple[int | None, str | None, bool]:
         """The same for messages that repeat nothing, as after compaction. The same agent: with the same system prompt and

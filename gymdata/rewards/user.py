@@ -58,7 +58,8 @@ def conversation_ids(rollout: View) -> tuple[np.ndarray, np.ndarray]:
     turns = rollout["turns"]
     if not turns:
         return np.empty(0, np.int32), np.empty(0, np.int32)
-    prompts, (first, last) = expand_prompts(turns), main_turns(turns)
+    prompts = expand_prompts(turns)
+    first, last = main_turns(turns, prompts)
     generation = np.asarray(turns[last]["generation_token_ids"], dtype=np.int32)
     return prompts[first], np.concatenate((prompts[last], generation))
 

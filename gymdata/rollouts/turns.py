@@ -292,14 +292,20 @@ def prompts_of(row: RolloutRow) -> list[Ids]:
 MAIN = "main"
 
 
-def main_turns(turns: Sequence[Turn]) -> tuple[int, int]:
+def main_turns(turns: Sequence[Turn], prompts: Sequence[Ids]) -> tuple[int, int]:
     """The first and the last turn of the conversation that a rollout's messages are: of an agent's rollout those of the
-    latest version of its main one, where a side conversation may have had the last call."""
+    latest version of its main one, where a side conversation may have had the last call. A version that keeps a turn of an
+    earlier one begins with that."""
     labels = [turn.get("agent") or "" for turn in turns]
     last = max((k for k, label in enumerate(labels) if f"{label}.".startswith(f"{MAIN}.")), default=None)
     if last is None:
         return 0, len(turns) - 1
-    return labels.index(labels[last].partition(".fork-")[0]), last
+    first = labels.index(labels[last].partition(".fork-")[0])
+    for k in range(first):
+        whole = np.concatenate((prompts[k], np.asarray(turns[k]["generation_token_ids"], np.int32)))
+        if f"{labels[k]}.".startswith(f"{MAIN}.") and np.array_equal(whole, prompts[last][: len(whole)]):
+            return k, last
+    return first, last
 
 
 def kinds(turns: Sequence[Turn], prompts: Sequence[Ids] | None = None) -> list[Kind]:

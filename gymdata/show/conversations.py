@@ -69,19 +69,20 @@ class _Branch:
             len(list(takewhile(lambda pair: pair[0] == pair[1], zip(self.turns, other.turns, strict=False))))
             for other in earlier
         ]
+        cause = printable(causes.get(self.agent, ""), lines=False)
+        why = f": {cause}" if cause and self.agent not in [other.agent for other in earlier] else ""
         if most := max(common, default=0):
             self.above = common.index(most)
             last = self.turns[most - 1]
             self.shared = 1 + next(k for k, message in enumerate(self.messages) if message.get("turn") == last)
-            self.begins = f"branches after turn {last}"
+            self.begins = f"branches after turn {last}{why}"
             return
         origin, dot, _ = self.agent.rpartition(".")
         names = [other.agent for other in earlier]
         if dot and origin in names:
             self.above = names.index(origin)
         if self.turns:
-            cause = causes.get(self.agent)
-            self.begins = f"begins at turn {self.turns[0]}" + (f": {printable(cause, lines=False)}" if cause else "")
+            self.begins = f"begins at turn {self.turns[0]}{why}"
 
 
 def _listed(value: object) -> list[dict[str, Any]]:

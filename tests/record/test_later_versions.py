@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 import gymdata
+from gymdata.errors import DataError
 from gymdata.record.messages import digest_of
+from gymdata.rewards.remote import RemoteReward
+from gymdata.rewards.scheduler import saved_view
+from gymdata.show.conversations import conversations_of
 from tests.collect.fake_parts import END
 from tests.record.scripted_engine import Recording, recording
 
@@ -76,6 +80,59 @@ def test_an_edited_first_answer_goes_on_as_main_2(dialect: str, tmp_path: Path) 
     assert (row["reward"], row["n_breaks"], json.loads(row["task"])["prompt"]) == (3.0, 0, "x")
     main = {"versions": 2, "turns": 4, "turns_shown": 3, "causes": ["message 1 (assistant) changed"]}
     assert json.loads(row["extra"])["main"] == main
+
+
+EDITED = ["x", "a", "y", "short", "z"]
+
+
+def test_an_edited_later_answer_goes_on_as_main_2_after_the_ids_before_it(dialect: str, tmp_path: Path) -> None:
+    """A retry and what goes on are of that version, an edit of it is the next; rewards read all of the conversation."""
+    reward = tmp_path / "rw.py"
+    reward.write_text(
+        "def seen(completion) -> float:\n    return float(sum(m['role'] == 'assistant' for m in completion))\n"
+    )
+    with recording(tmp_path / "run", *"abcdef", rewards=[f"{reward}:seen"]) as r:
+        for texts in (["x"], ["x", "a", "y"], EDITED, EDITED, [*EDITED, "d", "w"], [*EDITED, "D", "w"]):
+            ask(r, dialect, texts, "add")
+        assert r.prompts()[2].startswith(f"{r.prompts()[0]}a")
+        r.finish()
+    row, causes = r.row(), ["message 3 (assistant) changed", "message 5 (assistant) changed"]
+    assert versions(row) == [("main", None), ("main.2", causes[0]), ("main.3", causes[1])]
+    assert [turn["agent"] for turn in row["turns"]] == ["main"] * 2 + ["main.2"] * 3 + ["main.3"]
+    assert contents(row) == ["x", "a", "y", "short", "z", "D", "w", "f"]
+    assert (row["reward"], row["n_breaks"]) == (4.0, 0)
+    main = {"versions": 3, "turns": 6, "turns_shown": 2, "causes": causes}
+    assert json.loads(row["extra"])["main"] == main
+    view = saved_view(row)
+    assert not isinstance(view, DataError)
+    server = RemoteReward("http://127.0.0.1:9", decode=lambda ids: "".join(chr(i) if i < 256 else "/" for i in ids))
+    assert server.texts(view) == (f"{r.prompts()[-1]}f/", r.prompts()[0])
+
+
+def test_a_result_that_was_trimmed_is_an_edit_and_a_message_put_in_is_none(tmp_path: Path) -> None:
+    """What is given for the first time changes nothing that was recorded."""
+    with recording(tmp_path / "run", "CALL add {}", "b", "c", "d") as r:
+        first = r.said("x", tools=tools("chat", "add"))
+        said = ["x", first, {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "long"}]
+        said += [{"role": "assistant", "content": r.said(*said, tools=tools("chat", "add"))["content"]}]
+        said += [{"role": "assistant", "content": "a note"}, "y"]
+        last = r.said(*said, tools=tools("chat", "add"))
+        r.said(*said[:2], {**said[2], "content": "..."}, *said[3:], last, "z", tools=tools("chat", "add"))
+        r.finish()
+    assert versions(r.row()) == [("main", None), ("main.2", "message 2 (tool) changed")]
+    assert [turn["agent"] for turn in r.row()["turns"]] == ["main"] * 3 + ["main.2"]
+    assert [view.begins for view in conversations_of(r.row())] == [
+        "begins at turn 0", "branches after turn 0: message 2 (tool) changed",
+    ]  # fmt: skip
+
+
+def test_other_reasoning_is_the_cause_of_a_version(tmp_path: Path) -> None:
+    """And not the message after it."""
+    with recording(tmp_path / "run", "THINK hm|a", "b") as r:
+        first = r.said("x")
+        r.said("x", first | {"reasoning_content": "no"}, "y")
+        r.finish()
+    assert versions(r.row()) == [("main", None), ("main.2", "message 1 (assistant) changed")]
 
 
 @pytest.mark.parametrize("system", [None, "agent"])
