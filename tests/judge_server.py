@@ -35,15 +35,20 @@ SAID = {
     "cut": '{"score_1": 5, "score_2": 1, "ranking": 1} But wait, the second',
     "open think": '<think>At first sight {"score_1": 5, "score_2": 1, "ranking": 1}. But wait',
     "reasoning apart": "",
+    "beside a call": '{"score_1": 5, "score_2": 1, "ranking": 1}',
 }
 #: An answer with two verdicts.
 DRAFT = (
     'Draft:\n```json\n{"score_1": 5, "score_2": 1, "ranking": 1}\n```\nNo: {"score_1": 1, "score_2": 5, "ranking": 6}'
 )
 #: What the answer has beside its text.
-BESIDE: dict[str, dict[str, Any]] = {"reasoning apart": {"reasoning_content": DRAFT}}
+CALL = {"id": "c", "type": "function", "function": {"name": "verdict", "arguments": DRAFT}}
+BESIDE: dict[str, dict[str, Any]] = {
+    "reasoning apart": {"reasoning_content": DRAFT},
+    "beside a call": {"tool_calls": [CALL]},
+}
 FINISH_REASONS = {"cut": "length"}
-TRANSPORT = ("500", "429", "hang", "disconnect", "garbage", "no choices")
+TRANSPORT = ("500", "429", "hang", "disconnect", "garbage", "no choices", "error in the answer", "error in the choice")
 
 
 @dataclass
@@ -128,7 +133,10 @@ async def _chat(request: web.Request, behaviour: Behaviour) -> web.StreamRespons
     message = {"role": "assistant", "content": text, **BESIDE.get(fault or "", {})}
     usage = {"prompt_tokens": 10, "completion_tokens": 5}
     choice = {"index": 0, "message": message, "finish_reason": FINISH_REASONS.get(fault or "", "stop")}
-    return web.json_response({"choices": [choice], "usage": usage})
+    error = {"error": {"code": 502, "message": "the provider failed"}}
+    choice |= error if fault == "error in the choice" else {}
+    answer = {"choices": [choice], "usage": usage} | (error if fault == "error in the answer" else {})
+    return web.json_response(answer)
 
 
 SLOTS = web.AppKey("slots", asyncio.Semaphore)

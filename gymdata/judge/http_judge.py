@@ -218,13 +218,14 @@ def _read(answer: JsonObject) -> JudgeAnswer:
     choices = answer.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     message = first.get("message") if isinstance(first, dict) else None
-    if not isinstance(first, dict) or not isinstance(message, dict):
+    if not isinstance(first, dict) or not isinstance(message, dict) or answer.get("error") or first.get("error"):
         raise _garbage(answer)
     content = message.get("content")
     if content is not None and not isinstance(content, str):
         raise _garbage(message)
     usage = answer.get("usage")
-    finish_reason = first.get("finish_reason")
+    # What a judge says beside a call of a tool is not its verdict, however its server names the end.
+    finish_reason = "tool_calls" if message.get("tool_calls") else first.get("finish_reason")
     refused = message.get("refusal") or ("content filter" if finish_reason == "content_filter" else None)
     return JudgeAnswer(
         content or "",

@@ -169,9 +169,9 @@ def test_unparsed_answers_are_kept_and_asked_again_only_on_request(judge, run):
     assert (again.asked, again.comparisons["judged"]) == (12, 12)
 
 
-@pytest.mark.parametrize("always", ["cut", "open think", "reasoning apart"])
+@pytest.mark.parametrize("always", ["cut", "open think", "reasoning apart", "beside a call"])
 def test_a_draft_in_an_unfinished_answer_is_unparsed(judge, run, always):
-    """An answer cut by length, in reasoning that is never closed, or in reasoning given apart, has no verdict."""
+    """An answer cut by length, in reasoning never closed or given apart, or beside a call of a tool, has no verdict."""
     behaviour, url = judge
     behaviour.always = always
     summary = judged(run, url, genrm_parse_retries=0)

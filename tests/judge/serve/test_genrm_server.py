@@ -128,7 +128,7 @@ def impatient(processes: Forks, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.mark.matrix("500", "hang", "garbage")
-@pytest.mark.parametrize("fault", [*SAID, "500", "429", "hang", "disconnect", "garbage", "no choices", "400"])
+@pytest.mark.parametrize("fault", [*SAID, *TRANSPORT, "400"])
 def test_a_judge_that_never_judges_is_an_answer_with_a_reason(impatient: tuple[Behaviour, Server], fault: str):
     """503 with the reason; every comparison is among the failures; no failure is a score or a row with numbers."""
     behaviour, server = impatient
