@@ -113,7 +113,11 @@ def test_a_result_that_was_trimmed_is_an_edit_and_a_message_put_in_is_none(tmp_p
     """What is given for the first time changes nothing that was recorded."""
     with recording(tmp_path / "run", "CALL add {}", "b", "c", "d") as r:
         first = r.said("x", tools=tools("chat", "add"))
-        said = ["x", first, {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "long"}]
+        said: list[Any] = [
+            "x",
+            first,
+            {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "long"},
+        ]
         said += [{"role": "assistant", "content": r.said(*said, tools=tools("chat", "add"))["content"]}]
         said += [{"role": "assistant", "content": "a note"}, "y"]
         last = r.said(*said, tools=tools("chat", "add"))
