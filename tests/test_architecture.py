@@ -57,7 +57,7 @@ EDGES = {
     ("view", "train"): {"losses"},
     ("view", "query"): {"views"},
     ("report", "show"): {"run", "rollout"},
-    ("view", "report"): {"rollouts", "sampling"},
+    ("view", "report"): {"charts", "drawing", "rollouts", "sampling"},
     ("view", "show"): {"conversations", "rollout"},
     ("report", "validate"): {"run"},
     ("finetune", "report"): {"run"},

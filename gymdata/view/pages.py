@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +18,7 @@ from gymdata.checks.breaks import Reading
 from gymdata.checks.violations import BREAKS, CODES
 from gymdata.errors import GymdataError
 from gymdata.models.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
+from gymdata.report.drawing import svg
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.show.conversations import conversations_of
 from gymdata.show.rollout import messages_of, violations
@@ -77,7 +79,6 @@ class Pages:
             "/data/token": self.answering(self.token),
             "/data/why": self.answering(self.why),
             "/data/why-in-pair": self.answering(self.why_in_pair),
-            "/data/curves": self.answering(self.curves),
         }
 
     def answering(self, make: Callable[[Request], Any]) -> Callable[[Request], Response]:
@@ -100,7 +101,7 @@ class Pages:
         return {
             "bare": bare,
             "theme": theme if theme in ("light", "dark") else "",
-            "version": snapshot.version,
+            "version": self.version(request.url.path),
             "growing": snapshot.growing,
             "problems": [] if bare else snapshot.problems,
             "repeated": [] if bare else snapshot.repeated,
@@ -111,10 +112,16 @@ class Pages:
             "gymdata_version": __version__,
         }
 
-    def state(self, _: Request) -> Values:
+    def state(self, request: Request) -> Values:
         """Polled by pages: whether something has changed."""
-        snapshot = self.tables.snapshot()
-        return {"version": snapshot.version, "growing": snapshot.growing, "rollouts": len(snapshot)}
+        page, growing = request.query_params.get("page", "/"), self.tables.snapshot().growing
+        return {"version": self.version(page), "growing": growing}
+
+    def version(self, page: str) -> str:
+        """Another one where what a page shows may have changed."""
+        if page != "/training":
+            return str(self.tables.snapshot().version)
+        return "-".join(str(file.stat().st_size) for file in training.find_metrics(self.tables.paths))
 
     # -- rollouts ------------------------------------------------------------------------------------------------
 
@@ -391,16 +398,13 @@ class Pages:
 
     def training(self, request: Request) -> Page:
         files = training.find_metrics(self.tables.paths)
+        number = _chosen(request, len(files))
+        charts = [chart for file in files[number : number + 1] for chart in training.curves(file)]
         return "training.html", {
             "trainings": [training.described(file) for file in files],
-            "number": _chosen(request, len(files)),
+            "number": number,
+            "curves": [(chart.title, Markup(svg(chart))) for chart in charts],
         }
-
-    def curves(self, request: Request) -> Values:
-        files = training.find_metrics(self.tables.paths)
-        if not files:
-            raise Missing("there is no metrics.jsonl in the given folders")
-        return training.curves(files[_chosen(request, len(files))])
 
 
 def _named(rows: Rows, column: str, request: Request) -> list[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.public import Figures
+from gymdata.report.charts import Chart, lines
 from gymdata.store.lineage import parent_paths
 from gymdata.store.lines import read_metrics
 from gymdata.store.run_json import flat
@@ -17,27 +18,24 @@ METRICS = "metrics.jsonl"
 #: Series that describe the run rather than its progress.
 _TOTALS = ("total_flos", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second")
 _BESIDE = frozenset(("step", "epoch", "elapsed_s", *_TOTALS))
-#: Panels that are shown first, in this order; every other series has one of its own.
-_FIRST = (
-    ("loss", ("loss", "eval_loss")),
-    ("reward", ("reward", "accuracy", "heldout/accuracy", "validation/accuracy")),
-    ("rewards", ("rewards/chosen", "rewards/rejected", "rewards/margins")),
-    ("preference accuracy", ("rewards/accuracies",)),
-    ("ratio", ("ratio/mean", "ratio/clipped")),
-    ("KL", ("kl", "kl/sampler", "kl/reference")),
-    ("log-probabilities", ("logps/chosen", "logps/rejected")),
-    ("logits", ("logits/chosen", "logits/rejected")),
-)
+#: Charts that are shown first, in this order; every other series has one of its own.
+_FIRST = {
+    "loss": ("loss", "eval_loss"),
+    "reward": ("reward", "accuracy", "heldout/accuracy", "validation/accuracy"),
+    "rewards": ("rewards/chosen", "rewards/rejected", "rewards/margins"),
+    "preference accuracy": ("rewards/accuracies",),
+    "ratio": ("ratio/mean", "ratio/clipped"),
+    "KL": ("kl", "kl/sampler", "kl/reference"),
+    "log-probabilities": ("logps/chosen", "logps/rejected"),
+    "logits": ("logits/chosen", "logits/rejected"),
+}
 
 
 def find_metrics(paths: Iterable[Path]) -> list[Path]:
     """Every metrics.jsonl in the given folders and two levels below them."""
-    files: dict[Path, None] = {}
-    for path in paths:
-        if path.is_dir():
-            for pattern in (METRICS, f"*/{METRICS}", f"*/*/{METRICS}"):
-                files |= dict.fromkeys(sorted(path.glob(pattern)))
-    return list(files)
+    patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
+    files = (file for path in paths if path.is_dir() for pattern in patterns for file in sorted(path.glob(pattern)))
+    return list(dict.fromkeys(files))
 
 
 def described(file: Path) -> Figures:
@@ -58,23 +56,19 @@ def described(file: Path) -> Figures:
     }
 
 
-def curves(file: Path) -> Figures:
-    """``steps`` and panels of series: name → one value per step, None where it was not logged."""
-    by_step: dict[float, Figures] = {}
+def curves(file: Path) -> list[Chart]:
+    """A chart for each number that the training wrote, or for several of a kind. What is not finite was not measured, and of
+    a step that came twice the later counts."""
+    series: dict[str, dict[float, float]] = {}
     for number, row in enumerate(_rows(file), 1):
         step = next((row[name] for name in ("step", "epoch") if name in row), number)
-        if _is_number(step):
-            by_step.setdefault(float(step), {}).update({k: v for k, v in row.items() if k not in _BESIDE})
-    steps = sorted(by_step)
-    names = list(dict.fromkeys(name for step in steps for name, value in by_step[step].items() if _is_number(value)))
-    rows = [
-        {name: float(v) for name, v in by_step[step].items() if _is_number(v) and math.isfinite(v)} for step in steps
-    ]
-    series = {name: [row.get(name) for row in rows] for name in names}
-    grouped = [(title, {name: series.pop(name) for name in of if name in series}) for title, of in _FIRST]
-    panels = [{"title": title, "series": group} for title, group in grouped if group]
-    panels += [{"title": name, "series": {name: values}} for name, values in series.items()]
-    return {"steps": steps, "panels": panels}
+        for name, value in row.items() if _is_number(step) else ():
+            if name not in _BESIDE and _is_number(value):
+                series.setdefault(name, {})[float(step)] = float(value)
+    points = {name: sorted(values.items()) for name, values in series.items()}
+    grouped = {title: {name: points.pop(name) for name in names if name in points} for title, names in _FIRST.items()}
+    charts = grouped | {name: {name: values} for name, values in points.items()}
+    return [lines(title, title, of, "step") for title, of in charts.items() if of]
 
 
 def _rows(file: Path) -> list[Figures]:
@@ -83,4 +77,4 @@ def _rows(file: Path) -> list[Figures]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

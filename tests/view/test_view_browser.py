@@ -247,17 +247,20 @@ def test_from_pairs_to_a_pair_to_its_verdicts(page: Any, serve: Serve, run: Path
 
 
 def test_curves_grow_while_a_model_is_trained(page: Any, serve: Serve, tmp_path: Path):
-    """Curves are drawn from metrics.jsonl, and again when a line has come."""
+    """Curves are drawn from metrics.jsonl, and again when a line has come, without a reload."""
     rows = [{"step": n, "loss": 1 / n, "kl": n} for n in range(1, 4)]
     model = training(tmp_path / "model", "train-dpo", rows)
     page.goto(serve(model) + "/training")
-    page.wait_for_selector("#curves[data-drawn='2']")
+    page.evaluate("window.kept = true")
     assert page.locator("#steps").inner_text() == "3"
-    assert page.locator(".curve canvas").count() == 2
+    assert page.locator(".curve svg").count() == 2
+    assert page.locator(".curve circle").first.text_content() == "loss, 1: 1"
     with (model / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": 0.1, "kl": 4, "ratio/mean": 1.0}\n')
     page.wait_for_selector("#curves[data-drawn='3']")
     assert page.locator("#steps").inner_text() == "4"
+    assert page.locator(".curve svg").count() == 3
+    assert page.evaluate("window.kept")
 
 
 @pytest.mark.full

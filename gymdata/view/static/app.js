@@ -9,7 +9,6 @@ $("#theme").addEventListener("click", () => {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
   document.cookie = `theme=${root.dataset.theme}; path=/; max-age=31536000; samesite=strict`;
-  document.dispatchEvent(new CustomEvent("theme"));
 });
 $("#keys").addEventListener("click", () => $("#help").showModal());
 
@@ -86,16 +85,15 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// A run that is being collected: when something has changed, the results of this very address are fetched again.
+// A run that is being collected, or a model that is being trained: when something has changed, the results of this very address are fetched again.
 let version = root.dataset.version;
 async function look() {
   if (document.hidden) return;
   try {
-    const state = await (await fetch("/data/state")).json();
+    const state = await (await fetch(`/data/state?page=${location.pathname}`)).json();
     $("#live").hidden = !state.growing;
-    if (String(state.version) === version) return;
-    version = String(state.version);
-    document.dispatchEvent(new CustomEvent("grown", { detail: state }));
+    if (state.version === version) return;
+    version = state.version;
     const results = $("#results");
     if (!results) return;
     const address = new URL(location.href);
