@@ -8,7 +8,6 @@ comes from another site's script, is refused; a file that cannot be read gives a
 from __future__ import annotations
 
 import contextlib
-import mimetypes
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,8 @@ import jinja2
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from gymdata.errors import GymdataError, counted, printable
 from gymdata.errors import shown as by_url
@@ -42,7 +42,6 @@ _HEADERS = {
     b"cross-origin-resource-policy": b"same-origin",
     b"cache-control": b"no-store",
 }
-_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 class Guarded:
@@ -90,20 +89,9 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
 
         return answer
 
-    def static(request: Request) -> Response:
-        try:
-            file = (HERE / "static" / request.path_params["name"]).resolve()
-            exists = file.is_relative_to(HERE / "static") and file.is_file()
-        except (ValueError, OSError):
-            exists = False  # a name that no file can have
-        if not exists:
-            return PlainTextResponse("not here\n", 404)
-        kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "text/plain"
-        return Response(file.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
-
-    routes = [Route(path, page(make)) for path, make in pages.html().items()]
+    routes: list[BaseRoute] = [Route(path, page(make)) for path, make in pages.html().items()]
     routes += [Route(path, make) for path, make in pages.data().items()]
-    routes.append(Route("/static/{name:path}", static))
+    routes.append(Mount("/static", StaticFiles(directory=HERE / "static")))
 
     def unknown(request: Request, _: Exception) -> Response:
         values = {"title": "Not here", "message": f"there is no page {request.url.path}"} | pages.around(request)

@@ -6,7 +6,6 @@ import difflib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ import pyarrow.compute as pc
 
 from gymdata import genrm
 from gymdata.genrm.bias import against_rewards
-from gymdata.genrm.matches import position_inconsistency, winners
-from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
+from gymdata.genrm.matches import Matches, position_inconsistency, winners
+from gymdata.judge.groups import final_answer
 from gymdata.models.vocabulary import Vocabulary
 from gymdata.rollouts.messages import Message, PairRow, RolloutRow
 from gymdata.rollouts.next_prompt import common_length
@@ -28,6 +27,7 @@ from gymdata.view.evidence.tables import Rows, Snapshot, facts_of
 from gymdata.view.text import Values
 
 PAGE = 50
+_NUMBERS = ("score_1", "score_2", "ranking")
 _MOST_CARDS = 64
 #: Longer completions are compared by their common beginning and end only.
 _MOST_COMPARED = 6_000
@@ -152,45 +152,44 @@ def pair_page(row: PairRow, vocabulary: Vocabulary | None) -> Values:
 
 
 class Verdicts:
-    """All comparisons with what they decided. Arrays have one entry per comparison."""
+    """All comparisons with what they decided. ``table``: their keys, with ``winner`` (1, −1, 0 for a tie), ``flip`` and
+    ``half`` (another winner, or a tie, after swapping), ``against`` (the rewards: the worse one won, a tie of unequal
+    rewards, a winner among equal ones), and the reward and index of each side. Arrays have one entry per comparison."""
 
     def __init__(self, rows: Rows, snapshot: Snapshot) -> None:
         self.rows, self.snapshot, keys = rows, snapshot, rows.table
         ids = snapshot.table["rollout_id"].combine_chunks()
-        first, second = (pc.index_in(keys[name].combine_chunks(), value_set=ids) for name in ("rollout_i", "rollout_j"))
-        rewards = pc.fill_null(snapshot.table["reward"], math.nan).to_numpy()
-        indices = snapshot.table["rollout_index"].to_numpy().astype(float)
-        self.rewards, self.indices = ([_taken(v, side) for side in (first, second)] for v in (rewards, indices))
-        number = {rollout: n for n, rollout in enumerate(ids.to_pylist())}
-        self.order = pc.sort_indices(keys["comparison_id"]).to_numpy()
-        complete = np.isfinite(self.indices[0]) & np.isfinite(self.indices[1])
-        #: Comparisons of which both rollouts are here, in the order of their ids: those of ``matches``.
-        self.places = self.order[complete[self.order]]
-        #: The file of each comparison. Two judges of one run use the same ids: what one of them says is no second opinion of
-        #: the other, so the rollouts of each file have numbers of their own.
-        self.files = np.searchsorted(rows.starts, np.arange(len(rows)), side="right") - 1
-        matches = matches_in(keys.select(list(MATCH_COLUMNS)), number)
-        apart = self.files[self.places] * len(rewards)
-        self.matches = replace(matches, first=matches.first + apart, second=matches.second + apart)
+        sides = [pc.index_in(keys[name].combine_chunks(), value_set=ids) for name in ("rollout_i", "rollout_j")]
+        here = np.flatnonzero(pc.and_(*map(pc.is_valid, sides)).to_numpy(zero_copy_only=False))
+        #: Two judges of one run use the same ids: what one of them says is no second opinion of the other, so the rollouts
+        #: of each file have numbers of their own.
+        files = np.searchsorted(rows.starts, np.arange(len(rows)), side="right") - 1
+        first, second = (side.take(pa.array(here)).to_numpy() + files[here] * len(ids) for side in sides)
+        self.judged = pc.equal(keys["status"], "judged").to_numpy(zero_copy_only=False)
+        numbers = [np.where(self.judged, keys[name].to_numpy(), np.nan)[here] for name in _NUMBERS]
+        self.matches = Matches(first, second, keys["judge_idx"].to_numpy()[here].astype(np.int64), *numbers)
         self.won = np.full(len(rows), np.nan)
-        self.won[self.places] = winners(self.matches)
-        a, b, flipped = position_inconsistency(self.matches)
-        self.flips = np.zeros(len(rows), np.bool_)
-        self.flips[self.places[a[flipped]]] = self.flips[self.places[b[flipped]]] = True
-        self.swapped = np.full(len(rows), -1)
-        self.swapped[self.places[a]], self.swapped[self.places[b]] = self.places[b], self.places[a]
-        one_tie = (self.won[self.places[a]] == 0) != (self.won[self.places[b]] == 0)
-        self.half_ties = np.zeros(len(rows), np.bool_)
-        self.half_ties[self.places[a[one_tie]]] = self.half_ties[self.places[b[one_tie]]] = True
-        better = np.sign(self.rewards[0] - self.rewards[1])
-        comparable = np.isfinite(better) & np.isfinite(self.won)
-        #: Verdicts against the rewards: the worse one won, a tie of unequal rewards, a winner among equal rewards.
-        self.reversed = comparable & (better != 0) & (self.won == -better)
-        self.tied = comparable & (better != 0) & (self.won == 0)
-        self.unequal = comparable & (better == 0) & (self.won != 0)
-        self.unlike, self.alike = comparable & (better != 0), comparable & (better == 0)
-        self.all_rewards = np.tile(rewards, max(1, len(rows.files)))
-        self.pairs = a, b, flipped, one_tie
+        self.won[here] = winners(self.matches)
+        a, b, self.flipped = position_inconsistency(self.matches)
+        self.pairs = here[a], here[b]
+        swapped, flip, half = np.full(len(rows), -1), np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.bool_)
+        for one, other in (self.pairs, self.pairs[::-1]):
+            swapped[one], flip[one] = other, self.flipped
+            half[one] = (self.won[one] == 0) != (self.won[other] == 0)
+        rewards = pc.fill_null(snapshot.table["reward"], math.nan)
+        reward_i, reward_j = (rewards.take(side).to_numpy() for side in sides)
+        self.better = np.sign(reward_i - reward_j)
+        known, equal = np.isfinite(self.better) & np.isfinite(self.won), self.better == 0
+        self.unlike, self.alike = known & ~equal, known & equal
+        wrong = (self.unlike & (self.won == -self.better), self.unlike & (self.won == 0), self.alike & (self.won != 0))
+        self.all_rewards = np.tile(rewards.to_numpy(), max(1, len(rows.files)))
+        index_i, index_j = (snapshot.table["rollout_index"].take(side) for side in sides)
+        columns = {"file": files, "winner": self.won, "swapped": swapped, "flip": flip, "half": half}
+        columns |= {"against": np.select(wrong, ("reversed", "tied", "unequal"), "")}
+        columns |= {"reward_i": reward_i, "reward_j": reward_j, "index_i": index_i, "index_j": index_j}
+        for name, values in columns.items():
+            keys = keys.append_column(name, values if name[:5] == "index" else pa.array(values, from_pandas=True))
+        self.table = keys
 
     def figures(self) -> list[Values]:
         """Rates of the judge with their intervals."""
@@ -206,57 +205,37 @@ class Verdicts:
         ]
 
     def tabs(self) -> dict[str, np.ndarray]:
-        """The comparisons of each tab but the one of all."""
-        failed = pc.not_equal(self.rows.table["status"], "judged").to_numpy(zero_copy_only=False)
-        tabs = {"flips": self.flips, "half": self.half_ties, "reversed": self.reversed}
-        return tabs | {"tied": self.tied, "unequal": self.unequal, "failed": failed}
+        """The comparisons of each tab."""
+        against = self.table["against"].to_numpy()
+        flips, half = (self.table[name].to_numpy() for name in ("flip", "half"))
+        tabs = {"all": np.ones(len(self.rows), np.bool_), "flips": flips, "half": half, "failed": ~self.judged}
+        return tabs | {word: against == word for word in ("reversed", "tied", "unequal")}
 
     def outcomes(self) -> dict[str, int]:
-        """How many verdicts agree with the rewards and how many do not, and what happened to pairs when their positions
-        were swapped."""
-        a, _, flipped, one_tie = self.pairs
-        won = self.won[self.places[a]]
-        return {
-            "unlike": int(self.unlike.sum()),
-            "agree": int((self.unlike & ~self.reversed & ~self.tied).sum()),
-            "tied": int(self.tied.sum()),
-            "reversed": int(self.reversed.sum()),
-            "alike": int(self.alike.sum()),
-            "called_equal": int((self.alike & ~self.unequal).sum()),
-            "unequal": int(self.unequal.sum()),
-            "pairs": len(a),
-            "same_winner": int((~flipped & ~one_tie & (won != 0)).sum()),
-            "both_ties": int((~one_tie & (won == 0)).sum()),
-            "half_ties": int(one_tie.sum()),
-            "flips": int(flipped.sum()),
+        """How many verdicts agree with the rewards, and what happened to pairs when their positions were swapped."""
+        won, swapped = (self.won[side] for side in self.pairs)
+        counted = {
+            "unlike": self.unlike,
+            "agree": self.unlike & (self.won == self.better),
+            "alike": self.alike,
+            "called_equal": self.alike & (self.won == 0),
+            "pairs": np.ones(len(won), np.bool_),
+            "same_winner": (won == -swapped) & (won != 0),
+            "both_ties": (won == 0) & (swapped == 0),
+            "half_ties": (won == 0) != (swapped == 0),
+            "flipped": self.flipped,
         }
+        return {name: int(mask.sum()) for name, mask in counted.items()}
 
     def select(self, show: str, task: str) -> np.ndarray:
         """The comparisons of a tab, in the order of the file."""
-        passing = self.tabs().get(show, np.ones(len(self.rows), np.bool_)).copy()
-        if task:
-            passing &= pc.match_substring(self.rows.table["task_id"], task).to_numpy(zero_copy_only=False)
-        return np.flatnonzero(passing)
+        tabs = self.tabs()
+        found = pc.match_substring(self.table["task_id"], task).to_numpy(zero_copy_only=False)
+        return np.flatnonzero(tabs.get(show, tabs["all"]) & found)
 
     def listed(self, numbers: Sequence[int]) -> list[Values]:
         """Comparisons for a table."""
-        rows = self.rows.table.take(pa.array(numbers, pa.int64())).to_pylist()
-        against = (("reversed", self.reversed), ("tied", self.tied), ("unequal", self.unequal))
-        for row, n in zip(rows, numbers, strict=True):
-            won = self.won[n]
-            row |= {
-                "file": int(self.files[n]),
-                "winner": None if np.isnan(won) else int(won),
-                "flip": bool(self.flips[n]),
-                "half": bool(self.half_ties[n]),
-                "against": next((word for word, mask in against if mask[n]), ""),
-                "rewards": [None if np.isnan(r[n]) else float(r[n]) for r in self.rewards],
-                "indices": [None if np.isnan(i[n]) else int(i[n]) for i in self.indices],
-            }
-        return rows  # type: ignore[no-any-return]  # pyarrow has no types
-
-
-def _taken(values: np.ndarray, indices: pa.Array) -> np.ndarray:
-    """The values at some places, NaN where there is no place."""
-    numbers: np.ndarray = pc.fill_null(pa.array(values).take(indices), math.nan).to_numpy(zero_copy_only=False)
-    return numbers
+        rows: list[Values] = self.table.take(pa.array(numbers, pa.int64())).to_pylist()
+        for row in rows:
+            row["rewards"], row["indices"] = ((row[f"{name}_i"], row[f"{name}_j"]) for name in ("reward", "index"))
+        return rows

@@ -364,7 +364,7 @@ class Pages:
             "pages": pages,
             "judges": pc.unique(rows.table["judge"]).to_pylist(),
             "outcomes": verdicts.outcomes(),
-            "totals": {"all": len(rows), **{name: int(mask.sum()) for name, mask in verdicts.tabs().items()}},
+            "totals": {name: int(mask.sum()) for name, mask in verdicts.tabs().items()},
         }
 
     def comparison(self, request: Request) -> Page:
@@ -386,12 +386,13 @@ class Pages:
             prompt, answer = (messages_of(part, ()) for part in (said[:start], said[start:]))
             facts = {"id": row[name], "reward": snapshot.reward(number), "messages": answer, "prompt": prompt}
             sides.append(facts | {"index": snapshot.table["rollout_index"][number].as_py()})
-        swapped = int(verdicts.swapped[numbers[0]])
+        (listed,) = verdicts.listed(numbers[:1])
+        swapped = [listed["swapped"]] if listed["swapped"] >= 0 else []
         return "comparison.html", {
-            "row": row | verdicts.listed(numbers[:1])[0],
+            "row": row | listed,
             "sides": sides,
-            "other": None if swapped < 0 else verdicts.listed([swapped])[0],
-            "other_raw": None if swapped < 0 else rows.read([swapped], ["raw"])["raw"][0].as_py(),
+            "other": verdicts.listed(swapped)[0] if swapped else None,
+            "other_raw": rows.read(swapped, ["raw"])["raw"][0].as_py() if swapped else None,
         }
 
     # -- the whole -----------------------------------------------------------------------------------------------

@@ -43,35 +43,25 @@ class Column:
         return f"{self.name} == {text_of_condition(value) if isinstance(value, str) else value}"
 
 
-@dataclass(frozen=True, slots=True)
-class Facet:
-    """A field, and how many rollouts of a selection have each value. A bar's ``where`` is the filter after a click."""
+def facets(snapshot: Snapshot, query: Query, rows: Rows) -> dict[str, list[Bar]]:
+    """For each field how many of the selected ``rows`` have each of its values, the most common first, and their mean
+    reward. A bar's ``where`` is the filter after a click.
 
-    name: str
-    values: tuple[Bar, ...]
-
-
-def facets(snapshot: Snapshot, query: Query, rows: Rows) -> list[Facet]:
-    """The facets of the selected ``rows``, with the mean reward of each value.
-
-    A field in which all of it is alike has none, unless the filter does not name it: that all failures are of one kind is
-    worth a line.
+    A field in which all of the selection is alike has none, unless the filter does not name it: that all failures are of
+    one kind is worth a line.
     """
-    listed, rewards_of = [], pc.fill_null(snapshot.table["reward"], math.nan).to_numpy()[rows]
+    listed, rewards_of = {}, pc.fill_null(snapshot.table["reward"], math.nan).to_numpy()[rows]
     for column in task_fields(snapshot):
-        codes = column.codes[rows]
-        counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
-        valid = np.isfinite(rewards_of) & (codes >= 0)
-        sums = np.bincount(codes[valid], weights=rewards_of[valid], minlength=len(column.values))
-        sizes = np.bincount(codes[valid], minlength=len(column.values))
-        order = sorted(np.flatnonzero(counts).tolist(), key=lambda k: (-counts[k], str(column.values[k])))
-        bars = []
-        for k in order[:_MOST]:
-            mean = float(sums[k] / sizes[k]) if sizes[k] else None
-            bars.append(Bar(str(column.values[k]), int(counts[k]), query.also(column.condition(k)), mean))
+        codes, bars = column.codes[rows], []
+        for code in np.unique(codes[codes >= 0]).tolist():
+            rewards = rewards_of[codes == code]
+            scored = rewards[np.isfinite(rewards)]
+            mean = float(scored.mean()) if len(scored) else None
+            where = query.also(column.condition(code))
+            bars.append(Bar(str(column.values[code]), len(rewards), where, mean))
         only = column.name not in query.where and len(rows) < len(column.codes)
-        if len(bars) > 1 or (bars and (only or counts.sum() < len(rows))):
-            listed.append(Facet(column.name, tuple(bars)))
+        if len(bars) > 1 or (bars and (only or (codes < 0).any())):
+            listed[column.name] = sorted(bars, key=lambda bar: (-bar.count, bar.label))
     return listed
 
 
