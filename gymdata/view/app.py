@@ -7,10 +7,9 @@ comes from another site's script, is refused; a file that cannot be read gives a
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -69,9 +68,8 @@ class Guarded:
         await self.app(scope, receive, sending)
 
 
-@contextlib.contextmanager
-def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
-    """The application over ``paths``; leaving the block removes what it put aside."""
+def create_app(paths: Sequence[Path], config: ViewConfig) -> Any:
+    """The application over ``paths``."""
     pages = Pages(paths, config)
     templates = environment()
 
@@ -105,10 +103,7 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Iterator[Any]:
     # The data of the first page is read while the browser opens.
     threading.Thread(target=pages.tables.snapshot, name="gymdata-view-index", daemon=True).start()
     app = Starlette(routes=routes, exception_handlers={404: unknown, 500: failed})
-    try:
-        yield OnlyHosts(Guarded(app), [config.host, *config.allow_host])
-    finally:
-        pages.close()
+    return OnlyHosts(Guarded(app), [config.host, *config.allow_host])
 
 
 def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinja2.Environment:

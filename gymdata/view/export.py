@@ -7,7 +7,6 @@ and style, by their hashes; data in it is text or JSON, never markup.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import math
 from collections.abc import Sequence
@@ -49,8 +48,7 @@ def export(paths: Sequence[Path], config: ViewConfig) -> str:
     target = local_output(config.export)
     if target.suffix not in (".html", ".htm"):
         raise UsageError.bad_value("--export", target.name, "a name ending in .html")
-    with contextlib.closing(Pages(paths, config)) as pages:
-        text, sampled = _page(pages, config)
+    text, sampled = _page(Pages(paths, config), config)
     if target.exists() and not config.overwrite and target.read_bytes() != text.encode():
         fault = f"{target}: is there already, and not the same page"
         raise StoreError(fault, hint=f"{option('overwrite', True)} replaces it; another file keeps both")

@@ -54,9 +54,6 @@ class Pages:
         self.tables = Tables(paths)
         self._verdicts: comparing.Verdicts | None = None
 
-    def close(self) -> None:
-        self.tables.close()
-
     def html(self) -> Mapping[str, Callable[[Request], Page]]:
         """Address → page."""
         return {

@@ -40,7 +40,7 @@ def view(
     from gymdata.view.app import create_app
 
     with contextlib.ExitStack() as stack:
-        app = stack.enter_context(create_app(roots, config))
+        app = create_app(roots, config)
         socket = stack.enter_context(contextlib.closing(listening_socket(config.host, config.port)))
         stack.enter_context(sigterm_interrupts())
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))

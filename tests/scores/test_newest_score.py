@@ -267,7 +267,6 @@ def test_a_viewer_shows_it(run: Path) -> None:
     assert (snapshot.score, snapshot.table["reward"].to_pylist()) == (None, [0.0] * 6)
     assert "3 scores could be meant: reward, later, mine" in snapshot.problems[0]
     assert index.snapshot() is index.snapshot()
-    index.close()
 
 
 def test_a_viewer_filters_by_what_a_judge_said_last(run: Path) -> None:
@@ -278,7 +277,6 @@ def test_a_viewer_filters_by_what_a_judge_said_last(run: Path) -> None:
         write_scores(run, "tiny", judged, kind="judge")
         rows = select(index.snapshot(), by_judge).rows.tolist()
         assert rows == [row for row in range(6) if row % 3 in judged]
-    index.close()
 
 
 def test_a_glob_means_the_scores_of_all_its_runs(tmp_path: Path) -> None:

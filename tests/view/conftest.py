@@ -100,16 +100,15 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def site() -> Iterator[Open]:
+def site() -> Open:
     """``site(PATH, …, setting=value)``: the pages over the paths, answered without a server."""
-    with contextlib.ExitStack() as stack:
 
-        def opened(*paths: Path, **settings: Any) -> Site:
-            inner = [one for path in paths for one in expanded(Path(path))]
-            app = stack.enter_context(create_app(inner, ViewConfig.load(overrides=settings)))
-            return Site(TestClient(app, base_url="http://127.0.0.1"))
+    def opened(*paths: Path, **settings: Any) -> Site:
+        inner = [one for path in paths for one in expanded(Path(path))]
+        app = create_app(inner, ViewConfig.load(overrides=settings))
+        return Site(TestClient(app, base_url="http://127.0.0.1"))
 
-        yield opened
+    return opened
 
 
 @pytest.fixture
@@ -122,7 +121,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
         def start(*paths: Path, **settings: Any) -> str:
             inner = [one for path in paths for one in expanded(Path(path))]
-            app = stack.enter_context(create_app(inner, ViewConfig.load(overrides=settings)))
+            app = create_app(inner, ViewConfig.load(overrides=settings))
             socket = stack.enter_context(contextlib.closing(listening_socket("127.0.0.1", 0)))
             server = uvicorn.Server(server_of(app))
             thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)

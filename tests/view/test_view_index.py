@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import paired_difference_ci
-from gymdata.store import Run, write_table
+from gymdata.store import Run
 from gymdata.view.evidence.facets import task_fields
 from gymdata.view.evidence.rollout import Tokens
 from gymdata.view.evidence.selection import Query, command_of, compare_runs, select
 from gymdata.view.evidence.tables import Snapshot, Tables
-from tests.kills import full_disk
-from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
+from tests.rollout_files import rollout, two_turns, write_run
 
 ROWS = [rollout(f"t{k // 2}", k % 2, float(k % 2) if k < 6 else None, two_turns(20 + k, 40 + k)) for k in range(8)]
 
@@ -40,8 +38,7 @@ def snapshot(run: Path) -> Snapshot:
 def test_every_row_is_the_row_on_disk(tmp_path: Path, suffix: str):
     """A rollout that is looked up by its id has all its columns, tokens too, and several come in the order asked for, with
     those columns only."""
-    tables = Tables([write_run(tmp_path / "run", ROWS, suffix)])
-    snapshot = tables.snapshot()
+    snapshot = Tables([write_run(tmp_path / "run", ROWS, suffix)]).snapshot()
     assert len(snapshot) == 8
     for wanted in ROWS:
         number = snapshot.find(wanted["rollout_id"])
@@ -109,21 +106,6 @@ def test_a_retry_with_the_same_tokens_is_shown_with_its_own_sequence(tmp_path: P
     tables = Tables([run])
     tokens = Tokens(tables.snapshot().row(0), tables)
     assert [None if mask is None else mask.tolist() for mask in tokens.mask] == masks
-
-
-def test_after_a_full_disk_every_row_is_its_own(tmp_path: Path):
-    """What the temporary folder took of a batch before it was full is part of no rollout."""
-    index = Tables([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], fresh_s=0)
-    write_table(rollouts_table(ROWS[:1]), tmp_path / "a.jsonl", ROLLOUTS)
-    index.snapshot()
-    rows = [rollout("t", k, 1.0, two_turns(20, 40 + k)) for k in range(2)]
-    for row in rows:
-        write_table(rollouts_table([row]), tmp_path / "b.jsonl", ROLLOUTS)
-        if row is rows[0]:
-            with full_disk(8_000):
-                assert len(index.snapshot().problems) == 1
-    snapshot = index.snapshot()
-    assert [snapshot.row(n)["rollout_id"] for n in range(2)] == [ROWS[0]["rollout_id"], "t-1"]
 
 
 def test_tasks_of_two_runs_with_the_same_id_have_fields_of_their_own(tmp_path: Path):

@@ -160,7 +160,7 @@ from pathlib import Path
 from starlette.testclient import TestClient
 from gymdata.view.app import create_app
 from gymdata.view.settings import ViewConfig
-with create_app([Path({str(hostile)!r})], ViewConfig()) as app, TestClient(app, base_url="http://localhost") as client:
+with TestClient(create_app([Path({str(hostile)!r})], ViewConfig()), base_url="http://localhost") as client:
     for page in {PAGES!r}:
         print(page, client.get(page).status_code)
 """

@@ -1,9 +1,8 @@
-"""The tables under some paths: rollouts, and what was made of them. Key columns are in memory, whole rows on disk, and a
-file is read again only when it has changed; of a journal that grows, the lines that were added."""
+"""The tables under some paths: rollouts, and what was made of them. Key columns are in memory; whole rows are on disk, or,
+of JSON lines, in memory, too. A file is read again only when it has changed; of a journal, the lines that were added."""
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +23,7 @@ from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
 from gymdata.scores.chosen import default_score, state_of_scores, with_score
 from gymdata.store.journal import row_parser, scan
-from gymdata.store.partial_reads import RowGroup, row_groups
+from gymdata.store.partial_reads import row_groups
 from gymdata.store.paths import RunFacts, Source, find_run_json, read_facts, resolve
 from gymdata.store.tables import read_table, row_batches, scan_batches
 
@@ -41,8 +40,6 @@ KEYS = {
 }  # fmt: skip
 #: Columns of rollouts with few distinct values.
 _REPEATED = ("run_id", "policy", "policy_hash", "status", "stop_reason", "finish_reason")
-#: Rows of a file without row groups that are put aside together.
-_BATCH_ROWS = 1_024
 
 
 def sources_of(path: Path, table: Table) -> list[Source]:
@@ -63,27 +60,29 @@ def facts_of(path: Path) -> RunFacts:
 
 @dataclass(frozen=True, eq=False)
 class File:
-    """The rows of one file. ``keys``: their key columns; ``held``: they themselves, where the file has no row groups."""
+    """The rows of one file. ``keys``: their key columns; ``held``: they themselves, of a file of JSON lines."""
 
     source: Source
     table: Table
     state: tuple[int, ...]
     keys: pa.Table
-    held: tuple[RowGroup, ...] = ()
+    held: pa.Table | None = None
     #: In a journal: the offset of the next line, and the end of the last one, with its checksum.
     offset: int = 0
     end: bytes = b""
 
     def read(self, numbers: Any, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Some rows (rising), whole or some of their columns; each row group is read once."""
-        start, parquet = 0, self.source.kind == "parquet"
-        for group in row_groups(self.source.path, self.table, columns) if parquet else self.held:
+        if self.held is not None:
+            rows = self.held if columns is None else self.held.select(list(columns))
+            yield from (rows.slice(number, 1) for number in numbers.tolist())
+            return
+        start = 0
+        for group in row_groups(self.source.path, self.table, columns):
             indices = numbers[(numbers >= start) & (numbers < start + group.rows)] - start
             start += group.rows
             if len(indices):
-                rows = group.load()
-                names = [name for name in columns or rows.column_names if name in rows.column_names]
-                yield rows.select(names).take(pa.array(indices))
+                yield group.load().take(pa.array(indices))
 
 
 @lru_cache(maxsize=8)
@@ -171,10 +170,10 @@ class Snapshot(Rows):
     def batches(self, table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Some columns of all rows, in their order."""
         for file in self.files:
-            if file.source.kind == "parquet":
-                yield from scan_batches(file.source.path, table, columns)
-            for group in file.held:
-                yield from group.load().select(list(columns)).to_batches()
+            held = file.held
+            yield from (
+                scan_batches(file.source.path, table, columns) if held is None else held.select(columns).to_batches()
+            )
 
 
 class Tables:
@@ -184,16 +183,11 @@ class Tables:
         self.paths = [Path(path) for path in paths]
         self._fresh_s, self._looked = fresh_s, 0.0
         self._guard = threading.RLock()
-        self._aside = _Aside()
         self._files: dict[str, dict[Path, File]] = {}
         self._rows: dict[str, Rows] = {}
         self._last = Snapshot(_joined(ROLLOUTS, ()))
         #: Of the last look: the problems of files, and the times of scores.
         self._state: tuple[list[str], list[dict[str, str]]] = ([], [])
-
-    def close(self) -> None:
-        """Remove what was put aside."""
-        self._aside.close()
 
     def has(self, name: str) -> bool:
         """Whether there is a table of that name; also True when that cannot be determined, so that its page shows the
@@ -273,17 +267,15 @@ class Tables:
             return self._grown(table, source, state, previous)
         if source.kind == "parquet":
             return File(source, table, state, _coded(read_table(source.path, table, KEYS[table.name]), table))
-        batches = list(scan_batches(source.path, table, table.schema.names, _BATCH_ROWS))
-        keys = pa.Table.from_batches([batch.select(KEYS[table.name]) for batch in batches])
-        return File(source, table, state, _coded(keys, table), tuple(map(self._aside.add, batches)))
+        rows = pa.Table.from_batches(scan_batches(source.path, table, table.schema.names))
+        return File(source, table, state, _coded(rows.select(KEYS[table.name]), table), rows)
 
     def _grown(self, table: Table, source: Source, state: tuple[int, ...], previous: File | None) -> File:
         """A journal, of which only the lines that were added are read."""
-        file, keys = source.path, [_joined(table, ())]
-        held, offset, end = list[RowGroup](), 0, b""
+        file, held, offset, end = source.path, [table.schema.empty_table()], 0, b""
         # A journal of another run may have the name and the inode of an earlier one, and be longer.
         if previous is not None and _has_at(file, previous.offset, previous.end):
-            keys, held, offset, end = [previous.keys], list(previous.held), previous.offset, previous.end
+            held, offset, end = [previous.held], previous.offset, previous.end
         parse, rows = row_parser(), []
         for line in scan(file, offset):
             if not line.closed:
@@ -295,10 +287,9 @@ class Tables:
                 except orjson.JSONDecodeError as error:
                     where = f"{file}: byte {line.offset:,}"
                     raise DataError(f"{where}: got text that is not JSON, expected a journaled row") from error
-        for batch in row_batches(rows, table, table.schema.names, str(file)):
-            held.append(self._aside.add(batch))
-            keys.append(_coded(pa.Table.from_batches([batch.select(KEYS[table.name])]), table))
-        return File(source, table, state, pa.concat_tables(keys).combine_chunks(), tuple(held), offset, end)
+        batches = row_batches(rows, table, table.schema.names, str(file))
+        joined = pa.concat_tables([*held, *(pa.Table.from_batches([batch]) for batch in batches)])
+        return File(source, table, state, _coded(joined.select(KEYS[table.name]), table), joined, offset, end)
 
 
 def _coded(keys: pa.Table, table: Table) -> pa.Table:
@@ -340,32 +331,3 @@ def _repeated(files: Iterable[File]) -> Iterator[str]:
         again = first[(root_of == number) & (first != number)]
         if len(again):
             yield f"{root}: {len(again):,} of its {sum(map(len, chunks)):,} rollouts are in {largest[again[0]][0]}, too"
-
-
-class _Aside:
-    """Batches of files without row groups, in one temporary file."""
-
-    def __init__(self) -> None:
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def add(self, batch: pa.RecordBatch) -> RowGroup:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="gymdata-view-")
-        file = Path(self._folder.name, "rows")
-        data = batch.serialize()
-        with file.open("ab") as out:
-            # After all that is there, also what a full disk took of another batch.
-            start = out.tell()
-            out.write(data)
-        size, schema = data.size, batch.schema
-
-        def load() -> pa.Table:
-            with file.open("rb") as opened:
-                opened.seek(start)
-                return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(opened.read(size)), schema)])
-
-        return RowGroup(batch.num_rows, load)
-
-    def close(self) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
