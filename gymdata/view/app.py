@@ -10,9 +10,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote_plus
 
 import jinja2
 from starlette.applications import Starlette
@@ -21,6 +22,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from gymdata.checks.violations import CODES
 from gymdata.errors import GymdataError, counted, printable
 from gymdata.errors import shown as by_url
 from gymdata.urls import OnlyHosts
@@ -106,9 +108,9 @@ def create_app(paths: Sequence[Path], config: ViewConfig) -> Any:
     return OnlyHosts(Guarded(app), [config.host, *config.allow_host])
 
 
-def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinja2.Environment:
-    """Templates that escape every value, and write what a terminal or browser would act on as an escape. ``links``: where
-    rollouts and comparisons are, if not on pages of their own."""
+def environment(places: Mapping[str, Mapping[str, str]] | None = None) -> jinja2.Environment:
+    """Templates that escape every value, and write what a terminal or browser would act on as an escape. ``places``: where
+    rollouts, groups and comparisons are by id, if not on pages of their own."""
     from gymdata.view import text
     from gymdata.view.evidence import rendering
 
@@ -127,8 +129,16 @@ def environment(links: Mapping[str, Callable[[str], str]] | None = None) -> jinj
     filters: Any = (text.number, text.short, text.share, text.signed, text.ending, text.seconds)
     filters += (rendering.rendered, rendering.hits)
     env.filters |= {function.__name__: function for function in filters} | {"count": counted}
-    env.globals |= {
-        f"{name}_href": (links or {}).get(name, lambda key, name=name: f"/{name}?{urlencode({'id': key})}")
-        for name in ("rollout", "comparison")
-    }
+    env.globals["codes"] = CODES
+    for name in ("rollout", "group", "comparison"):
+        page = f"/{name}?id=%s"
+        env.globals[f"{name}_href"] = partial(_href, page) if places is None else partial(_place, places[name])
     return env
+
+
+def _href(page: str, key: str) -> str:
+    return page % quote_plus(key)
+
+
+def _place(places: Mapping[str, str], key: str) -> str:
+    return places.get(key, "")

@@ -113,38 +113,38 @@ def list_pairs(rows: Rows, number: int, page: int, sort: str) -> Values:
 
 def pair_page(row: PairRow, vocabulary: Vocabulary | None) -> Values:
     """Both sides of a pair from where they part: tokens where there are ids, and their messages."""
-    ids = {side: row[f"{side}_ids"] for side in ("chosen", "rejected")}
-    sides: Values = {"tokens": None, "fork": None, "shared": None, "as_text": vocabulary is not None}
-    if ids["chosen"] and ids["rejected"]:
-        a, b = ids["chosen"], ids["rejected"]
-        fork = common_length(a, b)
-        sides["fork"], sides["shared"] = len(row["prompt_ids"]) + fork, fork
-        # Which tokens of each side the other lacks.
-        differs = {side: [False] * fork + [True] * (len(ids[side]) - fork) for side in ids}
-        if max(len(a), len(b)) - fork <= _MOST_COMPARED:
-            for block in difflib.SequenceMatcher(None, a[fork:], b[fork:], autojunk=False).get_matching_blocks():
-                for side, start in (("chosen", fork + block.a), ("rejected", fork + block.b)):
-                    differs[side][start : start + block.size] = [False] * block.size
-        sides["tokens"] = {
-            side: [
-                shown_token(vocabulary, position, token, differs=other, sampled=bool(trained))
-                for position, (token, trained, other) in enumerate(
-                    zip(ids[side], row[f"{side}_mask"], differs[side], strict=True)
-                )
-            ]
-            for side in ids
+    chosen, rejected = row["chosen_ids"], row["rejected_ids"]
+    fork = common_length(chosen, rejected) if chosen and rejected else None
+    # Which tokens of each side the other lacks.
+    differs = {"chosen": [True] * len(chosen), "rejected": [True] * len(rejected)}
+    if fork is not None and max(len(chosen), len(rejected)) - fork <= _MOST_COMPARED:
+        for block in difflib.SequenceMatcher(
+            None, chosen[fork:], rejected[fork:], autojunk=False
+        ).get_matching_blocks():
+            for side, start in (("chosen", fork + block.a), ("rejected", fork + block.b)):
+                differs[side][start : start + block.size] = [False] * block.size
+    sides: dict[str, Values] = {}
+    for side, unlike in differs.items():
+        ids, mask, logprobs = (row[f"{side}_{name}"] for name in ("ids", "mask", "logprobs"))
+        unlike[:fork] = [False] * (fork or 0)
+        tokens = [
+            shown_token(vocabulary, position, token, differs=other, sampled=bool(trained))
+            for position, (token, trained, other) in enumerate(zip(ids, mask, unlike, strict=True))
+        ]
+        sides[side] = {
+            "messages": messages_of(row[side], ()),
+            "tokens": tokens if fork is not None else None,
+            "length": len(ids),
+            "trained": int(sum(mask)),
+            "logp": sum(lp for lp, trained in zip(logprobs, mask, strict=False) if trained),
         }
     return {
         "pair": row,
         "prompt": messages_of(row["prompt"], ()),
-        "chosen": messages_of(row["chosen"], ()),
-        "rejected": messages_of(row["rejected"], ()),
-        "lengths": {side: (len(ids[side]), int(sum(row[f"{side}_mask"]))) for side in ids},
-        "logps": {
-            side: sum(lp for lp, m in zip(row[f"{side}_logprobs"], row[f"{side}_mask"], strict=False) if m)
-            for side in ids
-        },
-        **sides,
+        "sides": sides,
+        "shared": fork,
+        "fork": None if fork is None else len(row["prompt_ids"]) + fork,
+        "as_text": vocabulary is not None,
     }
 
 

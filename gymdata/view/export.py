@@ -19,23 +19,16 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from gymdata import __version__
-from gymdata.checks.violations import CODES
 from gymdata.errors import RefusedError, StoreError, UsageError, option
 from gymdata.report.rollouts import codes_of
 from gymdata.report.sampling import sample, sampled_as
 from gymdata.store.paths import local_output
 from gymdata.store.run_json import replacing
 from gymdata.view.app import HERE, environment
-from gymdata.view.evidence.lines import TEXTS, lines_of
-from gymdata.view.evidence.listing import run_names, scale_of
+from gymdata.view.evidence.listing import listed_rows, run_names, scale_of
 from gymdata.view.evidence.selection import Query, command_of, select
 from gymdata.view.pages import Pages
 from gymdata.view.settings import ViewConfig
-
-_SHOWN = (
-    *("rollout_id", "run_id", "task_id", "rollout_index", "reward", "status", "stop_reason", "n_turns", "n_breaks"),
-    *("n_context_tokens", "n_generated_tokens", "policy", "policy_version"),
-)
 
 
 def export(paths: Sequence[Path], config: ViewConfig) -> str:
@@ -72,38 +65,20 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
             else "there are no rollouts to show"
         )
         raise RefusedError("; ".join(snapshot.problems) or none)
-    rows, evidence = [], []
     selected = snapshot.table.select(["reward", "group_id"]).take(pa.array(selection.rows))
-    chosen = sample(
-        config.sample,
-        config.limit,
-        pc.fill_null(selected["reward"], math.nan).to_numpy(),
-        codes_of(selected["group_id"])[0],
-    )
-    numbers = selection.rows[chosen].tolist()
+    rewards, groups_of_rows = pc.fill_null(selected["reward"], math.nan).to_numpy(), codes_of(selected["group_id"])[0]
+    numbers = selection.rows[sample(config.sample, config.limit, rewards, groups_of_rows)].tolist()
     sampled = sampled_as(config.sample, len(numbers), len(selection.rows), snapshot.score)
-    for number, line in zip(numbers, lines_of(snapshot.read(numbers, TEXTS)), strict=True):
-        shown = pages.evidence(snapshot, number)
-        violations = [violation for violation in shown.violations if violation.severity != "info"]
-        rows.append(
-            {**{key: shown.row[key] for key in _SHOWN}, **vars(shown), "violations": violations} | {"line": line}
-        )
-        evidence.append(
-            None if shown.fault else shown.tokens.data(pages.vocabulary(shown.row)) if shown.tokens else None
-        )
-    # The groups of which several rollouts are exported; each row gets the number of its group, or None.
+    shown = [pages.rollout_values(snapshot, number) for number in numbers]
+    evidence = [None if it["fault"] else it["tokens"].data(pages.vocabulary(it["row"])) for it in shown]
+    # The groups of which several rollouts are exported.
     members: dict[str, list[int]] = {}
     for number in numbers:
         members.setdefault(snapshot.table["group_id"][number].as_py(), []).append(number)
     several = {group: mates for group, mates in members.items() if len(mates) > 1}
-    group_number = {group: n for n, group in enumerate(several)}
-    for number, row in zip(numbers, rows, strict=True):
-        row["group"] = group_number.get(snapshot.table["group_id"][number].as_py())
-    groups = [
-        pages.group_values(snapshot, mates) | {"whole": len(snapshot.where("group_id", group))}
-        for group, mates in several.items()
-    ]
-    anchors = {row["rollout_id"]: f"#r{n}" for n, row in enumerate(rows)}
+    groups = [pages.group_values(snapshot, mates) for mates in several.values()]
+    group_anchors = {group: f"#g{n}" for n, group in enumerate(several)}
+    anchors = {it["row"]["rollout_id"]: f"#r{n}" for n, it in enumerate(shown)}
     # The pairs of which both sides are exported.
     pair_rows = pages.tables.rows("pairs")
     sides = (pair_rows.table[f"{side}_rollout_id"].to_pylist() for side in ("chosen", "rejected"))
@@ -114,10 +89,11 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
     style = (HERE / "static" / "view.css").read_text(encoding="utf-8")
     policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'"
     text = (
-        environment({"rollout": lambda rollout: anchors.get(rollout, ""), "comparison": lambda _: ""})
+        environment({"rollout": anchors, "group": group_anchors, "comparison": {}})
         .get_template("export.html")
         .render(
-            rows=rows,
+            rows=listed_rows(snapshot, numbers),
+            shown=shown,
             groups=groups,
             runs=run_names(snapshot, several=True),
             pairs=pairs,
@@ -132,7 +108,6 @@ def _page(pages: Pages, config: ViewConfig) -> tuple[str, str]:
             script=Markup(script),
             style=Markup(style),
             evidence=htmlsafe_json_dumps(evidence, lambda value: orjson.dumps(value).decode()),
-            codes=CODES,
             gymdata_version=__version__,
         )
     )

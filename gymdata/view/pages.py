@@ -36,7 +36,7 @@ from gymdata.view.evidence.listing import (
     run_names,
     scale_of,
 )
-from gymdata.view.evidence.rollout import Evidence, Tokens, both_sides, text_of
+from gymdata.view.evidence.rollout import Tokens, both_sides, text_of
 from gymdata.view.evidence.selection import COLUMNS, Query, command_of, compare_runs, page_of, page_slice, select
 from gymdata.view.evidence.tables import Rows, Snapshot, Tables, facts_of
 from gymdata.view.settings import ViewConfig
@@ -164,31 +164,22 @@ class Pages:
 
     def rollout(self, request: Request) -> Page:
         snapshot, number = self.named_by(request)
-        evidence = self.evidence(snapshot, number)
-        row, tokens = evidence.row, evidence.tokens
-        indices = snapshot.table["rollout_index"]
-        mates = sorted(snapshot.where("group_id", row["group_id"]), key=lambda mate: indices[mate].as_py())
-        index = mates.index(number)
-        ids = [snapshot.table["rollout_id"][mate].as_py() for mate in mates]
+        values = self.rollout_values(snapshot, number)
+        indices, ids = snapshot.table["rollout_index"], snapshot.table["rollout_id"]
+        group = snapshot.where("group_id", values["row"]["group_id"])
+        mates = sorted(group, key=lambda mate: indices[mate].as_py())
+        place = mates.index(number)
+        before, after = mates[place - 1 : place], mates[place + 1 : place + 2]
         return "rollout.html", {
-            **vars(evidence),
-            "place": index + 1,
+            "it": values,
+            "place": place + 1,
             "mates": len(mates),
-            "before": ids[index - 1] if index else None,
-            "after": ids[index + 1] if index + 1 < len(mates) else None,
-            # Breaks have lines of their own, and missing tokens are shown otherwise.
-            "violations": [v for v in evidence.violations if v.severity == "error" or v.code[0] not in "TR"],
-            "codes": CODES,
-            "turns": len(row["turns"]),
-            "reference": texts_of([], row["task"]).reference,
-            "has": tokens.colors() if tokens is not None else {},
-            "notes": tokens.notes if tokens is not None else [],
-            "text_known": self.vocabulary(row) is not None,
-            "run": run_names(snapshot, several=True).get(row["run_id"]),
+            "before": ids[before[0]].as_py() if before else None,
+            "after": ids[after[0]].as_py() if after else None,
         }
 
-    def evidence(self, snapshot: Snapshot, number: int) -> Evidence:
-        """What a page shows of one rollout."""
+    def rollout_values(self, snapshot: Snapshot, number: int) -> Values:
+        """What is shown of one rollout. ``rewards``: its other scores by name; ``fault``: why its tokens are not shown."""
         row = snapshot.row(number)
         vocabulary = self.vocabulary(row)
         (batch,) = snapshot.whole(number).combine_chunks().to_batches()
@@ -201,19 +192,29 @@ class Pages:
             # Scoring again adds rows: the last one counts.
             scores[rows.table["name"][n].as_py()] = rows.table["value"][n].as_py()
         scores.pop(snapshot.score or "reward", None)
-        evidence = Evidence(
-            row,
+        values: Values = {
+            "row": row,
             # Before the lists of the turns are made into arrays.
-            conversations_of(row),
-            list(scores.items()),
-            [violation for violation in faults if violation.code not in BREAKS],
-        )
+            "conversations": conversations_of(row),
+            "rewards": list(scores.items()),
+            # Breaks have lines of their own, and missing tokens are shown otherwise.
+            "violations": [
+                v for v in faults if v.code not in BREAKS and (v.severity == "error" or v.code[0] not in "TR")
+            ],
+            "reference": texts_of([], row["task"]).reference,
+            "run": run_names(snapshot, several=True).get(row["run_id"]),
+            "text_known": vocabulary is not None,
+            "notes": [],
+            "tokens": None,
+            "breaks": [],
+            "fault": "",
+        }
         try:
-            evidence.tokens = Tokens(row, self.tables)
-            evidence.breaks = [r for r in evidence.tokens.relations(vocabulary) if r.code != "T211"]
+            tokens = Tokens(row, self.tables)
+            breaks = [relation for relation in tokens.relations(vocabulary) if relation.code != "T211"]
+            return values | {"tokens": tokens, "notes": tokens.notes, "breaks": breaks}
         except GymdataError as error:
-            evidence.fault = str(error)
-        return evidence
+            return values | {"fault": str(error)}
 
     def tokens(self, request: Request) -> Values:
         row = self.row_of(request)
@@ -278,16 +279,17 @@ class Pages:
         mates = snapshot.where("group_id", group_id)
         if not mates:
             raise Missing(f"there is no group {group_id!r} among the {len(snapshot):,} rollouts here")
-        return "group.html", self.group_values(snapshot, mates) | {"scale": scale_of(snapshot)}
+        return "group.html", {"group": self.group_values(snapshot, mates), "scale": scale_of(snapshot)}
 
     def group_values(self, snapshot: Snapshot, mates: list[int]) -> Values:
-        """The values of the page of a group's rollouts."""
+        """What is shown of some rollouts of a group."""
         texts = snapshot.read(mates, TEXTS).to_pylist()
         listed = snapshot.table.select(LISTED).take(pa.array(mates)).to_pylist()
         rewards = finite_rewards(snapshot, mates)
         return {
             **comparing.group_cards([row | text for row, text in zip(listed, texts, strict=True)]),
             "task": snapshot.table["task_id"][mates[0]].as_py(),
+            "whole": len(snapshot.where("group_id", snapshot.table["group_id"][mates[0]].as_py())),
             "run": run_names(snapshot, several=True).get(snapshot.table["run_id"][mates[0]].as_py()),
             "reference": texts_of([], texts[0]["task"]).reference,
             "mean": float(np.mean(rewards)) if rewards else None,
@@ -314,7 +316,7 @@ class Pages:
         file = rows.file_number(numbers[0])
         near = [n if n in rows.span(file) else None for n in (numbers[0] - 1, numbers[0] + 1)]
         neighbours = [None if n is None else rows.table["pair_id"][n].as_py() for n in near]
-        return "pair.html", self.pair_values(rows, numbers[0]) | {"neighbours": neighbours, "number": file}
+        return "pair.html", {"one": self.pair_values(rows, numbers[0]), "neighbours": neighbours, "number": file}
 
     def pair_values(self, rows: Rows, number: int) -> Values:
         (row,) = rows.read([number]).to_pylist()
@@ -331,12 +333,10 @@ class Pages:
             sides = (ids, ids[::-1])
             numbers = [n for i, j in sides for n in comparisons.where("rollout_i", i) if second[n].as_py() == j]
             listed = verdicts.listed(numbers)
-        return comparing.pair_page(row, self.vocabulary(source)) | {
-            "verdicts": listed,
-            "rewards": [None if n is None else snapshot.reward(n) for n in indices],
-            "file": str(rows.file(number)),
-            "known": [n is not None for n in indices],
-        }
+        values = comparing.pair_page(row, self.vocabulary(source))
+        for side, rollout, n in zip(values["sides"].values(), ids, indices, strict=True):
+            side |= {"id": rollout, "known": n is not None, "reward": None if n is None else snapshot.reward(n)}
+        return values | {"verdicts": listed, "file": str(rows.file(number))}
 
     def verdicts(self, rows: Rows, snapshot: Snapshot) -> comparing.Verdicts:
         """All comparisons with what they decided, made once for one state of the files."""

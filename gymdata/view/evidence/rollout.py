@@ -9,19 +9,16 @@ do not fit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gymdata.checks.breaks import Reading, Relation, relations
-from gymdata.checks.violations import Violation
 from gymdata.errors import printable
 from gymdata.models.vocabulary import Vocabulary
 from gymdata.rollouts.messages import RolloutRow, loads, object_of
 from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
-from gymdata.show.conversations import ConversationView
 from gymdata.view.evidence.tables import Tables, facts_of
 from gymdata.view.text import Values
 
@@ -29,20 +26,6 @@ Array = npt.NDArray[Any]
 _DIGITS = 5
 #: Tokens that a break page shows before and after what differs, and of one difference.
 _AROUND, _MOST_SHOWN = 24, 400
-
-
-@dataclass
-class Evidence:
-    """What the pages show of one rollout. ``rewards``: its other scores by name; ``violations``: all but breaks; ``fault``:
-    why its tokens are not shown."""
-
-    row: RolloutRow
-    conversations: list[ConversationView]
-    rewards: list[tuple[str, float | None]]
-    violations: list[Violation]
-    tokens: Tokens | None = None
-    breaks: list[Relation] = field(default_factory=list)
-    fault: str = ""
 
 
 def finite(value: float | None) -> float | None:
