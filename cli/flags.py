@@ -36,7 +36,7 @@ METAVARS = {
     "loss": "LOSS", "map": "FIELD=COLUMN", "pair": "[ID]", "random": "N", "ray": "[ADDRESS]", "replicas": "N",
     "reward_url": "URL", "select": "CODE", "system": "TEXT",
     "step_reward_field": "NAME", "task": "ID", "top_logprobs": "K", "user": "SPEC",
-    "where": "CONDITION", "workflow_url": "URL",
+    "where": "CONDITION",
 }  # fmt: skip
 #: The widest list of choices as a metavar in ``--help``; longer lists are part of the text.
 _WIDEST = 76

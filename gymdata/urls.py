@@ -22,7 +22,6 @@ from gymdata.errors import HIDDEN, PLACEHOLDER, OutsideError, UsageError, option
 #: Environment variables that may hold the API key of a system, the first one set wins.
 ENGINE_KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")
 JUDGE_KEYS = ("JUDGE_API_KEY", *ENGINE_KEYS)
-WORKFLOW_KEYS = ("WORKFLOW_API_KEY",)
 ENVIRONMENT_KEYS = ("ENVIRONMENT_API_KEY",)
 REWARD_KEYS = ("GYMDATA_REWARD_API_KEY",)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

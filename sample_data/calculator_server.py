@@ -1,14 +1,13 @@
-"""The sample environment behind HTTP, and a small agent: ``python sample_data/calculator_server.py --port 8100``.
+"""The sample environment behind HTTP, and a workflow: ``python sample_data/calculator_server.py --port 8100``.
 
 | POST | what | for |
 | --- | --- | --- |
 | ``/seed_session`` | begins a session: a calculator of its own, kept by a cookie | ``gymdata collect --env http://…`` |
 | ``/calculate`` | the tool of ``calculator.py``; its answer, or 400 and what was wrong | the same |
 | ``/verify`` | reward 1 when the last number that was said is the task's ``answer``; the number of calls | the same |
-| ``/workflow`` | plays a whole rollout: an agent that asks the calculator | ``--workflow-url http://…/workflow`` |
+| ``/workflow`` | plays a whole rollout with the model at the ``base_url`` that it is sent | ``served_workflow.py`` |
 
-The first line that it prints is the port. It shows the whole protocol in one file; the agent is a rule, not a model, so it
-has no token ids to give.
+The first line that it prints is the port. It shows the whole protocol in one file.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import re
 import secrets
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 try:
     from gymdata.sample_data.calculator import Calculator
@@ -31,7 +30,23 @@ except ModuleNotFoundError:  # gymdata is not installed here: the file beside th
 
 SESSIONS = web.AppKey("sessions", dict)
 _NUMBER = re.compile(r"-?\d+")
-_EXPRESSION = re.compile(r"-?\d+\s*[-+*]\s*\d+")
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "calculate",
+        "description": "Work out an arithmetic expression.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "expression": {
+                    "type": "string",
+                    "description": "Whole numbers joined by +, - or *, for example 12*34.",
+                }
+            },
+            "required": ["expression"],
+        },
+    },
+}
 _MOST_SESSIONS = 10_000
 
 
@@ -101,26 +116,26 @@ def score(said: str, answer: str) -> float:
 
 
 async def workflow(request: web.Request) -> web.Response:
-    """A whole rollout: the expression in the question goes to the calculator, what comes back is the answer."""
+    """A whole rollout of the model at ``base_url``, which may ask the calculator until it answers without it."""
     task = await request.json()
-    question = str(task["messages"][-1]["content"])
-    found = _EXPRESSION.search(question)
-    messages: list[dict[str, Any]] = [*task["messages"]]
-    said = "I see nothing to work out."
-    if found is not None:
-        arguments = {"expression": found.group().replace(" ", "")}
-        function = {"name": "calculate", "arguments": arguments}
-        said = run_tool(Calculator(), arguments)
-        messages += [
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"id": "c0", "type": "function", "function": function}],
-            },
-            {"role": "tool", "content": said, "tool_call_id": "c0", "name": "calculate"},
-        ]
-    messages.append({"role": "assistant", "content": said})
-    return web.json_response({"messages": messages, "reward": score(said, str(task["answer"])), "agent": "rule"})
+    messages: list[dict[str, Any]] = [{"role": "user", "content": task["prompt"]}]
+    headers, calculator, calls = {"Authorization": f"Bearer {task['api_key']}"}, Calculator(), 0
+    async with ClientSession(headers=headers, raise_for_status=True) as client:
+        while True:
+            body = {"model": task["model"], "messages": messages, "tools": [TOOL]}
+            async with client.post(f"{task['base_url']}/chat/completions", json=body) as response:
+                said = (await response.json())["choices"][0]["message"]
+            messages.append(said)
+            for call in said.get("tool_calls") or []:
+                calls += 1
+                try:
+                    answer = run_tool(calculator, json.loads(call["function"]["arguments"]))
+                except ValueError as error:
+                    answer = json.dumps({"error": str(error)})
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": answer})
+            if not said.get("tool_calls"):
+                text = said["content"] or ""
+                return web.json_response({"reward": score(text, str(task["answer"])), "calls": calls, "value": text})
 
 
 def _session(request: web.Request) -> Session:

@@ -23,8 +23,7 @@ MATHS = {"credit", "genrm", "curriculum", "tokens"}
 #: Where tokens, worlds and rewards come from; they import the kernel and each other along PLUG_EDGES.
 PLUGS = {"models", "chat", "engines", "environments", "rewards"}
 PLUG_EDGES = {
-    ("chat", "models"), ("engines", "models"), ("environments", "engines"),
-    ("environments", "models"), ("rewards", "models"),
+    ("chat", "models"), ("engines", "models"), ("environments", "models"), ("rewards", "models"),
 }  # fmt: skip
 #: A command's folder may use these modules of another command's folder, and no more. ``*``: any.
 EDGES = {

@@ -1,11 +1,9 @@
-"""One rollout, turn by turn (sample, parse, step the environment, bridge, sample again), or as a workflow returns it.
+"""One rollout, turn by turn: sample, parse, step the environment, bridge, sample again.
 
 Invariants: the first prompt is the rendered conversation; every later prompt is the ids that the engine reports to have
 read, the ids that it sampled, and the bridge to the environment's new messages, so nothing sampled is ever re-rendered
 here. Environments get and give copies: what they change later is not what is saved. Prompts are kept as the engine reported
-them, and before a rollout is handed on, its encoded turns are expanded again and compared with them. Of a workflow ids and
-log-probabilities are those of its response; a rollout whose workflow failed has no turns and no reward, and stays pending;
-one without ids is kept as messages, with no token data.
+them, and before a rollout is handed on, its encoded turns are expanded again and compared with them.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,31 +23,25 @@ from gymdata.collect.outcome import Failure, Limits, Outcome
 from gymdata.collect.resume import RunKey, request_seed
 from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
 from gymdata.engines.sampling import cut_at_stop
-from gymdata.environments.port import Environment, Episode, RemoteRequest, Verdict
+from gymdata.environments.port import Environment, Episode, Verdict
 from gymdata.environments.step import reward_of
 from gymdata.errors import DataError, GymdataError, OutsideError, RefusedError
 from gymdata.rollouts.messages import Message, RolloutRow, Task, ToolDefinition
 from gymdata.rollouts.next_prompt import next_prompt
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder, expand_prompts
 
-if TYPE_CHECKING:
-    from gymdata.environments.workflow import HttpWorkflow
-
 
 @dataclass(frozen=True, slots=True)
 class EpisodeConfig:
-    """Settings and parts that all rollouts of a run share. ``sampler``, ``chat`` and ``environment`` are None when there is
-    a ``workflow``."""
+    """Settings and parts that all rollouts of a run share. ``environment`` is None when there are ``agents``."""
 
-    sampler: Sampler | None
-    chat: Chat | None
+    sampler: Sampler
+    chat: Chat
     environment: Environment | None
     key: RunKey
     limits: Limits
     seed: int
     temperature: float
-    #: Makes whole rollouts in place of sampler, chat and environment, and gets ``sampling``.
-    workflow: HttpWorkflow | None = None
     #: Plays and writes the rollouts of agents, which call the model by themselves.
     agents: Agents | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -58,9 +50,7 @@ class EpisodeConfig:
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
         """Raises OutsideError("engine")."""
-        assert self.sampler is not None
         generations = await self.sampler.sample(request)
-        assert self.chat is not None
         min_tokens = int(self.sampling.get("min_tokens") or 0)
         return [cut_at_stop(generation, self.chat.decode, min_tokens) for generation in generations]
 
@@ -69,7 +59,6 @@ class EpisodeConfig:
         *rendered, prompt = self.first_prompts.get(task.task_id, (None, None, []))
         if rendered == [messages, tools]:
             return prompt
-        assert self.chat is not None
         prompt = list(self.chat.render(messages, tools))
         self.first_prompts[task.task_id] = (list(messages), tools, prompt)
         if len(self.first_prompts) > _KEPT_PROMPTS:
@@ -80,7 +69,6 @@ class EpisodeConfig:
         self, context: Sequence[int], completions: Sequence[Message], new: Sequence[Message], tools: Any
     ) -> list[int]:
         """Ids of the next prompt. Raises RefusedError when the template rewrites what came before."""
-        assert self.chat is not None
         return next_prompt(context, self.chat.bridge(completions, new, tools), self.chat.end_of_turn_ids)
 
 
@@ -195,7 +183,6 @@ class Rollout:
         self.tools = copy.deepcopy(self._episode.tools)
         self.messages = copy.deepcopy(list(self._episode.messages))
         self.produced_by = [None] * len(self.messages)
-        assert setting.chat is not None
         if (n := setting.chat.fewest_tokens(self.messages, self.tools)) > (setting.limits.max_context or n):
             self.failure = ends.no_room_at_start(f"at least {n:,}", setting.limits)
             return
@@ -317,37 +304,3 @@ class Agents(Protocol):
     async def discard(self, rollout: Rollout) -> None:
         """Forget an attempt that failed."""
         ...
-
-
-class WorkflowRollout(Rollout):
-    """A ``Rollout`` that the setting's workflow makes."""
-
-    async def begin(self) -> None:
-        """Nothing: the environment is the workflow's."""
-
-    def out_of_time(self) -> None:
-        """The time limit passed and there is nothing to keep."""
-        limit = self.setting.limits.time_limit
-        self.failure = ends.failure(
-            OutsideError("environment", f"the workflow gave no rollout within the {limit:g} s limit"), "workflow"
-        )
-
-    async def _turns(self, first: object) -> None:  # noqa: ARG002 - nothing is sampled here, with a group or alone
-        setting, self._place = self.setting, "workflow"
-        assert setting.workflow is not None
-        rollout = await setting.workflow.run(
-            RemoteRequest(
-                rollout_id=self.rollout_id,
-                task=self.task,
-                rollout_index=self.index,
-                seed=request_seed(setting.seed, self.task, 0, self.index),
-                sampling=setting.sampling,
-            )
-        )
-        self.tools, self.messages, self.verdict = rollout.tools, rollout.messages, rollout.verdict
-        for generation in rollout.generations:
-            self.produced_by.append(None if generation is None else len(self.encoder.turns))
-            if generation is not None:
-                self._encode(generation)
-                self.finish_reason = generation.finish_reason
-        self.outcome = ends.elsewhere(rollout.truncated, rollout.stop_reason)

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymdata.collect.episode import EpisodeConfig, Rollout, WorkflowRollout
+from gymdata.collect.episode import EpisodeConfig, Rollout
 from gymdata.collect.outcome import Failure
 from gymdata.collect.resume import AttemptTracker, OwedGroup
 from gymdata.collect.rows import failure_record, reward_fault_record, rollout_row
@@ -24,7 +24,7 @@ from gymdata.environments.port import Verdict
 from gymdata.errors import OutsideError
 from gymdata.progress import Progress
 from gymdata.rewards.port import RewardPart
-from gymdata.rewards.scheduler import RewardScheduler, counted_calls, step_rewards, view_of
+from gymdata.rewards.scheduler import RewardScheduler, step_rewards, view_of
 from gymdata.rollouts.messages import RolloutRow, Task
 from gymdata.store import Run
 from gymdata.workers.signals import together
@@ -43,7 +43,7 @@ async def play_all(
     rollout in flight ends with a fatal failure, the sink gets them all, and then that error is raised.
     """
     # vLLM refuses several generations of one greedy request.
-    grouped = setting.sampler is not None and setting.sampler.prefers_groups and setting.temperature > 0
+    grouped = setting.sampler.prefers_groups and setting.temperature > 0
     if not grouped or setting.agents is not None:
         groups = (OwedGroup(group.task, group.group_id, (index,)) for group in groups for index in group.indexes)
     pieces = (
@@ -84,8 +84,7 @@ async def play_all(
 
 async def _play_group(setting: EpisodeConfig, group: OwedGroup, indexes: tuple[int, ...], play: Play) -> None:
     """The members of one group. The first turn of neighbours is one request; then each continues alone."""
-    kind = Rollout if setting.workflow is None else WorkflowRollout
-    make = kind if setting.agents is None else setting.agents.rollout
+    make = Rollout if setting.agents is None else setting.agents.rollout
     rollouts = [make(setting, group.task, index) for index in indexes]
     if len(rollouts) == 1:
         await rollouts[0].begin()
@@ -191,7 +190,7 @@ class Collector:
             scored = await self.scheduler.score(
                 view_of(
                     messages=rollout.messages,
-                    produced_by=rollout.produced_by if turns else counted_calls(rollout.messages),
+                    produced_by=rollout.produced_by,
                     task=rollout.task.row,
                     tools=rollout.tools,
                     turns=turns,

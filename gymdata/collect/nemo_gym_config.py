@@ -35,7 +35,7 @@ def of_nemo_gym(values: Settings, file: Path, given: Settings) -> Settings:
         settings["tasks"] = tasks = _found(tasks, file)
         if "num_repeats" in data:
             settings["num_rollouts"] = data["num_repeats"]
-    if not (given.get("env") or given.get("workflow_url")):
+    if not (given.get("env") or given.get("agent")):
         names = [name for name, part in servers.items() if "resources_servers" in part]
         addresses = [
             f"http://{server['host']}:{server['port']}"

@@ -11,14 +11,13 @@
 | the engine raised, or aborted a request that we did not cancel | failed, kind ``engine`` | |
 | the environment raised or hung, its verdict included | failed, kind ``environment`` | |
 | the verdict says that the environment, or its judge, failed | failed, kind ``environment`` or ``judge`` | |
-| a workflow says how its rollout ended | completed or truncated | what it says |
-| a workflow failed, or gave nothing within the time limit | failed, kind ``environment`` | |
 | the time limit passed before the environment had given a first prompt | failed, kind ``environment`` | |
 | the first prompt leaves no room for a single token | failed, kind ``environment`` | |
 | the chat template refuses the conversation, or rewrites what came before | failed, kind ``engine`` | |
 | the time limit passed while the server could not be reached | failed, kind ``engine`` | |
 | an agent ended with an exit code other than 0 after a model call | truncated | ``exit_N`` |
-| an agent called no model, was ended by a signal, or cannot be run | failed, kind ``agent`` | |
+| an agent called no model, was ended by a signal, raised, or cannot be run | failed, kind ``agent`` | |
+| an agent's answer says that it, or its judge, failed | failed, kind ``agent`` or ``judge`` | |
 | ``--agent-timeout`` seconds of an agent passed | failed, kind ``agent`` | |
 | the last model call of an agent failed in the engine | failed, kind ``engine`` | |
 | the user quit (second Ctrl-C) | nothing is kept: the rollout is pending | |
@@ -105,11 +104,6 @@ def after_step(step: StepResult, n_turns: int, limits: Limits) -> Outcome | None
     if n_turns >= limits.max_turns:
         return Outcome(TRUNCATED, "max_turns")
     return None
-
-
-def elsewhere(truncated: bool, stop_reason: str | None) -> Outcome:
-    """A rollout that a workflow made, as the workflow says that it ended."""
-    return Outcome(TRUNCATED if truncated else COMPLETED, stop_reason)
 
 
 def no_room_at_start(prompt_length: str, limits: Limits) -> Failure:

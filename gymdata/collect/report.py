@@ -34,10 +34,6 @@ COLUMNS = (
 )
 
 
-#: Settings that name a server, in place of vLLM in this process.
-_SERVERS = ("endpoint", "workflow_url")
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class CollectSummary(Report):
     """The whole run (``rollouts`` … ``reward_faults``) and what this call did (``new_rollouts`` … ``seconds``).
@@ -185,7 +181,7 @@ class CollectPlan(Report):
             *([("bad task rows skipped", self.skipped_rows)] if self.skipped_rows else []),
             ("rollouts wanted", self.rollouts_wanted),
             ("model", self.config["model"]),
-            ("engine", next((self.config[key] for key in _SERVERS if self.config[key]), self._own_engine())),
+            ("engine", self.config["endpoint"] or self._own_engine()),
             *((player, one) for one in (spec if isinstance(spec, list) and spec else [spec or None])),
             ("rewards", ", ".join(rewards) or None),
             ("path", self.path),

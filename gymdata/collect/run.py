@@ -87,7 +87,6 @@ def collect(
     how: dict[str, Any] = {
         "limit": config.limit,
         "skip_bad_rows": config.skip_bad_rows,
-        "prompt_elsewhere": config.workflow_url is not None,
         "shape": TaskShape.of(config.map, config.system, config.prompt_template),
     }
     of_file = tasks is None or isinstance(tasks, (str, Path))
@@ -299,7 +298,7 @@ async def _play(
             if run.resumed and began_in and isinstance(parts.sampler, VllmSampler):
                 # Another machine may have another default, and one run has one number format.
                 parts.sampler.engine_args.setdefault("dtype", began_in)
-            facts = dict(await parts.source.start())
+            facts = dict(await parts.sampler.start())
             run.note(engine=facts)
             if isinstance(parts.sampler, (ServerSampler, Servers)):
                 parts.sampler.wait_for_server(config.wait_for_server, progress.message, run.server_away)
@@ -317,7 +316,7 @@ async def _play(
                 await serving.enter_async_context(agents.serving())
             # An agent is a process or more.
             most_agents = max(4, os.cpu_count() or 1)
-            concurrency = parts.source.default_concurrency
+            concurrency = parts.sampler.default_concurrency
             concurrency = config.concurrency or (concurrency if agents is None else min(concurrency, most_agents))
 
             setting = EpisodeConfig(
@@ -328,7 +327,6 @@ async def _play(
                 Limits(**limits, limited_by=tightest[1]),
                 seed,
                 float(config.temperature),
-                workflow=parts.workflow,
                 agents=agents,
                 sampling=config.sampling_parameters() | limits,
             )
@@ -355,12 +353,12 @@ async def _play(
             await serving.aclose()
             if parts.environment is not None:
                 await parts.environment.close()
-            await parts.source.close()
+            await parts.sampler.close()
 
 
 def _starting(config: CollectConfig, parts: Parts) -> str:
     policy = parts.model["policy"]
-    if server := ", ".join(config.endpoint) or config.workflow_url:
+    if server := ", ".join(config.endpoint):
         return f"connecting to {redacted(server)} …"
     if config.replicas is not None:
         where = "Ray" if config.ray in (None, "local") else f"the Ray cluster at {config.ray}"
@@ -400,7 +398,7 @@ def sampled_by(model: str | None, parts: Parts) -> RunFacts:
     return {
         "model": dict(parts.model),
         "policy": parts.model["policy"],
-        "chat": dict(parts.chat.facts()) if parts.chat is not None else {},
+        "chat": dict(parts.chat.facts()),
         "parents": model_parents(model),
     }
 

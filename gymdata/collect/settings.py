@@ -18,9 +18,9 @@ from gymdata.rewards.setting import RewardSpecs
 from gymdata.rollouts.column_names import TASK_FIELDS
 from gymdata.rollouts.logprobs import BIASES
 from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, one_or_list, parse_value
-from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, WORKFLOW_KEYS, refuse_userinfo
+from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, refuse_userinfo
 
-_KEYS = {"workflow_url": WORKFLOW_KEYS, "env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS}
+_KEYS = {"env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS}
 #: NAME=SPEC; a path or URL may have a = further on.
 _NAMED = re.compile(r"([A-Za-z_][\w.-]*)=(.+)", re.S)
 
@@ -47,22 +47,14 @@ _OURS = {
     *("prompt_logprobs", "flat_logprobs", "skip_clone", "skip_special_tokens", "return_token_ids"),
 }
 
-_OF_ENGINE = ("endpoint", "replicas", "tokenizer", "chat_template", "engine")
 _SERVERS_RUN = "--replicas starts engines on Ray, the other takes servers that run: leave one out"
 #: Settings of which only one may be given → what to do.
-_EXCLUDING = (
-    {
-        ("replicas", "endpoint"): _SERVERS_RUN,
-    }
-    | {
-        (name, "workflow_url"): "a workflow has its own engine and environment: leave the flag out"
-        for name in (*_OF_ENGINE, "env", "user", "step_reward_field", "agent")
-    }
-    | {
-        (name, "agent"): "an agent has its own loop and tools, and needs token ids: leave the flag out"
-        for name in ("env", "user", "step_reward_field")
-    }
-)
+_EXCLUDING = {
+    ("replicas", "endpoint"): _SERVERS_RUN,
+} | {
+    (name, "agent"): "an agent has its own loop and tools, and needs token ids: leave the flag out"
+    for name in ("env", "user", "step_reward_field")
+}
 #: Sampling parameters that override those of an agent, in ``collect`` and ``record``: KEY=VALUE, or a mapping.
 ForcedSampling = Annotated[
     list[str],
@@ -84,7 +76,9 @@ class CollectConfig(Config):
     given_as: ClassVar[Mapping[str, str]] = {"tasks": "the tasks file as the argument"}
     only_with: ClassVar[OnlyWith] = dict.fromkeys(
         ("ray", "replica"), ("{replicas}", lambda c: c.replicas is not None)
-    ) | dict.fromkeys(("agent_files", "agent_timeout", "force"), ("{agent}", lambda c: c.agent is not None))
+    ) | dict.fromkeys(
+        ("agent_files", "agent_timeout", "result_json_path", "force"), ("{agent}", lambda c: c.agent is not None)
+    )
     key_only: ClassVar[Set[str]] = frozenset(
         ("repetition_penalty", "presence_penalty", "frequency_penalty", "reward_timeout", "request_timeout", "retries")
     ) | {
@@ -131,12 +125,6 @@ class CollectConfig(Config):
         None, ge=1, description="Engines on Ray, each with a copy of the model (default: one engine in process)."
     )
     ray: RayAddress = None
-    workflow_url: str | None = pydantic.Field(
-        None, description="Workflow server that runs whole rollouts: it receives tasks and returns messages."
-    )
-    result_json_path: str = pydantic.Field(
-        "$", description="JSON path of the rollout, or its text, in the workflow server's response, such as $.value."
-    )
     tokenizer: str | None = pydantic.Field(None, description="Tokenizer folder, required when the model is not local.")
     chat_template: Path | None = pydantic.Field(None, description="Chat template file that replaces the model's.")
     tool_parser: str = pydantic.Field("auto", description="Tool call parser.")
@@ -215,6 +203,9 @@ class CollectConfig(Config):
     agent_timeout: float | None = pydantic.Field(
         None, gt=0.0, description="Seconds per run of the agent before it is a failed attempt (default: no limit)."
     )
+    result_json_path: str = pydantic.Field(
+        "$", description="JSON path of the result in what an agent's function returns, such as $.value."
+    )
     force: ForcedSampling
     reward: RewardSpecs = pydantic.Field(default_factory=list)
     reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch of rewards.")
@@ -264,7 +255,7 @@ class CollectConfig(Config):
         """One environment is one text, as files and run.json have it."""
         return one_or_list(value)
 
-    @pydantic.field_validator("endpoint", "workflow_url", "env", "reward")
+    @pydantic.field_validator("endpoint", "env", "reward")
     @classmethod
     def _no_userinfo(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         name = str(info.field_name)
@@ -325,7 +316,6 @@ class CollectConfig(Config):
             "concurrency",
             "replicas",
             "ray",
-            "workflow_url",
             "max_attempts",
             "give_up",
             "skip_bad_rows",

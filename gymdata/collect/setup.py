@@ -43,7 +43,6 @@ from gymdata.store.paths import Facts, Identity
 
 if TYPE_CHECKING:
     from gymdata.chat.template import TransformersChat
-    from gymdata.environments.workflow import HttpWorkflow
 
 
 def check_servers(config: CollectConfig) -> None:
@@ -56,10 +55,10 @@ def check_servers(config: CollectConfig) -> None:
 
 
 def first_prompt(parts: Parts, tasks: Iterable[Task]) -> str | None:
-    """The text of the first task's prompt as the policy would read it, before an environment adds to it; None where
-    another program makes it. Raises DataError for one that the chat template refuses."""
+    """The text of the first task's prompt as the policy would read it, before an environment adds to it; None without a
+    task. Raises DataError for one that the chat template refuses."""
     task = next(iter(tasks), None)
-    if parts.chat is None or task is None or not task.messages:
+    if task is None:
         return None
     return parts.chat.decode(parts.chat.render(task.messages, task.tools))
 
@@ -102,25 +101,16 @@ def check_tasks(parts: Parts, tasks: Iterable[Task]) -> None:
 
 @dataclass(slots=True)
 class Parts:
-    """The parts of a run, once loaded. Tests pass their own Sampler or Chat. With a ``workflow``, sampler, chat and
-    environment are None."""
+    """The parts of a run, once loaded. Tests pass their own Sampler or Chat."""
 
-    sampler: Sampler | None
-    chat: Chat | None
+    sampler: Sampler
+    chat: Chat
     environment: Environment | None
     rewards: list[Weighted]
     model: Facts
     notes: list[str] = field(default_factory=list)
-    workflow: HttpWorkflow | None = None
     #: Calls the model in the environment's place.
     agent: Agent | None = None
-
-    @property
-    def source(self) -> Sampler | HttpWorkflow:
-        """The source of rollouts, which is started and closed: the sampler, or the workflow."""
-        source = self.workflow or self.sampler
-        assert source is not None
-        return source
 
 
 @dataclass(slots=True)
@@ -143,37 +133,19 @@ def load_parts(config: CollectConfig, objects: Given | None = None) -> Parts:
 
     model: Facts
 
-    # A misspelt reward is reported before the tokenizer is loaded, whose text a reward server gets. In a workflow of others
-    # there is no tokenizer: the server gets the messages.
+    # A misspelt reward is reported before the tokenizer is loaded, whose text a reward server gets.
     def decode(ids: Sequence[int]) -> str:
         return tokenizer_chat.decode(ids)
 
-    text_of = decode if config.workflow_url is None else None
-    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, text_of, objects.rewards)]
-    remote = config.workflow_url is not None or any(map(server_url, config.environments().values()))
+    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, decode, objects.rewards)]
+    remote = any(map(server_url, config.environments().values()))
     if remote and any(reward.function.name == VERDICT for reward in rewards):
         raise UsageError(
             f"a reward function is named {VERDICT!r}, which is the name of the server's own reward",
             hint="give the function another name",
         )
     config.refuse_conflicts()
-    if config.workflow_url is not None:
-        from gymdata.environments.workflow import HttpWorkflow
-
-        workflow = HttpWorkflow(
-            config.workflow_url,
-            model=config.model,
-            timeout_s=config.request_timeout,
-            max_retries=config.retries,
-            result_json_path=config.result_json_path,
-        )
-        # Nothing is sampled here; the model is only a name.
-        model = model_identity.served_facts(config.model or "workflow")
-        return Parts(None, None, None, rewards, model, workflow=workflow)
-    agent = None
-    if config.agent is not None:
-        agent = load_agent(objects.agent or config.agent, config.agent_files)
-    environment = environment_of(config, objects) if agent is None else None
+    agent, environment = player_of(config, objects)
     announced: list[str] = []
     if not config.endpoint:
         if config.model is None:
@@ -239,6 +211,13 @@ def _served(servers: Sequence[str], config: CollectConfig) -> tuple[str, str, li
             hint="give a folder or hub name with --tokenizer",
         )
     return name, folders[0], [f"{shown} serves {name}; its tokenizer: {folders[0]}"]
+
+
+def player_of(config: CollectConfig, objects: Given) -> tuple[Agent | None, Environment | None]:
+    """The agent, or the environment of the tasks where there is none. Raises UsageError."""
+    if config.agent is None:
+        return None, environment_of(config, objects)
+    return load_agent(objects.agent or config.agent, config.agent_files, config.result_json_path), None
 
 
 def environment_of(config: CollectConfig, objects: Given) -> Environment:
@@ -328,8 +307,8 @@ def _sampler(config: CollectConfig, tokenizer_chat: TransformersChat, policy_has
 
 def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> Identity:
     """The identity of a run. ``chat.facts()`` and ``environment.identity`` bring their hashes."""
-    chat = dict(parts.chat.facts()) if parts.chat is not None else {}
-    environment = parts.workflow or parts.agent or parts.environment
+    chat = dict(parts.chat.facts())
+    environment = parts.agent or parts.environment
     assert environment is not None
     return {
         **config.identity(),
@@ -337,7 +316,7 @@ def identity_of(config: CollectConfig, parts: Parts, seed: int | None) -> Identi
         "tokenizer_hash": chat.get("tokenizer_hash"),
         "chat_template_hash": chat.get("chat_template_hash"),
         "tool_parser": chat.get("tool_parser"),
-        "end_of_turn_ids": list(parts.chat.end_of_turn_ids) if parts.chat is not None else [],
+        "end_of_turn_ids": list(parts.chat.end_of_turn_ids),
         "seed": seed,
         "environment": dict(environment.identity),
         "rewards": [{"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in parts.rewards],

@@ -80,8 +80,6 @@ class TaskFile:
     path: Path | str
     limit: int | None = None
     skip_bad_rows: bool = False
-    #: The prompt may come from elsewhere (a workflow), so an empty ``input`` is one.
-    prompt_elsewhere: bool = False
     shape: TaskShape = field(default_factory=TaskShape)
     files: list[Path] = field(init=False)
     #: Where the paths of the files begin, which user code may leave later.
@@ -105,7 +103,7 @@ class TaskFile:
                 break
             try:
                 shaped = self.shape.shape(row)
-                task = _task(row, shaped, self.shape, self.prompt_elsewhere)
+                task = _task(row, shaped, self.shape)
                 task = self._unique(task, file, line, occurrences)
             except FieldError as bad:
                 if bad.name == "prompt" and not count:
@@ -241,11 +239,10 @@ Tasks = str | Path | Iterable[TaskRow]
 
 def parse_task(row: TaskRow, shape: TaskShape) -> Task:
     """One source row as a Task. Raises ValueError naming the field that is wrong."""
-    return _task(row, shape.shape(row), shape, prompt_elsewhere=False)
+    return _task(row, shape.shape(row), shape)
 
 
-def _task(source: TaskRow, shaped: Shaped, shape: TaskShape, prompt_elsewhere: bool) -> Task:
-    """``prompt_elsewhere``: a missing or empty ``responses_create_params.input`` is a task without messages."""
+def _task(source: TaskRow, shaped: Shaped, shape: TaskShape) -> Task:
     row, tools = shaped.row, None
     if shaped.column == SOURCES[2]:
         # A NeMo Gym row with the system message, which its server gets, too.
@@ -255,7 +252,7 @@ def _task(source: TaskRow, shaped: Shaped, shape: TaskShape, prompt_elsewhere: b
             raise FieldError(SOURCES[2], "a prompt in the server's own form", expected)
         if shaped.system is not None and isinstance(params, dict) and not params.get("instructions"):
             row = {**row, SOURCES[2]: {**params, "instructions": shaped.system}}
-        messages, tools = _from_responses(row[SOURCES[2]], prompt_elsewhere)
+        messages, tools = _from_responses(row[SOURCES[2]])
     else:
         messages = _messages(shaped.value, shaped.column, allow_text=shaped.column not in ("messages", *CONVERSATIONS))
         row, messages = _without_answer(row, messages, shaped.column)
@@ -393,15 +390,12 @@ def _text(value: Any, where: str) -> str:
     raise FieldError(where, short(value), "text, or a list of text parts")
 
 
-def _from_responses(value: Any, prompt_elsewhere: bool) -> tuple[list[Message], list[ToolDefinition] | None]:
+def _from_responses(value: Any) -> tuple[list[Message], list[ToolDefinition] | None]:
     where = "responses_create_params"
     if not isinstance(value, dict):
         raise FieldError(where, short(value), "an object with input and optional tools")
-    items = value.get("input")
-    empty = prompt_elsewhere and (items is None or items in ([], ""))
-    messages = [] if empty else _messages(items, f"{where}.input", allow_text=True)
-    if messages:
-        _without_answer({}, messages, f"{where}.input")
+    messages = _messages(value.get("input"), f"{where}.input", allow_text=True)
+    _without_answer({}, messages, f"{where}.input")
     if value.get("instructions"):
         messages = [{"role": "system", "content": _text(value["instructions"], f"{where}.instructions")}, *messages]
     tools = value.get("tools")

@@ -1,4 +1,4 @@
-"""Where rollouts happen: the protocols of environments and their episodes, and what a workflow is given and answers."""
+"""Where rollouts happen: the protocols of environments and their episodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gymdata.engines.port import Generation
 from gymdata.rollouts.messages import Message, Task, ToolDefinition
 from gymdata.store.paths import Identity
 
@@ -92,27 +91,3 @@ class User(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteRollout:
-    """A rollout that was made elsewhere. ``generations``: for each message the model call that it is, where token ids
-    were given; None for all other messages."""
-
-    messages: list[Message]
-    generations: list[Generation | None]
-    tools: list[ToolDefinition] | None = None
-    truncated: bool = False
-    stop_reason: str | None = None
-    verdict: Verdict | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteRequest:
-    """What a workflow is given: one rollout of a task. ``sampling``: temperature and the like, limits included."""
-
-    rollout_id: str
-    task: Task
-    rollout_index: int
-    seed: int
-    sampling: Mapping[str, Any]

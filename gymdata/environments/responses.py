@@ -14,14 +14,10 @@ from gymdata.rollouts.messages import (
     Message,
     ResponseItem,
     Task,
-    holds_ids,
     items_of,
     loads,
-    messages_of,
     response_tools,
-    walk,
     with_call_ids,
-    written_by_model,
 )
 
 #: Limits that cut the last generation itself; with the others it is complete.
@@ -59,34 +55,6 @@ def verify_body(task: Task, messages: Sequence[Message], stop_reason: str | None
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
     }
     return {**task_body(task), "response": response}
-
-
-def conversation_of(answer: JsonObject) -> tuple[list[Message], dict[int, ResponseItem], str | None] | None:
-    """The rollout in an answer that has ``response.output``: chat messages (``turn``: the model call), for each model call
-    the item that holds its token lists, and why it is incomplete. None when the answer has no such thing."""
-    response = answer.get("response", answer)
-    output = response.get("output") if isinstance(response, Mapping) else None
-    if not isinstance(output, list) or not all(isinstance(item, (dict, list)) for item in output):
-        return None
-    params = answer.get("responses_create_params")
-    prompt_items = params.get("input") if isinstance(params, Mapping) else None
-    items: dict[int, ResponseItem] = {}
-    calls: set[int] = set()
-    for call, item in walk(output):
-        if written_by_model(item):
-            calls.add(call)
-            if holds_ids(item):
-                items[call] = item
-    messages: list[Message] = []
-    for message in messages_of(prompt_items, walk(output), {call: call for call in calls}):
-        chat = {key: value for key, value in message.items() if value is not None}
-        chat.setdefault("content", None)
-        if chat.get("tool_calls"):
-            chat["tool_calls"] = loads(chat["tool_calls"])
-        messages.append(chat)
-    details = response.get("incomplete_details") if isinstance(response, Mapping) else None
-    cut = details.get("reason") if isinstance(details, Mapping) else None
-    return messages, items, str(cut) if cut else None
 
 
 def _tools(task: Task) -> list[ResponseItem]:

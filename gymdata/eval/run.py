@@ -159,7 +159,8 @@ def evaluate(
     named = {"model": None if model is None else str(model)}
     named["tasks"] = str(tasks) if isinstance(tasks, (str, Path)) else None if tasks is None else IN_MEMORY
     config = EvalConfig.called_with(evaluate, config, {**settings, **named})
-    if reward is None and not config.reward and env is None and not config.env and config.workflow_url is None:
+    returns_reward = callable(agent) or ".py:" in str(agent or config.agent)
+    if reward is None and not config.reward and env is None and not config.env and not returns_reward:
         raise UsageError(
             "eval: nothing scores the rollouts",
             hint=f"give {option('reward')}, such as numeric, exact or path.py:function",

@@ -79,7 +79,8 @@ def check(
         key = f"trajectory_builders.{name if name in builders else next(iter(builders), 'NAME')}"
         text = f"{where}: the section{'s' * (len(sections) > 1)} {abridged(map(repr, sections))} cannot be honoured"
         env = override(f"{key}.env", "path.py:Class")
-        served = f"or, where it is served, {key}.workflow_url URL; or take {'them' if len(sections) > 1 else 'it'} out"
+        served = f"or, where it is served, {key}.agent path.py:function, which posts each task to it"
+        served = f"{served}; or take {'them' if len(sections) > 1 else 'it'} out"
         faults.append(UsageError(text, hint=f"what stands in for the workflow: {env}; {served}"))
     try:
         config = FinetuneConfig.of(_with_keys(read, where), where, names)

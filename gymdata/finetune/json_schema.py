@@ -37,7 +37,7 @@ def schema() -> dict[str, object]:
         entry["additionalProperties"] = {"anyOf": [*shipped, {"type": "object", **described, **type_key}]}
     for name in IGNORED_KEYS:
         document["properties"][name] = {
-            "description": "Of the NeMo Agent Toolkit: an environment or a workflow's server stands in."
+            "description": "Of the NeMo Agent Toolkit: an environment or an agent stands in."
         }
     for name in ("output_dir", "output"):
         definitions["EvalGeneral"]["properties"][name] = {"description": "Not read: see finetuning.output_dir."}

@@ -31,26 +31,25 @@ def builder_of(config: FinetuneConfig, where: str, commands: Commands, base: Map
     if settings is not None:
         from gymdata.finetune.jobs import CollectingBuilder
 
-        if settings.settings.get("workflow_url") is not None:  # the workflow samples
-            base = {key: value for key, value in base.items() if key not in ("endpoint", "tokenizer")}
         return CollectingBuilder(settings, commands, base)
     builder: TrajectoryBuilder = custom("trajectory_builders", name, part, where)
     return builder
 
 
 def check_environment(config: FinetuneConfig, where: str, held_out: Mapping[str, object]) -> None:
-    """Raise UsageError for an environment, or a user, that cannot be loaded. ``held_out``: settings of validation."""
-    from gymdata.collect.setup import Given, environment_of
+    """Raise UsageError for an environment, a user or an agent that cannot be loaded. ``held_out``: settings of
+    validation."""
+    from gymdata.collect.setup import Given, player_of
 
     name, part = part_of(config, "trajectory_builders")
     builder = shipped("trajectory_builders", name, part, where)
-    if builder is None or builder.settings.get("workflow_url") is not None:
+    if builder is None:
         return
     settings = {**builder.settings, **held_out}
     try:
-        environment_of(CollectConfig.of({"tasks": "", **settings}, where), Given())
+        player_of(CollectConfig.of({"tasks": "", **settings}, where), Given())
     except UsageError as error:
-        key = re.match("--(env|user)", error.message)
+        key = re.match("--(env|user|agent)", error.message)
         section = "finetuning.validation.settings" if key and key[1] in held_out else f"trajectory_builders.{name}"
         raise UsageError(f"{where}: {section}.{error.message.removeprefix('--')}", hint=error.hint).at(where) from error
 
@@ -64,7 +63,7 @@ def require_extras(config: FinetuneConfig, where: str, *, served: bool) -> None:
         needed["train"] = ["transformers", "torch", "trl", "peft", "accelerate", "datasets"]
     name, part = part_of(config, "trajectory_builders")
     builder = shipped("trajectory_builders", name, part, where)
-    if builder is not None and not served and "workflow_url" not in builder.settings:
+    if builder is not None and not served:
         needed["engine"] = ["vllm"]
     require(",".join(needed), *(module for modules in needed.values() for module in modules))
 

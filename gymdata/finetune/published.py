@@ -1,7 +1,7 @@
 """Configurations of the NeMo Agent Toolkit's finetuning harness, read as the sections of this one.
 
 Its backends are services (an OpenPipe ART server, NeMo Customizer) and its workflow is Python of the toolkit's; here the
-same file is trained in this machine, once its policy is a folder and its workflow an environment or a URL.
+same file is trained in this machine, once its policy is a folder and its workflow an environment or an agent.
 
 | of the toolkit | here |
 | --- | --- |
@@ -112,7 +112,7 @@ class Document:
         part = builders.get(chosen) if chosen else next(iter(builders.values()), None)
         if not isinstance(part, Mapping):
             return
-        stands_in = next((k for k in ("workflow_url", "env") if part.get(k)), None)
+        stands_in = next((k for k in ("agent", "env") if part.get(k)), None)
         kind = part.get("_type")
         if stands_in is None and (kind in KINDS["trajectory_builders"] or not is_known("trajectory_builders", kind)):
             return

@@ -112,7 +112,7 @@ def finetune(
     """Run, or resume, the epochs of the configuration in the YAML file ``config``; its result is also in OUTPUT/result.json.
 
     ``overrides``: (dotted key, text or value), applied in order; the keywords stand for keys of the file and beat them.
-    ``result_json_path``: where in a workflow server's response the rollout is; ``result_file``: a copy of the result.
+    ``result_json_path``: where in what the builder's agent returns its result is; ``result_file``: a copy of the result.
     Raises UsageError and DataError before anything is started, StoreError when the folder is another run's, RefusedError
     when rollouts must not be trained on, OutsideError("trainer") when a training job did not complete.
     """
@@ -134,7 +134,7 @@ def finetune(
     watch, notes = watch or _NullWatcher(), list[str]()
     if endpoint is not None and "/generate" in endpoint:
         text = f"{option('endpoint', redacted(endpoint))}: is a workflow's URL, expected a vLLM server of the policy"
-        hint = f"give it to the builder: {override('trajectory_builders.NAME.workflow_url', 'URL')}"
+        hint = f"{override('trajectory_builders.NAME.agent', 'path.py:function')}: the function posts each task to it"
         raise UsageError(text, hint=hint)
     settings += _result_path(read, settings, result_json_path)
     loaded = read(settings, over=_served_by(read, settings, endpoint), notes=notes, more=partial(_missing, file=file))
@@ -196,7 +196,7 @@ def _missing(config: FinetuneConfig, file: Path) -> list[UsageError]:
 
 
 def _result_path(read: Callable[..., FinetuneConfig], overrides: Overrides, path: str | None) -> list[tuple[str, Any]]:
-    """``--result-json-path`` as a key of the trajectory builder. Raises UsageError without a workflow's server."""
+    """``--result-json-path`` as a key of the trajectory builder. Raises UsageError without an agent."""
     if path is None:
         return []
     if not path.startswith("$"):
@@ -204,9 +204,11 @@ def _result_path(read: Callable[..., FinetuneConfig], overrides: Overrides, path
         raise UsageError.bad_value(option("result_json_path"), path, "a JSON path such as $.value", hint=hint)
     config = read(overrides)
     name, part = part_of(config, "trajectory_builders")
-    if part.keys().get("workflow_url") is None:
-        text = f"{option('result_json_path', path)}: there is no workflow server whose response has this place"
-        hint = f"{override(f'trajectory_builders.{name}.workflow_url', 'URL')}; for a file: {option('result_file')}"
+    if part.keys().get("agent") is None:
+        text = f"{option('result_json_path', path)}: there is no agent whose answer has this place"
+        hint = (
+            f"{override(f'trajectory_builders.{name}.agent', 'path.py:function')}; for a file: {option('result_file')}"
+        )
         raise UsageError(text, hint=hint)
     return [(f"trajectory_builders.{name}.result_json_path", path)]
 
@@ -248,6 +250,7 @@ def plan_of(
     reward, judging = _scoring(config, where)
     _check_served(config, where)
     require_extras(config, where, served=served)
+    check_environment(config, where, {})
     builder = builder_of(config, where, commands, _base(config, llm))
     validation, val_config = _validation(config, file, builder, (reward, judging), overrides)
     _, part = part_of(config, "trainers")

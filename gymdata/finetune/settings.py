@@ -322,7 +322,7 @@ class FinetuneFlags(Config):
     endpoint: str | None = pydantic.Field(None, description="Base URL of a vLLM server to sample from.")
     endpoint_timeout: float | None = pydantic.Field(None, description="Seconds per request (default: 300).")
     result_json_path: str | None = pydantic.Field(
-        None, description="JSON path of the rollout in a workflow server's response, such as $.value (default: $)."
+        None, description="JSON path of the result in what the builder's agent returns, such as $.value (default: $)."
     )
     result_file: Path | None = pydantic.Field(None, description="Also write the final result to this file.")
     output: Path | None = pydantic.Field(None, description="Output folder (default: finetuning.output_dir).")
@@ -349,7 +349,7 @@ def is_known(section: str, type_: object) -> bool:
 
 
 #: Sections of the NeMo Agent Toolkit that are not read here, and what replaces them. They may stay in the file when an
-#: environment or a workflow's server replaces the workflow.
+#: environment or an agent replaces the workflow.
 IGNORED_KEYS = (
     "workflow", "functions", "function_groups", "general", "embedders", "retrievers", "memory", "object_stores",
     "authentication", "middleware", "ttc_strategies", "optimizer", "logging", "telemetry",

@@ -29,6 +29,7 @@ from typing import Any
 
 from gymdata.errors import DataError, OutsideError, UsageError, abridged, brief
 from gymdata.record.presets import MODEL, PRESETS, Preset
+from gymdata.record.returned import AgentResult, json_path, result_of, spelt
 from gymdata.rollouts.messages import Task
 from gymdata.store.paths import Identity
 from gymdata.user_code import in_memory, in_thread, load_symbol, place_of, raised_at
@@ -81,21 +82,17 @@ class Attempt:
         return texts
 
 
-@dataclass(frozen=True, slots=True)
-class AgentResult:
-    """How an attempt ended. ``reward``: that a function returned."""
-
-    exit_code: int = 0
-    reward: float | None = None
-
-
-def load_agent(spec: Any, files: Path | None = None) -> Agent:
-    """The agent that ``--agent`` names, or a function, async or not. Raises UsageError."""
+def load_agent(spec: Any, files: Path | None = None, result_json_path: str = "$") -> Agent:
+    """The agent that ``--agent`` names, or a function, async or not. ``result_json_path``: where in what a function returns
+    its result is. Raises UsageError."""
     if files is not None and not files.is_dir():
         raise UsageError(f"--agent-files {files}: no such folder", hint="give the folder that each attempt starts from")
     if not isinstance(spec, str) or _FUNCTION.fullmatch(spec):
         function, source = load_symbol(spec, "--agent") if isinstance(spec, str) else (spec, in_memory(spec)[1])
-        return FunctionAgent(function, source, files)
+        return FunctionAgent(function, source, files, result_json_path)
+    if json_path(result_json_path):
+        text = f"--set result_json_path={result_json_path}: is a place in what a function returns, and --agent is a command"
+        raise UsageError(text, hint="--agent path.py:NAME is a function")
     if spec in PRESETS:
         return CommandAgent(PRESETS[spec].words, files, preset=PRESETS[spec], name=spec)
     return CommandAgent(_words(spec, files), files)
@@ -252,8 +249,10 @@ class CommandAgent(Agent):
 class FunctionAgent(Agent):
     """A function, async or not, called in a thread with a loop of its own, so that it cannot hold up the recorder."""
 
-    def __init__(self, function: Callable[..., Any], source: str, files: Path | None) -> None:
-        self.function = function
+    def __init__(
+        self, function: Callable[..., Any], source: str, files: Path | None, result_json_path: str = "$"
+    ) -> None:
+        self.function, self._path = function, json_path(result_json_path)
         try:
             parameters = inspect.signature(function).parameters.values()
         except TypeError as error:
@@ -266,9 +265,11 @@ class FunctionAgent(Agent):
                 hint=f"it gets, by name: {abridged(_ARGUMENTS)}",
             )
         super().__init__(source, files)
+        if self._path:
+            self.identity = {**self.identity, "result_json_path": spelt(self._path)}
 
     async def run(self, attempt: Attempt) -> AgentResult:
-        """Raises OutsideError("agent") for what the function raises, or a value that is not a number or None."""
+        """Raises OutsideError("agent") for what the function raises, and the errors of ``result_of``."""
         arguments = {
             "task": {**attempt.task.row, "task_id": attempt.task.task_id, "prompt": prompt_of(attempt.task)},
             "base_url": f"{attempt.url}/v1",
@@ -297,12 +298,7 @@ class FunctionAgent(Agent):
         except Exception as error:
             where = raised_at(error, self.function)
             raise OutsideError("agent", f"raised {type(error).__name__}: {error} ({where})") from error
-        if value is None:
-            return AgentResult()
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < float("inf"):
-            text = f"returned {brief(value)}, expected None or the reward, a finite number ({place_of(self.function)})"
-            raise OutsideError("agent", text)
-        return AgentResult(reward=float(value))
+        return result_of(value, attempt.task.row, self._path, place_of(self.function))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

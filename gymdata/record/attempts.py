@@ -25,9 +25,10 @@ from gymdata.collect.settings import CollectConfig
 from gymdata.collect.setup import Parts
 from gymdata.engines.port import Generation
 from gymdata.errors import OutsideError, StoreError
-from gymdata.record.agent import Agent, AgentResult, Attempt
+from gymdata.record.agent import Agent, Attempt
 from gymdata.record.ending import Ending
 from gymdata.record.recorder import Recorder
+from gymdata.record.returned import AgentResult
 from gymdata.record.rows import label_turns
 from gymdata.record.server import Service, create_app
 from gymdata.record.sessions import Session
@@ -160,7 +161,7 @@ class AgentRuns:
         assert rollout.outcome is not None
         session, result = self.session(rollout.attempt), rollout.result
         assert session is not None
-        left: dict[str, Any] = dict(rollout.attempt.output())
+        left = {**({} if result is None else result.answer), **rollout.attempt.output()}
         if result is not None:
             left["exit_code"] = result.exit_code
         ending = Ending(
@@ -168,6 +169,7 @@ class AgentRuns:
             rollout.outcome.stop_reason,
             None if result is None else result.reward,
             left=left,
+            masked={} if result is None else result.masked,
             directory=rollout.attempt.work,
         )
         try:
@@ -237,9 +239,18 @@ class AgentRollout(Rollout):
     async def _turns(self, first: object) -> None:  # noqa: ARG002 - nothing is sampled here, with a group or alone
         self._place = "run"
         self.attempt = self.runs.assign(self)
-        self.result = result = await self.runs.run(self.attempt)
-        if (error := self.runs.recorder.upstream.get(self.attempt.key)) is not None:
-            raise error
+        try:
+            self.result = result = await self.runs.run(self.attempt)
+        except OutsideError as error:
+            # What a function raises may follow from what its last request was answered.
+            if (cause := self.runs.recorder.upstream.get(self.attempt.key)) is not None:
+                raise cause from error
+            if (session := self.runs.session(self.attempt)) is None or session.spent is None:
+                raise
+            self.outcome = Outcome(ends.TRUNCATED, session.spent)
+            return
+        if (failed_call := self.runs.recorder.upstream.get(self.attempt.key)) is not None:
+            raise failed_call
         if self.runs.session(self.attempt) is None:
             output = self.attempt.output()
             last = (output.get("stderr", "").strip() or output.get("stdout", "").strip()).rpartition("\n")[2][:_LAST]

@@ -34,6 +34,8 @@ class Ending:
     task_id: str | None = None
     #: What the agent's run left for rewards, by their names of it, and its folder, which is not kept.
     left: Mapping[str, Any] = field(default_factory=dict)
+    #: The fields of ``extra`` of a rollout that is not trained on, which no reward scores.
+    masked: Mapping[str, Any] = field(default_factory=dict)
     directory: Path | None = None
     #: The fields of the request that say something, with numbers as they are stored.
     fields: Mapping[str, Any] = field(default_factory=dict)

@@ -65,8 +65,6 @@ class Recorder:
         assigned: Mapping[str, tuple[Task, int]] | None = None,
         sampling: Settings | None = None,
     ) -> None:
-        assert parts.sampler is not None
-        assert parts.chat is not None
         self.config, self.run, self._seed, self._say, self._died = config, run, seed, say, died
         self.sampler: Sampler = parts.sampler
         self.chat: Chat = parts.chat
@@ -399,7 +397,7 @@ class Recorder:
         parts, faults = [RewardPart(name, value) for name, value in ending.rewards.items()], dict[str, str]()
         if not parts and ending.reward is not None:
             parts = [RewardPart(REPORTED, ending.reward)]
-        if self.scheduler.rewards:
+        if self.scheduler.rewards and not ending.masked:
             view = view_of(
                 messages=[message for message, _ in shown],
                 produced_by=[turn for _, turn in shown],
@@ -441,6 +439,7 @@ class Recorder:
             faults=faults,
             duration_s=duration,
             left=ending.left,
+            masked=ending.masked,
         )
         used = {session.temperatures[t] for t in range(len(session.steps))}
         if len(used) > 1:

@@ -183,9 +183,10 @@ def session_row(
     faults: Mapping[str, str],
     duration_s: float,
     left: Mapping[str, Any],
+    masked: Mapping[str, Any],
 ) -> RolloutRow:
     """The table's row. ``labels``: of ``label_turns``; ``unread``: of ``unread_turns``. ``faults``: reward functions that
-    failed, by name. ``left``: what the agent's run left for rewards."""
+    failed, by name. ``left``: what the agent's run left for rewards; ``masked``: why the rollout is not trained on."""
     last = main_leaf(session, labels, unread)
     shown = session.numbered(last)
     shown_turns = {turn for _, turn in shown}
@@ -215,6 +216,7 @@ def session_row(
     if other_messages:
         extra["other_messages"] = other_messages
     extra |= {"environment": dict(left)} if left else {}
+    extra |= masked
     extra |= {"reward_faults": dict(faults)} if faults else {}
     extra |= {"sampling": session.sampling} if session.sampling else {}
     extra |= {"clamped": session.clamped} if session.clamped else {}

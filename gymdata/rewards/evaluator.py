@@ -17,7 +17,8 @@ from gymdata.user_code import place_of
 @dataclass(frozen=True, slots=True)
 class EvaluatedItem:
     """A rollout, named as the toolkit's ``EvalInputItem``: the task's ``id`` or task_id, its text prompt or the text of the
-    last message before the first generated one, its ``answer``, the text of the last generated message, and its row."""
+    last message before the first generated one, its ``answer``, the text that an agent returned or else that of the last
+    generated message, and its row."""
 
     id: Any
     input_obj: Any
@@ -49,7 +50,8 @@ class EvaluatorReward(UserReward):
         if not isinstance(prompt, str):
             prompt = rollout["prompt"][-1].get("content") if rollout["prompt"] else None
         of_task = row.get("id", row.get("task_id")), prompt, row.get("answer")
-        return self.function.evaluate_item(EvaluatedItem(*of_task, rollout["text"], row, rollout["messages"]))
+        output = rollout["text"] if rollout.get("output_obj") is None else rollout["output_obj"]
+        return self.function.evaluate_item(EvaluatedItem(*of_task, output, row, rollout["messages"]))
 
     def value_of(self, value: Any, rollout: View) -> Value:
         if not hasattr(value, "score"):

@@ -28,7 +28,8 @@ class View(TypedDict):
     ``prompt``: messages before the first generated one; ``completion``: that one and all after it; ``text``: content of
     the last generated message; ``completion_ids``: every id after the first prompt, in order; ``turns`` as they are
     saved; ``stdout``, ``stderr``, ``exit_code``: the fields of these names in the environment's verdict, or of an agent's
-    run; ``directory``: in which the agent ran, while it is there.
+    run; ``output_obj``: the text that an agent's function returned; ``directory``: in which the agent ran, while it is
+    there.
     """
 
     messages: list[Message]
@@ -43,6 +44,7 @@ class View(TypedDict):
     stdout: object
     stderr: object
     exit_code: object
+    output_obj: object
     directory: object
 
 

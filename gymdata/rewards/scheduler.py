@@ -145,12 +145,13 @@ def view_of(
         "stdout": (environment or {}).get("stdout"),
         "stderr": (environment or {}).get("stderr"),
         "exit_code": (environment or {}).get("exit_code"),
+        "output_obj": (environment or {}).get("output_obj"),
         "directory": (environment or {}).get("directory"),
     }
 
 
 def counted_calls(messages: Sequence[Message]) -> list[int | None]:
-    """The model call of each message where no row says it (imported ones, those of a workflow without ids): every assistant
+    """The model call of each message where no row says it (imported ones): every assistant
     message counts as a call."""
     numbers = itertools.count()
     return [next(numbers) if message["role"] == "assistant" else None for message in messages]

@@ -113,19 +113,17 @@ def test_collect_that_fails(
     assert "cannot be reached" in run([*words, "--set", "retries=0"], tmp_path / "gone", capsys, 3)
 
 
-def test_collect_in_an_environment_or_workflow(
+def test_collect_in_an_environment(
     engine: tuple[str, list[str]], tasks: str, tmp_path: Path, policy: str, capsys: Any
 ) -> None:
-    """Resource servers and workflows, that answer and that fail."""
+    """A resource server, that answers and that fails."""
     with env_serving(Server()) as server:
         query = f"?token={SECRET}"
         env = ["--env", f"{server.url}{query}", "--endpoint", engine[0], "-m", "fake", "--tokenizer", policy]
         run(["collect", tasks, *env, "-o", str(tmp_path / "env"), "--max-tokens", "8"], tmp_path / "env", capsys)
-        words = ["collect", tasks, "--workflow-url", f"{server.url}/run{query}", "-o", str(tmp_path / "flow")]
-        run(words, tmp_path / "flow", capsys)
-        server.modes["/run"] = ["500"]
-        words[-1] = str(tmp_path / "failed")
-        run([*words, "--set", "retries=0"], tmp_path / "failed", capsys, 1)
+        server.modes["/verify"] = ["500"]
+        words = ["collect", tasks, *env, "-o", str(tmp_path / "failed"), "--max-tokens", "8", "--set", "retries=0"]
+        run(words, tmp_path / "failed", capsys, 1)
         assert "***" in (tmp_path / "failed" / "failures.jsonl").read_text()
 
 
@@ -199,7 +197,6 @@ def test_finetune(engine: tuple[str, list[str]], tmp_path: Path, policy: str) ->
 
 USERINFO: dict[str, Callable[[str, Path], list[str]]] = {
     "collect --endpoint": lambda url, run: ["collect", "x.jsonl", "-m", "m", "--endpoint", url],
-    "collect --workflow-url": lambda url, run: ["collect", "x.jsonl", "--workflow-url", url],
     "collect --env": lambda url, run: ["collect", "x.jsonl", "-m", "m", "--env", url],
     "collect --env resources": lambda url, run: ["collect", "x.jsonl", "-m", "m", "--env", f"resources:{url}"],
     "collect --reward": lambda url, run: ["collect", "x.jsonl", "-m", "m", "--reward", url],

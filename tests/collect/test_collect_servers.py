@@ -1,4 +1,4 @@
-"""collect with its environment, or all of it, behind HTTP: what lands on disk and what is pending."""
+"""collect with its environment behind HTTP: what lands on disk and what is pending."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import gymdata
 from gymdata.collect.run import collect, load_parts
 from gymdata.collect.settings import CollectConfig
-from gymdata.errors import OutsideError, RefusedError, UsageError
+from gymdata.errors import OutsideError, UsageError
 from gymdata.store import read_run_json
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
 from tests.collect.saved_rows import failures_of, rows_of
@@ -114,100 +114,12 @@ def test_a_server_may_move(server: Server, tasks: Path, tmp_path: Path) -> None:
     assert [attempt["operation"]["env"] for attempt in attempts] == [server.url, other.url]
 
 
-# --- a workflow -------------------------------------------------------------------------------------------------------
-
-
-def in_workflow(server: Server, tasks: Path, **settings: Any) -> dict[str, Any]:
-    return {"tasks": str(tasks), "workflow_url": f"{server.url}/run", "retries": 0, "seed": 1, **settings}
-
-
-def with_ids(number: int) -> str:
-    """A conversation of two calls, the second continuing the first."""
-    names = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-    first = dict(zip(names, ([1, 2], [10 + number, 3], [-0.5, -0.25]), strict=True))
-    second = dict(zip(names, ([1, 2, 10 + number, 3, 4], [5, 3], [-1.0, -0.125]), strict=True))
-    messages = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "a", **first},
-        {"role": "user", "content": "and?"},
-        {"role": "assistant", "content": "b", **second, "finish_reason": "stop"},
-    ]
-    return json.dumps({"messages": messages, "reward": number, "status": "completed"})
-
-
-def test_rollouts_with_ids_are_token_data(server: Server, tasks: Path, tmp_path: Path) -> None:
-    """Ids and log-probs land in turns as they came, contiguous, and the file validates and stitches."""
-    server.answers = {"0x": with_ids(0), "1x": with_ids(1)}
-    server.modes["/run"] = ["0x", "1x"] * 4
-    summary = collect(**in_workflow(server, tasks, num_rollouts=2, output=tmp_path / "run", model="agent"))
-    assert (summary.rollouts, summary.breaks, summary.exit_code) == (8, 0, 0)
-    rows = rows_of(tmp_path / "run")
-    assert {row["policy_hash"] for row in rows} == {"served:agent"}
-    turns = rows[0]["turns"]
-    assert [list(t["generation_token_ids"])[-1] for t in turns] == [3, 3]
-    assert [list(t["prompt_delta_ids"]) for t in turns] == [[1, 2], [4]]
-    assert [m["turn"] for m in rows[0]["messages"]] == [None, 0, None, 1]
-    assert gymdata.validate(tmp_path / "run").errors == 0
-    assert gymdata.experience(tmp_path / "run", output=tmp_path / "e.parquet").counts["sequences"] == 8
-
-
-def test_rollouts_without_ids_are_no_token_data(server: Server, tasks: Path, tmp_path: Path) -> None:
-    """They are kept with their messages and reward; validate says T205, and nothing trains from them."""
-    summary = collect(**in_workflow(server, tasks, output=tmp_path / "run"))
-    assert (summary.rollouts, summary.turns, summary.reward["mean"]) == (4, 0, 1.0)
-    assert gymdata.validate(tmp_path / "run").by_code["T205"] == 4
-    with pytest.raises(RefusedError, match="T205"):
-        gymdata.experience(tmp_path / "run")
-
-
-def test_rewards_see_the_answer_of_a_rollout_without_ids(server: Server, tasks: Path, tmp_path: Path) -> None:
-    """A reward function scores what a workflow's messages say, one number or one per call, as ``score`` does later."""
-    file = tmp_path / "mine.py"
-    file.write_text("def calls(completions, **_):\n    return [[float(c[-1]['content'])] for c in completions]\n")
-    rewards = ["exact_match", f"{file}:calls"]
-    collect(**in_workflow(server, tasks, output=tmp_path / "run", reward=rewards))
-    parts_of = [{part["name"]: part["value"] for part in row["rewards"]} for row in rows_of(tmp_path / "run")]
-    assert sorted(part["exact_match"] for part in parts_of) == [0.0, 0.0, 0.0, 1.0]  # every answer is 3
-    assert {part["calls"] for part in parts_of} == {3.0}
-    assert gymdata.score(tmp_path / "run", reward=["exact_match"]).flips["changed"] == 0
-
-
-@pytest.mark.parametrize("fault", ["500", "garbage", "hang", "disconnect"])
-def test_a_failing_workflow_is_pending(server: Server, tasks: Path, tmp_path: Path, fault: str) -> None:
-    """Its failures are the environment's; the same command later completes the run."""
-    server.modes["/run"] = [fault]
-    settings = in_workflow(server, tasks, output=tmp_path / "run")
-    summary = collect(**settings, request_timeout=0.2)
-    assert (summary.rollouts, summary.pending, summary.exit_code) == (0, 4, 1)
-    assert {(r["kind"], r["place"]) for r in failures_of(tmp_path / "run")} == {("environment", "workflow")}
-    server.modes.clear()
-    assert collect(**settings).exit_code == 0
-
-
-def test_the_time_limit_of_a_rollout_holds_for_a_workflow(server: Server, tasks: Path, tmp_path: Path) -> None:
-    """Nothing came within it: a failure, for there is nothing to keep."""
-    server.modes["/run"] = ["hang"]
-    summary = collect(**in_workflow(server, tasks, output=tmp_path / "run", time_limit=0.1))
-    assert (summary.rollouts, summary.failures) == (0, 4)
-    assert "within the 0.1 s limit" in failures_of(tmp_path / "run")[0]["message"]
-
-
-def test_a_workflow_takes_the_engines_place(server: Server, tasks: Path, policy: str) -> None:
-    """What only an engine needs is refused beside it, and the plan names the address."""
-    for flag, value in (("endpoint", "http://x"), ("env", "a.py:B"), ("tokenizer", policy)):
-        with pytest.raises(UsageError, match=f"--{flag} and --workflow-url"):
-            load_parts(CollectConfig.load(None, in_workflow(server, tasks, **{flag: value})))
-    planned = collect(dry_run=True, **in_workflow(server, tasks))
-    assert planned.identity["environment"] == {"name": "workflow"}
-    assert planned.identity["policy_hash"] == "served:workflow"
-
-
-def test_the_servers_reward_keeps_its_name(server: Server, tasks: Path, tmp_path: Path) -> None:
+def test_the_servers_reward_keeps_its_name(server: Server, tmp_path: Path) -> None:
     """A reward function named environment would be mixed up with it."""
     file = tmp_path / "mine.py"
     file.write_text("def environment(completions, **kwargs):\n    return [0.0 for _ in completions]\n")
     with pytest.raises(UsageError, match="named 'environment'"):
-        load_parts(CollectConfig.load(None, in_workflow(server, tasks, reward=[f"{file}:environment"])))
+        in_server(server, reward=[f"{file}:environment"])
 
 
 # --- the sample server ------------------------------------------------------------------------------------------------
@@ -223,16 +135,6 @@ def sample_server() -> Iterator[str]:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:
             process.terminate()
-
-
-def test_the_sample_workflow_plays_the_sample_tasks(sample_server: str, tmp_path: Path) -> None:
-    """Its agent is right about every task, and says so in messages without ids."""
-    tasks, url = str(SAMPLE / "tasks" / "nemo_gym.jsonl"), f"{sample_server}/workflow"
-    summary = collect(tasks=tasks, limit=20, output=tmp_path / "run", workflow_url=url)
-    assert (summary.rollouts, summary.reward["mean"], summary.exit_code) == (20, 1.0, 0)
-    row = rows_of(tmp_path / "run")[0]
-    assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
-    assert json.loads(row["extra"]) == {"environment": {"agent": "rule"}}
 
 
 def samples_of(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A resource server or an agent whose judge is down answers as NeMo Gym's wrapper does; no attempt of it is a rollout."""
+"""A resource server whose judge is down answers as NeMo Gym's wrapper does; no attempt of it is a rollout."""
 
 from __future__ import annotations
 
@@ -16,18 +16,7 @@ from gymdata.errors import OutsideError
 from gymdata.store import read_failures
 from tests.collect.fake_parts import parts
 from tests.collect.saved_rows import rows_of
-from tests.environments.env_server import Server, serving
-
-JUDGE = {"_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "ClientConnectorError: refused"}
-#: The six forms of a verdict, each beside a reward of 1 or of 0.
-FORMS: dict[str, dict[str, Any]] = {
-    "plain": {"reward": 1.0},
-    "mask_sample": {"reward": 1.0, "mask_sample": True},
-    "instance_config": {"reward": 0.0, "instance_config": {"mask_sample": True}},
-    "judge_failed": {"reward": 0.0, **JUDGE},
-    "transient": {"reward": 0.0, "_ng_failure_class": "transient"},
-    "no_persist": {"reward": 0.0, "_ng_no_persist": True},
-}
+from tests.environments.env_server import FORMS, JUDGE, Server, serving
 
 
 class Judged(Server):
@@ -36,10 +25,11 @@ class Judged(Server):
     def good(self, path: str, cookie: str | None, body: Any) -> Any:
         from aiohttp import web
 
-        if path not in ("/verify", "/run"):
-            return super().good(path, cookie, body)
-        written = [*body["messages"], {"role": "assistant", "content": "3"}] if path == "/run" else None
-        return web.json_response({**body, "messages": written, **FORMS[body["form"]]})
+        return (
+            web.json_response({**body, **FORMS[body["form"]]})
+            if path == "/verify"
+            else super().good(path, cookie, body)
+        )
 
 
 @pytest.fixture
@@ -61,16 +51,10 @@ def forms(tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize("how", ["env", "workflow_url"])
-def test_six_verdicts_are_1_scored_2_masked_and_3_failed_attempts(
-    server: Server, forms: str, tmp_path: Path, how: str
-) -> None:
-    """From a resource server and from an agent's /run alike; the failed ones stay pending, and the exit code is 1."""
+def test_six_verdicts_are_1_scored_2_masked_and_3_failed_attempts(server: Server, forms: str, tmp_path: Path) -> None:
+    """The failed ones stay pending, and the exit code is 1."""
     run = tmp_path / "run"
-    if how == "env":
-        summary = collect(tasks=forms, output=run, parts=served(server))
-    else:
-        summary = collect(tasks=forms, output=run, workflow_url=f"{server.url}/run")
+    summary = collect(tasks=forms, output=run, parts=served(server))
     rows = {row["task_id"]: row for row in rows_of(run)}
     assert {task: row["reward"] for task, row in rows.items()} == {
         "plain": 1,

@@ -178,7 +178,6 @@ def test_a_model_that_a_node_has_not_is_named_with_the_node(
     [
         (["--ray"], "has no effect without --replicas"),
         (["--replicas", "2", "--endpoint", "http://a:1"], "--replicas and --endpoint were both given"),
-        (["--replicas", "2", "--workflow-url", "http://a:1"], "--replicas and --workflow-url were both given"),
         (["--replicas", "2", "--ray", "ray://a:1"], "--ray: got 'ray://a:1'"),
         (["--replicas", "0"], "--replicas"),
         (["--set", "replica.num_gpus=1"], "has no effect without --replicas"),
@@ -188,8 +187,7 @@ def test_flags_that_exclude_each_other(
     tasks: Callable[..., Path], policy: str, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     """Exit 2 and both flags named, before anything is started."""
-    model = [] if "--workflow-url" in words else ["-m", policy]
-    assert main(["collect", str(tasks(1)), *model, *words]) == 2
+    assert main(["collect", str(tasks(1)), "-m", policy, *words]) == 2
     assert said in capsys.readouterr().err
 
 

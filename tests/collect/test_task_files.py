@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gymdata.collect.task_shapes import TaskShape
 from gymdata.collect.tasks import TaskFile, parse_task
-from gymdata.environments.responses import task_body, verify_body
+from gymdata.environments.responses import verify_body
 from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.messages import messages_of
 from gymdata.store.lines import row_lines
@@ -197,12 +197,9 @@ def test_text_and_calls_of_one_answer_are_one_message() -> None:
 
 
 @pytest.mark.parametrize("params", [{"input": []}, {"input": ""}, {}])
-def test_a_workflow_may_bring_the_prompt(tmp_path: Path, params: dict[str, Any]) -> None:
-    """An empty input is a task without messages where the prompt comes from elsewhere, and an error where it does not."""
+def test_an_input_without_a_prompt_is_refused(tmp_path: Path, params: dict[str, Any]) -> None:
+    """By the name of its field."""
     file = write(tmp_path / "t.jsonl", {"responses_create_params": params, "answer": 1})
-    (task,) = TaskFile(file, prompt_elsewhere=True)
-    assert (task.messages, task.row["answer"]) == ([], 1)
-    assert task_body(task)["responses_create_params"]["input"] == params.get("input", [])
     with pytest.raises(DataError, match=r"responses_create_params\.input"):
         list(TaskFile(file))
 

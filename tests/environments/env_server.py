@@ -1,4 +1,4 @@
-"""A small real HTTP server with the endpoints of a resource server and of a workflow, which misbehaves on demand.
+"""A small real HTTP server with the endpoints of a resource server, which misbehaves on demand.
 
 ``modes``: path → what becomes of its next requests, one a request; the last one stays. ``ok`` behaves; a number is that
 status; ``hang``, ``disconnect``, ``garbage`` are what they say; anything else in ``answers`` replaces the answer.
@@ -15,6 +15,17 @@ from typing import Any
 from aiohttp import web
 
 from tests import servers
+
+JUDGE = {"_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "ClientConnectorError: refused"}
+#: The six forms of a verdict, each beside a reward of 1 or of 0.
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {"reward": 1.0},
+    "mask_sample": {"reward": 1.0, "mask_sample": True},
+    "instance_config": {"reward": 0.0, "instance_config": {"mask_sample": True}},
+    "judge_failed": {"reward": 0.0, **JUDGE},
+    "transient": {"reward": 0.0, "_ng_failure_class": "transient"},
+    "no_persist": {"reward": 0.0, "_ng_no_persist": True},
+}
 
 
 @dataclass
@@ -62,9 +73,6 @@ class Server:
             return web.json_response({**body, "reward": 0.5, "graded_by": cookie})
         if path == "/add":
             return web.json_response(body["a"] + body["b"])
-        if path == "/run":
-            messages = [*body["messages"], {"role": "assistant", "content": "3"}]
-            return web.json_response({"messages": messages, "reward": 1, "seen": body["rollout_index"]})
         return web.json_response({"detail": "Not Found"}, status=404)
 
 

@@ -12,11 +12,14 @@ import pytest
 
 import gymdata
 from gymdata.collect.report import CollectPlan
+from gymdata.collect.setup import Parts
 from gymdata.errors import DataError, UsageError
 from gymdata.eval.run import EvalReport, evaluate
 from gymdata.eval.settings import evaluation_of
+from gymdata.record.agent import load_agent
 from gymdata.store import write_run_json
 from tests.collect.fake_parts import FakeSampler, engine_fault, parts
+from tests.record.scripted_engine import Letters
 from tests.rollout_files import rollout, two_turns, write_run
 
 #: Four tasks of each level; the answer is the task's number.
@@ -183,6 +186,30 @@ def test_what_cannot_be_an_evaluation_is_refused_before_a_sample(
         evaluate(None, TASKS, **{"reward": "numeric", "parts": parts(sampler), "output": tmp_path / "run", **settings})
     assert sampler.requests == []
     assert not (tmp_path / "run").exists()
+
+
+AGENT = """
+import json, urllib.request
+
+def solve(task, base_url, api_key):
+    body = {"model": "m", "messages": [{"role": "user", "content": task["prompt"]}]}
+    headers = {"content-type": "application/json", "authorization": "Bearer " + api_key}
+    request = urllib.request.Request(base_url + "/chat/completions", json.dumps(body).encode(), headers)
+    answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+    return {"reward": float(answer == task["answer"])}
+"""
+
+
+def test_an_agent_s_function_may_score(tmp_path: Path) -> None:
+    """Without a reward of the run; a command scores nothing."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    spec, fake = f"{tmp_path}/agent.py:solve", {"policy": "fake", "policy_hash": "fake-0"}
+    played = Parts(FakeSampler(knows("easy 0", "hard 2")), Letters(), None, [], fake, agent=load_agent(spec))
+    report = evaluate(None, TASKS, agent=spec, parts=played, output=tmp_path / "run", seed=1)
+    assert isinstance(report, EvalReport)
+    assert (report.pass_at_k[0]["value"], report.missing) == (0.25, 0)
+    with pytest.raises(UsageError, match="nothing scores the rollouts"):
+        evaluate(None, TASKS, agent="true {prompt}", parts=played, output=tmp_path / "other")
 
 
 def test_a_dry_run_says_what_would_be_sampled(tmp_path: Path) -> None:

@@ -358,33 +358,42 @@ def test_the_key_of_a_server_comes_from_the_environment(folder: Path, monkeypatc
         (
             {"endpoint": "http://localhost:8000/generate"},
             "is a workflow's URL",
-            "trajectory_builders.NAME.workflow_url",
+            "trajectory_builders.NAME.agent",
         ),
         ({"result_json_path": "result.json"}, "expected a JSON path", "result_file="),
         (
             {"result_json_path": "$.value"},
-            "there is no workflow server",
-            "trajectory_builders.dpo_builder.workflow_url",
+            "there is no agent whose answer",
+            "trajectory_builders.dpo_builder.agent",
         ),
     ],
 )
 def test_flags_of_a_served_workflow_say_where_it_goes(
     folder: Path, keywords: dict[str, Any], said: str, hint: str
 ) -> None:
-    """``--endpoint …/generate`` belongs to the builder, and ``--result-json-path`` is a place in that server's response."""
+    """``--endpoint …/generate`` belongs to the builder's agent, and ``--result-json-path`` is a place in its answer."""
     with pytest.raises(UsageError, match=said) as caught:
         finetune(folder / "customizer.yml", DPO, **keywords)
     assert hint in str(caught.value.hint)
 
 
-def test_a_served_workflow_stands_in_for_the_sections_of_it(folder: Path) -> None:
-    """With ``workflow_url`` the file's workflow is the server's; the path into its response reaches the collection."""
-    served = {"workflow_url": "http://localhost:8000/generate", "result_json_path": "$.value"}
-    overrides = [DPO[0], *((f"trajectory_builders.dpo_builder.{key}", value) for key, value in served.items())]
+def test_an_agent_stands_in_for_the_sections_of_a_workflow(folder: Path) -> None:
+    """With ``agent`` the workflow's sections are noted and not read; the path into its answer reaches the collection; one
+    that cannot be loaded is listed as the builder's."""
+    key = "trajectory_builders.dpo_builder.agent"
+    overrides = [DPO[0], (key, str(DATA / "served_workflow.py:run"))]
     notes: list[str] = []
-    builder: Any = plan_of(load(folder / "customizer.yml", overrides, notes=notes), folder / "customizer.yml")[1]
+    path = ("trajectory_builders.dpo_builder.result_json_path", "$.value")
+    builder: Any = plan_of(load(folder / "customizer.yml", [*overrides, path], notes=notes), folder / "customizer.yml")[
+        1
+    ]
     assert builder.config.settings["result_json_path"] == "$.value"
     assert {note.partition(" ")[0] for note in notes} >= {"workflow", "functions", "ttc_strategies"}
+    for bad, said in ((str(DATA / "served_workflow.py:runs"), "runs"), ("no-such-agent {prompt}", "no-such-agent")):
+        with pytest.raises(UsageError, match=f"{re.escape(key)}: .*{said}"):
+            finetune(folder / "customizer.yml", [DPO[0], (key, bad)])
+    with pytest.raises(UsageError, match="a JSON path to one place"):
+        finetune(folder / "customizer.yml", overrides, result_json_path="$.a[*]")
 
 
 def test_another_dataset_has_the_same_columns(folder: Path) -> None:

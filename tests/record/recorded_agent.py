@@ -88,7 +88,7 @@ def collected(tasks: Any, run: Path, sampler: FakeSampler, **settings: Any) -> C
     """Collect with an agent and a scripted engine."""
     config = CollectConfig.of({"tasks": "-", "output": run, "seed": 3, **settings}, "test")
     rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward)]
-    agent = load_agent(config.agent, config.agent_files)
+    agent = load_agent(config.agent, config.agent_files, config.result_json_path)
     parts = Parts(sampler, Letters(), None, rewards, {"policy": "fake", "policy_hash": "fake-0"}, agent=agent)
     summary = collect(tasks, config=config, parts=parts)
     assert isinstance(summary, CollectSummary)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tests.engine_fixtures import Borrowed, InProcess
 SAMPLES = Path(__file__).parents[2] / "sample_data"
 AGENTS = {
     "openai": f"{SAMPLES}/calculator_agent.py:solve",
+    "served workflow": f"{SAMPLES}/served_workflow.py:run",
     "openai-agents": f"{Path(__file__).parent}/framework_agent.py:solve",
     "openai-agents, streamed": f"{Path(__file__).parent}/framework_agent.py:solve_streamed",
 }
@@ -88,18 +90,42 @@ def alone(policy: str, vllm_sampler: InProcess, tmp_path_factory: pytest.TempPat
     return collected(tmp_path_factory.mktemp("alone") / "run", vllm_sampler, policy)
 
 
+@pytest.fixture
+def sample_workflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The workflow of sample_data/calculator_server.py, in a process of its own."""
+    command = [sys.executable, str(SAMPLES / "calculator_server.py"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            monkeypatch.setenv("WORKFLOW_URL", f"http://127.0.0.1:{int(process.stdout.readline())}/workflow")
+            yield
+        finally:
+            process.terminate()
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_agent_s_rows_are_those_of_collect_with_an_environment(
-    name: str, policy: str, vllm_sampler: InProcess, alone: list[dict[str, Any]], tmp_path: Path
+    name: str,
+    policy: str,
+    vllm_sampler: InProcess,
+    alone: list[dict[str, Any]],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """With equal seeds, id for id: prompts, generations, breaks, rewards and the rollouts' own ids; and they train."""
-    pytest.importorskip("agents" if name.startswith("openai-agents") else "openai", reason=f"{name} is not installed")
+    if name == "served workflow":
+        request.getfixturevalue("sample_workflow")
+    else:
+        module = "agents" if name.startswith("openai-agents") else "openai"
+        pytest.importorskip(module, reason=f"{name} is not installed")
     ours = collected(tmp_path / "agent", vllm_sampler, policy, agent=AGENTS[name])
     assert len(ours) == len(alone) == 20
     for recorded, expected in zip(ours, alone, strict=True):
-        for column in ("rollout_id", "group_id", "task", "temperature", "n_turns", "n_breaks", "reward"):
+        for column in ("rollout_id", "group_id", "task", "temperature", "n_turns", "n_breaks"):
             assert recorded[column] == expected[column], (column, expected["task_id"])
+        # A workflow reports a reward of its own beside the run's.
+        assert {part["value"] for part in recorded["rewards"]} == {expected["reward"]}
         for turn, other in zip(recorded["turns"], expected["turns"], strict=True):
             for column in ("prefix_length", "prompt_delta_ids", "generation_token_ids"):
                 assert turn[column] == other[column], (column, expected["task_id"])
