@@ -22,6 +22,7 @@ import secrets
 from typing import Any
 
 from aiohttp import ClientSession, web
+from aiohttp.typedefs import Handler
 
 try:
     from gymdata.sample_data.calculator import Calculator
@@ -60,13 +61,23 @@ class Session:
 
 def application() -> web.Application:
     """The server, with no sessions yet."""
-    app = web.Application(client_max_size=64 << 20)
+    app = web.Application(client_max_size=64 << 20, middlewares=[name_session])
     app[SESSIONS] = {}
     app.router.add_post("/seed_session", seed_session)
     app.router.add_post("/calculate", calculate)
     app.router.add_post("/verify", verify)
     app.router.add_post("/workflow", workflow)
     return app
+
+
+@web.middleware
+async def name_session(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every answer names its session: NeMo Gym's agents go on with the cookies of the last one."""
+    response = await handler(request)
+    name = request.cookies.get("session")
+    if name in request.app[SESSIONS] and "session" not in response.cookies:
+        response.set_cookie("session", str(name))
+    return response
 
 
 async def seed_session(request: web.Request) -> web.Response:

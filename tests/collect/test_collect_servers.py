@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import gymdata
@@ -135,6 +136,21 @@ def sample_server() -> Iterator[str]:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:
             process.terminate()
+
+
+def test_every_answer_of_the_sample_server_names_its_session(sample_server: str) -> None:
+    """NeMo Gym's simple_agent sends the cookies of the answer before, and no others."""
+    cookies = httpx.post(f"{sample_server}/seed_session", json={}).cookies
+    verdict = {"response": {"output": []}, "answer": "5"}
+    for path, body, status in [
+        ("calculate", {"expression": "2+3"}, 200),
+        ("calculate", {}, 400),
+        ("verify", verdict, 200),
+    ]:
+        answer = httpx.post(f"{sample_server}/{path}", json=body, cookies=cookies)
+        assert (answer.status_code, answer.cookies["session"]) == (status, cookies["session"])
+        cookies = answer.cookies
+    assert answer.json()["tool_calls"] == 2
 
 
 def samples_of(row: dict[str, Any]) -> tuple[Any, ...]:
