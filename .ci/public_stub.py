@@ -23,7 +23,7 @@ HOMES = {"Sequence": "collections.abc", "Mapping": "collections.abc", "Path": "p
 
 #: Decorator of a settings class that adds the settings of registered functions → their folder.
 REGISTERED: dict[str, str] = {
-    "_with_loss_settings": "gymdata/train/losses",
+    "_with_loss_settings": "gymdata/commands/train/losses",
     "_with_estimator_settings": "gymdata/credit/estimators",
 }
 

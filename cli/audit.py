@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gymdata.audit.settings import AuditConfig
+from gymdata.commands.audit.settings import AuditConfig
 from gymdata.errors import counted
 
 from .console import Watch, command_words, facts, finish, grid, say
 from .flags import Json, Overwrite, RunFiles, with_flags
 
 if TYPE_CHECKING:
-    from gymdata.audit.report import AuditReport
+    from gymdata.commands.audit.report import AuditReport
 
 _Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="Folder for the report (default: RUN/audit-MODEL).")
@@ -29,7 +29,7 @@ def audit(
     """Logprobs are recomputed with a forward pass. Exit code 1 when they are not the model's (L305), by more than rounding
     explains; then the likely cause is named.
     """
-    from gymdata.audit.run import audit as run
+    from gymdata.commands.audit.run import audit as run
 
     with Watch("audit") as watch:
         report = run(path, output=output, config=settings, overwrite=overwrite, command=command_words(), progress=watch)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gymdata.check.settings import CheckConfig
+from gymdata.commands.check.settings import CheckConfig
 from gymdata.environments.port import StepResult
 from gymdata.errors import UsageError
 
@@ -32,7 +32,7 @@ def check(
     """Problems that break multi-turn training are reported. With --env, an environment's tools are called with sampled
     arguments and played, by chance and (--play) by hand; its faults have file and line. Exit code 1 if there is any
     problem."""
-    from gymdata.check import run as checking
+    from gymdata.commands.check import run as checking
 
     if settings.env is not None:
         return _check_environment(settings, json=json)
@@ -68,7 +68,7 @@ def check(
 
 
 def _check_environment(settings: CheckConfig, *, json: bool) -> int:
-    from gymdata.check.environment import check_environment
+    from gymdata.commands.check.environment import check_environment
 
     if settings.model is not None or settings.endpoint is not None:
         raise UsageError("--env is checked by itself", hint="check the model or server with another command")
@@ -124,7 +124,7 @@ def _ask(episode: ToolEpisode, result: StepResult | None) -> Message | None:
         note(str(UsageError.unknown_choice("tool", name, tools)))
         return _ask(episode, StepResult())
     if name in tools:
-        from gymdata.check.environment import calling
+        from gymdata.commands.check.environment import calling
 
         try:
             return calling(name, loads(rest or "{}"))

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gymdata.collect.settings import CollectConfig
-from gymdata.collect.task_files import KINDS
+from gymdata.commands.collect.settings import CollectConfig
+from gymdata.commands.collect.task_files import KINDS
 
 from .console import Watch, command_words, finish, note
 from .flags import DryRun, Json, ray_here, sampling_instead, with_flags
@@ -23,7 +23,7 @@ def collect(
     json: Json = False,
 ) -> int:
     """An existing run is resumed."""
-    from gymdata.collect import run as collecting
+    from gymdata.commands.collect import run as collecting
 
     with Watch("collect") as watch:
         summary = collecting.collect(config=settings, dry_run=dry_run, progress=watch, command=command_words())

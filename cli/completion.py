@@ -54,7 +54,7 @@ def named(module: str, registry: str, incomplete: str) -> list[str]:
 #: By the metavar in ``--help``.
 _OFFERED: dict[str, Callable[[str], list[str]]] = {
     "CODE": codes,
-    "LOSS": lambda incomplete: named("gymdata.train.losses._registry", "REGISTRY", incomplete),
+    "LOSS": lambda incomplete: named("gymdata.commands.train.losses._registry", "REGISTRY", incomplete),
     "SPEC": lambda incomplete: named("gymdata.rewards.named", "REWARDS", incomplete),
 }
 _OFFERED |= dict.fromkeys(("RUN", "RUN…", "PATH", "PATH…", "PATH [PATH]", "[PATH]", "SQL PATH…"), runs)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gymdata.demo.run import DemoConfig, planned
-from gymdata.demo.run import demo as run
+from gymdata.commands.demo.run import DemoConfig, planned
+from gymdata.commands.demo.run import demo as run
 
 from .console import finish, note
 from .flags import DryRun, Json, Overwrite, with_flags

@@ -16,6 +16,6 @@ _Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder or URL
 def doctor(folder: _Folder = Path(), json: Json = False) -> int:
     """Python, GPU, versions and their clashes, extras, disk, locks, and a self-test on shipped rollouts. Exit code 1 when
     something is wrong."""
-    from gymdata.doctor.run import doctor as run
+    from gymdata.commands.doctor.run import doctor as run
 
     return finish(run(folder), "doctor", json=json)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gymdata.collect.task_files import KINDS
-from gymdata.eval.settings import EvalConfig
+from gymdata.commands.collect.task_files import KINDS
+from gymdata.commands.eval.settings import EvalConfig
 
 from .console import Watch, command_words, facts, finish, grid
 from .flags import DryRun, Json, ray_here, sampling_instead, with_flags
@@ -28,7 +28,7 @@ def eval_(
     json: Json = False,
 ) -> int:
     """The rollouts are an ordinary run: an existing one is resumed. Intervals are over tasks."""
-    from gymdata.eval import run as evaluating
+    from gymdata.commands.eval import run as evaluating
 
     with Watch("eval") as watch:
         report = evaluating.evaluate(config=settings, dry_run=dry_run, progress=watch, command=command_words())

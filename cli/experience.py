@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gymdata.experience.settings import ExperienceConfig
+from gymdata.commands.experience.settings import ExperienceConfig
 
 from .console import Watch, command_words, finish, warn_once
 from .flags import Json, Output, Overwrite, RunFiles, with_flags
@@ -21,7 +21,7 @@ def experience(
 
     Exit code 1 when all groups are dropped; nothing is written then.
     """
-    from gymdata.experience.run import experience as run
+    from gymdata.commands.experience.run import experience as run
 
     with Watch("experiences") as watch:
         report = run(path, output, config=settings, overwrite=overwrite, command=command_words(), progress=watch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gymdata.filter.settings import FilterConfig
+from gymdata.commands.filter.settings import FilterConfig
 
 from .console import Watch, command_words, facts, finish, grid
 from .flags import DryRun, Json, Output, Overwrite, RunFiles, with_flags
@@ -27,7 +27,7 @@ def filter_(
 
     Exit code 1 when no rollout is left; nothing is written then.
     """
-    from gymdata.filter.run import filter as run
+    from gymdata.commands.filter.run import filter as run
 
     with Watch("filter") as watch:
         report = run(

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gymdata.commands.finetune.settings import FinetuneFlags
 from gymdata.errors import UsageError
-from gymdata.finetune.settings import FinetuneFlags
 from gymdata.public import rate_text
 
 from .console import Watch, command_words, finish, note, prints_apart, show
 from .flags import Json, Overwrite, with_flags
 
 if TYPE_CHECKING:
-    from gymdata.finetune.port import EpochRow
+    from gymdata.commands.finetune.port import EpochRow
 
 _CONFIG = "Configuration"  # title in --help
 _Config = Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="Configuration file.")]
@@ -58,7 +58,7 @@ def finetune(
     json: Json = False,
 ) -> int:
     """The same command again resumes."""
-    from gymdata.finetune.run import finetune as run
+    from gymdata.commands.finetune.run import finetune as run
 
     overrides = [pair(text) for text in override or []]
     for key, values in Counter(key for key, _ in overrides).items():

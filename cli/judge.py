@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gymdata.commands.judge.settings import JudgeConfig
 from gymdata.errors import GymdataError
-from gymdata.judge.settings import JudgeConfig
 
 from .console import Watch, command_words, finish
 from .flags import Json, ray_here, with_flags
@@ -26,7 +26,7 @@ def judge(
     json: Json = False,
 ) -> int:
     """Writes comparisons, rewards and a bias report."""
-    from gymdata.judge import run as judging
+    from gymdata.commands.judge import run as judging
     from gymdata.scores.chosen import judge_folders
 
     with Watch("judge") as watch:

@@ -40,7 +40,7 @@ def ls(
     --unused lists what no trained model needs, with the `rm` command to copy; nothing is removed. Exit code 1 when a
     run.json is damaged.
     """
-    from gymdata.ls.run import ls as run
+    from gymdata.commands.ls.run import ls as run
 
     report = run(path, unused=unused, experiment=experiment, tags=tag or ())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gymdata.pairs.settings import PairsConfig
+from gymdata.commands.pairs.settings import PairsConfig
 
 from .console import command_words, finish, warn_once
 from .flags import Json, Output, Overwrite, RunFiles, with_flags
@@ -16,7 +16,7 @@ def pairs(
 
     Exit code 1 when there are no pairs.
     """
-    from gymdata.pairs.run import pairs as run
+    from gymdata.commands.pairs.run import pairs as run
 
     report = run(path, output=output, config=settings, overwrite=overwrite, command=command_words())
     code = finish(report, "pairs", json=json, then="train-dpo {} -m MODEL -o POLICY")

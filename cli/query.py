@@ -60,13 +60,13 @@ def query(
     """Tables: rollouts, turns, messages, failures, scores, comparisons, pairs, experiences, violations and audit.
     Read-only. find_ids(turns, [22, 426]) finds a sequence of token IDs.
     """
-    from gymdata.query.run import check_target, json_rows, write_result, write_text
-    from gymdata.query.statement import run_statement
+    from gymdata.commands.query.run import check_target, json_rows, write_result, write_text
+    from gymdata.commands.query.statement import run_statement
 
     if csv + json + (output is not None) > 1:
         raise UsageError("--csv, --json and -o exclude each other", hint="-o FILE.csv writes CSV to a file")
     if list_:
-        from gymdata.query.saved import SAVED
+        from gymdata.commands.query.saved import SAVED
 
         if json:
             emit_json({"saved": SAVED})
@@ -103,7 +103,7 @@ class _Printable(io.TextIOBase):
 
 
 def _write_database(words: Sequence[str], target: Path, overwrite: bool, printed: bool) -> None:
-    from gymdata.query.database import write_database
+    from gymdata.commands.query.database import write_database
 
     if printed or any(" " in word and not Path(word).exists() for word in words):
         raise UsageError("--database writes views, no result", hint="leave out the SQL, --csv, --json, --full and -o")
@@ -114,7 +114,7 @@ def _write_database(words: Sequence[str], target: Path, overwrite: bool, printed
 def _split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     """The statement and the paths, which may come in either order. A word that is a file or folder is a path; of the
     others the first with a blank, ``-`` or ``:NAME`` is the statement."""
-    from gymdata.query.saved import saved
+    from gymdata.commands.query.saved import saved
     from gymdata.store.fetch import is_url
 
     paths = [word for word in words if is_url(word) or os.path.exists(word)]  # noqa: PTH110 - Path.exists raises for a long SELECT
@@ -137,7 +137,7 @@ def _split_words(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def _show_whole(reader: pa.RecordBatchReader) -> None:
     """Every value in full, one below the other; conversations message by message."""
-    from gymdata.query.run import json_rows
+    from gymdata.commands.query.run import json_rows
 
     for number, row in enumerate(json_rows(reader), 1):
         say(f"row {number:,}")
@@ -162,7 +162,7 @@ def _show_whole(reader: pa.RecordBatchReader) -> None:
 
 
 def _show(reader: pa.RecordBatchReader) -> None:
-    from gymdata.query.run import json_rows, too_wide
+    from gymdata.commands.query.run import json_rows, too_wide
 
     names, terminal = reader.schema.names, sys.stdout.isatty()
     width = room_beside(names)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gymdata.record.settings import RecordConfig
+from gymdata.commands.record.settings import RecordConfig
 
 from .console import command_words, finish, note
 from .flags import Json, with_flags
@@ -22,7 +22,7 @@ def record(
     json: Json = False,
 ) -> int:
     """An existing run is resumed: clients continue with the same keys."""
-    from gymdata.record.run import record as run
+    from gymdata.commands.record.run import record as run
 
     # Standard output is the summary's alone.
     output = 2 if json else None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gymdata.report.settings import ReportConfig
+from gymdata.commands.report.settings import ReportConfig
 
 from .console import facts, finish, fits, grid, say
 from .flags import Json, with_flags
@@ -23,7 +23,7 @@ def report(paths: _Paths, *, settings: ReportConfig, json: Json = False) -> int:
     Of two paths: the paired difference on the tasks that both have, and which tasks changed; of more, each against
     the first. Of trainings their curves, and of all the settings that differ.
     """
-    from gymdata.report.run import report as make
+    from gymdata.commands.report.run import report as make
 
     # With --json alone nothing is written.
     summary = make(*paths, config=settings, write=settings.output is not None or not json)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from gymdata.commands.score.settings import ScoreConfig
 from gymdata.errors import GymdataError
-from gymdata.score.settings import ScoreConfig
 
 from .console import Watch, command_words, facts, finish, fits, grid
 from .flags import Json, with_flags
@@ -38,7 +38,7 @@ def score(
     json: Json = False,
 ) -> int:
     """Earlier scores are kept, and flips are reported."""
-    from gymdata.score import run as scoring
+    from gymdata.commands.score import run as scoring
 
     with Watch("score") as watch:
         summary = scoring.score(config=settings, progress=watch, command=command_words())

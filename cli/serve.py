@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gymdata.serve.settings import ServerConfig
+from gymdata.commands.serve.settings import ServerConfig
 
 from .console import note, say
 from .flags import DryRun, with_flags
@@ -20,6 +20,6 @@ def serve(
     dry_run: DryRun = False,
 ) -> None:
     """The command line that it prints starts the same server by itself; --dry-run prints it only."""
-    from gymdata.serve.run import serve as run
+    from gymdata.commands.serve.run import serve as run
 
     run(settings, dry_run=dry_run, say=note, show=say)

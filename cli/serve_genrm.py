@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gymdata.judge.settings import ServeConfig
+from gymdata.commands.judge.settings import ServeConfig
 
 from .console import command_words, note
 from .flags import ray_here, with_flags
@@ -14,6 +14,6 @@ rewrite = ray_here
 @with_flags(ServeConfig, PRINCIPLE)
 def serve_genrm(settings: ServeConfig) -> None:
     """Routes: /compare, /verify, /health and /metrics."""
-    from gymdata.judge.serve import run as serving
+    from gymdata.commands.judge.serve import run as serving
 
     serving.serve_genrm(settings, say=note, command=command_words())

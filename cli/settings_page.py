@@ -45,7 +45,7 @@ def configurable() -> dict[str, tuple[type[Any], Any]]:
 def config_schema(command: str) -> dict[str, Any]:
     """The JSON Schema of a command's ``--config`` file. Raises UsageError for a command that has none."""
     if command == "finetune":
-        from gymdata.finetune.json_schema import schema
+        from gymdata.commands.finetune.json_schema import schema
 
         return schema()
     from gymdata.store.json_schema import DIALECT

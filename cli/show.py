@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gymdata.show.settings import FIRST, ShowConfig
+from gymdata.commands.show.settings import FIRST, ShowConfig
 
 from .console import finish, note
 from .flags import Json, is_path, optional_value, with_flags
@@ -28,12 +28,12 @@ def show(
     path: _Run, rollout_id: _Id = None, *, settings: ShowConfig, tokens: _Tokens = False, json: Json = False
 ) -> int:
     """Messages by role, tool calls, rewards, tokens, and what is wrong with a rollout. Works on a run in progress."""
-    from gymdata.show.run import show as choose
+    from gymdata.commands.show.run import show as choose
 
     shown = choose(path, rollout_id, config=settings)
 
     def render() -> None:
-        from gymdata.show.report import render
+        from gymdata.commands.show.report import render
 
         render(shown, tokens=tokens)
         number = 1 if shown.pair else len(shown.rollouts)

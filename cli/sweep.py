@@ -22,9 +22,9 @@ def sweep(
     """Every combination of the grid runs the file's commands with every seed, one after the other; then the rewards of their
     evaluations are compared. Cells that are done are not run again, and a sweep that is started several times divides them.
     """
+    from gymdata.commands.sweep import run as sweeping
+    from gymdata.commands.sweep.settings import SweepConfig
     from gymdata.errors import GymdataError, MissingExtraError, UsageError
-    from gymdata.sweep import run as sweeping
-    from gymdata.sweep.settings import SweepConfig
 
     from .main import check_words
 

@@ -23,7 +23,7 @@ def rewards() -> Iterator[str]:
 
 
 def losses() -> Iterator[str]:
-    from gymdata.train.losses import LOSSES
+    from gymdata.commands.train.losses import LOSSES
 
     yield "| `--loss` | loss | aggregation | settings and defaults | source | published code |"
     yield "|---|---|---|---|---|---|"

@@ -35,8 +35,8 @@ def tour(
     """Copies 300 rollouts that come with gymdata, answers six questions about them with a command each, and opens the
     viewer. Needs no model, no GPU and no network.
     """
-    from gymdata.tour.run import prepare
-    from gymdata.tour.run import tour as whole
+    from gymdata.commands.tour.run import prepare
+    from gymdata.commands.tour.run import tour as whole
 
     if json:
         return finish(whole(output), "tour", json=True)
@@ -56,7 +56,7 @@ def tour(
     if view if view is not None else sys.stdout.isatty() and sys.stdin.isatty():
         import webbrowser
 
-        from gymdata.view.run import view as serve
+        from gymdata.commands.view.run import view as serve
 
         def opened(text: str) -> None:
             note(text)

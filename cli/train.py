@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gymdata.commands.train.settings import TRAINERS, TrainConfig
 from gymdata.public import Figures
-from gymdata.train.settings import TRAINERS, TrainConfig
 
 from .console import Watch, command_words, finish, note, say
 from .flags import DryRun, Json, Overwrite, with_flags
@@ -26,7 +26,7 @@ _Seed = Annotated[int | None, typer.Option("--seed", help="Random seed.")]
 
 def instead_of(command: str, option: str, value: str | None) -> str | None:
     """The setting of the trainer that has the option's name, or the training commands that have the option."""
-    from gymdata.train.trainer_settings import instead_of_flag
+    from gymdata.commands.train.trainer_settings import instead_of_flag
 
     if setting := instead_of_flag(command.removeprefix("train-"), option, value):
         return setting
@@ -47,10 +47,10 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
         dry_run: DryRun = False,
         json: Json = False,
     ) -> int:
-        from gymdata.eval.settings import evaluation_of
-        from gymdata.pairs.run import pairs_of_run
+        from gymdata.commands.eval.settings import evaluation_of
+        from gymdata.commands.pairs.run import pairs_of_run
+        from gymdata.commands.train.run import train
         from gymdata.store.fetch import fetched
-        from gymdata.train.run import train
 
         source = str(fetched(source))
         pair_files = pairs_of_run(source, command_words()) if kind.table.name == "pairs" else None
@@ -78,7 +78,7 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
     load = command.loaded  # type: ignore[attr-defined]  # of with_flags
 
     def loaded(args: Figures) -> TrainConfig:
-        from gymdata.train.trainer_settings import check_settings
+        from gymdata.commands.train.trainer_settings import check_settings
 
         settings: TrainConfig = load(args)
         check_settings(settings.algorithm, settings.trainer, kind.model_fields, settings.called, settings.model)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from gymdata.commands.validate.settings import ValidateConfig
 from gymdata.errors import UsageError, counted, printable
-from gymdata.validate.settings import ValidateConfig
 
 from .console import command_words, emit_json, facts, finish, folded, grid, note, paragraphs
 from .flags import Json, Overwrite, Verbose, with_flags
@@ -60,8 +60,8 @@ def validate(
         raise UsageError("no path given", hint="gymdata validate PATH, or gymdata validate --explain CODE")
     if fix is not None:
         return _fix(path, fix, output, overwrite, json)
+    from gymdata.commands.validate.run import validate as run
     from gymdata.store.reading import warn_of_changed_scores
-    from gymdata.validate.run import validate as run
 
     warn_of_changed_scores(path)
     report = run(path, **dict(settings))
@@ -77,7 +77,7 @@ def validate(
 def _fix(
     path: str, choice: Literal["split", "truncate", "drop"], output: str | None, overwrite: bool, as_json: bool
 ) -> int:
-    from gymdata.validate.run import fix
+    from gymdata.commands.validate.run import fix
 
     if output is None:
         hint = "gymdata validate PATH --fix split -o NEW.parquet"

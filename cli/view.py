@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gymdata.view.settings import ViewConfig
+from gymdata.commands.view.settings import ViewConfig
 
 from .console import note
 from .flags import with_flags
@@ -27,6 +27,6 @@ def view(path: _Paths, *, settings: ViewConfig) -> None:
     """Pages: rollouts, tokens, breaks, groups, pairs, comparisons, training. A run that is being collected
     grows in the page. Nothing is loaded from the network.
     """
-    from gymdata.view.run import view as serve
+    from gymdata.commands.view.run import view as serve
 
     serve(path, config=settings, say=note)

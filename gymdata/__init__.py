@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 if sys.platform == "win32":
@@ -34,69 +34,69 @@ __version__ = "0.1.0"
 #: Public name → where it is defined: ``module`` or ``module:name``, below this package. Loaded when first used, so that
 #: ``import gymdata`` costs nothing and the command line answers at once. The build writes their types into __init__.pyi.
 _HOME = {
-    "AuditConfig": "audit.settings",
-    "CollectConfig": "collect.settings",
-    "Experience": "experience.loading",
-    "EvalConfig": "eval.settings",
-    "ExperienceConfig": "experience.settings",
-    "FilterConfig": "filter.settings",
-    "FinetuneConfig": "finetune.settings",
-    "JudgeConfig": "judge.settings",
-    "PairsConfig": "pairs.settings",
-    "RecordConfig": "record.settings",
-    "ReportConfig": "report.settings",
-    "Samples": "experience.loading",
-    "ScoreConfig": "score.settings",
-    "ServerConfig": "serve.settings",
-    "ServeConfig": "judge.settings",
+    "AuditConfig": "commands.audit.settings",
+    "CollectConfig": "commands.collect.settings",
+    "Experience": "commands.experience.loading",
+    "EvalConfig": "commands.eval.settings",
+    "ExperienceConfig": "commands.experience.settings",
+    "FilterConfig": "commands.filter.settings",
+    "FinetuneConfig": "commands.finetune.settings",
+    "JudgeConfig": "commands.judge.settings",
+    "PairsConfig": "commands.pairs.settings",
+    "RecordConfig": "commands.record.settings",
+    "ReportConfig": "commands.report.settings",
+    "Samples": "commands.experience.loading",
+    "ScoreConfig": "commands.score.settings",
+    "ServerConfig": "commands.serve.settings",
+    "ServeConfig": "commands.judge.settings",
     "Step": "environments.step",
-    "SweepConfig": "sweep.settings",
-    "TrainDpoConfig": "train.settings",
-    "TrainKtoConfig": "train.settings",
-    "TrainRewardConfig": "train.settings",
-    "TrainRlConfig": "train.settings",
-    "TrainSftConfig": "train.settings",
-    "TrainValueConfig": "train.settings",
-    "ViewConfig": "view.settings",
-    "audit": "audit.run",
-    "check": "check.run",
-    "check_endpoint": "check.run",
-    "check_environment": "check.environment",
-    "collect": "collect.run",
-    "demo": "demo.run",
-    "doctor": "doctor.run",
-    "eval": "eval.run:evaluate",
-    "expand_turns": "query.opened",
-    "experience": "experience.run",
+    "SweepConfig": "commands.sweep.settings",
+    "TrainDpoConfig": "commands.train.settings",
+    "TrainKtoConfig": "commands.train.settings",
+    "TrainRewardConfig": "commands.train.settings",
+    "TrainRlConfig": "commands.train.settings",
+    "TrainSftConfig": "commands.train.settings",
+    "TrainValueConfig": "commands.train.settings",
+    "ViewConfig": "commands.view.settings",
+    "audit": "commands.audit.run",
+    "check": "commands.check.run",
+    "check_endpoint": "commands.check.run",
+    "check_environment": "commands.check.environment",
+    "collect": "commands.collect.run",
+    "demo": "commands.demo.run",
+    "doctor": "commands.doctor.run",
+    "eval": "commands.eval.run:evaluate",
+    "expand_turns": "commands.query.opened",
+    "experience": "commands.experience.run",
     "export": "interop.run",
-    "filter": "filter.run",
-    "finetune": "finetune.run",
-    "fix": "validate.run",
+    "filter": "commands.filter.run",
+    "finetune": "commands.finetune.run",
+    "fix": "commands.validate.run",
     "import_rollouts": "interop.run",
-    "judge": "judge.run",
-    "load_experiences": "experience.loading",
-    "load_rollouts": "query.opened",
-    "ls": "ls.run",
-    "merge_adapter": "train.adapter",
-    "open": "query.opened:open_run",
-    "pairs": "pairs.run",
-    "query": "query.run",
+    "judge": "commands.judge.run",
+    "load_experiences": "commands.experience.loading",
+    "load_rollouts": "commands.query.opened",
+    "ls": "commands.ls.run",
+    "merge_adapter": "commands.train.adapter",
+    "open": "commands.query.opened:open_run",
+    "pairs": "commands.pairs.run",
+    "query": "commands.query.run",
     "reading": "store.reading",
-    "record": "record.run",
-    "report": "report.run",
-    "score": "score.run",
-    "serve": "serve.run",
-    "serve_genrm": "judge.serve.run",
-    "sweep": "sweep.run",
-    "tour": "tour.run",
-    "train_dpo": "train.run",
-    "train_kto": "train.run",
-    "train_reward": "train.run",
-    "train_rl": "train.run",
-    "train_sft": "train.run",
-    "train_value": "train.run",
-    "validate": "validate.run",
-    "view": "view.run",
+    "record": "commands.record.run",
+    "report": "commands.report.run",
+    "score": "commands.score.run",
+    "serve": "commands.serve.run",
+    "serve_genrm": "commands.judge.serve.run",
+    "sweep": "commands.sweep.run",
+    "tour": "commands.tour.run",
+    "train_dpo": "commands.train.run",
+    "train_kto": "commands.train.run",
+    "train_reward": "commands.train.run",
+    "train_rl": "commands.train.run",
+    "train_sft": "commands.train.run",
+    "train_value": "commands.train.run",
+    "validate": "commands.validate.run",
+    "view": "commands.view.run",
 }
 
 #: Folders and files that are public as they are: the maths.
@@ -125,38 +125,9 @@ def __getattr__(name: str) -> Any:
         from gymdata.public import checked_flags, with_keywords
 
         value = checked_flags(with_keywords(value))
-        _share_modules(name, value)
     globals()[name] = value
     return value
 
 
-def _share_modules(name: str, function: object) -> None:
-    """``import gymdata.finetune.port`` finds the modules of a folder through the function that has its name."""
-    folder = sys.modules.get(f"gymdata.{name}")
-    if folder is None or not hasattr(folder, "__path__"):
-        return
-
-    class Folder(ModuleType):
-        def __setattr__(self, key: str, value: object) -> None:
-            super().__setattr__(key, value)
-            if isinstance(value, ModuleType):
-                setattr(function, key, value)
-
-    folder.__class__ = Folder
-    for key, value in list(vars(folder).items()):
-        setattr(folder, key, value)
-
-
 def __dir__() -> list[str]:
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
-
-
-class _Package(ModuleType):
-    """A command and its folder have the same name (``gymdata.pairs``): as an attribute it is always the function."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gymdata.judge.groups import transcript
-from gymdata.judge.settings import DEFAULT_PRINCIPLE
+from gymdata.commands.judge.groups import transcript
+from gymdata.commands.judge.settings import DEFAULT_PRINCIPLE
 from gymdata.sample_data.calculator import Calculator
 from gymdata.sample_data.make_tasks import OPERATORS, WORDINGS, Pair, draw_operands, value_of
 from gymdata.sample_data.policy_tokenizer import END, START

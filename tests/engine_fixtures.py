@@ -111,8 +111,8 @@ class InProcess:
 
     def collect(self, **settings: Any) -> Any:
         """``gymdata.collect`` with these settings, in a thread, on this engine."""
-        from gymdata.collect.run import collect, load_parts
-        from gymdata.collect.settings import CollectConfig
+        from gymdata.commands.collect.run import collect, load_parts
+        from gymdata.commands.collect.settings import CollectConfig
 
         async def work() -> Any:
             config = CollectConfig.load(None, settings)

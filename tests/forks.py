@@ -22,10 +22,12 @@ from typing import Any
 
 #: What a training takes seconds to load.
 TRAINING = [
-    "gymdata.cli.main", "gymdata.train.run", "gymdata.train.launch", "gymdata.train.trainers.run", "polars",
-    "gymdata.train.trainers.sft", "gymdata.train.trainers.dpo", "gymdata.train.trainers.kto",
-    "gymdata.train.trainers.reward", "gymdata.train.trainers.rl", "gymdata.train.trainers.value", "torch",
-    "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",
+    "gymdata.cli.main", "gymdata.commands.train.run", "gymdata.commands.train.launch",
+    "gymdata.commands.train.trainers.run", "polars", "gymdata.commands.train.trainers.sft",
+    "gymdata.commands.train.trainers.dpo", "gymdata.commands.train.trainers.kto",
+    "gymdata.commands.train.trainers.reward", "gymdata.commands.train.trainers.rl",
+    "gymdata.commands.train.trainers.value", "torch", "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.auto.tokenization_auto",
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.train.losses import LOSSES
+from gymdata.commands.train.losses import LOSSES
 
 #: Settings under which some tokens of ``batch`` are limited and others are not.
 CHOSEN: dict[str, dict[str, Any]] = {
@@ -214,7 +214,7 @@ SEQUENCE: dict[str, Callable[..., Any]] = {
 
 def values(name: str, at: dict[str, Any], s: dict[str, Any], **more: Any) -> tuple[Any, Any]:
     """Loss and limited tokens, with the aggregation as published unless ``more`` has another."""
-    from gymdata.train.trainers.policy_loss import PolicyLoss
+    from gymdata.commands.train.trainers.policy_loss import PolicyLoss
 
     loss = PolicyLoss(LOSSES[name].function, s, **{"aggregation": LOSSES[name].aggregation, **more})
     return loss(at["logprobs"], at["saved"], at["advantages"], at["mask"], at["reference"])

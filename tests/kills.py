@@ -320,7 +320,7 @@ def fork(arguments: Sequence[str], command: str = "collect") -> multiprocessing.
     """``start`` without the start-up time; output goes nowhere."""
     context = multiprocessing.get_context("forkserver")
     commands = ("collect", "record")
-    modules = [*(f"gymdata.cli.{name}" for name in commands), *(f"gymdata.{name}.run" for name in commands)]
+    modules = [*(f"gymdata.cli.{name}" for name in commands), *(f"gymdata.commands.{name}.run" for name in commands)]
     context.set_forkserver_preload([*modules, "transformers.models.auto.tokenization_auto", "aiohttp"])
     process = context.Process(target=_command, args=([command, *arguments],))
     process.start()

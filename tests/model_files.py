@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gymdata.demo.model import MODULES, write_model
+from gymdata.commands.demo.model import MODULES, write_model
 
 POLICY = Path(__file__).parents[1] / "sample_data" / "policy"
 

@@ -27,10 +27,10 @@ ROOMS: dict[str, tuple[str, list[str]]] = {
     "store": ("gymdata/store", ["tests/store"]),
     "credit": ("gymdata/credit", ["tests/credit"]),
     "losses": (
-        "gymdata/train/losses",
+        "gymdata/commands/train/losses",
         ["tests/train/trainers/test_losses.py", "tests/train/trainers/test_rl_losses.py"],
     ),
-    "pairs": ("gymdata/pairs", ["tests/pairs"]),
+    "pairs": ("gymdata/commands/pairs", ["tests/pairs"]),
     "curriculum": ("gymdata/curriculum.py", ["tests/test_curriculum.py"]),
 }
 SAMPLE, SEED, LIMIT_S = 25, 57, 900

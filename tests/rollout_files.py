@@ -92,7 +92,7 @@ def write_run(folder: Path, rows: Sequence[dict[str, Any]], suffix: str = "parqu
 
 def training_data(algorithm: str, source: Path | pa.Table, **settings: Any) -> Any:
     """What ``gymdata train-ALGORITHM`` trains of a file or of a table, made in one part."""
-    from gymdata.train.settings import TRAINERS
+    from gymdata.commands.train.settings import TRAINERS
 
     config = TRAINERS[algorithm].load(None, {"model": "model", "output": "out", **settings})
     with tempfile.TemporaryDirectory() as folder:

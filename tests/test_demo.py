@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from gymdata.cli.main import main
-from gymdata.demo.model import MODEL
-from gymdata.demo.real import RealDemoReport
-from gymdata.demo.run import DemoConfig, DemoReport, demo, planned, summarise, summarise_judged
-from gymdata.demo.steps import clear, rise, sample_data
+from gymdata.commands.demo.model import MODEL
+from gymdata.commands.demo.real import RealDemoReport
+from gymdata.commands.demo.run import DemoConfig, DemoReport, demo, planned, summarise, summarise_judged
+from gymdata.commands.demo.steps import clear, rise, sample_data
 from gymdata.errors import RefusedError, StoreError, UsageError
 from gymdata.store import read_run_json
 from gymdata.store.lineage import lineage
@@ -175,7 +175,7 @@ def test_a_small_real_demo_leaves_three_policies(tmp_path: Path, monkeypatch: py
 def test_a_demo_that_is_ended_ends_its_command() -> None:
     """``kill`` reaches the demo alone; a command that went on would hold its run against the next demo."""
     command = ["view", str(sample_data() / "rollouts" / "clean.jsonl"), "--port", "0"]
-    code = f"from gymdata.demo.steps import running; running(print)({command}, ())"
+    code = f"from gymdata.commands.demo.steps import running; running(print)({command}, ())"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         while "http://" not in (line := process.stderr.readline()):

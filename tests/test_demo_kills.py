@@ -16,9 +16,10 @@ from tests.forks import Forks, forks
 pytestmark = [pytest.mark.torch, pytest.mark.full]
 
 _LOADED = [
-    "gymdata.cli.main", "gymdata.demo.run", "gymdata.report.run", "gymdata.pairs.run", "gymdata.validate.run", "aiohttp",
-    "gymdata.collect.run", "gymdata.train.run", "gymdata.train.trainers.launch", "gymdata.train.trainers.run",
-    "gymdata.train.trainers.dpo", "polars", "pyarrow.dataset", "torch",
+    "gymdata.cli.main", "gymdata.commands.demo.run", "gymdata.commands.report.run", "gymdata.commands.pairs.run",
+    "gymdata.commands.validate.run", "aiohttp", "gymdata.commands.collect.run", "gymdata.commands.train.run",
+    "gymdata.commands.train.trainers.launch", "gymdata.commands.train.trainers.run",
+    "gymdata.commands.train.trainers.dpo", "polars", "pyarrow.dataset", "torch",
     "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",
 ]  # fmt: skip
 
@@ -34,7 +35,7 @@ def processes() -> Iterator[Forks]:
 
 def run(*given: Any) -> int:
     """``kills.run`` with an engine that answers without a model."""
-    from gymdata.collect import run as collecting
+    from gymdata.commands.collect import run as collecting
 
     load = collecting.load_parts
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gymdata.checks.violations import Selection
+from gymdata.commands.validate.pairs import validate_pairs
 from gymdata.engines.sampling import AnswerFaultError
 from gymdata.errors import (
     DataError,
@@ -26,7 +27,6 @@ from gymdata.errors import (
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
 from gymdata.store.paths import Source
-from gymdata.validate.pairs import validate_pairs
 
 ROOT = Path(__file__).parent.parent
 

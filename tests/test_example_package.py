@@ -98,8 +98,8 @@ def test_a_reward_is_in_the_documentation_and_a_strategy_in_the_help(command: Co
 def use_the_loss() -> int:
     import torch
 
-    from gymdata.train.losses import LOSSES
-    from gymdata.train.settings import TrainRlConfig
+    from gymdata.commands.train.losses import LOSSES
+    from gymdata.commands.train.settings import TrainRlConfig
 
     loss = LOSSES["advantage_only"]
     assert (loss.aggregation, loss.settings) == ("token", {"scale": 1.0})

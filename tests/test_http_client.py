@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gymdata.commands.judge.http_judge import HttpJudge
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.environments.resource_server import ResourceServer
 from gymdata.errors import OutsideError
 from gymdata.http import HttpClient, why_unreachable
-from gymdata.judge.http_judge import HttpJudge
 from gymdata.rewards.remote import RemoteReward
 from gymdata.rollouts.messages import Task
 from gymdata.urls import address

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import gymdata
+from gymdata.commands.filter.conditions import unknown_column
+from gymdata.commands.judge.serve.cohorts import NotAnswered
+from gymdata.commands.record.request import RequestError
+from gymdata.commands.view.answers import Missing
 from gymdata.errors import DataError, GymdataError, OutsideError, RewardError, UsageError
-from gymdata.filter.conditions import unknown_column
-from gymdata.judge.serve.cohorts import NotAnswered
-from gymdata.record.request import RequestError
 from gymdata.texts import abridged
-from gymdata.view.answers import Missing
 from gymdata.workers.serving import Refused
 
 

@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 
 import gymdata
-from gymdata.collect.settings import CollectConfig
-from gymdata.collect.setup import Given, load_parts
-from gymdata.collect.tasks import TaskRows, task_rows
+from gymdata.commands.collect.settings import CollectConfig
+from gymdata.commands.collect.setup import Given, load_parts
+from gymdata.commands.collect.tasks import TaskRows, task_rows
 from gymdata.environments import given_environment
 from gymdata.errors import DataError, UsageError
 from gymdata.rewards import given_rewards

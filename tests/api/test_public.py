@@ -21,11 +21,11 @@ import pytest
 
 import gymdata
 from gymdata.checks.repair import FixReport
+from gymdata.commands.finetune.run import FinetuneReport
+from gymdata.commands.train.run import TrainReport
 from gymdata.errors import DataError, UsageError
-from gymdata.finetune.run import FinetuneReport
 from gymdata.public import Report
 from gymdata.store import Run
-from gymdata.train.run import TrainReport
 from tests.rollout_files import rollout, two_turns, write_run
 
 FUNCTIONS = [
@@ -116,7 +116,7 @@ def test_to_and_pin_memory_take_lists_and_none() -> None:
     """The published helpers move a tensor, a list of tensors, and leave None alone."""
     import torch
 
-    from gymdata.experience.loading import pin_memory, to
+    from gymdata.commands.experience.loading import pin_memory, to
 
     moved = to([torch.ones(2), torch.zeros(1)], "meta")
     assert [t.device.type for t in moved] == ["meta", "meta"]

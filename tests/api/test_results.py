@@ -38,12 +38,11 @@ def test_an_interval_is_shown_with_its_bounds(tmp_path: Path) -> None:
     assert re.search(r"ci95=\(0\.\d+, 0\.\d+\)", repr(scored)), repr(scored)
 
 
-def test_a_module_of_a_folder_with_a_function_s_name_is_imported() -> None:
-    """``import gymdata.finetune.port as port`` and ``gymdata.finetune.port`` work, and the function stays the function."""
+def test_a_command_s_name_is_its_function_whatever_is_imported() -> None:
+    """Its room is gymdata.commands.NAME."""
     code = (
-        "import gymdata, gymdata.finetune.port as port; assert gymdata.finetune.port is port;"
-        "import gymdata.finetune.state; assert gymdata.finetune.state.__name__ == 'gymdata.finetune.state';"
-        "assert callable(gymdata.finetune)"
+        "import gymdata, gymdata.commands.finetune.port, gymdata.commands.finetune.state;"
+        "assert callable(gymdata.finetune); assert gymdata.finetune.__name__ == 'finetune'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 
 import gymdata
-from gymdata.audit.context import logprob_settings
-from gymdata.audit.run import audit
 from gymdata.chat.template import TransformersChat, shipped_templates
 from gymdata.cli.main import main
+from gymdata.commands.audit.context import logprob_settings
+from gymdata.commands.audit.run import audit
 from gymdata.engines.port import SampleRequest
 from gymdata.errors import RefusedError, StoreError, UsageError
 from gymdata.models.forward import tokenizer_facts

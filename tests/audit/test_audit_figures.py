@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.audit import causes as diagnosis
-from gymdata.audit import compare as audit
-from gymdata.audit.causes import Explanation, Probe
-from gymdata.audit.compare import LogprobComparison
+from gymdata.commands.audit import causes as diagnosis
+from gymdata.commands.audit import compare as audit
+from gymdata.commands.audit.causes import Explanation, Probe
+from gymdata.commands.audit.compare import LogprobComparison
 from gymdata.errors import RefusedError
 from gymdata.models.scoring import ToScore
 from gymdata.rollouts.logprobs import ROUNDING, Rounding

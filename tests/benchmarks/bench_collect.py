@@ -140,8 +140,8 @@ def _rival(model: Path, size: int, folder: Path) -> tuple[float, float]:
     from vllm.sampling_params import RequestOutputKind
 
     from gymdata.chat.template import TransformersChat
-    from gymdata.collect.resume import request_seed
-    from gymdata.collect.tasks import TaskFile
+    from gymdata.commands.collect.resume import request_seed
+    from gymdata.commands.collect.tasks import TaskFile
     from gymdata.engines._vllm import VllmSampler
 
     chat = TransformersChat.load(str(model))
@@ -219,7 +219,7 @@ class _Warmed:
 
 def _ours(model: Path, size: int, folder: Path, url: str) -> tuple[float, float]:
     from gymdata.chat.template import TransformersChat
-    from gymdata.collect.run import Parts, collect
+    from gymdata.commands.collect.run import Parts, collect
     from gymdata.engines._vllm import VllmSampler
     from gymdata.engines.servers.vllm_server import ServerSampler
     from gymdata.environments import load_environment

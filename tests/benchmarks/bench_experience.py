@@ -163,8 +163,8 @@ def write_experiences(file: Path) -> Path:
 _FIRST = """
 import sys, time
 import torch, pyarrow.parquet
-from gymdata.experience.loading import load_experiences
-import gymdata.experience._torch
+from gymdata.commands.experience.loading import load_experiences
+import gymdata.commands.experience._torch
 began = time.perf_counter()
 batches = load_experiences(sys.argv[1], 32, **eval(sys.argv[2]))
 next(batches)

@@ -97,7 +97,7 @@ def _run_folder(folder: Path, groups: int) -> Path:
 
 
 def _judge() -> Any:
-    from gymdata.judge._vllm import EngineJudge
+    from gymdata.commands.judge._vllm import EngineJudge
 
     return EngineJudge(str(JUDGE), max_tokens=MAX_TOKENS, engine_args=_ENGINE, seed=0)
 
@@ -105,9 +105,9 @@ def _judge() -> Any:
 def _rival(run: Path) -> tuple[float, int]:
     from vllm import LLM
 
+    from gymdata.commands.judge.groups import COLUMNS, group_comparisons
     from gymdata.engines.port import SampleRequest
     from gymdata.genrm import schedule
-    from gymdata.judge.groups import COLUMNS, group_comparisons
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.store import read_table
 
@@ -172,7 +172,7 @@ class _Warmed:
 
 
 def _ours(run: Path) -> tuple[float, int]:
-    from gymdata.judge.run import judge
+    from gymdata.commands.judge.run import judge
 
     warmed = _Warmed(_judge())
     began = time.perf_counter()

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from gymdata.commands.validate.run import validate
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import write_table
-from gymdata.validate.run import validate
 from tests.benchmarks.bench_validate import write_native
 from tests.benchmarks.rows import Row, interleave, seconds
 from tests.rollout_files import rollout, rollouts_table

@@ -137,7 +137,7 @@ def tiny_model(folder: Path) -> Path:
     """A model of one layer, with the tokenizer of the sample policy."""
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    from gymdata.demo.run import sample_data
+    from gymdata.commands.demo.run import sample_data
 
     config = Qwen3Config(
         vocab_size=439, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,

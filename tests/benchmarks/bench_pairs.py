@@ -16,8 +16,8 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from gymdata.pairs.contents import token_columns
-from gymdata.pairs.select import select_pairs
+from gymdata.commands.pairs.contents import token_columns
+from gymdata.commands.pairs.select import select_pairs
 from gymdata.rollouts.soundness import refuse_unsound_turns
 from gymdata.rollouts.turn_columns import TurnColumns
 from tests.benchmarks.bench_experience import rollouts

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gymdata.demo.run import sample_data
+from gymdata.commands.demo.run import sample_data
 from tests.benchmarks import bench_train
 from tests.benchmarks.bench_train import PLAIN, Shape, Sides, model_folder, started
 from tests.benchmarks.rows import Row, interleave, seconds

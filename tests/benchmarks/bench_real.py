@@ -99,7 +99,7 @@ def qwen3_600m(folder: Path) -> Path:
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    from gymdata.demo.run import sample_data
+    from gymdata.commands.demo.run import sample_data
 
     torch.manual_seed(0)
     config = Qwen3Config(

@@ -91,8 +91,8 @@ _CHILD = """
 import re, sys
 from pathlib import Path
 if sys.argv[1].startswith("prepare "):
-    from gymdata.train.prepared import prepare
-    from gymdata.train.settings import TRAINERS
+    from gymdata.commands.train.prepared import prepare
+    from gymdata.commands.train.settings import TRAINERS
     choice = {"sft": {"select": "all"}, "kto": {}}.get(name := sys.argv[1].split()[1], {})
     config = TRAINERS[name].load(overrides={"model": "-", "output": "-", **choice})
     prepare(Path(sys.argv[3]), config.parts(sys.argv[2]))
@@ -143,7 +143,7 @@ def needed(names: Collection[str]) -> list[str]:
 
 def measured_all(names: Sequence[str], here: Path) -> Iterator[tuple[str, Cost]]:
     """What each of the commands ``names`` costs on ``here``/run; what no later one reads is removed."""
-    from gymdata.demo.run import sample_data
+    from gymdata.commands.demo.run import sample_data
 
     (here / "length.py").write_text("def length(completion, **_):\n    return float(len(str(completion)))\n")
     folders = {name: here / re.sub(r"\W+", "-", name) for name in COMMANDS}

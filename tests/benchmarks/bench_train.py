@@ -54,7 +54,7 @@ def model_folder(folder: Path) -> Path:
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    from gymdata.demo.run import sample_data
+    from gymdata.commands.demo.run import sample_data
 
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -72,9 +72,9 @@ def drawn(rng: np.random.Generator, low: int, high: int) -> list[int]:
 
 def started(algorithm: str, file: Path, model: Path, out: Path, shape: Shape, **own: Any) -> Any:
     """Our trainer of a job, as the training process has it."""
-    from gymdata.train.prepared import DATA, prepare
-    from gymdata.train.settings import TRAINERS
-    from gymdata.train.trainers import run
+    from gymdata.commands.train.prepared import DATA, prepare
+    from gymdata.commands.train.settings import TRAINERS
+    from gymdata.commands.train.trainers import run
 
     kind = TRAINERS[algorithm]
     reserved = {"max_length", "report_to", "disable_tqdm"}
@@ -142,9 +142,9 @@ def dpo_stock(file: Path, model: Path, shape: Shape, folder: Path) -> Stock:
     from trl.trainer.dpo_config import DPOConfig
     from trl.trainer.dpo_trainer import DataCollatorForPreference, DPOTrainer
 
+    from gymdata.commands.train.trainers.exact import pad_id
     from gymdata.rollouts.schema import PAIRS
     from gymdata.store import read_table
-    from gymdata.train.trainers.exact import pad_id
 
     sides = ("chosen", "rejected")
     names = ("prompt_ids", *(f"{side}_{what}" for side in sides for what in ("ids", "mask")))

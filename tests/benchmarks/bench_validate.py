@@ -174,7 +174,7 @@ print(rows, breaks)
 """
 RIVAL_NATIVE = """
 import sys, pyarrow.parquet as pq
-from gymdata.validate.parquet import columns_read
+from gymdata.commands.validate.parquet import columns_read
 file = pq.ParquetFile(sys.argv[1])
 columns = columns_read(file)
 import time
@@ -185,8 +185,8 @@ print(time.perf_counter() - began)
 """
 OURS_NATIVE = """
 import sys, time
-from gymdata.validate.parquet import columns_read
-from gymdata.validate.run import validate
+from gymdata.commands.validate.parquet import columns_read
+from gymdata.commands.validate.run import validate
 import pyarrow.parquet as pq
 file = pq.ParquetFile(sys.argv[1])
 file.read_row_group(0, columns=columns_read(file))

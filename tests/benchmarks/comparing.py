@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gymdata.demo import steps as demo
-from gymdata.demo.run import DEFAULT_SEED
+from gymdata.commands.demo import steps as demo
+from gymdata.commands.demo.run import DEFAULT_SEED
+from gymdata.commands.report.run import report
 from gymdata.errors import RefusedError
-from gymdata.report.run import report
 from gymdata.store import read_run_json
 
 

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gymdata.demo.real import SOURCES
-from gymdata.demo.steps import sample_data
+from gymdata.commands.demo.real import SOURCES
+from gymdata.commands.demo.steps import sample_data
 from gymdata.sample_data.sentences import right_values
 from gymdata.stats import paired_difference_ci, wilson
 

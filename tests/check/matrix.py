@@ -24,7 +24,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from gymdata.chat.template import TransformersChat, training_twin
-from gymdata.check.template import TemplateCheck, check_template
+from gymdata.commands.check.template import TemplateCheck, check_template
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.next_prompt import SpliceRefusedError, next_prompt, splice

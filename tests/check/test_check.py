@@ -9,9 +9,9 @@ import pytest
 
 import gymdata.sample_data
 from gymdata.chat.template import known_template, training_twin
-from gymdata.check import run as checking
-from gymdata.check.template import TemplateCheck, check_template
 from gymdata.cli.main import main
+from gymdata.commands.check import run as checking
+from gymdata.commands.check.template import TemplateCheck, check_template
 from tests.check import matrix
 
 pytestmark = pytest.mark.torch

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.check.environment import EnvironmentCheck, check_environment
 from gymdata.cli.main import main
+from gymdata.commands.check.environment import EnvironmentCheck, check_environment
 from gymdata.errors import UsageError
 
 pytestmark = pytest.mark.tokenizer
@@ -69,7 +69,7 @@ def test_a_planted_fault_is_found_with_file_and_line(
 ) -> None:
     """One finding says what it is, and where."""
     if planted == "blocks":
-        monkeypatch.setattr("gymdata.check.environment.LIMIT_S", 0.5)
+        monkeypatch.setattr("gymdata.commands.check.environment.LIMIT_S", 0.5)
     lines, line, said = PLANTED[planted]
     report = checked(tmp_path, lines)
     matching = [one for one in report.findings if said in one.detail]
@@ -79,7 +79,7 @@ def test_a_planted_fault_is_found_with_file_and_line(
 
 def test_a_module_that_an_async_tool_imports_may_be_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It blocks the loop at the first call alone."""
-    monkeypatch.setattr("gymdata.check.environment.LIMIT_S", 0.5)
+    monkeypatch.setattr("gymdata.commands.check.environment.LIMIT_S", 0.5)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "slow_to_import.py").write_text("from threading import Event\nEvent().wait(1.0)\n")
     report = checked(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gymdata.cli.main import main
-from gymdata.collect import run as collecting
+from gymdata.commands.collect import run as collecting
 from tests.collect.fake_parts import parts
 
 pytestmark = pytest.mark.torch
@@ -100,8 +100,8 @@ def test_names_of_an_environments_file_are_its_own(
 
 def test_a_run_folders_pairs_must_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """train-dpo RUN takes the pairs of its only pairs folder, and refuses to choose between several."""
+    from gymdata.commands.pairs.run import pairs_of_run
     from gymdata.errors import UsageError
-    from gymdata.pairs.run import pairs_of_run
 
     run = tmp_path / "run"
     for name in ("pairs-a", "pairs-b"):

@@ -13,13 +13,13 @@ import gymdata
 from gymdata.cli.flags import described
 from gymdata.cli.main import COMMANDS, GROUPS, main
 from gymdata.cli.settings_page import configurable
-from gymdata.demo.run import DemoConfig
-from gymdata.finetune.settings import FinetuneFlags
+from gymdata.commands.demo.run import DemoConfig
+from gymdata.commands.finetune.settings import FinetuneFlags
+from gymdata.commands.train.settings import TRAINERS
+from gymdata.commands.validate.settings import ValidateConfig
 from gymdata.interop.formats import exported, imported
 from gymdata.interop.settings import ExportConfig, ImportConfig
 from gymdata.settings import Config
-from gymdata.train.settings import TRAINERS
-from gymdata.validate.settings import ValidateConfig
 from tests.cli.parsers import flags_of, help_of, parser_of
 
 Capture = pytest.CaptureFixture[str]

@@ -107,7 +107,7 @@ def test_faults_of_the_system_are_json(tmp_path: Path, capsys: Capture, monkeypa
         def fail(*_: object, raised: BaseException = raised, **__: object) -> None:
             raise raised
 
-        monkeypatch.setattr(importlib.import_module("gymdata.query.statement"), "run_statement", fail)
+        monkeypatch.setattr(importlib.import_module("gymdata.commands.query.statement"), "run_statement", fail)
         assert error_of(["query", "SELECT 1", str(run)], capsys)["exit_code"] == code
 
 

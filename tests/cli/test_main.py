@@ -59,7 +59,7 @@ def test_an_interrupted_command_says_so(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("gymdata.query.statement"), "run_statement", interrupt)
+    monkeypatch.setattr(importlib.import_module("gymdata.commands.query.statement"), "run_statement", interrupt)
     assert main(["query", "SELECT 1", str(tmp_path)]) == 130
     assert capsys.readouterr().err.endswith("interrupted\n")
 

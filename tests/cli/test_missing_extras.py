@@ -20,7 +20,7 @@ TASKS = str(ROOT / "sample_data" / "tasks" / "train.jsonl")
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Forks]:
-    with forks("gymdata.cli.main", "gymdata.train.settings", "gymdata.collect.settings") as processes:
+    with forks("gymdata.cli.main", "gymdata.commands.train.settings", "gymdata.commands.collect.settings") as processes:
         yield processes
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.collect.run import Parts, collect
+from gymdata.commands.collect.run import Parts, collect
 from tests.collect.fake_parts import FakeSampler, parts
 from tests.collect.saved_rows import rows_of
 from tests.faulty_server import Settings, build

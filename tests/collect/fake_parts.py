@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gymdata.collect.run import Parts
+from gymdata.commands.collect.run import Parts
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.environments import load_environment
 from gymdata.errors import OutsideError

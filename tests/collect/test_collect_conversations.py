@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import gymdata
-from gymdata.collect.run import Parts, collect
+from gymdata.commands.collect.run import Parts, collect
+from gymdata.commands.experience.run import experience
+from gymdata.commands.validate.run import validate
 from gymdata.environments import ByName, WithUser, load_environment, load_user
 from gymdata.errors import DataError, UsageError
-from gymdata.experience.run import experience
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.store import read_failures, read_run_json, read_table
-from gymdata.validate.run import validate
 from tests.collect.fake_parts import FakeSampler, parts
 from tests.collect.saved_rows import rows_of
 

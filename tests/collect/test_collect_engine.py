@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.collect.run import collect
-from gymdata.validate.run import validate
+from gymdata.commands.collect.run import collect
+from gymdata.commands.validate.run import validate
 from tests.collect.saved_rows import log_probs_of, rows_of, samples_of
 from tests.engine_fixtures import InProcess
 

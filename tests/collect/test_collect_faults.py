@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.collect.run import collect
+from gymdata.commands.collect.run import collect
 from gymdata.engines.port import SampleRequest
 from gymdata.errors import DataError, OutsideError, RefusedError, StoreError, UsageError
 from gymdata.store import Run, read_run_json

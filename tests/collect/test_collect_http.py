@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import pytest
 
 import gymdata
-from gymdata.collect.run import collect
-from gymdata.collect.settings import SAMPLED, CollectConfig
+from gymdata.commands.collect.run import collect
+from gymdata.commands.collect.settings import SAMPLED, CollectConfig
 from gymdata.errors import StoreError, UsageError
 from tests.collect.saved_rows import failures_of, rows_of
 from tests.faulty_server import Settings

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "sample_data"
 _LOADED = [
-    "gymdata.cli.collect", "gymdata.collect.run", "transformers.models.auto.tokenization_auto", "aiohttp", "polars",
+    "gymdata.cli.collect", "gymdata.commands.collect.run", "transformers.models.auto.tokenization_auto", "aiohttp", "polars",
     "pyarrow.parquet",
 ]  # fmt: skip
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.collect.run import collect
+from gymdata.commands.collect.run import collect
+from gymdata.commands.validate.run import validate
 from gymdata.errors import StoreError
 from gymdata.models.model_identity import policy_facts
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table
-from gymdata.validate.run import validate
 
 pytestmark = pytest.mark.torch
 

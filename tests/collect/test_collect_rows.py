@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from gymdata.commands.validate.run import validate
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_failures, read_run_json
-from gymdata.validate.run import validate
 from tests.collect.fake_parts import END, ROLE, FakeSampler, add_or_answer
 
 Play = Callable[..., tuple[Any, list[dict[str, Any]]]]

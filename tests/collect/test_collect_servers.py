@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 import gymdata
-from gymdata.collect.run import collect, load_parts
-from gymdata.collect.settings import CollectConfig
+from gymdata.commands.collect.run import collect, load_parts
+from gymdata.commands.collect.settings import CollectConfig
 from gymdata.errors import OutsideError, UsageError
 from gymdata.store import read_run_json
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts

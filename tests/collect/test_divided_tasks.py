@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gymdata
-from gymdata.collect.run import collect
+from gymdata.commands.collect.run import collect
 from gymdata.store import read_run_json, read_table
 from tests.collect.conftest import ADDER
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts

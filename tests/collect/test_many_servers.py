@@ -12,7 +12,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.collect.settings import CollectConfig
+from gymdata.commands.collect.settings import CollectConfig
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import ServerSampler

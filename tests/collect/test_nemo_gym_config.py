@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gymdata.collect.settings import CollectConfig
+from gymdata.commands.collect.settings import CollectConfig
 from gymdata.errors import UsageError
 
 TASKS = "resources_servers/sums/data/example.jsonl"

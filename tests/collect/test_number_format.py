@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gymdata.collect.run import collect, load_parts
-from gymdata.collect.settings import CollectConfig
+from gymdata.commands.collect.run import collect, load_parts
+from gymdata.commands.collect.settings import CollectConfig
 from gymdata.engines._vllm import VllmSampler
 from gymdata.errors import OutsideError, StoreError
 from gymdata.models.model_identity import stored_dtype

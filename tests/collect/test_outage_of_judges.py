@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.collect.run import Parts, collect
+from gymdata.commands.collect.run import Parts, collect
 from gymdata.environments.resource_server import ResourceServer, read_verdict
 from gymdata.errors import OutsideError
 from gymdata.store import read_failures

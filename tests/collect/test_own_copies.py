@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.collect.run import collect
+from gymdata.commands.collect.run import collect
 from gymdata.rollouts.schema import SCORES
 from gymdata.store import read_table
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts

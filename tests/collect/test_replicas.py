@@ -16,7 +16,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.collect.run import Parts
+from gymdata.commands.collect.run import Parts
 from gymdata.errors import UsageError
 from tests.collect import fake_parts
 from tests.collect.fake_parts import LetterReplica

@@ -13,8 +13,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.collect.task_shapes import TaskShape
-from gymdata.collect.tasks import TaskFile, parse_task
+from gymdata.commands.collect.task_shapes import TaskShape
+from gymdata.commands.collect.tasks import TaskFile, parse_task
 from gymdata.environments.responses import verify_body
 from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.messages import messages_of

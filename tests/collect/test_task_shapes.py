@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from pyarrow import feather, ipc
 
 import gymdata
-from gymdata.collect.settings import CollectConfig
-from gymdata.collect.task_shapes import TaskShape, TextTemplate
-from gymdata.collect.tasks import TaskFile, TaskRows, parse_task
+from gymdata.commands.collect.settings import CollectConfig
+from gymdata.commands.collect.task_shapes import TaskShape, TextTemplate
+from gymdata.commands.collect.tasks import TaskFile, TaskRows, parse_task
 from gymdata.errors import DataError, UsageError
 from gymdata.store import read_table
 from tests.collect.fake_parts import parts
@@ -326,7 +326,7 @@ def test_a_hub_dataset_is_read_from_the_cache_without_a_network(tmp_path: Path) 
     (inside / "dataset_info.json").write_text(json.dumps(info))
     code = """
 import sys
-from gymdata.collect.tasks import TaskFile
+from gymdata.commands.collect.tasks import TaskFile
 from gymdata.errors import GymdataError
 for name in sys.argv[1:]:
     try:

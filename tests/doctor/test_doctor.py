@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gymdata.cli.main import main
-from gymdata.doctor import packages
-from gymdata.doctor.run import doctor
+from gymdata.commands.doctor import packages
+from gymdata.commands.doctor.run import doctor
 
 OURS = """Provides-Extra: collect
 Provides-Extra: train

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gymdata.collect.task_shapes import TaskShape
-from gymdata.collect.tasks import parse_task
+from gymdata.commands.collect.task_shapes import TaskShape
+from gymdata.commands.collect.tasks import parse_task
 from gymdata.environments import load_environment, server_url
 from gymdata.environments.resource_server import ResourceServer
 from gymdata.environments.tool_error import MAX_OUTPUT_BYTES

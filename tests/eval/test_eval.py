@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.collect.report import CollectPlan
-from gymdata.collect.setup import Parts
+from gymdata.commands.collect.report import CollectPlan
+from gymdata.commands.collect.setup import Parts
+from gymdata.commands.eval.run import EvalReport, evaluate
+from gymdata.commands.eval.settings import evaluation_of
+from gymdata.commands.record.agent import load_agent
 from gymdata.errors import DataError, UsageError
-from gymdata.eval.run import EvalReport, evaluate
-from gymdata.eval.settings import evaluation_of
-from gymdata.record.agent import load_agent
 from gymdata.store import write_run_json
 from tests.collect.fake_parts import FakeSampler, engine_fault, parts
 from tests.record.scripted_engine import Letters

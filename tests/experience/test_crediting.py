@@ -162,7 +162,7 @@ def test_batches_do_not_matter(run: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """Whitening, steps and order are those of the whole file however it is read."""
     settings: dict[str, Any] = {"estimator": "grpo", "rewards": "steps+outcome", "gamma": 0.9, "whiten": True}
     whole = read_table(gymdata.experience(run, run.parent / "whole.parquet", **settings).path, EXPERIENCES)
-    monkeypatch.setattr(importlib.import_module("gymdata.experience.build"), "BATCH_ROWS", 3)
+    monkeypatch.setattr(importlib.import_module("gymdata.commands.experience.build"), "BATCH_ROWS", 3)
     parts = read_table(gymdata.experience(run, run.parent / "parts.parquet", **settings).path, EXPERIENCES)
     assert whole.drop_columns(["advantages"]).equals(parts.drop_columns(["advantages"]))
     flat = [np.concatenate(t["advantages"].combine_chunks().flatten().to_numpy()[None]) for t in (whole, parts)]

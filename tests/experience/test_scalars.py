@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gymdata.commands.experience.scalars import Scalars
 from gymdata.errors import DataError, RefusedError
-from gymdata.experience.scalars import Scalars
 from tests.rollout_files import rollout, two_turns, write_run
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
+from gymdata.commands.filter.conditions import check, evaluate, is_true, parse
 from gymdata.errors import UsageError
-from gymdata.filter.conditions import check, evaluate, is_true, parse
 
 KINDS: dict[str, Any] = {
     "reward": "number", "n_turns": "number", "status": "text", "good": "boolean", "task.level": "number",

@@ -12,8 +12,8 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.filter.columns import Loaded, load_columns
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
-from gymdata.filter.columns import Loaded, load_columns
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from gymdata.filter.steps import Funnel
+from gymdata.commands.filter.steps import Funnel
 from gymdata.stats import STATISTICS, group_statistic
 
 rewards = st.sampled_from([0.0, 0.1, 0.5, 1.0, math.nan, math.inf])

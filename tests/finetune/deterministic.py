@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gymdata.chat.template import TransformersChat
-from gymdata.collect.run import Parts, collect
+from gymdata.commands.collect.run import Parts, collect
+from gymdata.commands.finetune.port import CollectOrder
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.environments import load_environment
-from gymdata.finetune.port import CollectOrder
 from gymdata.progress import Progress
 from gymdata.rewards import load_rewards
 from gymdata.rewards.scheduler import Weighted

@@ -17,11 +17,11 @@ from typing import Any
 import yaml
 
 from gymdata.cli.main import main
+from gymdata.commands.finetune.plan import Judging, Plan, Validation
+from gymdata.commands.finetune.port import CollectOrder, TrainingJob
+from gymdata.commands.finetune.settings import EpochsTrainer, FinetuningSection
 from gymdata.curriculum import CurriculumConfig
 from gymdata.errors import GymdataError
-from gymdata.finetune.plan import Judging, Plan, Validation
-from gymdata.finetune.port import CollectOrder, TrainingJob
-from gymdata.finetune.settings import EpochsTrainer, FinetuningSection
 from gymdata.progress import Progress
 from tests.rollout_files import rollout, write_run
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gymdata.cli.main import main
-from gymdata.finetune.jobs import CommandRunner
+from gymdata.commands.finetune.jobs import CommandRunner
 from gymdata.rollouts.schema import COMPARISONS, PAIRS
 from gymdata.store import read_run_json, read_table
 from tests.finetune.parts import BUILDER, by_rule, counting
@@ -223,9 +223,9 @@ def test_a_loop_of_ones_own(
 
 def test_installed_parts_have_names(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class that a package declares under gymdata.trajectory_builders is found by its name."""
-    from gymdata.finetune import parts as finetune_parts
-    from gymdata.finetune import settings as finetune_settings
-    from gymdata.finetune.config_file import load
+    from gymdata.commands.finetune import parts as finetune_parts
+    from gymdata.commands.finetune import settings as finetune_settings
+    from gymdata.commands.finetune.config_file import load
 
     point = EntryPoint("theirs", "tests.finetune.deterministic:Builder", "gymdata.trajectory_builders")
     for module in (finetune_parts, finetune_settings):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from gymdata.commands.finetune import json_schema
+from gymdata.commands.finetune.config_file import load
+from gymdata.commands.finetune.parts import adapter_of
+from gymdata.commands.finetune.run import finetune, plan_of
 from gymdata.errors import DataError, UsageError
-from gymdata.finetune import json_schema
-from gymdata.finetune.config_file import load
-from gymdata.finetune.parts import adapter_of
-from gymdata.finetune.run import finetune, plan_of
 from gymdata.texts import COMMAND_LINE
 from tests.finetune.parts import MINIMAL, ROOT, write
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import gymdata
-from gymdata.finetune import figures
+from gymdata.commands.finetune import figures
 from gymdata.store import write_run_json
 from tests.rollout_files import rollout, two_turns, write_run
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from gymdata.commands.finetune.jobs import CollectingBuilder, CommandJobs, CommandRunner, TrlJobs, follow_log, start
+from gymdata.commands.finetune.port import CollectOrder, TrainingJob
+from gymdata.commands.finetune.settings import CollectBuilder, CommandAdapter, TrlAdapter
+from gymdata.commands.train.settings import TRAINERS
 from gymdata.errors import GymdataError, OutsideError, RewardError, UsageError
-from gymdata.finetune.jobs import CollectingBuilder, CommandJobs, CommandRunner, TrlJobs, follow_log, start
-from gymdata.finetune.port import CollectOrder, TrainingJob
-from gymdata.finetune.settings import CollectBuilder, CommandAdapter, TrlAdapter
-from gymdata.train.settings import TRAINERS
 from gymdata.workers.signals import last_lines
 from tests.finetune.parts import Watched
 from tests.model_files import write_adapter
@@ -111,7 +111,7 @@ def test_the_log_passes_on_counts_and_loss(tmp_path: Path, line: str, counts: di
 def test_a_child_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """SIGKILL of the parent ends the child at once, so that nothing works on in the loop's folders."""
     code = (
-        "import sys, pathlib, signal; from gymdata.finetune.jobs import start; "
+        "import sys, pathlib, signal; from gymdata.commands.finetune.jobs import start; "
         "p = start([sys.executable, '-c', 'import signal; print(1, flush=True); signal.pause()'], "
         "pathlib.Path(sys.argv[1])); print(p.pid, flush=True); signal.pause()"
     )

@@ -20,11 +20,11 @@ pytestmark = [pytest.mark.torch, pytest.mark.spread]
 #: Columns of rollouts that tell when they were made.
 _TIMES = {"started_at", "duration_s"}
 _LOADED = [
-    "gymdata.cli.main", "gymdata.finetune.run", "gymdata.finetune.epochs", "gymdata.finetune.jobs", "polars",
-    "pyarrow.dataset",
-    "gymdata.report.run",
-    "gymdata.pairs.run", "gymdata.validate.run", "gymdata.interop.run", "gymdata.collect.run", "aiohttp", "torch",
-    "gymdata.train.run", "gymdata.train.launch", "gymdata.train.trainers.run", "gymdata.train.trainers.dpo",
+    "gymdata.cli.main", "gymdata.commands.finetune.run", "gymdata.commands.finetune.epochs",
+    "gymdata.commands.finetune.jobs", "polars", "pyarrow.dataset", "gymdata.commands.report.run",
+    "gymdata.commands.pairs.run", "gymdata.commands.validate.run", "gymdata.interop.run",
+    "gymdata.commands.collect.run", "aiohttp", "torch", "gymdata.commands.train.run", "gymdata.commands.train.launch",
+    "gymdata.commands.train.trainers.run", "gymdata.commands.train.trainers.dpo",
     "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",
 ]  # fmt: skip
 

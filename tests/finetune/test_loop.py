@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gymdata.commands.finetune.epochs import EpochLoop
+from gymdata.commands.finetune.plan import Judging
+from gymdata.commands.finetune.selection import Source, select
 from gymdata.curriculum import CurriculumConfig
 from gymdata.errors import OutsideError, RefusedError, StoreError
-from gymdata.finetune.epochs import EpochLoop
-from gymdata.finetune.plan import Judging
-from gymdata.finetune.selection import Source, select
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
 from gymdata.store.lock import Lock

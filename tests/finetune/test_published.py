@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from gymdata.cli.main import main
+from gymdata.commands.finetune.config_file import load
+from gymdata.commands.finetune.epochs import EpochLoop
+from gymdata.commands.finetune.plan import Plan
+from gymdata.commands.finetune.run import finetune, plan_of
 from gymdata.errors import UsageError
-from gymdata.finetune.config_file import load
-from gymdata.finetune.epochs import EpochLoop
-from gymdata.finetune.plan import Plan
-from gymdata.finetune.run import finetune, plan_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
 from tests.finetune.parts import BUILDER

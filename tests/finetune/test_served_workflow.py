@@ -12,9 +12,9 @@ import yaml
 from aiohttp import ClientSession, web
 
 from gymdata.cli.main import main
+from gymdata.commands.validate.run import validate
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
-from gymdata.validate.run import validate
 from tests.servers import ending_as_the_policy, serving
 
 pytestmark = pytest.mark.torch

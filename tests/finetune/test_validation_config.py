@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from gymdata.commands.finetune.config_file import load
+from gymdata.commands.finetune.plan import Plan, Validation
+from gymdata.commands.finetune.run import plan_of
 from gymdata.errors import UsageError
-from gymdata.finetune.config_file import load
-from gymdata.finetune.plan import Plan, Validation
-from gymdata.finetune.run import plan_of
 from tests.finetune.parts import write
 
 pytestmark = pytest.mark.torch

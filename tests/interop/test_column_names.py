@@ -13,8 +13,8 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.collect.task_shapes import TaskShape
-from gymdata.collect.tasks import TaskFile
+from gymdata.commands.collect.task_shapes import TaskShape
+from gymdata.commands.collect.tasks import TaskFile
 from gymdata.errors import DataError, UsageError
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows

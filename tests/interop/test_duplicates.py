@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymdata.cli.main import main
+from gymdata.commands.validate.run import fix, validate
 from gymdata.interop.importing import Keys, Numbering
 from gymdata.interop.run import import_rollouts
 from gymdata.store import read_table
-from gymdata.validate.run import fix, validate
 from tests.interop.trajectories import ATIF, NAT, write_lines
 from tests.validate.generate import nemo_rows
 

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gymdata
-from gymdata.collect.tasks import TaskFile
+from gymdata.commands.collect.tasks import TaskFile
+from gymdata.commands.validate.run import validate
 from gymdata.errors import GymdataError
 from gymdata.interop.formats import format_named
 from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.schema import PAIRS, TABLES
 from gymdata.store import read_table
 from gymdata.store.lines import encode_any
-from gymdata.validate.run import validate
 from tests.interop.trajectories import lines, mutated
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.validate.generate import native_rows, write_native

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.collect.tasks import TaskFile
+from gymdata.commands.collect.tasks import TaskFile
 from gymdata.errors import GymdataError
 from gymdata.store.formats import format_of
 from gymdata.store.paths import resolve

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gymdata.commands.validate.run import validate
 from gymdata.errors import DataError
 from gymdata.interop.nemo_gym import rows as nemo_rows
 from gymdata.interop.nemo_gym.read import table_rows
 from gymdata.rollouts.messages import walk
 from gymdata.store import resolve
-from gymdata.validate.run import validate
 from tests.validate.generate import conversation, write_lines
 
 KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.collect.tasks import TaskFile
+from gymdata.commands.collect.tasks import TaskFile
+from gymdata.commands.validate.run import validate
 from gymdata.errors import DataError
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from gymdata.store.lines import decode, encode
-from gymdata.validate.run import validate
 from tests.interop.published_rows import PUBLISHED, arena_texts
 from tests.interop.trajectories import (
     ANSWER,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gymdata.commands.judge._vllm import EngineJudge
+from gymdata.commands.judge.run import judge as run_judge
 from gymdata.engines.port import Generation
 from gymdata.errors import UsageError
 from gymdata.genrm.verdict import parse_last
-from gymdata.judge._vllm import EngineJudge
-from gymdata.judge.run import judge as run_judge
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.store import read_run_json, read_table
 from tests.rollout_files import rollout, two_turns, write_run

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import gymdata
+from gymdata.commands.judge.groups import final_answer, response_transcript, transcript
+from gymdata.commands.judge.prompt import DEFAULT_PROMPT, Prompt
+from gymdata.commands.judge.run import judge as run_judge
 from gymdata.errors import DataError, OutsideError, RefusedError, StoreError, UsageError
-from gymdata.judge.groups import final_answer, response_transcript, transcript
-from gymdata.judge.prompt import DEFAULT_PROMPT, Prompt
-from gymdata.judge.run import judge as run_judge
 from gymdata.rollouts.schema import COMPARISONS, SCORES
 from gymdata.store import read_run_json, read_table, write_table
 from gymdata.store.reading import reading

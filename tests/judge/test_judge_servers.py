@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gymdata.commands.judge.run import JudgeSummary
+from gymdata.commands.judge.run import judge as run_judge
 from gymdata.errors import OutsideError
-from gymdata.judge.run import JudgeSummary
-from gymdata.judge.run import judge as run_judge
 from gymdata.rollouts.schema import COMPARISONS, SCORES
 from gymdata.store import read_run_json, read_table
 from tests.judge_server import Behaviour, judge_server

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import gymdata
+from gymdata.commands.judge.groups import COLUMNS, Aggregation, group_comparisons, rewards_of, score_table
 from gymdata.errors import UsageError
 from gymdata.genrm.aggregate import Adjustments
-from gymdata.judge.groups import COLUMNS, Aggregation, group_comparisons, rewards_of, score_table
 from gymdata.rollouts.schema import COMPARISONS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, two_turns, write_run
@@ -130,7 +130,7 @@ def test_which_judge_is_meant(tmp_path):
 
 def test_fork_pairs_begin_where_the_rollouts_part(tmp_path):
     """What both share is prompt; each whole sequence stays, and both sides keep a generated token."""
-    from gymdata.validate.run import validate
+    from gymdata.commands.validate.run import validate
 
     run = judged_run(tmp_path, [*both(0, 1, 5, 3), *both(1, 2, 3, 1), *both(0, 2, 5, 1)])
     whole = gymdata.pairs(run, source="comparisons", strategy="all", write=False).table.to_pylist()

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from gymdata.cli.main import main
-from gymdata.collect.run import collect
-from gymdata.collect.settings import CollectConfig
-from gymdata.ls.output import Output
-from gymdata.ls.run import ls
-from gymdata.ls.running import RunProgress, find_outages
+from gymdata.commands.collect.run import collect
+from gymdata.commands.collect.settings import CollectConfig
+from gymdata.commands.ls.output import Output
+from gymdata.commands.ls.run import ls
+from gymdata.commands.ls.running import RunProgress, find_outages
 from gymdata.store.lock import Lock
 from gymdata.store.reading import DataWarning
 from tests.collect.fake_parts import FakeSampler, engine_fault, parts

@@ -9,7 +9,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.collect.task_files import task_files
+from gymdata.commands.collect.task_files import task_files
 from gymdata.errors import DataError, OutsideError, UsageError
 from gymdata.store import read_run_json
 from tests.objects.conftest import ROWS, Hub

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gymdata.commands.pairs.contents import message_keys, token_columns
 from gymdata.errors import DataError
-from gymdata.pairs.contents import message_keys, token_columns
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.schema import MESSAGE, TURN
 

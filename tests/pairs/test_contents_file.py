@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import gymdata
+from gymdata.commands.pairs import candidates
+from gymdata.commands.pairs.settings import PairsConfig
 from gymdata.errors import DataError, StoreError
-from gymdata.pairs import candidates
-from gymdata.pairs.settings import PairsConfig
 from tests.benchmarks.bench_experience import write_run as many_rollouts
 from tests.kills import full_disk
 from tests.rollout_files import rollout, two_turns, write_run

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gymdata.commands.pairs import select as pairs
+from gymdata.commands.pairs.strategies import STRATEGIES
 from gymdata.errors import UsageError
-from gymdata.pairs import select as pairs
-from gymdata.pairs.strategies import STRATEGIES
 from gymdata.rollouts.messages import split_tasks
 
 

@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gymdata.pairs.strategies import STRATEGIES
+from gymdata.commands.pairs.strategies import STRATEGIES
 from tests.rollout_files import rollout, two_turns, write_run
 
 PAIRS_OF_SEEDS = '''
 import contextlib, io, json, sys
 import numpy as np
 from gymdata.cli.main import main
-from gymdata.pairs.strategies import strategy
+from gymdata.commands.pairs.strategies import strategy
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
 

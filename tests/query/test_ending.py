@@ -24,7 +24,7 @@ def test_a_statement_is_interrupted(tmp_path: Path, sql: str, to: list[str]) -> 
     """Ctrl-C ends the command at once, with nothing left of the result or in the temporary folder."""
     # The command says when its SQL begins.
     program = (
-        "import sys; from gymdata.cli.main import main; from gymdata.query import statement\n"
+        "import sys; from gymdata.cli.main import main; from gymdata.commands.query import statement\n"
         "check = statement.check_statement\n"
         "statement.check_statement = lambda *given: (print('begun', flush=True), check(*given))\n"
         "sys.exit(main(sys.argv[1:]))\n"

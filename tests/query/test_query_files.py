@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.query.run import write_result
+from gymdata.commands.query.statement import run_statement
 from gymdata.errors import DataError, GymdataError
-from gymdata.query.run import write_result
-from gymdata.query.statement import run_statement
 from gymdata.rollouts.schema import PAIRS, VERSION_KEY, VIOLATIONS
 from gymdata.store import read_run_json, write_run_json
 from gymdata.store.tables import write_table

@@ -20,10 +20,10 @@ import aiohttp
 import pytest
 
 from gymdata.chat.template import TransformersChat
-from gymdata.collect.setup import load_parts
-from gymdata.record.recorder import Recorder
-from gymdata.record.server import Service, create_app
-from gymdata.record.settings import RecordConfig
+from gymdata.commands.collect.setup import load_parts
+from gymdata.commands.record.recorder import Recorder
+from gymdata.commands.record.server import Service, create_app
+from gymdata.commands.record.settings import RecordConfig
 from gymdata.rollouts.messages import Message, ToolDefinition, Tools
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import Run

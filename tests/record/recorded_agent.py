@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymdata.collect.report import CollectSummary
-from gymdata.collect.run import collect
-from gymdata.collect.settings import CollectConfig
-from gymdata.collect.setup import Parts
+from gymdata.commands.collect.report import CollectSummary
+from gymdata.commands.collect.run import collect
+from gymdata.commands.collect.settings import CollectConfig
+from gymdata.commands.collect.setup import Parts
+from gymdata.commands.record.agent import load_agent
 from gymdata.engines.port import Generation, SampleRequest
-from gymdata.record.agent import load_agent
 from gymdata.rewards import load_rewards
 from gymdata.rewards.scheduler import Weighted
 from tests.collect.fake_parts import ROLE, FakeSampler

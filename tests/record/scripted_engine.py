@@ -11,17 +11,17 @@ from typing import Any
 import httpx
 from starlette.testclient import TestClient
 
-from gymdata.collect.setup import Parts
+from gymdata.commands.collect.setup import Parts
+from gymdata.commands.record.recorder import Recorder
+from gymdata.commands.record.server import Service, create_app
+from gymdata.commands.record.settings import RecordConfig
+from gymdata.commands.validate.run import validate
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.errors import OutsideError
-from gymdata.record.recorder import Recorder
-from gymdata.record.server import Service, create_app
-from gymdata.record.settings import RecordConfig
 from gymdata.rewards import load_rewards
 from gymdata.rewards.scheduler import Weighted
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, read_table
-from gymdata.validate.run import validate
 from tests.collect.fake_parts import END, FakeSampler, LetterChat
 
 #: Stands for the tools of a conversation.

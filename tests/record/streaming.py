@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from gymdata.record.server import Service
+from gymdata.commands.record.server import Service
 from tests.record.scripted_engine import Recording
 
 

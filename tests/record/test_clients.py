@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gymdata.collect.setup import Parts
+from gymdata.commands.collect.setup import Parts
+from gymdata.commands.record.run import record
 from gymdata.errors import OutsideError
-from gymdata.record.run import record
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from sample_data.calculator_agent import TOOL, answer

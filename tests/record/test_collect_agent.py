@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from gymdata.collect.run import Parts, collect
-from gymdata.collect.settings import CollectConfig
+from gymdata.commands.collect.run import Parts, collect
+from gymdata.commands.collect.settings import CollectConfig
+from gymdata.commands.record.agent import load_agent, prompt_of
+from gymdata.commands.validate.run import validate
 from gymdata.environments import SingleTurn
 from gymdata.errors import DataError, OutsideError, StoreError, UsageError
-from gymdata.record.agent import load_agent, prompt_of
 from gymdata.rollouts.messages import Task
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
 from gymdata.store.journal import read_failure_file
 from gymdata.store.lock import claim
-from gymdata.validate.run import validate
 from tests.collect.fake_parts import FakeSampler, engine_fault
 from tests.record.recorded_agent import ASK, asking, collected
 from tests.record.scripted_engine import Letters

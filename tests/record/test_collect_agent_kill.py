@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from gymdata.commands.validate.run import validate
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.journal import read_failure_file
-from gymdata.validate.run import validate
 from tests.faulty_server import Settings, build
 from tests.kills import kill_at, start, wait_for_rows
 from tests.record.recorded_agent import ASK

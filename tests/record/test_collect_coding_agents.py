@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from gymdata.commands.validate.run import validate
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
-from gymdata.validate.run import validate
 from tests.record.recorded_agent import KeptSampler, collected
 
 REWARD = '''

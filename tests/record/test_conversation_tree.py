@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gymdata.cli.main import main
-from gymdata.show.conversations import conversations_of
+from gymdata.commands.show.conversations import conversations_of
 from tests.record.scripted_engine import Recording, recording
 from tests.view.conftest import serve as serve
 

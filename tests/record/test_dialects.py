@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.record.dialects import DIALECTS
-from gymdata.record.request import (
+from gymdata.commands.record.dialects import DIALECTS
+from gymdata.commands.record.request import (
     AgentCompletion,
     AgentRequest,
     CompletionDelta,

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import gymdata
+from gymdata.commands.record.messages import digest_of
+from gymdata.commands.show.conversations import conversations_of
 from gymdata.errors import DataError
-from gymdata.record.messages import digest_of
 from gymdata.rewards.remote import RemoteReward
 from gymdata.rewards.scheduler import saved_view
-from gymdata.show.conversations import conversations_of
 from tests.collect.fake_parts import END
 from tests.record.scripted_engine import Recording, recording
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gymdata.cli.main import main
+from gymdata.commands.record.agent import CommandAgent
+from gymdata.commands.record.run import record
 from gymdata.errors import UsageError
-from gymdata.record.agent import CommandAgent
-from gymdata.record.run import record
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
 from tests.faulty_server import Settings, build

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from gymdata.commands.validate.run import validate
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
-from gymdata.validate.run import validate
 from tests.faulty_server import Settings, build
 from tests.kills import DEADLINE_S, fork
 from tests.servers import serving

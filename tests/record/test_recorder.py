@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import gymdata
+from gymdata.commands.record.dialects import DIALECTS
+from gymdata.commands.record.ending import Ending
+from gymdata.commands.record.report import RecordSummary
+from gymdata.commands.record.request import RequestError
+from gymdata.commands.record.settings import RecordConfig
+from gymdata.commands.validate.run import validate
 from gymdata.errors import OutsideError, UsageError
-from gymdata.record.dialects import DIALECTS
-from gymdata.record.ending import Ending
-from gymdata.record.report import RecordSummary
-from gymdata.record.request import RequestError
-from gymdata.record.settings import RecordConfig
 from gymdata.store import read_failures, read_run_json
-from gymdata.validate.run import validate
 from tests.record.scripted_engine import recording
 
 

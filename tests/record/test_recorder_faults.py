@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gymdata.commands.record.ending import Ending
+from gymdata.commands.record.server import Service
+from gymdata.commands.record.sessions import Session
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.errors import OutsideError
-from gymdata.record.ending import Ending
-from gymdata.record.server import Service
-from gymdata.record.sessions import Session
 from gymdata.rewards.loading import given_reward
 from gymdata.rewards.scheduler import RewardScheduler, Weighted
 from tests.kills import full_disk
@@ -244,7 +244,7 @@ def test_a_finish_that_fails_leaves_nothing_of_its_task(tmp_path: Path, monkeypa
 
     with recording(tmp_path / "run", "a") as r:
         r.said("x")
-        monkeypatch.setattr("gymdata.record.recorder.expand_prompts", broken)
+        monkeypatch.setattr("gymdata.commands.record.recorder.expand_prompts", broken)
         answer = r.end(task={"task_id": "t", "answer": "1"})
         assert (answer.status_code, answer.json()["error"]["message"]) == (500, "ArithmeticError: it broke")
         monkeypatch.undo()

@@ -15,20 +15,20 @@ import pytest
 
 import gymdata
 from gymdata.chat.template import TransformersChat
-from gymdata.collect.run import collect
-from gymdata.collect.settings import CollectConfig
-from gymdata.collect.setup import Parts
+from gymdata.commands.collect.run import collect
+from gymdata.commands.collect.settings import CollectConfig
+from gymdata.commands.collect.setup import Parts
+from gymdata.commands.record.agent import load_agent
+from gymdata.commands.validate.run import validate
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.environments import load_environment
 from gymdata.models.model_identity import policy_facts
-from gymdata.record.agent import load_agent
 from gymdata.rewards import load_rewards
 from gymdata.rewards.scheduler import Weighted
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.stats import paired_difference_ci
 from gymdata.store import read_table
-from gymdata.validate.run import validate
 from tests.engine_fixtures import Borrowed, InProcess
 
 SAMPLES = Path(__file__).parents[2] / "sample_data"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.validate.run import validate
+from gymdata.commands.validate.run import validate
 from tests.record.probe import ADD, CONVERSATIONS, Probe, Served, case, serving, system, user
 from tests.record.token_server import CONTEXT
 

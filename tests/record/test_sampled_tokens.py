@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.validate.run import validate
+from gymdata.commands.validate.run import validate
 from tests.record.probe import ADD, CONVERSATIONS, Probe, Served, as_float32, case, serving, system, user
 
 pytestmark = pytest.mark.tokenizer

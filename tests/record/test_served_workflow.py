@@ -11,14 +11,14 @@ import pytest
 from aiohttp import ClientSession, web
 
 import gymdata
-from gymdata.collect.settings import CollectConfig
+from gymdata.commands.collect.settings import CollectConfig
+from gymdata.commands.record.agent import load_agent
+from gymdata.commands.record.returned import result_of
+from gymdata.commands.validate.run import validate
 from gymdata.errors import OutsideError, UsageError
-from gymdata.record.agent import load_agent
-from gymdata.record.returned import result_of
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table
 from gymdata.store.journal import read_failure_file
-from gymdata.validate.run import validate
 from tests.collect.fake_parts import FakeSampler, engine_fault
 from tests.environments.env_server import FORMS, Server, serving
 from tests.record.recorded_agent import collected

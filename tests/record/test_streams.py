@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gymdata.commands.record.server import Service, Stream
 from gymdata.errors import OutsideError
-from gymdata.record.server import Service, Stream
 from tests.collect.fake_parts import END
 from tests.kills import full_disk
 from tests.record.scripted_engine import recording

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from gymdata.commands.validate.run import validate
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
-from gymdata.validate.run import validate
 from tests.collect.fake_parts import ROLE, FakeSampler
 from tests.record.recorded_agent import collected
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import gymdata
+from gymdata.commands.train.settings import TrainKtoConfig, TrainSftConfig
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
-from gymdata.train.settings import TrainKtoConfig, TrainSftConfig
 from tests.collect.fake_parts import END
 from tests.record.scripted_engine import Recording, recording
 from tests.record.streaming import asked, streamed

@@ -18,7 +18,7 @@ import duckdb
 import numpy as np
 
 from gymdata.checks.violations import CODES
-from gymdata.query.views import Views, find_files
+from gymdata.commands.query.views import Views, find_files
 
 Twin = Callable[..., Any]
 _Z = 1.959963984540054

@@ -10,10 +10,10 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.report.compare import Paired, Side
+from gymdata.commands.sweep.compare import results_of
+from gymdata.commands.sweep.settings import SweepConfig
 from gymdata.errors import DataError, GymdataError
-from gymdata.report.compare import Paired, Side
-from gymdata.sweep.compare import results_of
-from gymdata.sweep.settings import SweepConfig
 from tests.rollout_files import rollout, two_turns, write_run
 
 TOOLS = '[{"type": "function", "function": {"name": "add"}}]'

@@ -12,10 +12,10 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.report.charts import Chart, charts_of
+from gymdata.commands.report.drawing import numbers, svg, ticks
+from gymdata.commands.report.page import page
 from gymdata.errors import DataError, UsageError
-from gymdata.report.charts import Chart, charts_of
-from gymdata.report.drawing import numbers, svg, ticks
-from gymdata.report.page import page
 from gymdata.store import write_run_json
 from tests.report.made import AFTER, BEFORE, make, model
 from tests.rollout_files import rollout, two_turns, write_run

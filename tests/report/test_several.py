@@ -9,10 +9,10 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.report.compare import sampling_that_differs
+from gymdata.commands.sweep import run as sweeping
 from gymdata.errors import DataError
-from gymdata.report.compare import sampling_that_differs
 from gymdata.store import write_run_json
-from gymdata.sweep import run as sweeping
 from tests.rollout_files import rollout, two_turns, write_run
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import gymdata
+from gymdata.commands.train.settings import TrainSftConfig
 from gymdata.errors import RefusedError
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.turns import Call, TurnEncoder
 from gymdata.store import read_table
-from gymdata.train.settings import TrainSftConfig
 from tests.rollout_files import BREAK, Calls, rollout, rollouts_table, training_data, two_turns, write_run
 
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 import gymdata
+from gymdata.commands.train.sequence_data import EXPERIENCE_COLUMNS, training_experiences
+from gymdata.commands.train.settings import TrainKtoConfig, TrainSftConfig
 from gymdata.errors import RefusedError
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.turns import turn_digest
 from gymdata.store import read_table, write_run_json
 from gymdata.store.lineage import vocabulary
-from gymdata.train.sequence_data import EXPERIENCE_COLUMNS, training_experiences
-from gymdata.train.settings import TrainKtoConfig, TrainSftConfig
 from tests.rollout_files import rollout, two_turns, write_run
 
 #: Fault → (code, what the message says of it); each stands in turn 1 of rollout a-1.

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gymdata.commands.judge.groups import MATCH_COLUMNS, final_answer, matches_in
+from gymdata.commands.judge.run import judge
 from gymdata.genrm.bias import against_rewards
 from gymdata.genrm.verdict import parse_last
-from gymdata.judge.groups import MATCH_COLUMNS, final_answer, matches_in
-from gymdata.judge.run import judge
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.sample_data.genrm_comparisons import Comparison, draw_comparison, draw_response, seen
 from gymdata.sample_data.make_tasks import WORDINGS, read_pairs, value_of

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gymdata.commands.validate.run import validate
 from gymdata.sample_data.make_rollouts import FAULTS
-from gymdata.validate.run import validate
 
 ROLLOUTS = Path(__file__).parents[2] / "sample_data" / "rollouts"
 

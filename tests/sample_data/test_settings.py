@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.train.settings import TRAINERS
+from gymdata.commands.train.settings import TRAINERS
 
 FOLDER = Path(__file__).parents[2] / "sample_data"
 RECIPES = list((FOLDER / "recipes").iterdir())
@@ -28,11 +28,11 @@ def test_settings_load(file: str) -> None:
 
     from trl.trainer.model_config import ModelConfig
 
-    from gymdata.train.trainer_settings import fields_of, sort_settings
+    from gymdata.commands.train.trainer_settings import fields_of, sort_settings
 
     algorithm = Path(file).stem.partition("-")[0]
     config = TRAINERS[algorithm].load(FOLDER / file, {"model": "m", "output": "o"})
-    module = importlib.import_module(f"gymdata.train.trainers.{algorithm}")
+    module = importlib.import_module(f"gymdata.commands.train.trainers.{algorithm}")
     sorted_settings = sort_settings(
         config.trainer, {"trainer": fields_of(module.CONFIG), "model": fields_of(ModelConfig)}
     )

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from gymdata.commands.score.run import score
 from gymdata.errors import UsageError
 from gymdata.rewards.recipe import read_recipe
 from gymdata.rollouts.schema import SCORES
-from gymdata.score.run import score
 from gymdata.store import read_run_json, read_table
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.score.reward_server import Behaviour, app_of, reward_of

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gymdata.cli.main import main
+from gymdata.commands.score.run import score
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rewards.remote import RemoteReward
 from gymdata.rollouts.schema import SCORES
-from gymdata.score.run import score
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.score.reward_server import PATH, Behaviour, app_of, reward_of

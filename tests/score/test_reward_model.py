@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gymdata.commands.score.run import score
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.rollouts.turns import expand_prompts
-from gymdata.score.run import score
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 from tests.train.trainers.conftest import (

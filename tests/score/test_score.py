@@ -15,13 +15,13 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.collect.run import collect
+from gymdata.commands.collect.run import collect
+from gymdata.commands.score.run import score
 from gymdata.errors import RefusedError, RewardError, StoreError, UsageError
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import Flips, RewardScheduler, Weighted, total
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
-from gymdata.score.run import score
 from gymdata.store import StageOutput, read_run_json, read_table, write_table
 from gymdata.user_code import in_thread
 from tests.collect.conftest import adder, tasks  # noqa: F401 - fixtures

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gymdata.collect.run import collect
+from gymdata.commands.collect.run import collect
+from gymdata.commands.score.run import score
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
-from gymdata.score.run import score
 from gymdata.store import read_table
 from tests.collect.conftest import tasks  # noqa: F401 - a fixture
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts

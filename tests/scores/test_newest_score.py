@@ -13,14 +13,14 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.finetune.selection import Source
+from gymdata.commands.view.evidence.selection import Query, select
+from gymdata.commands.view.evidence.tables import Tables
 from gymdata.errors import UsageError
-from gymdata.finetune.selection import Source
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score, with_score
 from gymdata.store import hash_file, read_run_json, write_run_json, write_table
 from gymdata.store.reading import DataWarning, warn_of_changed_scores
-from gymdata.view.evidence.selection import Query, select
-from gymdata.view.evidence.tables import Tables
 from tests.rollout_files import rollout, two_turns, write_run
 
 

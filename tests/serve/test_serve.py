@@ -20,8 +20,8 @@ pytest.importorskip("vllm")
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.serve.run import PARSERS, parser_for, words_of
 from gymdata.engines._vllm import tool_parsers
-from gymdata.serve.run import PARSERS, parser_for, words_of
 from gymdata.store import read_run_json
 from tests.engine_fixtures import await_health, free_port, server_environment
 

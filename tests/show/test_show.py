@@ -12,8 +12,8 @@ from rich.console import Console
 import gymdata
 from gymdata.checks.violations import CODES
 from gymdata.cli.main import main
-from gymdata.show.report import render
-from gymdata.show.run import show
+from gymdata.commands.show.report import render
+from gymdata.commands.show.run import show
 from gymdata.store import Run
 from tests.rollout_files import rollout, two_turns, write_run
 

@@ -13,7 +13,7 @@ import pytest
 
 from gymdata.checks.codes.duplicates import Duplicates
 from gymdata.checks.violations import CheckSettings
-from gymdata.query.run import query
+from gymdata.commands.query.run import query
 from gymdata.rewards.scheduler import Flips
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.rollouts.turn_columns import from_arrow

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gymdata.commands.finetune.state import State
+from gymdata.commands.pairs.run import pairs
 from gymdata.errors import DataError, StoreError, UsageError
-from gymdata.finetune.state import State
-from gymdata.pairs.run import pairs
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json
 from gymdata.store.paths import beside

@@ -14,13 +14,13 @@ import yaml
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.ls.run import ls
+from gymdata.commands.sweep import run as running
+from gymdata.commands.sweep.run import SweepPlan, SweepReport, sweep
 from gymdata.errors import DataError, StoreError, UsageError
-from gymdata.ls.run import ls
 from gymdata.progress import NullProgress, Progress
 from gymdata.store import write_run_json
 from gymdata.store.lock import Lock
-from gymdata.sweep import run as running
-from gymdata.sweep.run import SweepPlan, SweepReport, sweep
 from tests.rollout_files import rollout, two_turns, write_run
 
 #: Tasks t0 to t4; the rewards of the source runs by the value of ``choice`` and the seed.

@@ -10,8 +10,8 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.tour.run import prepare
 from gymdata.errors import StoreError
-from gymdata.tour.run import prepare
 
 #: A line of each answer, in the order of the questions.
 FACTS = [

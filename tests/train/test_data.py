@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from gymdata.commands.train.pair_data import PAIR_COLUMNS, training_pairs
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.schema import PAIRS
-from gymdata.train.pair_data import PAIR_COLUMNS, training_pairs
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:

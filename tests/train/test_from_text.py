@@ -11,15 +11,21 @@ import pytest
 pytest.importorskip("trl")
 
 import gymdata
+from gymdata.commands.ls.run import ls
+from gymdata.commands.train import run
+from gymdata.commands.train.from_text import text_format
+from gymdata.commands.train.settings import (
+    TrainConfig,
+    TrainDpoConfig,
+    TrainKtoConfig,
+    TrainRewardConfig,
+    TrainSftConfig,
+)
 from gymdata.errors import DataError, RefusedError, UsageError
-from gymdata.ls.run import ls
 from gymdata.progress import NullProgress
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table, resolve
 from gymdata.store.lineage import lineage
-from gymdata.train import run
-from gymdata.train.from_text import text_format
-from gymdata.train.settings import TrainConfig, TrainDpoConfig, TrainKtoConfig, TrainRewardConfig, TrainSftConfig
 from tests.interop.trajectories import write
 from tests.train.trainers.running import gymdata as command_of
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from gymdata.commands.train import run
+from gymdata.commands.train.settings import TRAINERS
 from gymdata.errors import GymdataError, RefusedError
 from gymdata.models.model_identity import ModelFacts
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import write_run_json, write_table
-from gymdata.train import run
-from gymdata.train.settings import TRAINERS
 from tests.rollout_files import experiences, rollout, rollouts_table, two_turns
 from tests.servers import Watcher
 

@@ -13,13 +13,13 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.train.mapped import chunks, mapped, part_of, release, scratch
+from gymdata.commands.train.prepared import opened, prepare
+from gymdata.commands.train.settings import TRAINERS, TrainRlConfig, TrainValueConfig
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table, write_table
-from gymdata.train.mapped import chunks, mapped, part_of, release, scratch
-from gymdata.train.prepared import opened, prepare
-from gymdata.train.settings import TRAINERS, TrainRlConfig, TrainValueConfig
 from tests.rollout_files import experiences, rollout, two_turns, write_run
 
 SAMPLE = Path(__file__).parents[2] / "sample_data" / "rollouts" / "clean.jsonl"

@@ -8,8 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymdata.rollouts.ragged import Ragged
-from gymdata.train.token_checksum import (
+from gymdata.commands.train.token_checksum import (
     TrainedTokens,
     sequence_keys,
     token_hashes,
@@ -17,6 +16,7 @@ from gymdata.train.token_checksum import (
     trained_tokens,
     trained_tokens_by_sequence,
 )
+from gymdata.rollouts.ragged import Ragged
 
 sequences = st.lists(
     st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 1)), min_size=1, max_size=12), min_size=1, max_size=6

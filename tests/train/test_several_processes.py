@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gymdata.commands.train.launch import machine_rank
+from gymdata.commands.train.settings import TrainSftConfig
 from gymdata.errors import UsageError
-from gymdata.train.launch import machine_rank
-from gymdata.train.settings import TrainSftConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ def test_a_process_ends_though_a_library_s_thread_does_not(tmp_path: Path) -> No
         "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
     )
     (tmp_path / "job.json").write_text(json.dumps({"num_processes": 2}))
-    words = [sys.executable, "-m", "gymdata.train.trainers.run", str(tmp_path / "job.json")]
+    words = [sys.executable, "-m", "gymdata.commands.train.trainers.run", str(tmp_path / "job.json")]
     environment = os.environ | {"RANK": "1", "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 3

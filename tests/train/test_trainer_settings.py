@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from gymdata.cli.main import main
+from gymdata.commands.train.settings import TRAINERS
+from gymdata.commands.train.trainer_settings import LIMITS, check_settings
 from gymdata.errors import UsageError
 from gymdata.settings import source_fields
-from gymdata.train.settings import TRAINERS
-from gymdata.train.trainer_settings import LIMITS, check_settings
 from tests.model_files import POLICY, write_adapter
 
 pytestmark = pytest.mark.torch
@@ -44,7 +44,7 @@ def fields_of(kind: Any) -> dict[str, set[type]]:
 def test_the_source_has_the_fields_of_the_class(algorithm: str) -> None:
     """What is read from the source of a trainer's arguments are the names and types that the class really has."""
     pytest.importorskip("trl")
-    module = f"gymdata.train.trainers.{algorithm}"
+    module = f"gymdata.commands.train.trainers.{algorithm}"
     assert source_fields(module, "CONFIG") == fields_of(importlib.import_module(module).CONFIG)
 
 
@@ -62,7 +62,7 @@ def test_a_source_that_is_not_there_is_not_known() -> None:
     """A missing package, module or class is None, so that nothing is refused by guessing."""
     assert source_fields("no_such_package.module", "Thing") is None
     assert source_fields("gymdata.no_such_module", "Thing") is None
-    assert source_fields("gymdata.train.settings", "NoSuchClass") is None
+    assert source_fields("gymdata.commands.train.settings", "NoSuchClass") is None
 
 
 def test_a_typo_is_found_before_torch_and_leaves_no_folder(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_new_adapter_over_a_lora_folder_is_refused(
 
 def test_what_a_trainer_needs_and_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without TRL, or TensorBoard where its events are wanted, the error names the extra."""
-    from gymdata.train import trainer_settings
+    from gymdata.commands.train import trainer_settings
 
     missing = "trl"
     found = trainer_settings.find_spec
@@ -123,7 +123,7 @@ def test_what_a_trainer_needs_and_is_not_there_is_one_line(monkeypatch: pytest.M
 
 def test_no_strategy_is_the_text_that_yaml_reads_as_false() -> None:
     """--set save_strategy=no is what TRL documents, and YAML makes false of it: the trainer gets "no"."""
-    from gymdata.train.trainer_settings import sort_settings
+    from gymdata.commands.train.trainer_settings import sort_settings
 
     classes = {"trainer": {"save_strategy": set[type](), "bf16": {bool}}}
     given = {"save_strategy": False, "bf16": False}
@@ -199,7 +199,7 @@ def test_every_default_is_within_the_limits(algorithm: str) -> None:
     """No trainer begins with a number that would be refused if it were given."""
     from trl.trainer.model_config import ModelConfig
 
-    config = importlib.import_module(f"gymdata.train.trainers.{algorithm}").CONFIG
+    config = importlib.import_module(f"gymdata.commands.train.trainers.{algorithm}").CONFIG
     known = {field.name: field.default for cls in (config, ModelConfig) for field in dataclasses.fields(cls)}
     given = {key: known[key] for key in LIMITS if isinstance(known.get(key), (int, float))}
     assert {"learning_rate", "seed", "lora_r"} <= given.keys()

@@ -16,10 +16,10 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.train.settings import TRAINERS
 from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table, write_table
-from gymdata.train.settings import TRAINERS
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.servers import Watcher
 
@@ -112,7 +112,7 @@ def test_a_packed_row_that_is_too_short_is_refused_before_torch(
         started.append(json.loads(job_file.read_text()))
         return {}
 
-    monkeypatch.setattr("gymdata.train.launch.run_job", take_note)
+    monkeypatch.setattr("gymdata.commands.train.launch.run_job", take_note)
     given = {"select": "all", "packing": True, "dry_run": True}
     model, out = "sample_data/policy", tmp_path / "out"
     with pytest.raises(
@@ -139,7 +139,7 @@ def test_advantages_that_are_all_zero_are_warned_of(
 ) -> None:
     """Where every advantage is 0 a loss that is multiplied with it learns nothing: a warning says so and why; a loss that
     trains all the same is not warned of."""
-    monkeypatch.setattr("gymdata.train.launch.run_job", lambda *_: {})
+    monkeypatch.setattr("gymdata.commands.train.launch.run_job", lambda *_: {})
     run = write_run(
         tmp_path / "run", [rollout("a", i, reward, two_turns(1, 50 + i)) for i, reward in enumerate(rewards)]
     )

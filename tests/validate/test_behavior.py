@@ -17,10 +17,10 @@ import gymdata
 from gymdata.checks.codes.behavior import loops
 from gymdata.checks.violations import CODES
 from gymdata.cli.main import main
+from gymdata.commands.validate.run import validate
 from gymdata.rollouts.ragged import Ragged
 from gymdata.store import read_run_json, write_run_json
 from gymdata.store.journal import failure_line
-from gymdata.validate.run import validate
 from tests.rollout_files import rollout, two_turns, write_run
 
 Row = dict[str, Any]

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 import sample_data
 from gymdata.cli.main import main
+from gymdata.commands.validate.run import validate
 from gymdata.store import read_run_json, write_run_json
-from gymdata.validate.run import validate
 from tests.rollout_files import rollout, write_run
 from tests.validate.generate import chat, nemo_row, write_lines, write_native
 

@@ -10,12 +10,12 @@ import pytest
 
 from gymdata import filter as filter_rollouts
 from gymdata import import_rollouts
+from gymdata.commands.validate.run import fix, validate
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.rollouts.schema import HASHES
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
 from gymdata.store.columns import content_hashes
-from gymdata.validate.run import fix, validate
 from tests.rollout_files import rollout
 from tests.validate.generate import (
     NATIVE_PLANTS,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gymdata.cli.main import main
+from gymdata.commands.query.run import query
+from gymdata.commands.validate.run import fix, validate
 from gymdata.errors import DataError
-from gymdata.query.run import query
 from gymdata.store import read_table
-from gymdata.validate.run import fix, validate
 from tests.validate.generate import native_rows, nemo_rows, write_lines, write_native
 
 

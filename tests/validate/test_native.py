@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gymdata.checks.codes.duplicates import Duplicates
 from gymdata.checks.violations import CheckSettings
+from gymdata.commands.validate.run import validate
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
-from gymdata.validate.run import validate
 from tests.rollout_files import rollout, write_run
 from tests.validate.generate import NATIVE_PLANTS, native_rows, one_in_two, reseal, write_native
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gymdata.validate.run import validate
+from gymdata.commands.validate.run import validate
 from tests.validate.generate import native_rows, write_native
 
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gymdata
+from gymdata.commands.validate.run import validate
 from gymdata.interop.nemo_gym import rows as nemo_rows
-from gymdata.validate.run import validate
 from tests.validate.generate import NEMO_PLANTS, nemo_row, one_in_two, put_nemo, with_ids, write_lines
 from tests.validate.generate import nemo_rows as clean_rows
 

@@ -9,8 +9,8 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.validate.run import validate
 from gymdata.errors import UsageError
-from gymdata.validate.run import validate
 from tests.rollout_files import rollout, two_turns, write_run
 
 CHECK = '''

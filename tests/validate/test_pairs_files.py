@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from gymdata.cli.main import main
+from gymdata.commands.validate.run import validate
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import write_table
-from gymdata.validate.run import validate
 
 
 def pair(index: int, **columns: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 import sample_data
 from gymdata.checks.violations import BREAKS as BREAK_CODES
+from gymdata.commands.validate.run import validate
 from gymdata.rollouts.turns import TurnEncoder
-from gymdata.validate.run import validate
 from tests.check.matrix import FAMILIES, has_family, save_family
 from tests.rollout_files import rollout
 from tests.validate.generate import chat, nemo_row, write_lines, write_native

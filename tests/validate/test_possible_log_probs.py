@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 
 from gymdata.cli.main import main
+from gymdata.commands.validate.run import validate
 from gymdata.rollouts.logprobs import SampledLogProbs
-from gymdata.validate.run import validate
 from tests.rollout_files import rollout, write_run
 from tests.validate.generate import nemo_rows, with_ids, write_lines
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gymdata.cli.main import main
+from gymdata.commands.validate.run import validate
 from gymdata.store import hash_file, read_run_json, write_run_json
-from gymdata.validate.run import validate
 from tests.rollout_files import rollout, write_run
 
 

@@ -18,12 +18,12 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
+from gymdata.commands.view.app import create_app
+from gymdata.commands.view.run import expanded, server_of
+from gymdata.commands.view.settings import ViewConfig
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.store import write_table
 from gymdata.urls import address_of, listening_socket
-from gymdata.view.app import create_app
-from gymdata.view.run import expanded, server_of
-from gymdata.view.settings import ViewConfig
 from tests.rollout_files import rollout, two_turns, write_run
 
 Serve = Callable[..., str]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gymdata.commands.view.evidence.rendering import hits, rendered
 from gymdata.errors import printable
-from gymdata.view.evidence.rendering import hits, rendered
 
 #: Elements that a text can have: none of them loads, links or runs anything.
 ALLOWED = {"span", "code", "strong", "mark"}

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 import gymdata
+from gymdata.commands.view.run import view
 from gymdata.rollouts.schema import AUDIT
 from gymdata.store import write_table
-from gymdata.view.run import view
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import HOSTILE, Serve, training
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import gymdata
+from gymdata.commands.view.evidence.facets import task_fields
+from gymdata.commands.view.evidence.rollout import Tokens
+from gymdata.commands.view.evidence.selection import Query, command_of, compare_runs, select
+from gymdata.commands.view.evidence.tables import Snapshot, Tables
 from gymdata.stats import paired_difference_ci
 from gymdata.store import Run
-from gymdata.view.evidence.facets import task_fields
-from gymdata.view.evidence.rollout import Tokens
-from gymdata.view.evidence.selection import Query, command_of, compare_runs, select
-from gymdata.view.evidence.tables import Snapshot, Tables
 from tests.rollout_files import rollout, two_turns, write_run
 
 ROWS = [rollout(f"t{k // 2}", k % 2, float(k % 2) if k < 6 else None, two_turns(20 + k, 40 + k)) for k in range(8)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gymdata.checks.violations import CODES
-from gymdata.tour.run import prepare
+from gymdata.commands.tour.run import prepare
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import BROKEN, HOSTILE, Open, Serve
 
@@ -158,8 +158,8 @@ from gymdata.errors import BROUGHT_BY
 sys.modules |= dict.fromkeys(BROUGHT_BY)
 from pathlib import Path
 from starlette.testclient import TestClient
-from gymdata.view.app import create_app
-from gymdata.view.settings import ViewConfig
+from gymdata.commands.view.app import create_app
+from gymdata.commands.view.settings import ViewConfig
 with TestClient(create_app([Path({str(hostile)!r})], ViewConfig()), base_url="http://localhost") as client:
     for page in {PAGES!r}:
         print(page, client.get(page).status_code)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import gymdata
+from gymdata.commands.report.sampling import sample, sampled_as
+from gymdata.commands.view.run import view
+from gymdata.commands.view.training import curves
 from gymdata.errors import RefusedError, StoreError, UsageError
-from gymdata.report.sampling import sample, sampled_as
-from gymdata.view.run import view
-from gymdata.view.training import curves
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.view.conftest import HOSTILE, Open, Site, judged, words
 
@@ -289,7 +289,7 @@ def test_scores_that_cannot_be_read_leave_the_pages(site: Open, run: Path, monke
     def unreadable(_: Any) -> Any:
         raise PermissionError(13, "Permission denied", "scores-x")
 
-    monkeypatch.setattr("gymdata.view.evidence.tables.state_of_scores", unreadable)
+    monkeypatch.setattr("gymdata.commands.view.evidence.tables.state_of_scores", unreadable)
     pages = site(run)
     for address in ("/", "/rollout?id=a-0"):
         response = pages.get(address)

@@ -9,8 +9,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 import gymdata
-from gymdata.train.losses import LOSSES, Curve
-from gymdata.view.why import loss_panels
+from gymdata.commands.train.losses import LOSSES, Curve
+from gymdata.commands.view.why import loss_panels
 
 SCRIPT = (Path(gymdata.__file__).parent / "view" / "static" / "why.js").read_text(encoding="utf-8")
 SHOWN = {loss.curve.title: loss for loss in LOSSES.values() if loss.curve is not None}

@@ -63,7 +63,7 @@ class TinkerRl(Format):
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:
         import pyarrow as pa
 
-        from gymdata.train.sequence_data import training_experiences
+        from gymdata.commands.train.sequence_data import training_experiences
 
         for batch in batches:
             data = training_experiences(pa.Table.from_batches([batch]), where=export.path)

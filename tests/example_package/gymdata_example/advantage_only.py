@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gymdata.train.losses import Result, Tokens, loss
+from gymdata.commands.train.losses import Result, Tokens, loss
 
 
 @loss("−scale·A·ℓ", "this example", "token")

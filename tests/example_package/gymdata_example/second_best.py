@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gymdata.pairs.strategies import strategy
+from gymdata.commands.pairs.strategies import strategy
 
 if TYPE_CHECKING:
-    from gymdata.pairs.groups import Groups
+    from gymdata.commands.pairs.groups import Groups
     from gymdata.rollouts.ragged import Array
 
 

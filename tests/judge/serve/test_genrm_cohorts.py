@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from gymdata import genrm
+from gymdata.commands.judge.pairwise import Candidate, Comparison, PairwiseJudge
+from gymdata.commands.judge.port import JudgeAnswer
+from gymdata.commands.judge.serve.cohorts import Cohorts, Member, NotAnswered, RequestQueue
+from gymdata.commands.judge.settings import ServeConfig
+from gymdata.commands.judge.verdict_cache import VerdictCache, VerdictLog
 from gymdata.genrm.matches import Matches
 from gymdata.genrm.schedule import Match
-from gymdata.judge.pairwise import Candidate, Comparison, PairwiseJudge
-from gymdata.judge.port import JudgeAnswer
-from gymdata.judge.serve.cohorts import Cohorts, Member, NotAnswered, RequestQueue
-from gymdata.judge.settings import ServeConfig
-from gymdata.judge.verdict_cache import VerdictCache, VerdictLog
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.store import read_table
 from tests.judge.serve.conftest import verify_all, verify_body

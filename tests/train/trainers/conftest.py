@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from filelock import FileLock
 
+from gymdata.commands.train.prepared import DATA, PREPARED, opened, prepare
+from gymdata.commands.train.settings import TRAINERS
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import write_run_json, write_table
-from gymdata.train.prepared import DATA, PREPARED, opened, prepare
-from gymdata.train.settings import TRAINERS
 from tests.rollout_files import experience_rows, scored_run, write_experiences
 
 WORDS = "what is the sum of seven and nine the answer is sixteen call tool result done"
@@ -177,7 +177,7 @@ def file_for(algorithm: str, policy: Path, folder: Path, **columns: Any) -> Path
 
 def start(algorithm: str, file: Path, policy: Path, out: Path, settings: dict[str, Any], **job: Any) -> tuple[Any, Any]:
     """Trainer and token_checksum of a job in this process, as the training process would have them."""
-    from gymdata.train.trainers import run
+    from gymdata.commands.train.trainers import run
 
     kind = TRAINERS[algorithm]
     given = {"per_device_train_batch_size": 4, "num_train_epochs": 1, "save_strategy": "no", **settings}

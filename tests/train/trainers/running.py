@@ -20,8 +20,8 @@ import pytest
 from transformers import TrainerCallback
 
 from gymdata.cli.main import main
-from gymdata.train import launch
-from gymdata.train.trainers.metrics import read_metrics
+from gymdata.commands.train import launch
+from gymdata.commands.train.trainers.metrics import read_metrics
 
 
 def gymdata(*words: object) -> CompletedProcess[str]:
@@ -41,8 +41,8 @@ def gymdata(*words: object) -> CompletedProcess[str]:
 
 def _trained_here(command: list[str], **options: Any) -> Any:
     """What ``launch`` uses of Popen, of a training process that was run in this one; several processes are started."""
-    from gymdata.train.trainers.run import launcher
-    from gymdata.train.trainers.run import main as train
+    from gymdata.commands.train.trainers.run import launcher
+    from gymdata.commands.train.trainers.run import main as train
 
     if launcher(json.loads(Path(command[-1]).read_text())):
         return subprocess.Popen(command, **options)

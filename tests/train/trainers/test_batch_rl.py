@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from gymdata.commands.train.sequence_data import training_experiences
 from gymdata.errors import RefusedError
 from gymdata.rollouts.schema import EXPERIENCES
-from gymdata.train.sequence_data import training_experiences
 from tests.rollout_files import N, experience_rows, reference_logps, write_experiences
 from tests.train.trainers.conftest import start
 from tests.train.trainers.running import assert_same, loss_and_gradients

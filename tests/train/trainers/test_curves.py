@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gymdata.commands.train.pair_data import training_pairs
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
-from gymdata.train.pair_data import training_pairs
 from tests.train.trainers.running import curve
 
 pytestmark = pytest.mark.torch
@@ -46,7 +46,7 @@ def test_saved_and_computed_references_give_one_curve(assemble: Assemble, make_p
 def test_lora_trains_an_adapter_of_the_same_tokens(assemble: Assemble, policy: Path, tmp_path: Path) -> None:
     """LoRA starts at ln 2, moves, proves its tokens, and its folder can be trained further with itself as reference, also
     where it names its base by a relative path and no tokenizer lies beside it."""
-    from gymdata.train.trainers.run import save_model
+    from gymdata.commands.train.trainers.run import save_model
 
     out = tmp_path / "out"
     settings = {"use_peft": True, "lora_target_modules": ["q_proj", "v_proj"], "learning_rate": 1e-2, "lora_r": 4}

@@ -31,7 +31,7 @@ def test_the_loss_is_the_kl_of_a_partition(seed: int, k: int) -> None:
     within the rest; at most the KL over the whole vocabulary."""
     import torch
 
-    from gymdata.train.trainers.sft import forward_kl
+    from gymdata.commands.train.trainers.sft import forward_kl
 
     rng = np.random.default_rng(seed)
     teacher = rng.dirichlet(np.full(6, 0.7))
@@ -56,7 +56,7 @@ def test_absent_alternatives_and_a_whole_distribution() -> None:
     """An absent alternative adds nothing; a teacher without a rest leaves none, also where rounding makes it 1 + 1e-8."""
     import torch
 
-    from gymdata.train.trainers.sft import forward_kl
+    from gymdata.commands.train.trainers.sft import forward_kl
 
     logits = torch.tensor([[2.0, 0.0, -1.0]], dtype=torch.float64, requires_grad=True)
     two = forward_kl(logits, torch.tensor([[1, 0]]), torch.tensor([[0.25, 0.5]]).log())

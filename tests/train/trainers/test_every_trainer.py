@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gymdata.commands.train.run import train
+from gymdata.commands.train.settings import TRAINERS
+from gymdata.commands.train.trainers.metrics import read_metrics
 from gymdata.errors import OutsideError, RefusedError
 from gymdata.models.model_identity import ModelFacts
 from gymdata.progress import NullProgress
 from gymdata.store import read_run_json, write_run_json
-from gymdata.train.run import train
-from gymdata.train.settings import TRAINERS
-from gymdata.train.trainers.metrics import read_metrics
 from tests.train.trainers.conftest import file_for, pair_rows, start, write_pairs
 from tests.train.trainers.running import Crash, curve
 
@@ -60,7 +60,7 @@ def test_resuming_changes_nothing(begin: Begin, tmp_path: Path, algorithm: str) 
     """After a crash between checkpoints: the losses, weights and proof of the training that was not stopped."""
     import torch
 
-    from gymdata.train.trainers.run import last_checkpoint
+    from gymdata.commands.train.trainers.run import last_checkpoint
 
     settings = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 2}
     trainer, token_checksum = begin(algorithm, "whole", settings)
@@ -97,7 +97,7 @@ def test_a_checkpoint_with_flipped_bits_is_skipped_for_the_one_before(begin: Beg
     from the earlier checkpoint to the weights of the training that was not stopped."""
     import torch
 
-    from gymdata.train.trainers.run import last_checkpoint
+    from gymdata.commands.train.trainers.run import last_checkpoint
 
     settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
     trainer, _ = begin("sft", "whole", settings)
@@ -134,7 +134,7 @@ def flipped(content: bytes) -> bytes:
 
 def test_a_checkpoint_that_names_no_hashes_is_not_resumed(tmp_path: Path) -> None:
     """One of an earlier version, or one whose proof is no longer JSON: nothing shows that its files are those saved."""
-    from gymdata.train.trainers.run import last_checkpoint
+    from gymdata.commands.train.trainers.run import last_checkpoint
 
     folder = tmp_path / "checkpoint-2"
     folder.mkdir()

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gymdata.commands.train.token_checksum import TrainedTokens
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
-from gymdata.train.token_checksum import TrainedTokens
 
 pytestmark = pytest.mark.torch
 
@@ -88,7 +88,7 @@ def test_stock_trl_would_train_other_tokens(policy: Path, pairs: Path, tmp_path:
     from trl.trainer.dpo_config import DPOConfig
     from trl.trainer.dpo_trainer import DPOTrainer
 
-    from gymdata.train.token_checksum import sequence_keys, trained_tokens
+    from gymdata.commands.train.token_checksum import sequence_keys, trained_tokens
 
     rows = read_table(pairs, PAIRS).to_pylist()
     text = [
@@ -124,7 +124,7 @@ def test_the_progress_of_scoring_is_reported_before_the_first_step(
     assemble: Assemble, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Batch by batch, up to all pairs; nothing is scored during the training."""
-    from gymdata.train.trainers.metrics import EVENT
+    from gymdata.commands.train.trainers.metrics import EVENT
 
     def scored() -> list[tuple[int, int]]:
         lines = capsys.readouterr().out.splitlines()
@@ -188,7 +188,7 @@ def test_settings_are_sorted_and_checked() -> None:
     from trl.trainer.dpo_config import DPOConfig
     from trl.trainer.model_config import ModelConfig
 
-    from gymdata.train.trainer_settings import fields_of, sort_settings
+    from gymdata.commands.train.trainer_settings import fields_of, sort_settings
 
     classes = {"trainer": fields_of(DPOConfig), "model": fields_of(ModelConfig)}
     assert sort_settings({"bf16": "auto"}, classes)["trainer"] == {"bf16": "auto"}

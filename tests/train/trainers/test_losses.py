@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.train.losses import LOSSES
+from gymdata.commands.train.losses import LOSSES
 from tests.formulas import ALONE, CASES, CHOSEN, batch, by_hand, gradient_of, settings_of, values
 
 pytestmark = pytest.mark.torch
@@ -71,7 +71,7 @@ def mean_by_hand(tokens: list[list[float]], aggregation: str, constant: float) -
 @pytest.mark.parametrize("name", ["ppo_clip", "sapo"])
 def test_any_loss_has_any_mean(name: str, aggregation: Any) -> None:
     """With --loss-aggregation the loss of a batch is that mean of its tokens' losses; an empty sequence counts nowhere."""
-    from gymdata.train.trainers.policy_loss import PolicyLoss
+    from gymdata.commands.train.trainers.policy_loss import PolicyLoss
 
     at = batch(5)
     loss = PolicyLoss(LOSSES[name].function, CHOSEN[name], aggregation, constant=7.0)
@@ -169,7 +169,7 @@ def test_far_sequences_leave_their_negative_tokens_out() -> None:
     """mean(saved − logp) of 0.9 and 0.1 with δ 0.5: tokens with A < 0 of the first have no loss, all others keep theirs."""
     import torch
 
-    from gymdata.train.trainers.policy_loss import PolicyLoss
+    from gymdata.commands.train.trainers.policy_loss import PolicyLoss
 
     logprobs = torch.tensor([[-2.0, -1.0, -9.0], [-2.0, -1.0, -9.0]], dtype=torch.float64)
     saved = logprobs + torch.tensor([[1.3, 0.5, 99.0], [0.1, 0.1, 99.0]])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gymdata.commands.train.rollout_data import pack
 from gymdata.errors import OutsideError
-from gymdata.train.rollout_data import pack
 from tests.rollout_files import BRANCH, BREAK, rollout, two_turns, write_run
 from tests.train.trainers.conftest import start
 from tests.train.trainers.running import assert_same, loss_and_gradients

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gymdata.commands.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
 from gymdata.errors import UsageError
-from gymdata.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
 from tests.train.trainers.running import gymdata
 
 pytestmark = pytest.mark.torch
@@ -40,7 +40,7 @@ def test_value_and_gradient_are_those_of_the_formula(kind: str) -> None:
     which REBEL has always."""
     import torch
 
-    from gymdata.train.trainers.dpo import pair_losses
+    from gymdata.commands.train.trainers.dpo import pair_losses
 
     rng = np.random.default_rng(0)
     logps = torch.tensor(-rng.exponential(5.0, 10), requires_grad=True)
@@ -64,7 +64,7 @@ def test_smoothed_labels_are_cdpo() -> None:
     """−(1 − ε)·log σ(d) − ε·log σ(−d) with d = β·(difference of log-ratios), and its gradient; Mitchell 2023."""
     import torch
 
-    from gymdata.train.trainers.dpo import pair_losses
+    from gymdata.commands.train.trainers.dpo import pair_losses
 
     rng, eps = np.random.default_rng(1), 0.2
     logps = torch.tensor(-rng.exponential(5.0, 10), requires_grad=True)

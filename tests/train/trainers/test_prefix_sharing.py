@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymdata.train.settings import TRAINERS
-from gymdata.train.trainers.batches import EpochSampler, shared_tokens, siblings_alternating
+from gymdata.commands.train.settings import TRAINERS
+from gymdata.commands.train.trainers.batches import EpochSampler, shared_tokens, siblings_alternating
 from tests.rollout_files import experience_rows, rollout, two_turns, write_experiences, write_run
 from tests.train.trainers.conftest import file_for, pair_rows, start, write_pairs
 from tests.train.trainers.running import Crash, curve

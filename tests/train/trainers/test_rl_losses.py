@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gymdata.commands.train.settings import TrainRlConfig
 from gymdata.errors import UsageError
-from gymdata.train.settings import TrainRlConfig
 from tests.formulas import ALONE, clip
 from tests.rollout_files import N, experience_rows, reference_logps, write_experiences
 from tests.train.trainers.conftest import start

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gymdata.commands.train.trainers import run
 from gymdata.models.model_identity import stored_dtype
-from gymdata.train.trainers import run
 
 pytestmark = pytest.mark.torch
 

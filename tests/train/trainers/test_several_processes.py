@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gymdata.train.settings import TRAINERS
-from gymdata.train.trainers.metrics import read_metrics
+from gymdata.commands.train.settings import TRAINERS
+from gymdata.commands.train.trainers.metrics import read_metrics
 from tests.train.trainers.conftest import file_for, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.full]
@@ -28,7 +28,7 @@ import json, sys
 from pathlib import Path
 from tests.train.trainers.conftest import start
 from tests.train.trainers.running import Crash, accelerate_shards
-from gymdata.train.trainers.run import last_checkpoint, save_model
+from gymdata.commands.train.trainers.run import last_checkpoint, save_model
 
 kinds, files, policy, out, settings = (json.loads(word) for word in sys.argv[1:])
 for kind in kinds:
@@ -83,7 +83,7 @@ def in_two_processes(script: str, folder: Path, *words: object) -> None:
 @pytest.fixture(scope="module")
 def one(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every trainer's folder ``ALGORITHM-KIND``, of one process in steps of 8 and of 4 and 4; ``files.json`` beside them."""
-    from gymdata.train.trainers.run import save_model
+    from gymdata.commands.train.trainers.run import save_model
 
     out = tmp_path_factory.mktemp("trained")
     weights, files = [0.5 + i % 3 for i in range(13)], {}
@@ -188,7 +188,7 @@ def test_what_the_launcher_is_given(
     monkeypatch: pytest.MonkeyPatch, job: dict[str, Any], environment: dict[str, str], expected: list[str]
 ) -> None:
     """What the settings do not say is left to the file of accelerate and to the variables of torchrun."""
-    from gymdata.train.trainers.run import launcher
+    from gymdata.commands.train.trainers.run import launcher
 
     for name in ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)

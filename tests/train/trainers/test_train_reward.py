@@ -74,7 +74,7 @@ def test_the_pad_is_never_an_end(ends_are_pads: Path, tmp_path: Path) -> None:
 
 def test_a_pad_that_ends_a_sequence_is_not_taken() -> None:
     """The tokenizer's pad where it can be, else unknown or another special token, else an error."""
-    from gymdata.train.trainers.reward import distinct_pad
+    from gymdata.commands.train.trainers.reward import distinct_pad
 
     class Tokens:
         """A tokenizer's special ids."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gymdata.commands.train.trainers.metrics import EVENT, read_metrics
 from gymdata.store import read_run_json
-from gymdata.train.trainers.metrics import EVENT, read_metrics
 from tests.train.trainers.conftest import pair_rows, write_pairs
 from tests.train.trainers.running import gymdata
 

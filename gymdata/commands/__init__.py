@@ -1,0 +1,1 @@
+"""One folder per command, or per family of commands."""

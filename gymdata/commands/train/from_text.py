@@ -1,0 +1,241 @@
+"""Training from files of answers or preferences as text: they are imported and rendered first, into the output's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from gymdata.commands.train.settings import RenderedConfig, TrainConfig, TrainKtoConfig, TrainSftConfig
+from gymdata.errors import DataError, GymdataError, UsageError, counted
+from gymdata.progress import Progress
+from gymdata.rollouts.column_names import columns_of
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
+from gymdata.scores.chosen import DESIRABLE
+from gymdata.stats import known_rewards
+from gymdata.store import read_table
+from gymdata.store.formats import first_values, head, refuse_unknown
+
+if TYPE_CHECKING:
+    from gymdata.interop.formats import Format
+    from gymdata.store.paths import Source
+
+#: The folder in a training's output for what was made of its text.
+TEXT = "data"
+#: The folder in it with the two sides of a split by task.
+SPLIT = "split"
+#: A list of token ids that is not empty.
+_IDS = re.compile(rb'_token_ids"\s*:\s*\[\s*\d')
+_Settings = TypeVar("_Settings", bound=RenderedConfig)
+
+
+def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> Format | None:
+    """The format of ``files``, when they are answers or preferences as text; None for what is trained as it is.
+
+    Raises UsageError for a trainer that needs sampled tokens, DataError for preferences where answers are needed, or the
+    reverse.
+    """
+    if Path(source).is_dir() or not files:
+        refuse_text_settings(settings, source)
+        return None
+    from gymdata.interop.formats import format_in
+
+    columns = columns_of(settings.map) if isinstance(settings, RenderedConfig) else {}
+    formats = [format_in(file, columns) for file in files]
+    format = formats[0]
+    of_text = format is not None and _is_text(format, files)
+    if not of_text:
+        refuse_text_settings(settings, source)
+    if format is None:
+        refuse_unknown(files[0], settings.table.name)
+    if format is None or any(other is None or other.name != format.name for other in formats) or not of_text:
+        return None
+    if not isinstance(settings, RenderedConfig):
+        raise UsageError(
+            f"{source}: contains {format.content}; train-{settings.algorithm} takes tokens that a policy sampled",
+            hint="train-sft, train-dpo, train-kto and train-reward train from text",
+        )
+    if format.table == "rollouts" and settings.table is PAIRS and (format.holds_reward or _scored(files)):
+        return format
+    if format.table != settings.table.name:
+        other = "train-dpo and train-reward" if format.table == "pairs" else "train-sft and train-kto"
+        raise DataError(
+            f"{source}: contains {format.content}, expected {settings.table.name}", hint=f"{other} train from it"
+        ).at(source, format.content, settings.table.name)
+    return format
+
+
+def _is_text(format: Format, files: Sequence[Source]) -> bool:
+    """Whether rows have no token ids: of a format that never has any, or the first rows of one read in place."""
+    in_place = format.read_in_place and all(file.kind == "jsonl" for file in files)
+    return format.holds_text or (in_place and not any(_IDS.search(row) for file in files for row in head(file)))
+
+
+def refuse_text_settings(settings: TrainConfig, source: str) -> None:
+    """Raises UsageError for settings of text where ``source`` has token ids."""
+    if isinstance(settings, RenderedConfig) and (settings.map or settings.test_share):
+        flag = "--map" if settings.map else "--test-share"
+        raise UsageError(
+            f"{flag}: {source} is not a file of answers or preferences as text",
+            hint="leave it out; `gymdata filter --split-by task` and `gymdata pairs --split` divide by task",
+        )
+
+
+@contextlib.contextmanager
+def naming_file(folder: Path, file: Path) -> Iterator[None]:
+    """Errors name the user's ``file`` instead of what was made of it in ``folder``, which is gone after a dry run."""
+    try:
+        yield
+    except GymdataError as error:
+        for each in (error, *(error.faults if isinstance(error, UsageError) else ())):
+            for name in ("message", "reason", "hint", "where"):
+                if isinstance(text := getattr(each, name), str):
+                    setattr(each, name, re.sub(rf"{re.escape(str(folder))}/\w+", lambda _: str(file), text))
+        raise
+
+
+def rendered(
+    format: Format,
+    files: Sequence[Source],
+    settings: _Settings,
+    folder: Path,
+    *,
+    overwrite: bool,
+    progress: Progress,
+    command: Sequence[str],
+) -> tuple[str, _Settings]:
+    """(data, settings) to train with: ``files`` are imported into ``folder``/tokens, rendered with the template of the
+    model; a share of the tasks is held out in ``folder``/split/test.parquet, and answers with rewards
+    become ``folder``/pairs where pairs are trained. Raises DataError when no row can be used."""
+    from gymdata.interop.run import import_rollouts, refuse_one_task_of_text
+
+    tokens = folder / "tokens"
+    if settings.test_share:
+        refuse_one_task_of_text(files, format.name, settings.model, settings.map, settings.test_share)
+    imported = import_rollouts(
+        [file.path for file in files],
+        tokens,
+        source=format.name,
+        model=settings.model,
+        map=settings.map,
+        overwrite=overwrite,
+        command=command,
+    )
+    first = ""
+    if imported.rejected:
+        with (tokens / "rejected.jsonl").open(encoding="utf-8") as lines:
+            row = json.loads(next(lines))
+        first = f"line {row['line']}: {row['reason']}"
+    if not imported.rollouts + imported.pairs:
+        raise DataError(f"{files[0].path}: no row can be used, of {imported.rows_in:,} (first: {first})")
+    progress.message(
+        f"{files[0].path}: contains {format.content} ({counted(imported.rows_in, 'row')}); their tokens are those of the "
+        f"chat template of {settings.model}, not sampled (T213)"
+    )
+    if imported.rejected:
+        progress.message(f"left out: {counted(imported.rejected, 'row')} that cannot be used (first: {first})")
+    # One reason for all of them is that of the first.
+    for name, n in imported.refused.items() if len(imported.refused) > 1 else ():
+        progress.message(f"  {n:,} of them: {name[:250]}")
+    for name, n in imported.twins.items():
+        progress.message(f"{counted(n, 'row')} rendered with the training template {name}, which TRL ships")
+    for name, n in imported.control_tokens.items():
+        progress.message(f"{counted(n, 'row')} with {name} in a text: it is trained as the control token")
+    if imported.unopened:
+        progress.message(f"{counted(imported.unopened, 'answer')} without the reasoning that the prompt opens")
+    source = _divided(format, settings, folder, progress, command)
+    update: dict[str, object] = {"allow_rendered": True}
+    if isinstance(settings, TrainSftConfig) and imported.without_reward == imported.rollouts:
+        update |= {"select": "all", "min_reward": None}
+        if settings.min_reward is not None:
+            progress.message(f"min_reward {settings.min_reward:g} is not applied: no row has a reward")
+    elif (
+        isinstance(settings, TrainSftConfig | TrainKtoConfig) and settings.reward is None and (label := _label(tokens))
+    ):
+        # Beside a score, too: the label says which answers are good.
+        update["reward"] = label
+        if isinstance(settings, TrainSftConfig) and "select" not in settings.model_fields_set:
+            update |= {
+                "select": "above",
+                "min_reward": DESIRABLE if settings.min_reward is None else settings.min_reward,
+            }
+            progress.message("answers with a false label are not trained (--select all trains them)")
+    settings = settings.model_copy(update=update)
+    if isinstance(settings, TrainKtoConfig) and settings.threshold is None:
+        stored = read_table(str(source), ROLLOUTS, ("task_id", "reward", "policy"))
+        rewards = known_rewards(settings.scored(stored, str(source))["reward"])
+        rewards = rewards[np.isfinite(rewards)]
+        if len(rewards) and np.isin(rewards, (0, 1)).all():
+            update["threshold"] = DESIRABLE
+            progress.message(f"desirable: a label of 1, undesirable: of 0 (--threshold {DESIRABLE})")
+        elif len(rewards):
+            progress.message(
+                "desirable: a score above the mean of its prompt's, undesirable: below it (--threshold X: above, below X)"
+            )
+    return trained_of(folder, format, settings), settings.model_copy(update=update)
+
+
+def _divided(
+    format: Format, settings: RenderedConfig, folder: Path, progress: Progress, command: Sequence[str]
+) -> Path:
+    """The part of the tokens in ``folder`` that is trained; pairs are made of it where answers have rewards."""
+    from gymdata.commands.pairs.run import pairs
+    from gymdata.interop.splitting import split_by_task
+
+    source = tokens = folder / "tokens"
+    if settings.test_share:
+        table, seed = TABLES[format.table], settings.trainer.get("seed", 0)
+        n = split_by_task(tokens, table, folder / SPLIT, settings.test_share, seed, command)
+        source = folder / SPLIT / "train.parquet"
+        where = settings.output / TEXT / SPLIT / "test.parquet"
+        progress.message(f"held out: {n['test']:,} of {counted(sum(n.values()), 'task')}, in {where}")
+    if format.table != settings.table.name:
+        report = pairs(
+            source,
+            output=folder / "pairs",
+            overwrite=True,
+            command=command,
+            reward=_label(tokens),
+            allow_rendered=True,
+        )
+        counts = report.counts
+        without = {
+            "with fewer than two answers that have a reward": counts.groups_too_small,
+            "whose answers have equal rewards": counts.groups_without_variance,
+            "whose pairs were dropped": counts.groups_all_dropped,
+        }
+        none = ", ".join(f"{n:,} {why}" for why, n in without.items() if n)
+        none = f"; {sum(without.values()):,} of {counted(counts.groups, 'prompt')} gave none: {none}" if none else ""
+        progress.message(
+            f"{counted(counts.pairs, 'pair')} of the best and the worst answer to each prompt, by reward{none}"
+        )
+    return source
+
+
+def trained_of(folder: Path, format: Format, settings: RenderedConfig) -> str:
+    """The data to train on that ``rendered`` made in ``folder``."""
+    if format.table != settings.table.name:
+        return str(folder / "pairs")
+    return str(folder / SPLIT / "train.parquet" if settings.test_share else folder / "tokens")
+
+
+def _scored(files: Sequence[Source]) -> bool:
+    """Whether the first rows of ``files`` state what their answers are worth."""
+    from gymdata.interop.words import LABELS, SCORES
+
+    rows = [row for file in files for row in first_values(file)[1] if isinstance(row, dict)]
+    return any(row.get(name) is not None for row in rows for name in (*SCORES, *LABELS))
+
+
+def _label(text: Path) -> str | None:
+    """The column of labels that rows of ``text`` have."""
+    from gymdata.interop.words import LABELS
+
+    rewards = read_table(text, ROLLOUTS, ("rewards",))["rewards"]
+    names = {name for chunk in rewards.chunks for name in chunk.flatten().field("name").unique().to_pylist()}
+    return next((name for name in LABELS if name in names), None)

@@ -1,0 +1,420 @@
+"""The base of all trainers' data, and pairs as trainers get them: flat arrays of ids and masks.
+
+Nothing here tokenises. A masked-in token is never the first of its sequence, as nothing predicts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from gymdata.commands.train import token_checksum as proof
+from gymdata.commands.train.mapped import chunks, part_of
+from gymdata.errors import DataError, RefusedError, counted
+from gymdata.models.prefix_tree import sibling_order
+from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys, offsets_of, repeats
+from gymdata.rollouts.sequences import Sequences
+from gymdata.rollouts.soundness import Lists, is_rendered, refuse_unsound, rendered_ids, unless_rendered
+
+#: Columns of a pairs file that training reads.
+PAIR_COLUMNS: tuple[str, ...] = (
+    "pair_id",
+    "prompt_ids",
+    "chosen_ids",
+    "rejected_ids",
+    "chosen_mask",
+    "rejected_mask",
+    "chosen_logprobs",
+    "rejected_logprobs",
+    "margin",
+    "weight",
+    "chosen_rollout_id",
+    "rejected_rollout_id",
+    "policy_hash",
+    "temperature",
+    "rendered",
+)
+SIDES = ("chosen", "rejected")
+
+
+@dataclass(frozen=True)
+class NamedSequences(Sequences):
+    """Sequences to train, each with a name of its own; ``loss_mask`` is never 1 on a first token."""
+
+    names: Sequence[str]
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        return proof.sequence_keys(self.names)
+
+    @cached_property
+    def by_sequence(self) -> tuple[np.ndarray, np.ndarray]:
+        """Trained tokens of each sequence: counts and checksums."""
+        return proof.trained_tokens_by_sequence(self.keys, self.token_ids, self.loss_mask)
+
+    def trained(self) -> proof.TrainedTokens:
+        """The trained tokens of one epoch over these sequences."""
+        return proof.total(*self.by_sequence)
+
+    @cached_property
+    def prompts(self) -> np.ndarray:
+        """16 bytes (n,): a key of each sequence's ids before its first trained token."""
+        return np.frombuffer(b"".join(self.token_ids.first(self.first_trained).keys()), "V16")
+
+    @cached_property
+    def siblings(self) -> np.ndarray:
+        """int64 (n,): a number per sequence, the same for those of one prompt."""
+        return content_codes(self.prompts)
+
+    def scoring_order(self, rows: np.ndarray | None = None, sides: int = 1) -> np.ndarray:
+        """Places in ``rows`` (None: all), a row being ``sides`` sequences: one prompt's side by side, the longest first."""
+        groups, lengths = self.siblings[::sides], self.lengths.reshape(-1, sides).max(axis=1)
+        return sibling_order(groups, lengths) if rows is None else sibling_order(groups[rows], lengths[rows])
+
+    @cached_property
+    def first_trained(self) -> np.ndarray:
+        """int64 (n,): index of each sequence's first trained token, its length without one."""
+        return self.loss_mask.first_nonzero()
+
+    @cached_property
+    def extent(self) -> np.ndarray:
+        """int32 (n, 3): the lowest, the highest and the last id of each sequence, none of which is empty."""
+        ids, starts = self.token_ids.values, self.token_ids.offsets
+        if not len(self):
+            return np.empty((0, 3), np.int32)
+        edges = (np.minimum.reduceat(ids, starts[:-1]), np.maximum.reduceat(ids, starts[:-1]), ids[starts[1:] - 1])
+        return np.stack(edges, axis=1).astype(np.int32)
+
+    def refuse_odd_mask(self, where: str) -> None:
+        """Raises DataError for an entry of the mask other than 0 and 1."""
+        mask = self.loss_mask
+        odd = np.flatnonzero((mask.values != 0) & (mask.values != 1))
+        if len(odd):
+            name = self.names[mask.locate(odd[0])[0]]
+            raise DataError(f"{where}: mask of {name} holds {mask.values[odd[0]]}, expected 0 or 1")
+
+    def refuse_unsound(self, ids: str, row: str, where: str, rendered: np.ndarray) -> None:
+        """Raises RefusedError for ids and trained log-probs that must not be trained on (T206, L302, L303). ``ids`` and
+        ``row``: what messages call them; ``rendered``: sequences whose ids were rendered from text."""
+        trained_logprobs = self.logprobs.like(np.where(self.is_trained, self.logprobs.values, 0))
+        trained = Lists("trained token", unless_rendered(trained_logprobs, rendered))
+        refuse_unsound((Lists(ids, self.token_ids),), trained, lambda k: f"{row} {self.names[k]}", where)
+
+    def logprob_sums(self) -> np.ndarray:
+        """float64 (n,): the sampler's log-probability of each sequence's trained tokens."""
+        sums = np.empty(len(self))
+        for rows in chunks(self.token_ids.offsets):
+            logprobs, mask = part_of(self.logprobs, rows), part_of(self.loss_mask, rows)
+            sums[rows] = logprobs.sums(np.where(mask.values != 0, logprobs.values, 0), np.float64)
+        return sums
+
+    def take(self, rows: np.ndarray) -> Self:
+        if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
+            return self
+        return replace(super().take(rows), names=[self.names[i] for i in rows])
+
+    def first_of_equal(self, *more: np.ndarray, seen: set[bytes]) -> np.ndarray:
+        """Rows (rising) without those whose ids, mask and entries of ``more`` (n numbers each) an earlier row has, or one in
+        ``seen``, the keys of earlier parts, to which those of these rows are added."""
+        columns = [self.token_ids.keys(), self.loss_mask.keys()]
+        columns += [[value.tobytes() for value in column] for column in more]
+        keys = joined_keys(columns)
+        first = ~repeats(content_codes(keys))
+        keys = [xxhash.xxh3_128_digest(key) for key in keys]
+        first &= np.array([key not in seen for key in keys], np.bool_)
+        seen.update(keys)
+        return np.flatnonzero(first)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthCost:
+    """What a length limit cut, in rows (pairs or sequences: ``unit``) and in trained tokens; and which could not be used:
+    ``identical`` on both sides after it, or with ``nothing_trained``."""
+
+    unit: Literal["pair", "sequence"]
+    max_length: int | None
+    rows: int
+    longest: int
+    rows_cut: int = 0
+    trained_tokens_lost: int = 0
+    nothing_trained: tuple[str, ...] = ()
+    identical: tuple[str, ...] = ()
+
+    def __add__(self, other: LengthCost) -> LengthCost:
+        """The sum of two parts of a file."""
+        summed = ("rows", "rows_cut", "trained_tokens_lost", "nothing_trained", "identical")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in summed}
+        return replace(self, longest=max(self.longest, other.longest), **sums)
+
+    def refuse(self, where: str, model: str, limit: int | None) -> None:
+        """Raises DataError or RefusedError when nothing is left to train, or the model at ``model`` cannot read the longest
+        sequence (``limit`` tokens; None: no limit)."""
+        if self.rows == 0:
+            raise DataError.empty(where, f"{self.unit}s to train on")
+        if len(self.identical) + len(self.nothing_trained) == self.rows:
+            if self.unit == "pair":
+                raise RefusedError(
+                    f"{where}: with --max-length {self.max_length} no pair is left: {len(self.identical):,} would be "
+                    f"identical, {len(self.nothing_trained):,} would have no trained token",
+                    code="P601",
+                )
+            why = f"with --max-length {self.max_length} " if self.max_length else ""
+            raise RefusedError(
+                f"{where}: {why}none of {counted(self.rows, 'sequence')} has a trained token left",
+                code="T205",
+                hint="give a --max-length that reaches beyond the prompts" if self.max_length else None,
+            )
+        effective = min(self.longest, self.max_length or self.longest)
+        if limit is not None and effective > limit:
+            raise RefusedError(
+                f"{where}: the longest sequence has {effective:,} tokens, {model} reads at most {limit:,}",
+                hint=f"--max-length {limit} cuts longer ones and prints what that costs; --dry-run prints it without "
+                "training",
+            )
+
+    def text(self) -> str | None:
+        """A sentence on what was cut; None when nothing was."""
+        if not (self.rows_cut or self.nothing_trained or self.identical):
+            return None
+        alike = (
+            f"{len(self.identical):,} left out because both sides would be identical, " if self.unit == "pair" else ""
+        )
+        return (
+            (f"--max-length {self.max_length}: " if self.unit == "pair" else "")
+            + f"{self.rows_cut:,} of {counted(self.rows, self.unit)} cut, {alike}{len(self.nothing_trained):,} left out "
+            f"because no trained token remains; {self.trained_tokens_lost:,} trained tokens lost in all"
+        )
+
+    def as_json(self) -> dict[str, object]:
+        rows = f"{self.unit}s"
+        of_pairs = {"pairs_left_out_identical": list(self.identical)} if self.unit == "pair" else {}
+        nothing = "pairs_left_out_nothing_trained" if self.unit == "pair" else "left_out_nothing_trained"
+        return {
+            "max_length": self.max_length,
+            rows: self.rows,
+            "longest": self.longest,
+            f"{rows}_cut": self.rows_cut,
+            "trained_tokens_lost": self.trained_tokens_lost,
+            **of_pairs,
+            nothing: list(self.nothing_trained),
+        }
+
+
+class TrainingData(Protocol):
+    """The data of a trainer: sequences, a row of training being one of them or a pair."""
+
+    @property
+    def sequences(self) -> NamedSequences: ...
+    @property
+    def cost(self) -> LengthCost: ...
+    @property
+    def counts(self) -> dict[str, int]:
+        """For run.json and the end of the command."""
+        ...
+
+    def __len__(self) -> int:
+        """Rows of training."""
+        ...
+
+    def rollouts_of(self, rows: np.ndarray) -> list[str]:
+        """rollout_ids behind rows of training, each once."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingPairs:
+    """Pairs ready to train. Sequence 2i is pair i's chosen side, 2i + 1 its rejected side, as do ``rollout_ids``; the rest
+    has one row per pair. ``margin``: NaN where it is not known, of text that was imported."""
+
+    pair_ids: Sequence[str]
+    rollout_ids: Sequence[str]
+    sequences: NamedSequences
+    margin: np.ndarray
+    weight: np.ndarray
+    cost: LengthCost
+
+    def __len__(self) -> int:
+        return len(self.pair_ids)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"pairs": len(self)}
+
+    def scaled_margin(self, scale: float) -> np.ndarray:
+        """float64 (n,): ``scale`` times the margins, 0 at the scale 0, of margins that are not known as well."""
+        return scale * self.margin if scale else np.zeros(len(self))
+
+    def rollouts_of(self, rows: np.ndarray) -> list[str]:
+        return list(dict.fromkeys(self.rollout_ids[2 * row + side] for row in rows for side in (0, 1)))
+
+
+def training_pairs(
+    pairs: pa.Table,
+    max_length: int | None = None,
+    where: str = "pairs",
+    *,
+    rendered: bool = False,
+    first_row: int = 0,
+) -> TrainingPairs:
+    """The pairs of a table (``PAIR_COLUMNS``) as sequences, cut to ``max_length`` tokens when given; the first is row
+    ``first_row`` of ``where``.
+
+    A pair whose two sides are equal after the cut, or that has no trained token left on a side, is left out and named in
+    ``cost``. ``rendered``: whether ids may be rendered from text; their log-probs are NaN. Raises DataError for rows that
+    contradict themselves and RefusedError (P601, T205, T206, T213, L301 to L303) for rows that must not be trained on.
+    """
+    ids = pairs.column("pair_id").to_pylist()
+    from_text = is_rendered(pairs)
+    if from_text.any() and not rendered:
+        raise rendered_ids(where, f"pair {ids[int(from_text.argmax())]}", f"{from_text.sum():,} pairs")
+    full = _pair_sequences(pairs, ids, where, first_row)
+    full.refuse_odd_mask(where)
+    untrained = np.flatnonzero(full.by_sequence[0] == 0)
+    if len(untrained):
+        raise RefusedError(
+            f"{where}: {counted(len(untrained), 'side of a pair has', 'sides of pairs have')} no generated token to train "
+            f"on (first: {full.names[untrained[0]]})",
+            code="T205",
+            hint="these rollouts have no token data, or their generations are empty; collect them with gymdata",
+        )
+    full.refuse_unsound("its ids", "pair", where, np.repeat(from_text, 2))
+    same = np.flatnonzero(_identical(full))
+    if len(same):
+        raise RefusedError(
+            f"{where}: {counted(len(same), 'pair has', 'pairs have')} the same tokens as chosen and rejected (first: row "
+            f"{first_row + same[0]}, pair {ids[same[0]]})",
+            code="P601",
+            hint="make the pairs again with `gymdata pairs`, which never writes such a pair",
+        )
+    # Preferences that were imported may have no margin, which few losses read.
+    margin = numbers(pairs, "margin")
+    columns = pa.table({"margin": np.where(from_text & np.isnan(margin), 0.0, margin), "weight": pairs["weight"]})
+    check_numbers(columns, {"margin": -np.inf, "weight": 0.0}, "pair", ids, where, first_row)
+    sequences, rows, cost = _cut(full, ids, max_length)
+    rollouts = [pairs.column(f"{side}_rollout_id").to_pylist() for side in SIDES]
+    return TrainingPairs(
+        pair_ids=[ids[i] for i in rows],
+        rollout_ids=[rollouts[side][i] for i in rows for side in (0, 1)],
+        sequences=sequences.take(np.stack([2 * rows, 2 * rows + 1], axis=1).ravel()),
+        margin=margin[rows],
+        weight=numbers(pairs, "weight")[rows],
+        cost=cost,
+    )
+
+
+def _cut(full: NamedSequences, ids: list[str], max_length: int | None) -> tuple[NamedSequences, np.ndarray, LengthCost]:
+    """(all sequences after the cut, the pairs that are trained, what it cost)."""
+    n = len(ids)
+    cost = LengthCost("pair", max_length, n, longest=int(full.lengths.max(initial=0)))
+    if max_length is None or cost.longest <= max_length:
+        return full, np.arange(n), cost
+    short = full.cut(max_length)
+    counts = short.by_sequence[0].reshape(n, 2)
+    empty = (counts == 0).any(axis=1)
+    same = _identical(short) & ~empty
+    trained = ~(empty | same)
+    cost = replace(
+        cost,
+        rows_cut=int((full.lengths > max_length).reshape(n, 2).any(axis=1).sum()),
+        trained_tokens_lost=int(full.is_trained.sum()) - int(counts[trained].sum()),
+        identical=tuple(ids[i] for i in np.flatnonzero(same)),
+        nothing_trained=tuple(ids[i] for i in np.flatnonzero(empty)),
+    )
+    return short, np.flatnonzero(trained), cost
+
+
+def _pair_sequences(pairs: pa.Table, names: list[str], where: str, first_row: int) -> NamedSequences:
+    """prompt ++ chosen and prompt ++ rejected of each row, interleaved."""
+    prompt = Ragged.of(pairs.column("prompt_ids"), np.int32)
+    if (prompt.lengths == 0).any():
+        row = int(np.flatnonzero(prompt.lengths == 0)[0])
+        raise RefusedError(f"{where}: row {first_row + row} (pair {names[row]}) has no prompt ids", code="T205")
+    kinds = {"ids": np.int32, "mask": np.int8, "logprobs": np.float32}
+    sides = [{what: Ragged.of(pairs.column(f"{side}_{what}"), kind) for what, kind in kinds.items()} for side in SIDES]
+    for name, side in zip(SIDES, sides, strict=True):
+        for what in ("mask", "logprobs"):
+            got, lengths = side[what].lengths, side["ids"].lengths
+            wrong = np.flatnonzero(got != lengths)
+            if len(wrong):
+                row = int(wrong[0])
+                message = (
+                    f"{where}, row {first_row + row}, pair {names[row]}: {name}_{what} has {got[row]} entries, "
+                    f"{name}_ids has {lengths[row]} ({counted(len(wrong), 'such row')})"
+                )
+                raise RefusedError(message, code="L301") if what == "logprobs" else DataError(message)
+    tokens, part = Ragged.interleaved([prompt, sides[0]["ids"], prompt, sides[1]["ids"]])
+    lengths = np.stack([prompt.lengths + side["ids"].lengths for side in sides], axis=1).ravel()
+    token_ids = Ragged(tokens.values, offsets_of(lengths))
+    mask, logprobs = np.zeros(len(part), np.int8), np.zeros(len(part), np.float32)
+    for number, side in ((1, sides[0]), (3, sides[1])):
+        here = part == number
+        mask[here], logprobs[here] = side["mask"].values, side["logprobs"].values
+    both = [f"{name}/{side}" for name in names for side in SIDES]
+    return NamedSequences(token_ids, token_ids.like(mask), token_ids.like(logprobs), both)
+
+
+def _identical(sequences: NamedSequences) -> np.ndarray:
+    """bool (n / 2,): chosen and rejected hold the same tokens."""
+    lengths = sequences.lengths.reshape(-1, 2)
+    same = lengths[:, 0] == lengths[:, 1]
+    for row in np.flatnonzero(same):
+        same[row] = np.array_equal(sequences.token_ids[2 * row], sequences.token_ids[2 * row + 1])
+    return np.asarray(same)
+
+
+def check_numbers(
+    table: pa.Table, least_of: Mapping[str, float], what: str, names: Sequence[str], where: str, first_row: int
+) -> None:
+    """Raises DataError for a number of the columns ``least_of`` that is not finite or below its least: it would spoil every
+    step that it is part of. ``what`` and ``names``: of the rows."""
+    for name, least in least_of.items():
+        values = numbers(table, name)
+        odd = np.flatnonzero(~np.isfinite(values) | (values < least))
+        if len(odd):
+            row, expected = int(odd[0]), "a finite number" + (" of at least 0" if least == 0.0 else "")
+            raise DataError(
+                f"{where}, row {first_row + row}, {what} {names[row]}: {name}: got {values[row]}, expected {expected} "
+                f"({counted(len(odd), 'such row')})",
+                hint="correct these rows, or leave them out",
+            )
+
+
+def numbers(table: pa.Table, name: str) -> np.ndarray:
+    return np.asarray(table.column(name).to_numpy(), dtype=np.float64)
+
+
+#: Columns of a pairs file that a reward model's training reads.
+REWARD_COLUMNS: tuple[str, ...] = (*PAIR_COLUMNS, "task_id")
+
+
+@dataclass(frozen=True)
+class RewardPairs(TrainingPairs):
+    """Pairs to train on, and ``heldout`` pairs of the tasks ``heldout_tasks`` (one entry per pair) to measure on."""
+
+    heldout: TrainingPairs | None = None
+    heldout_tasks: Sequence[str] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        measured = 0 if self.heldout is None else len(self.heldout)
+        return {"pairs": len(self), "heldout_pairs": measured, "heldout_tasks": len(set(self.heldout_tasks))}
+
+
+def pairs_apart(
+    table: pa.Table, tasks: Collection[str], max_length: int | None, where: str, *, rendered: bool
+) -> RewardPairs:
+    """The pairs of a table (``REWARD_COLUMNS``), those of ``tasks`` held out. Raises as ``training_pairs``."""
+    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(tasks), table["task_id"].type))
+    train = training_pairs(table.filter(pc.invert(heldout)), max_length, where, rendered=rendered)
+    if not tasks:
+        return RewardPairs(**vars(train))
+    measured = training_pairs(table.filter(heldout), max_length, where, rendered=rendered)
+    task_of = dict(zip(table["pair_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))
+    return RewardPairs(**vars(train), heldout=measured, heldout_tasks=[task_of[pair] for pair in measured.pair_ids])

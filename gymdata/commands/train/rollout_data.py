@@ -1,0 +1,298 @@
+"""Rollouts as trainers get them: which are trained or labelled, and their sequences.
+
+Which rollouts are chosen or labelled does not depend on the order of the rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.commands.train.sequence_data import TrainingExperiences, trained_rows
+from gymdata.errors import DataError, RefusedError, counted
+from gymdata.rollouts.ragged import Ragged, offsets_of, places
+from gymdata.rollouts.sequences import Abandoned, alternatives, require_agents, stitch
+from gymdata.rollouts.turn_columns import TurnColumns
+from gymdata.scores.chosen import labels, unscored_hint
+from gymdata.stats import known_rewards
+
+#: Columns of rollouts that supervised training reads.
+SFT_COLUMNS: tuple[str, ...] = (
+    "rollout_id",
+    "group_id",
+    "rollout_index",
+    "reward",
+    "policy",
+    "policy_hash",
+    "temperature",
+    "extra",
+    "turns",
+)
+Select = Literal["best", "above", "all"]
+_BATCH_ROWS = 4_096
+
+
+def chosen_rollouts(table: pa.Table, select: Select, min_reward: float | None) -> np.ndarray:
+    """Row numbers, rising. ``best``: the highest reward of each group (ties: the first rollout_index); ``above``: all;
+    ``all``: also those without a reward. ``min_reward`` is a floor in every case where it is given."""
+    reward = pc.fill_null(table["reward"], np.nan).to_numpy()
+    good = np.isfinite(reward) if select != "all" or min_reward is not None else np.ones(len(reward), np.bool_)
+    if min_reward is not None:
+        good &= np.where(np.isfinite(reward), reward, -np.inf) >= min_reward
+    rows = np.flatnonzero(good)
+    if select != "best":
+        return rows
+    groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy()[rows]
+    order = np.lexsort((table["rollout_index"].to_numpy()[rows], -reward[rows], groups))
+    first = np.ones(len(order), np.bool_)
+    first[1:] = groups[order][1:] != groups[order][:-1]
+    return np.sort(rows[order[first]])
+
+
+def rollouts_to_train(
+    table: pa.Table, select: Select, min_reward: float | None, where: str, model: str | None
+) -> tuple[np.ndarray, int]:
+    """Row numbers, rising, of the rollouts that are trained by likelihood, among those of the policy ``model``, and in how
+    many groups ``best`` chose among equal rewards; the table needs no turns, and those that are ``masked`` in it are left
+    out. Raises DataError for an empty table, and
+    RefusedError when no rollout is chosen (R501)."""
+    if not table.num_rows:
+        raise DataError.empty(where, "rollouts")
+    rows = of_model(table, model, where)
+    if "masked" in table.column_names:
+        rows = rows[~table["masked"].to_numpy()[rows]]
+    chosen = chosen_rollouts(table.take(pa.array(rows)), select, min_reward)
+    if not len(chosen):
+        unset = "" if min_reward is None else " --set min_reward=null"
+        fault, hint = "has a reward to be chosen by", f"{unscored_hint([where])}; or train all: --select all{unset}"
+        rewards = known_rewards(table["reward"])[rows]
+        if unset and np.isfinite(rewards).any():
+            fault = f"has a reward of at least min_reward {min_reward:g}; the highest is {np.nanmax(rewards):g}"
+            hint = f"lower --min-reward, or train without it:{unset}"
+        raise RefusedError(f"{where}: none of {counted(len(rows), 'rollout')} {fault}", code="R501", hint=hint)
+    groups = (
+        table.take(pa.array(rows)).group_by("group_id").aggregate([("reward", what) for what in ("min_max", "count")])
+    )
+    equal = pc.equal(*(pc.struct_field(groups["reward_min_max"], end) for end in ("min", "max")))
+    tied = pc.sum(pc.and_(equal, pc.greater(groups["reward_count"], 1))).as_py() or 0
+    return np.asarray(rows[chosen]), tied if select == "best" else 0
+
+
+def distilled_rollouts(
+    chosen: pa.Table,
+    max_length: int | None,
+    where: str,
+    agents: Collection[str],
+    abandoned: Abandoned,
+    *,
+    rendered: bool,
+) -> tuple[TrainingExperiences, int]:
+    """The sequences of all chosen rollouts (``SFT_COLUMNS``) with the distributions that were saved with them, at the
+    rollouts' temperatures, and how many turns are left out. Raises RefusedError for rollouts without those, and when the
+    tokens must not be trained on."""
+    # The most alternatives that a sampled token has. Raises RefusedError unless every one of these rollouts has some.
+    column = chosen["turns"].combine_chunks()
+    turns = column.flatten()
+    tops = turns.field("top_log_probs")
+    generated = pc.list_value_length(turns.field("generation_token_ids"))
+    counts = pc.list_value_length(tops.flatten())
+    has = pc.and_(pc.equal(pc.fill_null(pc.list_value_length(tops), 0), generated), pc.greater(generated, 0))
+    bare = pc.and_(pc.greater(generated, 0), pc.invert(has)).to_numpy(zero_copy_only=False)
+    if bare.any() or not len(counts) or pc.min(counts).as_py() == 0:
+        owner = np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
+        first = int(owner[bare][0]) if bare.any() else 0
+        n = len(np.unique(owner[bare])) if bare.any() else len(column)
+        raise RefusedError(
+            f"{where}: {n:,} of {counted(len(column), 'rollout')} have no top_log_probs to distill (first: "
+            f"{chosen['rollout_id'][first].as_py()})",
+            hint="collect the teacher's rollouts with --top-logprobs K; without --distill their sampled tokens are trained",
+        )
+    k = int(pc.max(counts).as_py())
+    require_agents(chosen["turns"].chunks, agents, where)
+    sequences, unread = made_sequences(chosen, where, agents, abandoned, rendered=rendered, alternatives_per_token=k)
+    return TeacherDistributions.of(sequences, k, max_length, where), unread
+
+
+def trained_once(
+    data: TrainingExperiences, counts: Mapping[str, int], seen: set[bytes] | None, *label: np.ndarray
+) -> TrainingExperiences:
+    """``data`` with ``counts``: of sequences with the same ids, mask and ``label`` the first is trained. ``seen``: keys of
+    those in earlier parts, to which these are added; None keeps all."""
+    once = data if seen is None else data.take(data.sequences.first_of_equal(*label, seen=seen))
+    return replace(once, chosen={**counts, "left_out_duplicate": len(data) - len(once)})
+
+
+@dataclass(frozen=True)
+class TeacherDistributions(TrainingExperiences):
+    """Sequences with the ``k`` most likely tokens that the sampler saw at each trained token: a list per sequence of k
+    ids (int32, −1: none) and k log-probs (float32, −inf: none) per trained token, at ``temperature``."""
+
+    top_ids: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
+    top_logprobs: Ragged = None  # type: ignore[assignment]  # as above
+    k: int = 0
+
+    @classmethod
+    def of(cls, sequences: pa.Table, k: int, max_length: int | None, where: str) -> TeacherDistributions:
+        """The data of ``made_sequences``."""
+        data, rows = trained_rows(sequences, max_length, where)
+        mask = Ragged.of(sequences["loss_mask"])
+        # A sequence's first token is never trained, but has alternatives where it was sampled.
+        first = mask.values[mask.offsets[:-1]][rows] != 0
+        n_alternatives = k * data.sequences.loss_mask.sums(data.sequences.is_trained)
+        ids, logprobs = (Ragged.of(sequences[name]) for name in ("top_ids", "top_logprobs"))
+        entries, offsets = places(ids.offsets[:-1][rows] + k * first, n_alternatives)
+        return cls(
+            **vars(data),
+            top_ids=Ragged(ids.values[entries], offsets),
+            top_logprobs=Ragged(logprobs.values[entries], offsets),
+            k=k,
+        )
+
+
+def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
+    """Sequences put together into rows of at most ``capacity`` tokens: the sequence numbers of each row.
+
+    Best fit, longest first; the same lengths always give the same rows. A sequence longer than ``capacity`` has a row of
+    its own.
+    """
+    free: list[tuple[int, int]] = []  # (room left, row), rising
+    rows: list[list[int]] = []
+    for sequence in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[sequence])
+        slot = bisect_left(free, (length, -1))
+        if slot < len(free):
+            room, row = free.pop(slot)
+        else:
+            room, row = capacity, len(rows)
+            rows.append([])
+        rows[row].append(sequence)
+        insort(free, (room - length, row))
+    return [np.array(row, np.int64) for row in rows]
+
+
+def made_sequences(
+    rollouts: pa.Table,
+    where: str,
+    agents: Collection[str] = (),
+    abandoned: Abandoned = "drop",
+    *,
+    rendered: bool = False,
+    alternatives_per_token: int = 0,
+) -> tuple[pa.Table, int]:
+    """The sequences of rollouts as ``training_experiences`` takes them: advantage 0, weight 1, temperature 1; and how many
+    turns are in none of them (see ``stitch``).
+
+    ``agents``: only the turns of these are trained, when any are given; ``rendered``: ids rendered from text are taken,
+    too (a column ``rendered`` says which); ``alternatives_per_token``: with columns ``top_ids`` and ``top_logprobs`` of
+    ``k`` numbers per trained token, and the rollouts' temperatures. Raises RefusedError for log-probs or ids that are
+    unusable (T206, T213, L301 to L303).
+    """
+    tables, n_abandoned = [], 0
+    for batch in rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS):
+        turns = batch.column("turns")
+        source = turns, batch.column("rollout_id"), abandoned, batch.column("extra")
+        sequences = stitch(*source, where=where, rendered=rendered)
+        n_abandoned += sequences.abandoned
+        if agents:
+            sequences = sequences.restricted(sequences.sampled.of_agents(agents))
+        of, n = pa.array(sequences.rollout), len(sequences)
+        lists = {
+            "input_ids": sequences.token_ids,
+            "loss_mask": sequences.loss_mask,
+            "logprobs": sequences.logprobs,
+            "advantages": sequences.token_ids.like(np.zeros(len(sequences.token_ids.values), np.float32)),
+        }
+        temperature = pa.array(np.ones(n, np.float32))
+        if alternatives_per_token:
+            # Of the trained tokens; those that are not there are −1 and −inf.
+            k, (ids, logprobs) = alternatives_per_token, alternatives(turns, sequences.sampled)
+            row, rank = ids.owner, np.arange(len(ids.values)) - ids.offsets[:-1][ids.owner]
+            offsets = k * offsets_of(sequences.loss_mask.sums(sequences.is_trained))
+            for name, flat, filler in (("top_ids", ids.values, -1), ("top_logprobs", logprobs.values, -np.inf)):
+                top = np.full((len(ids), k), filler, flat.dtype)
+                top[row, rank] = flat
+                lists[name] = Ragged((top if sequences.source is None else top[sequences.source]).ravel(), offsets)
+            temperature = batch.column("temperature").take(of)
+        columns = {
+            "rollout_id": batch.column("rollout_id").take(of),
+            "sequence_index": pa.array(sequences.index),
+            **{name: ragged.to_arrow() for name, ragged in lists.items()},
+            "weight": pa.array(np.ones(n)),
+            "temperature": temperature,
+            "policy_hash": batch.column("policy_hash").take(of),
+            "rendered": pa.array(TurnColumns.of(turns).has_rendered()).take(of),
+        }
+        tables.append(pa.table(columns))
+    return pa.concat_tables(tables), n_abandoned
+
+
+def no_token_ids(where: str) -> RefusedError:
+    """The error for rollouts without token ids."""
+    hint = (
+        "`gymdata import FILE -m MODEL` renders ids of text, as second class: training takes them with --allow-rendered"
+    )
+    return RefusedError(f"{where}: the chosen rollouts have no token ids", code="T205", hint=hint)
+
+
+def of_model(rollouts: pa.Table, model: str | None, where: str) -> np.ndarray:
+    """Row numbers of the rollouts that the policy of that name sampled; all when ``model`` is None. Raises RefusedError
+    when there are none."""
+    if model is None:
+        return np.arange(rollouts.num_rows)
+    rows = np.flatnonzero(pc.fill_null(pc.equal(rollouts["policy"], model), False).to_numpy())
+    if not len(rows):
+        there = ", ".join(sorted(rollouts["policy"].unique().to_pylist()))
+        raise RefusedError(f"{where}: no rollout is of model {model}", hint=f"models there: {there}")
+    return rows
+
+
+#: Columns of rollouts that labelled training reads.
+KTO_COLUMNS: tuple[str, ...] = (*SFT_COLUMNS, "task_id")
+
+
+@dataclass(frozen=True)
+class TrainingLabels(TrainingExperiences):
+    """Sequences with one ``label`` each: True for a desirable one."""
+
+    label: np.ndarray = None  # type: ignore[assignment]  # always given; the fields before have defaults
+
+
+def rollouts_to_label(
+    table: pa.Table, threshold: float | None, where: str, model: str | None
+) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+    """(row numbers, desirable or not, counts) of the rollouts that have a label, rising; the table needs no turns. Raises
+    DataError for an empty table, and RefusedError when no rollout has a label (R501: no reward at all, R503: no two rewards
+    differ)."""
+    if not table.num_rows:
+        raise DataError.empty(where, "rollouts")
+    of = of_model(table, model, where)
+    table = table.take(pa.array(of))
+    rows, desirable = labels(table, threshold)
+    n_rewards = int(pc.sum(pc.is_finite(pc.fill_null(table["reward"], np.nan))).as_py() or 0)
+    if not n_rewards:
+        raise RefusedError(
+            f"{where}: none of {counted(table.num_rows, 'rollout')} has a reward",
+            code="R501",
+            hint=unscored_hint([where]),
+        )
+    if not len(rows):
+        bar = "their task's mean" if threshold is None else f"the threshold {threshold:g}"
+        raise RefusedError(
+            f"{where}: each of {counted(n_rewards, 'reward')} equals {bar}: none is desirable or undesirable",
+            code="R503",
+            hint="--threshold sets the reward above which a rollout is desirable",
+        )
+    counts = {
+        "rollouts": table.num_rows,
+        "desirable": int(desirable.sum()),
+        "undesirable": int((~desirable).sum()),
+        "left_out_tie": n_rewards - len(rows),
+        "left_out_no_reward": table.num_rows - n_rewards,
+    }
+    return np.asarray(of[rows]), desirable, counts

@@ -1,0 +1,280 @@
+"""Experiences as trainers get them: flat arrays of ids, masks and what each algorithm needs besides."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.commands.train.pair_data import LengthCost, NamedSequences, check_numbers, numbers
+from gymdata.errors import DataError, RefusedError, UsageError, counted
+from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.soundness import Lists, is_rendered, refuse_unsound
+
+#: Weights of the parts of a loss, a number per token each.
+WEIGHTS = ("rl_weight", "ce_weight", "ref_kl_weight")
+#: Columns of an experiences file that training reads; those from ``ref_logprobs`` on only where there are any.
+EXPERIENCE_COLUMNS: tuple[str, ...] = (
+    "rollout_id",
+    "sequence_index",
+    "input_ids",
+    "loss_mask",
+    "logprobs",
+    "turn_starts",
+    "advantages",
+    "weight",
+    "temperature",
+    "policy_hash",
+    "reward",
+    "ref_logprobs",
+    *WEIGHTS,
+    "optimal_value",
+)
+
+
+@dataclass(frozen=True)
+class TrainingExperiences:
+    """n sequences; ``advantages``, ``ref_logprobs`` (None: not in the file) and each of ``weights`` (those of ``WEIGHTS``
+    that the file has) have a number per token of them; ``weight`` and ``temperature`` have one entry per sequence, as have
+    ``rollout_ids``. ``chosen``: how many rollouts they were chosen from, and so on, where they were chosen."""
+
+    sequences: NamedSequences
+    rollout_ids: Sequence[str]
+    advantages: Ragged
+    ref_logprobs: Ragged | None
+    weight: np.ndarray
+    temperature: np.ndarray
+    policy_hashes: frozenset[str]
+    cost: LengthCost
+    chosen: dict[str, int] = field(default_factory=dict)
+    weights: dict[str, Ragged] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {**self.chosen, "sequences": len(self)}
+
+    @property
+    def per_token(self) -> dict[str, Ragged]:
+        """What a loss needs besides ids and masks: name → a number per token."""
+        return {"saved": self.sequences.logprobs, "advantages": self.advantages, **self.weights}
+
+    def of_policy(self, rows: np.ndarray) -> np.ndarray:
+        """Which tokens of the sequences ``rows`` the policy sampled and is trained for, bool, flat: trained ones whose
+        ``rl_weight`` is not 0."""
+        trained = np.asarray(self.sequences.loss_mask.take(rows).values != 0)
+        return trained & (self.weights["rl_weight"].take(rows).values != 0) if "rl_weight" in self.weights else trained
+
+    def rollouts_of(self, rows: np.ndarray) -> list[str]:
+        return list(dict.fromkeys(self.rollout_ids[row] for row in rows))
+
+    def take(self, rows: np.ndarray) -> Self:
+        """The sequences at ``rows`` (int array), in that order, with all that belongs to them."""
+        columns: dict[str, Any] = {"rollout_ids": [self.rollout_ids[row] for row in rows]}
+        for name, value in vars(self).items():
+            if isinstance(value, (NamedSequences, Ragged)):
+                columns[name] = value.take(rows)
+            elif isinstance(value, np.ndarray):
+                columns[name] = value[rows]
+        weights = {name: weight.take(rows) for name, weight in self.weights.items()}
+        return replace(self, **columns, weights=weights)
+
+
+def sequence_names(table: pa.Table) -> list[str]:
+    """The name of each row of experiences."""
+    numbers = table["sequence_index"].to_pylist()
+    return [f"{rollout}/{index}" for rollout, index in zip(table["rollout_id"].to_pylist(), numbers, strict=True)]
+
+
+def training_experiences(
+    table: pa.Table, max_length: int | None = None, where: str = "experiences", first_row: int = 0
+) -> TrainingExperiences:
+    """The data of ``trained_rows``."""
+    return trained_rows(table, max_length, where, first_row)[0]
+
+
+def trained_rows(
+    table: pa.Table, max_length: int | None, where: str, first_row: int = 0
+) -> tuple[TrainingExperiences, np.ndarray]:
+    """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given, and which of them they are; the
+    first is row ``first_row`` of ``where``.
+
+    A sequence without a trained token (after the cut) is left out and named in ``cost``. Raises DataError for rows that
+    contradict themselves and RefusedError (T205, T206, L301 to L303) for rows that must not be trained on.
+    """
+    names = sequence_names(table)
+    ids = Ragged.of(table["input_ids"], np.int32)
+    mask, logprobs, advantages = (
+        _beside(table, name, kind, ids, names, where, first_row)
+        for name, kind in (("loss_mask", np.int8), ("logprobs", np.float32), ("advantages", np.float32))
+    )
+    reference = None
+    if "ref_logprobs" in table.column_names and table["ref_logprobs"].null_count == 0:
+        reference = _beside(table, "ref_logprobs", np.float32, ids, names, where, first_row)
+    if "turn_starts" in table.column_names:  # those that are made of rollouts have none
+        starts = Ragged.of(table["turn_starts"])
+        odd = np.flatnonzero((starts.values < 0) | (starts.values > starts.spread(ids.lengths)))
+        for row, _ in map(starts.locate, odd[:1]):
+            raise DataError(
+                f"{where}, row {first_row + row}, sequence {names[row]}: turn_starts: got {starts.values[odd[0]]}, expected "
+                f"a place among its {counted(ids.lengths[row], 'token')}",
+                hint="correct these rows, or leave them out",
+            )
+    NamedSequences(ids, mask, logprobs, names).refuse_odd_mask(where)
+    mask = mask.like(mask.values.copy())
+    mask.values[ids.offsets[:-1][ids.lengths > 0]] = 0
+    full = NamedSequences(ids, mask, logprobs, names)
+    full.refuse_unsound("input_ids", "sequence", where, is_rendered(table))
+    if reference is not None:
+        checked = reference.like(np.where(full.is_trained, reference.values, 0))
+        refuse_unsound(
+            (Lists("input_ids", ids),), Lists("ref_logprobs", checked), lambda k: f"sequence {names[k]}", where
+        )
+    _refuse_not_finite("advantages", advantages, full, where)
+    check_numbers(table, {"weight": 0.0, "temperature": 0.0}, "sequence", names, where, first_row)
+    weights = _weights(table, full, where, first_row)
+    longest = int(full.lengths.max(initial=0))
+    lengths = np.minimum(full.lengths, longest if max_length is None else max_length)
+    short = full if (lengths == full.lengths).all() else full.cut(int(lengths.max()))
+    trained = short.loss_mask.sums(short.is_trained)
+    rows = np.flatnonzero(trained > 0)
+    cost = LengthCost(
+        "sequence",
+        max_length,
+        len(full),
+        longest,
+        rows_cut=int((lengths < full.lengths).sum()),
+        trained_tokens_lost=int(full.is_trained.sum() - trained[rows].sum()),
+        nothing_trained=tuple(names[i] for i in np.flatnonzero(trained == 0)),
+    )
+    data = TrainingExperiences(
+        sequences=short,
+        rollout_ids=table["rollout_id"].to_pylist(),
+        advantages=advantages.first(lengths),
+        ref_logprobs=None if reference is None else reference.first(lengths),
+        weight=numbers(table, "weight"),
+        temperature=numbers(table, "temperature"),
+        policy_hashes=frozenset(table["policy_hash"].unique().to_pylist()),
+        cost=cost,
+        weights={name: weight.first(lengths) for name, weight in weights.items()},
+    )
+    return data.take(rows), rows
+
+
+def _weights(table: pa.Table, sequences: NamedSequences, where: str, first_row: int) -> dict[str, Ragged]:
+    """The columns of weights that are there. Raises RefusedError for a weight that is not finite, is below 0, or is at
+    a token that is not trained."""
+    weights_of = {}
+    for name in WEIGHTS:
+        if name not in table.column_names or table[name].null_count == len(table):
+            continue
+        ids, names = sequences.token_ids, sequences.names
+        weights_of[name] = weights = _beside(table, name, np.float32, ids, names, where, first_row)
+        values = weights.values.copy()
+        values[weights.offsets[:-1][weights.lengths > 0]] = 0
+        for bad, why in (
+            (~(np.isfinite(values) & (values >= 0)), "expected a finite weight of at least 0"),
+            ((values != 0) & ~sequences.is_trained, "but its loss_mask is 0: set that to 1 to train it"),
+        ):
+            if tokens := np.flatnonzero(bad).tolist():
+                row, token = weights.locate(tokens[0])
+                raise RefusedError(
+                    f"{where}: {name} of token {token} of {sequences.names[row]} is {values[tokens[0]]:g}, {why} "
+                    f"({counted(len(tokens), 'such token')})"
+                )
+    return weights_of
+
+
+def with_optimal_advantages(table: pa.Table, loss: str, where: str) -> pa.Table:
+    """The table with reward − optimal_value as the advantage of every token. Raises UsageError when there is no such
+    column."""
+    if "optimal_value" not in table.column_names or table["optimal_value"].null_count:
+        raise UsageError(
+            f"--loss {loss} needs the column optimal_value, which {where} does not have in every row",
+            hint="`gymdata experience RUN --optimal-value-beta 0.5 -o OUT` writes it",
+        )
+    advantage = pc.subtract(pc.fill_null(table["reward"], np.nan), table["optimal_value"]).to_numpy()
+    ids = Ragged.of(table["input_ids"], np.int32)
+    column = ids.like(ids.spread(advantage).astype(np.float32)).to_arrow()
+    return table.set_column(table.column_names.index("advantages"), "advantages", column)
+
+
+def _refuse_not_finite(what: str, numbers: Ragged, sequences: NamedSequences, where: str) -> None:
+    bad = np.flatnonzero(~np.isfinite(numbers.values) & sequences.is_trained)
+    if len(bad):
+        raise RefusedError(
+            f"{where}: {what} of {sequences.names[numbers.locate(bad[0])[0]]} is {numbers.values[bad[0]]} on a trained "
+            f"token ({counted(len(bad), 'such token')})",
+            code="R502",
+        )
+
+
+def _beside(
+    table: pa.Table, name: str, kind: type, ids: Ragged, names: Sequence[str], where: str, first_row: int = 0
+) -> Ragged:
+    lists = Ragged.of(table[name], kind)
+    wrong = np.flatnonzero(lists.lengths != ids.lengths)
+    if len(wrong):
+        row = int(wrong[0])
+        raise RefusedError(
+            f"{where}: row {first_row + row} ({names[row]}): {name} has {lists.lengths[row]} entries, input_ids has "
+            f"{ids.lengths[row]} ({counted(len(wrong), 'such row')})",
+            code="L301" if name == "logprobs" else None,
+        )
+    return lists
+
+
+#: Columns of an experiences file that a critic's training reads; ``values`` only where there are any.
+VALUE_COLUMNS: tuple[str, ...] = (*EXPERIENCE_COLUMNS[:-1], "task_id", "returns", "values")
+
+
+@dataclass(frozen=True)
+class TrainingReturns(TrainingExperiences):
+    """Sequences with the return of every token, and the ``values`` that a critic gave them before, where the file has any;
+    ``heldout``: those of the tasks ``heldout_tasks`` (one entry per sequence), to measure on."""
+
+    returns: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
+    values: Ragged | None = None
+    heldout: TrainingReturns | None = None
+    heldout_tasks: Sequence[str] = ()
+
+    @property
+    def per_token(self) -> dict[str, Ragged]:
+        return {"returns": self.returns} | ({} if self.values is None else {"values": self.values})
+
+    @property
+    def counts(self) -> dict[str, int]:
+        n_heldout = 0 if self.heldout is None else len(self.heldout)
+        return {**super().counts, "heldout_sequences": n_heldout, "heldout_tasks": len(set(self.heldout_tasks))}
+
+
+def returns_apart(table: pa.Table, tasks: Collection[str], max_length: int | None, where: str) -> TrainingReturns:
+    """The rows of a table (``VALUE_COLUMNS``), those of ``tasks`` held out. Raises as ``training_experiences``, and
+    RefusedError (R502) for a return or value that is not finite."""
+    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(tasks), table["task_id"].type))
+    train = _with_returns(table.filter(pc.invert(heldout)), max_length, where)
+    if not tasks:
+        return train
+    measured = _with_returns(table.filter(heldout), max_length, where)
+    task_of = dict(zip(table["rollout_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))
+    return replace(train, heldout=measured, heldout_tasks=[task_of[rollout] for rollout in measured.rollout_ids])
+
+
+def _with_returns(table: pa.Table, max_length: int | None, where: str) -> TrainingReturns:
+    data, rows = trained_rows(table, max_length, where)
+    table = table.take(pa.array(rows))
+    ids = Ragged.of(table["input_ids"], np.int32)
+
+    def numbers(name: str) -> Ragged:
+        column = _beside(table, name, np.float32, ids, data.sequences.names, where).first(data.sequences.lengths)
+        _refuse_not_finite(name, column, data.sequences, where)
+        return column
+
+    has_values = "values" in table.column_names and table["values"].null_count == 0
+    return TrainingReturns(**vars(data), returns=numbers("returns"), values=numbers("values") if has_values else None)

@@ -1,0 +1,481 @@
+"""The base of all trainers on exact tokens, whichever library class they extend."""
+
+from __future__ import annotations
+
+# ruff: noqa: ARG002 - a callback is given more than it needs
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+from transformers import Trainer, TrainerCallback
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+
+from gymdata.commands.train.pair_data import TrainingData
+from gymdata.commands.train.trainers.batches import (
+    ROWS,
+    Batch,
+    EpochSampler,
+    grouping_pays,
+    shared_tokens,
+    siblings_together,
+)
+from gymdata.commands.train.trainers.metrics import event
+from gymdata.commands.train.trainers.token_check_callback import TokenChecksumCallback
+from gymdata.errors import OutsideError, UsageError
+from gymdata.models._shared_prefixes import Mode, Sharing, reshard, share_prefixes
+
+#: Folder of a checkpoint with the parts of a sharded optimizer.
+OPTIMIZER_PARTS = "optimizer"
+
+
+class MeasureHeldOut(TrainerCallback):
+    """Writes a trainer's held-out figures (``heldout_figures``) to the metrics after each epoch.
+
+    A checkpoint of an epoch's last step is saved before the epoch ends, so a resumed training cannot know whether they
+    were written: Recorder drops those of the step that it resumes from, and they are measured again.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # Within an epoch the library ends the epoch after the resumed steps; at its end it begins the next one.
+        if state.global_step and state.epoch and math.isclose(state.epoch, round(state.epoch), abs_tol=1e-9):
+            self.on_epoch_end(args, state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # Not the trainer's own log, which would close its running means.
+        Trainer.log(self.trainer, self.trainer.heldout_figures())
+
+
+class Exact:
+    """Mixin; list it before the library's trainer. ``token_checksum`` follows the training; ``sharing``: whether shared
+    prefixes of a batch are computed once."""
+
+    data: TrainingData
+    #: What is installed on the model that is trained, and the group of each row where batches are grouped.
+    shared: Sharing | None = None
+    groups: np.ndarray | None = None
+    #: Whether the optimizer is checkpointed in parts, which any number of processes reads.
+    in_parts: bool = False
+    #: Whether an adapter is merged when the model is saved: what loads a classifier knows no adapters.
+    merges: bool = False
+    #: Rows of the batches since the last step.
+    step_batches: tuple[np.ndarray, ...] = ()
+    #: Steps that the loss scaling of fp16 left out.
+    steps_skipped: int = 0
+    #: Work to do once accelerate has sharded the model.
+    waiting: tuple[Callable[[], Any], ...] = ()
+    state: Any
+    args: Any
+    optimizer: Any
+    lr_scheduler: Any
+    model_wrapped: Any
+    get_train_dataloader: Any
+    is_fsdp_enabled: bool
+    is_deepspeed_enabled: bool
+    model: Any
+    accelerator: Any
+    compute_loss_context_manager: Any
+    callback_handler: Any
+
+    def __init__(
+        self, *, args: Any, data: TrainingData, token_checksum: TokenChecksumCallback, sharing: Mode, **rest: Any
+    ) -> None:
+        self.data, self.token_checksum, self.sharing = data, token_checksum, sharing
+        own = args.save_only_model
+        # The library refuses to checkpoint the optimizer of a model that is loaded sharded; here its parts are saved.
+        self.in_parts = "distributed_config" in (args.model_init_kwargs or {})
+        args.save_only_model = own or self.in_parts
+        try:
+            super().__init__(args=args, **rest)  # type: ignore[call-arg]  # the Trainer beside this mixin takes it
+        finally:
+            args.save_only_model = own
+        self._refuse_unsavable()
+        self.share_prefixes()
+        save_tied_weights_once(self.model)
+        token_checksum.bind(self)
+        self.add_callback(token_checksum)  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+
+    def share_prefixes(self) -> None:
+        """Install sharing on the models, once; a model that cannot is named."""
+        if self.sharing == "off" or self.shared is not None:
+            return
+        if self.sharded_late:
+            self.sharing = "off"
+            self.note("prefix sharing is off: accelerate shards the model later (--shard-model can share)")
+            return
+        installed: list[Sharing] = []
+        for model in (getattr(self, "ref_model", None), self.model):
+            if model is None:
+                continue
+            shared = share_prefixes(model.get_base_model() if hasattr(model, "get_base_model") else model, self.sharing)
+            if isinstance(shared, str):
+                self.sharing = "off"
+                self.note(f"prefix sharing is off: {shared}")
+                return
+            installed.append(shared)
+        self.shared = installed[-1]
+        if self.args.train_sampling_strategy == "random":
+            self._group_siblings()
+
+    def _group_siblings(self) -> None:
+        """Have rows of one prompt follow each other where that saves enough."""
+        sequences, sides = self.data.sequences, self.token_checksum.sides
+        groups = sequences.siblings[::sides]
+        order = siblings_together(groups, np.random.default_rng(self.args.seed))
+        if grouping_pays(self.sharing, sequences, order, self.args, sides):
+            self.groups = groups
+            saved = shared_tokens(sequences, order, self.args.train_batch_size, sides)
+            self.note(
+                f"prefix sharing: rollouts with the same prompt are trained together, {saved:.0%} of their tokens are "
+                "shared; --prefix-sharing off trains in random order, to other weights"
+            )
+
+    def note(self, text: str) -> None:
+        """Tell the parent process, once for all processes."""
+        if self.is_world_process_zero():  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+            event("note", text=text)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the dataset that are no fillers."""
+        return len(self.data)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        size = len(self.train_dataset)  # type: ignore[attr-defined]  # the Trainer's
+        if self.args.train_sampling_strategy == "random" and (self.groups is not None or size > self.rows):
+            return EpochSampler(self.rows, size, seed, self.groups)
+        return super()._get_train_sampler(dataset)  # type: ignore[misc]  # the Trainer beside this mixin has it
+
+    @property
+    def sharded_late(self) -> bool:
+        """Whether accelerate shards the model (FSDP, DeepSpeed), which it does when the training begins."""
+        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+
+    def when_sharded(self, work: Callable[[], Any]) -> None:
+        """Have work done that runs the model: now, or once accelerate has sharded it, before a checkpoint is loaded."""
+        if self.sharded_late:
+            self.waiting = (*self.waiting, work)
+        else:
+            work()
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        own: Any = super()
+        if not self.waiting:
+            return own._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        prepared = own._prepare_for_training(max_steps, train_dataloader, None)
+        while self.waiting:
+            work, *rest = self.waiting
+            work()
+            self.waiting = tuple(rest)
+        if resume_from_checkpoint is not None:
+            if self.is_deepspeed_enabled:
+                strict = not hasattr(self.model, "peft_config")
+                load: Any = deepspeed_load_checkpoint
+                load(self.model_wrapped, resume_from_checkpoint, load_module_strict=strict)
+            else:
+                self._load_from_checkpoint(resume_from_checkpoint, self.model_wrapped)
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+            own._load_scaler(resume_from_checkpoint)
+        return prepared
+
+    def run_deferred(self, max_steps: int) -> None:
+        """Shard the model and do the work that waits for it, when nothing is trained."""
+        if self.waiting:
+            self._prepare_for_training(max_steps, self.get_train_dataloader(), None)
+
+    def _load_from_checkpoint(self, folder: str, model: Any = None) -> None:
+        own: Any = super()
+        if not self.sharded_early or hasattr(self.model, "peft_config"):
+            own._load_from_checkpoint(folder, model)
+            return
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+        state: dict[str, Any] = {}
+        if self.accelerator.is_main_process:
+            for file in sorted(Path(folder).glob("*.safetensors")):
+                state |= load_file(file)
+            tied = self.model.all_tied_weights_keys
+            lacking = sorted(self.model.state_dict().keys() - state.keys() - tied.keys())
+            if lacking:
+                raise OutsideError(
+                    "trainer", f"{folder} lacks {', '.join(lacking[:3])}", hint="--overwrite starts again"
+                )
+        set_model_state_dict(self.model, state, options=options)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        own: Any = super()
+        if self.sharded_early and hasattr(self.model, "peft_config"):
+            # The main process alone saves an adapter, which is whole on each; the model below it is not, and stays as it is.
+            state_dict = {k: v for k, v in self.model.state_dict().items() if not isinstance(v, DTensor)}
+        elif state_dict is not None:
+            state_dict = without_tied(self.model, state_dict)
+        own._save(output_dir, state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        own: Any = super()
+        if not self.in_parts:
+            own._save_optimizer_and_scheduler(output_dir)
+            return
+        # The library would save the first process's part alone.
+        parts = {"optimizer": get_optimizer_state_dict(self.model, self.optimizer.optimizer)}
+        state_dict_saver.save(parts, checkpoint_id=str(Path(output_dir, OPTIMIZER_PARTS)))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, "scheduler.pt"))
+
+    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
+        own: Any = super()
+        if not self.in_parts or folder is None:
+            own._load_optimizer_and_scheduler(folder)
+            return
+        optimizer = self.optimizer.optimizer
+        parts = {"optimizer": get_optimizer_state_dict(self.model, optimizer)}
+        state_dict_loader.load(parts, checkpoint_id=str(Path(folder, OPTIMIZER_PARTS)))
+        set_optimizer_state_dict(self.model, optimizer, parts["optimizer"])
+        self.lr_scheduler.load_state_dict(torch.load(Path(folder, "scheduler.pt"), weights_only=True))
+
+    @property
+    def sharded_early(self) -> bool:
+        """Whether the model was loaded sharded (--shard-model)."""
+        return bool(getattr(self, "is_distributed_loading_by_transformers", False))  # not in transformers 5.17
+
+    def end(self) -> None:
+        """Finish the trackers and the process group, at the very end; transformers 5.17 has done so after ``train``."""
+        getattr(super(), "end", lambda: None)()
+
+    def batches_to_score(self, order: np.ndarray, size: int, collate: Any) -> Iterator[tuple[np.ndarray, Batch]]:
+        """This process's share of the rows ``order``, ``size`` at a time: (rows, the tensors of ``collate``).
+
+        The parts of a sharded model only run together, so every process gets as many batches as the others: one that
+        would have one less gets its last again, and no rows of it. Before the first step, its progress is
+        reported.
+        """
+        batches = [order[i : i + size] for i in range(0, len(order), size)]
+        among, device = self.accelerator.num_processes, self.accelerator.device
+        for number in range(self.accelerator.process_index, -(-len(batches) // among) * among, among):
+            rows = batches[min(number, len(batches) - 1)]
+            batch = collate([{"row": int(row)} for row in rows])
+            batch.pop(ROWS)
+            yield rows[: len(rows) if number < len(batches) else 0], {k: v.to(device) for k, v in batch.items()}
+            if not self.state.global_step and self.accelerator.is_main_process:
+                event("scored", scored=min((number + among) * size, len(order)), total=len(order))
+
+    @contextmanager
+    def scoring(self, model: Any = None) -> Iterator[Any]:
+        """Within this the model, or ``model``, only scores. Afterwards it is as it was, sharded too."""
+        self.share_prefixes()
+        model = (self.model_wrapped if self.is_deepspeed_enabled else self.model) if model is None else model
+        training = model.training
+        model.eval()
+        try:
+            with torch.no_grad(), self.compute_loss_context_manager():
+                yield model
+        finally:
+            model.train(training)
+            reshard(model)
+
+    def score_rows(
+        self, order: np.ndarray, size: int, collate: Any, score: Callable[[Any, Batch], Any], model: Any = None
+    ) -> np.ndarray:
+        """float64 (len(order), 2): two numbers of ``score(model, batch)`` for each row of ``order``, ``size`` at a time,
+        shared among the processes."""
+        scores = torch.zeros(len(order), 2, dtype=torch.float64)
+        with self.scoring(model) as scorer:
+            for rows, batch in self.batches_to_score(order, size, collate):
+                both = torch.stack(tuple(score(scorer, batch)), dim=1).double().cpu()
+                scores[torch.from_numpy(rows)] = both[: len(rows)]
+        return self.on_every_process(scores)
+
+    def on_every_process(self, array: torch.Tensor) -> np.ndarray:
+        """The sum over the processes of arrays that each filled for its share, with zeros elsewhere."""
+        if self.accelerator.num_processes > 1:
+            array = self.accelerator.reduce(array.to(self.accelerator.device), reduction="sum").cpu()
+        return np.asarray(array.numpy())
+
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        return dataset
+
+    def _set_signature_columns_if_needed(self) -> None:
+        self._signature_columns: Any = ["row"]
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Only ends the epoch when a training resumes after its last step within it: the library would train one more
+        step."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)  # type: ignore[misc]  # the Trainer beside this mixin has it
+        else:
+            self.control: Any = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+
+    def _get_grad_norm(self, *args: Any, **named: Any) -> Any:
+        """The norm before clipping, of every step. Raises OutsideError where it is not finite: clipped, such a gradient is
+        zero, and not clipped it makes the weights NaN."""
+        own: Any = super()
+        norm, batches, self.step_batches = own._get_grad_norm(*args, **named), self.step_batches, ()
+        if norm is None or math.isfinite(norm):
+            return norm
+        if self.args.fp16:  # whose loss scaling leaves such steps out and lowers the scale
+            self.steps_skipped += 1
+            return norm
+        rows = np.unique(np.concatenate(batches))
+        raise OutsideError(
+            "trainer",
+            f"the norm of the gradient became {norm} at step {self.state.global_step + 1}, "
+            f"on rollouts {self._rollouts_of(rows)}",
+            hint="leave out those with a huge advantage, weight, margin or log-prob, or lower learning_rate; the last "
+            "checkpoint is before this",
+        )
+
+    def report_skipped(self) -> None:
+        """Report how many steps the loss scaling of fp16 left out. Raises OutsideError when it was all of them."""
+        steps = self.state.global_step
+        if not self.steps_skipped:
+            return
+        text, way = (
+            f"{self.steps_skipped:,} of {steps:,} steps changed nothing: their gradients were infinite in fp16",
+            ("train with bf16, or look for huge advantages, weights or margins in the data"),
+        )
+        if self.steps_skipped >= steps:
+            raise OutsideError("trainer", text, hint=way)
+        self.note(f"warning: {text}")
+
+    def measure(self) -> dict[str, object]:
+        """Figures of the trained model, for run.json. Called on every process, before the model is saved."""
+        return {}
+
+    def _refuse_unsavable(self) -> None:
+        """Raises UsageError for a way of sharding that would train a model and save none."""
+        if self.merges and hasattr(self.model, "peft_config") and (self.sharded_early or self.sharded_late):
+            raise UsageError(
+                "a LoRA adapter of this trainer is merged into its model, which cannot be done while the model is sharded",
+                hint="train without sharding (an adapter needs far less memory than a model), or without LoRA",
+            )
+        zero = self.accelerator.deepspeed_config["zero_optimization"] if self.is_deepspeed_enabled else {}
+        if zero.get("stage") == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+            raise UsageError(
+                "with this configuration DeepSpeed's ZeRO-3 saves no model that can be loaded",
+                hint="zero3_save_16bit_model: true in the file of --accelerate-config, below deepspeed_config",
+            )
+
+    def save_trained(self, out: Path) -> None:
+        """The trained model, or its adapter, into ``out``. Called on every process."""
+        model = self.accelerator.unwrap_model(self.model)
+        if self.merges and hasattr(model, "merge_and_unload"):
+            if self.is_world_process_zero():  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+                model.merge_and_unload().save_pretrained(out)
+            return
+        if self.is_fsdp_enabled:  # accelerate saves shards by default
+            self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+        self.save_model(str(out))  # type: ignore[attr-defined]  # as above
+
+    def finish(self, out: Path) -> None:
+        """The last changes to ``out``, on the main process, after the tokenizer's files are there."""
+
+    def require_finite(self, loss: torch.Tensor, rows: np.ndarray) -> None:
+        """``rows``: of the batch that ``loss`` was computed from; fillers may be among them."""
+        self.step_batches = (*self.step_batches, rows)
+        if torch.isfinite(loss):
+            return
+        raise OutsideError(
+            "trainer",
+            f"the loss became {loss.item()} at step {self.state.global_step + 1}, on rollouts {self._rollouts_of(rows)}",
+            hint="lower learning_rate or max_grad_norm, or leave these rollouts out; the last checkpoint is before this",
+        )
+
+    def _rollouts_of(self, rows: np.ndarray) -> str:
+        return ", ".join(self.data.rollouts_of(rows[rows < len(self.data)]))
+
+
+def without_tied(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """The weights that a model is saved with. Those that were put together of a sharded model no longer show that they are
+    tied, one tensor under two names."""
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
+    return {name: value for name, value in weights.items() if tied.get(name) not in weights}
+
+
+def save_tied_weights_once(model: Any) -> None:
+    """Have a model that was loaded sharded save its weights ``without_tied``."""
+    if not getattr(model, "is_distributed_loading_by_transformers", False):
+        return
+    together = model.gather_sharded_state_dict_for_save
+    model.gather_sharded_state_dict_for_save = lambda *args, **named: without_tied(model, together(*args, **named))
+
+
+@contextmanager
+def skip_weights_hash(library: Any) -> Iterator[None]:
+    """Within this a module of TRL does not compute a name of the model's weights, for a cache of reference log-probs that is
+    never written here; it cannot of a sharded model, and of a large one it takes long."""
+    own, library.hash_module = library.hash_module, lambda *_: None
+    try:
+        yield
+    finally:
+        library.hash_module = own
+
+
+class MeanOverRows(Exact):
+    """For trainers whose loss is a mean over the rows of a batch: the mean over all rows of a step, however many
+    micro-batches and processes it is split into."""
+
+    #: Rows of the step that is trained, fillers left out; 0 outside of a training.
+    step_rows: int = 0
+    current_gradient_accumulation_steps: int
+    compute_ref_log_probs: Any
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
+        count = torch.tensor([sum(self.real(batch[ROWS]) for batch in batch_samples)], device=device)
+        self.step_rows = int(self.accelerator.gather(count).sum())
+
+    def stock_loss(self, *arguments: Any) -> Any:
+        """TRL's loss."""
+        stock: Any = super()._compute_loss  # type: ignore[misc]  # the Trainer beside this mixin has it
+        return stock(*arguments)
+
+    def recorded_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, **attributes: Any) -> Any:
+        """(TRL's loss with reference log-probs that ``inputs`` hold, the model's output). ``attributes``: of this trainer,
+        while it is computed."""
+        outputs: list[Any] = []
+
+        def recorded(**kwargs: Any) -> Any:
+            outputs.append(model(**kwargs))
+            return outputs[-1]
+
+        attributes["precompute_ref_logps"] = True
+        before = {name: getattr(self, name) for name in attributes}
+        vars(self).update(attributes)
+        try:
+            return self.stock_loss(recorded, inputs, return_outputs), outputs
+        finally:
+            vars(self).update(before)
+
+    def real(self, rows: np.ndarray) -> int:
+        """How many of these rows are no fillers."""
+        return int((rows < self.rows).sum())
+
+    def of_step(self, loss: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        """The part that a micro-batch has in the mean of its step. ``loss``: the mean over those of ``rows`` that are no
+        fillers."""
+        if not self.step_rows:
+            return loss
+        # The library takes the mean over micro-batches and processes.
+        parts = self.current_gradient_accumulation_steps * self.args.world_size
+        scaled: torch.Tensor = loss * (self.real(rows) * parts / self.step_rows)
+        return scaled
+
+
+def pad_id(tokenizer: Any) -> int:
+    """The padding id of a language model; always masked, so it may be the end token."""
+    candidates = [tokenizer.pad_token_id, tokenizer.eos_token_id]
+    return next((int(i) for i in candidates if i is not None), 0)

@@ -1,0 +1,170 @@
+"""A reward model from exact tokens: TRL's RewardTrainer, given the saved ids of pairs in place of text.
+
+The token that fills up a batch ends no sequence of the file, so the score is read where the answer really ends.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: ARG002 - a method of the library's is given more than it needs
+import json
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from trl.trainer.reward_config import RewardConfig
+from trl.trainer.reward_trainer import RewardTrainer
+
+from gymdata.commands.train.launch import Job
+from gymdata.commands.train.pair_data import RewardPairs, TrainingPairs
+from gymdata.commands.train.settings import TrainRewardConfig
+from gymdata.commands.train.trainers.batches import ROWS, Batch, PairCollator, row_dataset, to_multiple
+from gymdata.commands.train.trainers.exact import MeanOverRows, MeasureHeldOut
+from gymdata.errors import UsageError
+from gymdata.stats import mean_ci
+
+CONFIG = RewardConfig
+
+
+def last_ids(data: RewardPairs) -> set[int]:
+    """The ids that sequences end with, trained or held out."""
+    parts = [data.sequences] + ([] if data.heldout is None else [data.heldout.sequences])
+    return {int(i) for part in parts for i in np.unique(part.extent[:, 2])}
+
+
+def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:
+    """A padding id that is neither the end token nor in ``ends``: the tokenizer's own if possible, else the unknown
+    token, else any other special one. Raises UsageError without one."""
+    special = sorted({*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}, reverse=True)
+    for candidate in (tokenizer.pad_token_id, tokenizer.unk_token_id, *special):
+        if candidate is not None and candidate != tokenizer.eos_token_id and candidate not in ends:
+            return int(candidate)
+    raise UsageError(
+        "the tokenizer has no token to fill batches up with that does not also end an answer",
+        hint="add a special token for padding to the tokenizer (and a row to the model's embedding)",
+    )
+
+
+class ExactRewardTrainer(MeanOverRows, RewardTrainer):
+    """RewardTrainer over ``data``, made for a job (see ``run``); ``weight`` and ``margin`` have one entry per pair."""
+
+    data: RewardPairs
+    args: RewardConfig
+    merges = True
+
+    def __init__(
+        self,
+        config: TrainRewardConfig,
+        data: RewardPairs,
+        _job: Job,
+        *,
+        args: RewardConfig,
+        model: Any,
+        peft_config: Any,
+        processing_class: Any,
+        **rest: Any,
+    ) -> None:
+        if not isinstance(model, str):
+            raise UsageError(
+                "a reward model is not made from a LoRA folder", hint="merge the adapter into its base model first"
+            )
+        if peft_config is not None:
+            peft_config.task_type = "SEQ_CLS"  # the new head is trained whole
+        self.tokenizer = processing_class
+        self.tokenizer.pad_token = processing_class.convert_ids_to_tokens(
+            distinct_pad(processing_class, last_ids(data))
+        )
+        self.weight = data.weight if config.pair_weights else np.ones(len(data))
+        self.margin = data.scaled_margin(config.margin_scale)
+        self.uniform = bool(np.all(self.weight == 1))
+        super().__init__(
+            args=args,
+            data=data,
+            model=model,
+            peft_config=peft_config,
+            processing_class=processing_class,
+            train_dataset=row_dataset(len(data), args),
+            data_collator=self._collator(data, processing_class.pad_token_id, args),
+            **rest,
+        )
+        if data.heldout is not None:
+            self.add_callback(MeasureHeldOut(self))
+
+    @staticmethod
+    def _collator(pairs: TrainingPairs, pad: int, args: RewardConfig) -> PairCollator:
+        return PairCollator(pairs.sequences, pad, to_multiple(args.pad_to_multiple_of))
+
+    def compute_loss(
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        self.token_checksum.count(inputs)
+        rows: np.ndarray = inputs[ROWS]
+        source, real = rows % len(self.data), rows < len(self.data)
+        trl_inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        device = trl_inputs["input_ids"].device
+        margin = torch.from_numpy(self.margin[source]).to(device, torch.float32)
+        if margin.any():
+            trl_inputs["margin"] = margin
+        stock: Any = super().compute_loss
+        loss, outputs = stock(model, trl_inputs, return_outputs=True)
+        if not (self.uniform and real.all()):
+            weight = torch.from_numpy(np.where(real, self.weight[source], 0.0)).to(device, torch.float32)
+            loss = self._weighted(outputs.logits.squeeze(-1).float(), weight, margin, int(real.sum()))
+        self.require_finite(loss, rows)
+        loss = self.of_step(loss, rows)
+        return (loss, outputs) if return_outputs else loss
+
+    def _weighted(self, scores: torch.Tensor, weight: torch.Tensor, margin: torch.Tensor, real: int) -> torch.Tensor:
+        """TRL's loss as a mean of weighted pairs."""
+        chosen, rejected = scores.chunk(2)
+        pairs = -F.logsigmoid(chosen - rejected - margin)
+        if self.args.center_rewards_coefficient is not None:
+            pairs = pairs + self.args.center_rewards_coefficient * (chosen + rejected) ** 2
+        return (weight * pairs).sum() / max(real, 1)
+
+    def heldout_scores(self) -> np.ndarray:
+        """float64 (held-out pairs, 2): the scores of chosen and rejected."""
+        pairs = self.data.heldout
+        assert pairs is not None
+        collate = self._collator(pairs, self.tokenizer.pad_token_id, self.args)
+
+        def score(model: Any, batch: Batch) -> Any:
+            inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+            return model(**inputs, use_cache=False).logits.squeeze(-1).chunk(2)
+
+        order = pairs.sequences.scoring_order(sides=2)
+        return self.score_rows(order, self.args.per_device_train_batch_size, collate, score)
+
+    def heldout_figures(self) -> dict[str, float]:
+        return {"heldout/accuracy": float(np.mean(np.diff(self.heldout_scores(), axis=1) < 0))}
+
+    def measure(self) -> dict[str, object]:
+        """How often the chosen side of held-out pairs scores higher, with a 95 % interval over tasks."""
+        if self.data.heldout is None:
+            return {}
+        return {"heldout": ranking(self.heldout_scores(), self.data.heldout_tasks)}
+
+    def finish(self, out: Path) -> None:
+        """The tokenizer's files were copied as they are; they must name the pad token that the model knows."""
+        file = out / "tokenizer_config.json"
+        settings = json.loads(file.read_text()) if file.is_file() else {}
+        file.write_text(json.dumps({**settings, "pad_token": self.tokenizer.pad_token}, indent=2) + "\n")
+
+
+build = ExactRewardTrainer
+
+
+def ranking(scores: np.ndarray, tasks: Sequence[str]) -> dict[str, object]:
+    """Pairs, tasks, and the share of pairs whose chosen side (column 0) scores higher; equal scores count half."""
+    apart = scores[:, 0] - scores[:, 1]
+    right = np.where(apart > 0, 1.0, np.where(apart == 0, 0.5, 0.0))
+    accuracy, low, high = mean_ci(right, tasks)
+    return {
+        "pairs": len(right),
+        "tasks": len(set(tasks)),
+        "accuracy": accuracy,
+        "ci95": [low, high],
+        "mean_margin": float(apart.mean()),
+    }

@@ -1,0 +1,401 @@
+"""Batch RL on saved experiences: a transformers.Trainer whose loss uses the saved ids, log-probs and advantages.
+
+Each component of the loss is a mean over its tokens (or sequences) of the whole global batch, so neither batch size,
+accumulation nor the number of processes changes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
+from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
+
+from gymdata.commands.train.launch import Job
+from gymdata.commands.train.losses import LOSSES
+from gymdata.commands.train.mapped import CHUNK, chunks, part_of, release, scratch
+from gymdata.commands.train.sequence_data import TrainingExperiences
+from gymdata.commands.train.settings import TrainRlConfig
+from gymdata.commands.train.trainers.batches import ROWS, SEGMENTS, Batch, Examples, PackedCollator, padded, row_dataset
+from gymdata.commands.train.trainers.exact import Exact, pad_id
+from gymdata.commands.train.trainers.metrics import event
+from gymdata.commands.train.trainers.policy_loss import PolicyLoss, k3
+from gymdata.errors import RefusedError, counted
+from gymdata.models._shared_prefixes import Mode
+from gymdata.models.model_identity import sampler_formats, stored_dtype
+from gymdata.rollouts.logprobs import MEANS, NEAR, Ratios, Rounding, ratio_text, sampled_at
+from gymdata.rollouts.ragged import Ragged, offsets_of
+from gymdata.store.lineage import lineage
+
+#: Of another model's: with a share outside of ``NEAR`` and a loss of effective sample beyond this half, there is no ratio to
+#: learn from.
+_HALF = 0.5
+#: Below this effective sample size a file is another policy's: fewer than a tenth of its tokens carry all the weight.
+LEAST_EFFECTIVE = 0.1
+#: Tokens that the ratio before the first step is measured on.
+RATIO_TOKENS = 1 << 14
+#: The same in a dry run.
+DRY_RATIO_TOKENS = 1 << 11
+
+
+@dataclass
+class RLConfig(TrainingArguments):
+    """transformers' arguments, with a learning rate for policies. ``max_length`` is applied before the trainer starts."""
+
+    learning_rate: float = 1e-6
+    max_length: int | None = None
+    pad_to_multiple_of: int | None = None
+    model_init_kwargs: dict[str, Any] | None = field(default=None)
+
+
+CONFIG = RLConfig
+
+
+def build(
+    config: TrainRlConfig,
+    data: TrainingExperiences,
+    job: Job,
+    *,
+    model: Any,
+    peft_config: Any,
+    **rest: Any,
+) -> BatchRLTrainer:
+    """The trainer for a job (see ``run``), its model compared with the saved log-probs; ``args`` and the rest as there."""
+    model = with_head(loaded(model, rest["args"]), data, peft_config)
+    longest = int(data.sequences.by_sequence[0].max())
+    trainer = BatchRLTrainer(
+        data=data, loss=PolicyLoss.of(config, longest), kl_beta=config.kl_beta, model=model, **rest
+    )
+    trainer.on_policy = data.policy_hashes == {job["policy_hash"]}
+    trainer.sampled_in = sampler_formats(lineage(job["data"]), stored_dtype(job["model"]))
+    trainer.of_ratios = config.loss not in LOSSES or LOSSES[config.loss].of_ratios or config.sequence_mask is not None
+    trainer.when_sharded(
+        lambda: trainer.compare(refuse=not config.allow_biased_logprobs, trains=not job.get("dry_run", False))
+    )
+    return trainer
+
+
+def loaded(model: Any, args: RLConfig) -> Any:
+    """The model of a folder, or the model."""
+    return (
+        AutoModelForCausalLM.from_pretrained(model, local_files_only=True, **(args.model_init_kwargs or {}))
+        if isinstance(model, str)
+        else model
+    )
+
+
+def with_head(model: Any, data: TrainingExperiences, peft: Any) -> Any:
+    """With one temperature in the file, log-probs are computed without holding all logits; and the LoRA wrapper, if
+    requested."""
+    base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
+    temperatures = np.unique(sampled_at(data.temperature))
+    if len(temperatures) == 1:
+        add_fused_lm_head(base, temperature=float(temperatures[0]))
+    if peft is not None:
+        from peft import get_peft_model
+
+        model = get_peft_model(model, peft)
+    return model
+
+
+@dataclass
+class ExperienceCollator:
+    """Rows to tensors: ids and masks (B, L), and for the positions 1 … L − 1 saved log-probs, advantages, reference."""
+
+    data: TrainingExperiences
+    pad_token_id: int
+    pad_to_multiple_of: int | None = None
+    #: The values besides the ids; set once the reference is known.
+    reference: Ragged | None = None
+
+    def __call__(self, examples: Examples) -> Batch:
+        rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
+        source, sequences = rows % len(self.data), self.data.sequences
+        batch = padded(sequences, source, rows >= len(self.data), self.pad_token_id, self.pad_to_multiple_of)
+        mask = batch["completion_mask"].numpy()
+        lists = self.data.per_token
+        if self.reference is not None:
+            lists["reference"] = self.reference
+        values = {name: np.zeros(mask.shape, np.float32) for name in lists}
+        for line, index in enumerate(source):
+            for name, ragged in lists.items():
+                values[name][line, : sequences.lengths[index]] = ragged[index]
+        for array in values.values():
+            array[mask == 0] = 0
+        return {
+            **batch,
+            "temperature": torch.from_numpy(sampled_at(self.data.temperature[source]).astype(np.float32)),
+            "weight": torch.from_numpy(self.data.weight[source].astype(np.float32)),
+            **{name: torch.from_numpy(array[:, 1:].copy()) for name, array in values.items()},
+            ROWS: rows,
+        }
+
+
+def model_inputs(batch: Batch) -> Batch:
+    """The model's inputs of a batch. Packed rows have positions in place of an attention mask."""
+    names = ("input_ids", "attention_mask", "position_ids")
+    return {"use_cache": False, **{name: batch[name] for name in names if name in batch}}
+
+
+def weighed(batch: Batch, component: str) -> torch.Tensor:
+    """The weight of each token of a batch in a component, (B, L − 1): 1 where the file has none, 0 where masked."""
+    mask = batch["completion_mask"][:, 1:] != 0
+    weights: torch.Tensor = batch.get(f"{component}_weight", mask) * mask
+    return weights
+
+
+class BatchRLTrainer(Exact, Trainer):
+    """Trains ``data`` with ``loss``, in rows that ``packed`` makes when given. After ``compare`` the reference is known
+    where the loss needs one.
+
+    The loss is the sum of ``components``, each Σ w·ℓ / Σ [w ≠ 0] over the trained tokens of the global batch with the
+    weights of its column (1 where there is none): ``rl`` the policy loss, whose mean is its aggregation's, ``ce``
+    −log π, ``ref_kl`` the KL to the reference (k3).
+    """
+
+    data: TrainingExperiences
+    components: tuple[str, ...] = ("rl",)
+    #: Whether the model is the one that sampled the file, and whether the loss has ratios to the sampler.
+    on_policy, of_ratios = False, True
+    #: The number formats in which the saved log-probs were computed.
+    sampled_in: Sequence[str | None] = ("float32",)
+    #: Up to this many logits per batch (a gigabyte in float32) are held at once; beyond, a head that computes them in parts,
+    #: and again for the gradient, saves memory for time.
+    max_logits = 2**28
+
+    def __init__(
+        self,
+        *,
+        data: TrainingExperiences,
+        sharing: Mode,
+        args: RLConfig,
+        processing_class: Any,
+        loss: PolicyLoss = PolicyLoss(),
+        kl_beta: float = 0.0,
+        packed: PackedCollator | None = None,
+        **rest: Any,
+    ) -> None:
+        self.packed = packed
+        self.policy_loss, self.kl_beta = loss, kl_beta
+        if "ce_weight" in data.weights:
+            self.components += ("ce",)
+        if kl_beta or "ref_kl_weight" in data.weights:
+            self.components += ("ref_kl",)
+        #: Tokens of the last batch that the loss limits.
+        self.limited: torch.Tensor | None = None
+        temperatures = np.unique(sampled_at(data.temperature))
+        self.fused, self.temperature = len(temperatures) == 1, float(temperatures[0])
+        self.collator = ExperienceCollator(data, pad_id(processing_class), args.pad_to_multiple_of)
+        self._metrics: dict[str, float] = defaultdict(float)
+        super().__init__(
+            args=args,
+            data=data,
+            # Packed rows have positions of their own, and no siblings side by side.
+            sharing="off" if packed is not None else sharing,
+            processing_class=processing_class,
+            train_dataset=row_dataset(len(data) if packed is None else len(packed.bins), args),
+            data_collator=self.collator if packed is None else packed,
+            **rest,
+        )
+        model: Any = self.model
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.vocabulary = int(base.config.get_text_config().vocab_size)
+        self.keeps = "logits_to_keep" in inspect.signature(base.forward).parameters
+        # Each component is divided by its tokens of the whole global batch here; nothing is left to divide.
+        self.loss_is_scaled_for_ga = True
+
+    @property
+    def rows(self) -> int:
+        return len(self.data) if self.packed is None else len(self.packed.bins)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
+        """The divisor of each component, (components,): of all micro-batches of a step, on all processes."""
+        none = torch.zeros(len(self.components), dtype=torch.int64, device=device)
+        count = sum((self.counts(batch).to(device) for batch in batch_samples), none)
+        if self.args.world_size > 1:
+            count = self.accelerator.gather(count[None]).sum(dim=0)
+        return count.clamp(min=1)
+
+    def counts(self, batch: Batch) -> torch.Tensor:
+        """Tokens, or sequences, that each component of a batch is a mean over, (components,)."""
+        tokens = {name: weighed(batch, name) != 0 for name in self.components}
+        return torch.stack(
+            [self.policy_loss.count(mask) if name == "rl" else mask.sum() for name, mask in tokens.items()]
+        )
+
+    def outputs(self, model: Any, batch: Batch) -> torch.Tensor:
+        """The inputs of the loss: log π of each token of the batch given those before it, (B, L − 1), at its row's
+        temperature; 0 where masked."""
+        ids, mask = batch["input_ids"], batch["completion_mask"][:, 1:] != 0
+        inputs = model_inputs(batch)
+        # Only positions after which some row has a trained token need logits.
+        positions = mask.any(dim=0).nonzero().squeeze(1)
+        if self.fused and len(ids) * len(positions) * self.vocabulary > self.max_logits:
+            labels = ids.masked_fill(batch["completion_mask"] == 0, -100)
+            fused: torch.Tensor = model(**inputs, labels=labels, fused_lm_head=True).log_probs
+            return fused
+        logits = (model(**inputs, logits_to_keep=positions) if self.keeps else model(**inputs)).logits
+        logits = (logits if self.keeps else logits[:, positions]).float()
+        if not self.fused or self.temperature != 1:
+            logits = logits / batch["temperature"][:, None, None]
+        logprobs = selective_log_softmax(logits, ids[:, 1:][:, positions])
+        return torch.zeros(mask.shape, device=ids.device).index_copy(1, positions, logprobs).masked_fill(~mask, 0.0)
+
+    def compute_loss(
+        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        self.token_checksum.count(inputs)
+        inputs = dict(inputs)
+        rows: np.ndarray = inputs.pop(ROWS)
+        inputs.pop(SEGMENTS, None)
+        mask = inputs["completion_mask"][:, 1:] != 0
+        outputs = self.outputs(model, inputs)
+        counts = self.counts(inputs).clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        parts = [
+            tokens.masked_fill(~mask, 0.0) * weighed(inputs, name) * inputs["weight"][:, None]
+            for name, tokens in self.token_losses(outputs, inputs).items()
+        ]
+        loss = (torch.stack([part.sum() for part in parts]) / counts).sum()
+        self.require_finite(loss, rows)
+        self._note(outputs.detach(), inputs, mask)
+        # Gradients are averaged over the processes, and ours are parts of a sum.
+        scaled = loss * self.args.world_size
+        return (scaled, None) if return_outputs else scaled
+
+    def token_losses(self, logps: torch.Tensor, inputs: Batch) -> dict[str, torch.Tensor]:
+        """The loss of each token of a batch, (B, L − 1), for each of ``components``, in that order; without its weights."""
+        reference = inputs.get("reference")
+        mask = weighed(inputs, "rl") != 0
+        policy, self.limited = self.policy_loss(logps, inputs["saved"], inputs["advantages"], mask, reference)
+        losses = {"rl": policy, "ce": -logps}
+        if "ref_kl" in self.components:
+            assert reference is not None  # ``compare`` made it, or the file has it
+            losses["ref_kl"] = k3(logps, reference) * (self.kl_beta or 1.0)
+        return {name: losses[name] for name in self.components}
+
+    def _note(self, logps: torch.Tensor, inputs: Batch, _mask: torch.Tensor) -> None:
+        assert self.limited is not None
+        mask, limited = weighed(inputs, "rl") != 0, self.limited
+        ratio = torch.exp(logps - inputs["saved"])
+        sums = torch.stack(
+            [
+                mask.sum(),
+                ratio[mask].sum(),
+                limited[mask].sum(),
+                (inputs["saved"] - logps)[mask].sum(),
+            ]
+        ).tolist()
+        for name, value in zip(("tokens", "ratio", "clipped", "kl"), sums, strict=True):
+            self._metrics[name] += value
+
+    def log(self, logs: dict[str, float], *more: Any, **kwargs: Any) -> None:
+        """With what the tokens since the last entry were like (those of this process)."""
+        if "loss" in logs and (tokens := self._metrics["tokens"]):
+            named = (("ratio/mean", "ratio"), ("ratio/clipped", "clipped"), ("kl/sampler", "kl"))
+            logs = {**logs, **{name: self._metrics[key] / tokens for name, key in named}}
+            self._metrics.clear()
+        super().log(logs, *more, **kwargs)
+
+    def compare(self, refuse: bool, trains: bool = True) -> dict[str, float]:
+        """Score the file with the model as it was loaded, announce the ratio, and keep what the loss needs of it. Of a large
+        file whose scores the loss does not need, or where nothing is trained, some sequences are scored.
+
+        ``refuse``: log-probs that are not this model's are an error (L305) where it sampled the file, and where a loss of
+        ratios has an effective sample size below ``LEAST_EFFECTIVE``; those that no policy can have sampled with are named
+        in any case.
+        """
+        sequences, reference = self.data.sequences, self.data.ref_logprobs
+        needed = "ref_kl" in self.components or self.policy_loss.needs_reference
+        # A reference is of every token; for the ratio alone a part of a large file does.
+        every = reference is None and needed and trains
+        tokens = RATIO_TOKENS if trains else DRY_RATIO_TOKENS
+        rows = np.arange(len(sequences)) if every else sample(sequences.lengths, tokens, self.args.seed)
+        scores = self.score_all(self.collator, rows)
+        ratios, recorded = Ratios(Rounding.of(self.computed_in(), *self.sampled_in)), False
+        for part in chunks(scores.offsets):
+            on_policy = self.data.of_policy(rows[part])
+            saved = sequences.logprobs.take(rows[part]).values[on_policy]
+            ratios.add(part_of(scores, part).values[on_policy], saved)
+            recorded |= bool(saved.any())
+        if reference is not None or every:
+            self.collator.reference = scores if reference is None else reference
+        if not ratios.tokens:
+            return {}
+        facts = ratios.facts()
+        if self.is_world_process_zero():
+            event("ratio", **facts)
+            some = (
+                "" if len(rows) == len(sequences) else f" (in {len(rows):,} of {counted(len(sequences), 'sequence')})"
+            )
+            event("note", text=ratio_text(facts) + some)
+        outside, mean, effective = (facts[name] for name in ("share_outside", "mean", "effective_sample_size"))
+        why = ""
+        if self.on_policy and (departures := ratios.departures()):
+            why = f"the file says that this model sampled it, but {'; '.join(departures)}"
+        elif self.of_ratios and outside and not recorded:
+            why = "all of them are 0, as if each token had been certain"
+        elif self.of_ratios and (not MEANS[0] <= mean <= MEANS[1] or outside > _HALF > effective):
+            why = (
+                f"mean ratio {mean:.3g}, expected about 1; {outside:.1%} outside {list(NEAR)}, "
+                f"effective sample size {effective:.1%}"
+            )
+        foreign = self.of_ratios and effective < LEAST_EFFECTIVE
+        if foreign and not why:
+            why = f"effective sample size {effective:.1%}"
+        if why and refuse and (self.on_policy or foreign):
+            least = f" (expected: effective sample size of at least {LEAST_EFFECTIVE:.0%})" if foreign else ""
+            raise RefusedError(
+                f"the saved log-probabilities are not this model's: {why}{least}",
+                code="L305",
+                hint="train the model that sampled; `gymdata audit` shows where they differ; --allow-biased-logprobs trains",
+            )
+        if why:
+            self.note(f"warning: the saved log-probabilities are not those of the tokens (L305): {why}")
+        return facts
+
+    def computed_in(self) -> str:
+        """The number format in which the model computes here."""
+        automatic = {"bf16": "bfloat16", "fp16": "float16"}.get(self.accelerator.mixed_precision)
+        return automatic or str(next(self.model.parameters()).dtype)
+
+    def score_all(self, collator: ExperienceCollator, rows: np.ndarray | None = None) -> Ragged:
+        """The output for every trained token of the sequences ``rows`` of the collator's data (None: all), float64, a list a
+        sequence; shared among the processes."""
+        sequences = collator.data.sequences
+        rows = np.arange(len(sequences)) if rows is None else rows
+        lengths = sequences.lengths[rows]
+        order = sequences.scoring_order(rows)
+        size = self.args.per_device_train_batch_size
+        offsets = offsets_of(lengths)
+        scores = scratch(int(offsets[-1]), "<f8", Path(self.args.output_dir).parent)
+
+        def collate(examples: Examples) -> Batch:
+            return collator([{"row": int(rows[example["row"]])} for example in examples])
+
+        with self.scoring() as model:
+            for places, batch in self.batches_to_score(order, size, collate):
+                outputs = self.outputs(model, batch).double().cpu().numpy()
+                for line, number in enumerate(places):
+                    begin, end = int(offsets[number]), int(offsets[number + 1])
+                    scores[begin + 1 : end] = outputs[line, : end - begin - 1]
+        if self.accelerator.num_processes > 1:
+            for start in range(0, len(scores), CHUNK):
+                scores[start : start + CHUNK] = self.on_every_process(torch.from_numpy(scores[start : start + CHUNK]))
+                release()
+        return Ragged(scores, offsets)
+
+
+def sample(lengths: np.ndarray, tokens: int, seed: int) -> np.ndarray:
+    """Rows, rising, drawn at random until they have about ``tokens`` tokens; all where there are no more."""
+    if lengths.sum() <= tokens:
+        return np.arange(len(lengths))
+    drawn = np.random.default_rng(seed).permutation(len(lengths))
+    many = int(np.searchsorted(np.cumsum(lengths[drawn]), tokens, side="right"))
+    return np.sort(drawn[: max(many, 1)])

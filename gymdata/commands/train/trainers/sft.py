@@ -1,0 +1,150 @@
+"""Supervised training on the exact tokens of chosen rollouts: the frame of ``rl`` with −log π as the loss of a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gymdata.commands.train.launch import Job
+from gymdata.commands.train.rollout_data import TeacherDistributions, pack
+from gymdata.commands.train.sequence_data import TrainingExperiences
+from gymdata.commands.train.settings import TrainSftConfig
+from gymdata.commands.train.trainers.batches import Batch, Examples, PackedCollator
+from gymdata.commands.train.trainers.exact import pad_id
+from gymdata.commands.train.trainers.metrics import event
+from gymdata.commands.train.trainers.rl import (
+    BatchRLTrainer,
+    ExperienceCollator,
+    RLConfig,
+    loaded,
+    model_inputs,
+    with_head,
+)
+
+
+@dataclass
+class SFTConfig(RLConfig):
+    """transformers' arguments, with the learning rate that TRL's SFT begins with."""
+
+    learning_rate: float = 2e-5
+
+
+CONFIG = SFTConfig
+#: Default tokens of a packed row; also TRL's.
+PACK_LENGTH = 1024
+
+
+class ExactSFTTrainer(BatchRLTrainer):
+    """Trains ``data`` by likelihood; the sampler's log-probs play no part, so no ratios are reported."""
+
+    components = ("ce",)
+
+    def token_losses(self, logps: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
+        return {"ce": -logps}
+
+    def _note(self, *_: Any) -> None: ...
+
+
+def forward_kl(logits: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Tensor) -> torch.Tensor:
+    """KL(teacher ‖ student) of each position over the teacher's k most likely tokens and one class for all others, (N,).
+
+    Σ over the k of p·(log p − log q), plus (1 − Σp)·(log(1 − Σp) − log(1 − Σq)), in float32 or wider. ``logits`` (N, V):
+    the student's, at the teacher's temperature; ``top_ids`` (N, k) int64 with −1 for none, ``top_logprobs`` (N, k) with
+    −inf. As the k tokens and the rest are a partition of the vocabulary, this is at most the KL over it, and 0 where the
+    two agree on it; without the last term a student would be drawn to put all of its mass on the k (Anshumann et al.
+    2025, "Sparse Logit Sampling", arXiv 2503.16870, on the bias of a truncated teacher). Forward KL: Hinton et al. 2015,
+    "Distilling the Knowledge in a Neural Network" (arXiv 1503.02531).
+    """
+    top_logprobs = top_logprobs.to(logits.dtype)
+    none = top_ids < 0
+    log_q = torch.log_softmax(logits, dim=-1)
+    p = top_logprobs.exp()
+    head = torch.where(none, 0.0, p * (top_logprobs.masked_fill(none, 0.0) - log_q.gather(1, top_ids.clamp(min=0))))
+    rest = 1 - p.sum(dim=1)
+    # Rounded sums of float32 are this far from 1 where nothing is left.
+    has_rest = rest > 1e-6
+    vocabulary = logits.shape[1]
+    named = torch.zeros(len(logits), vocabulary + 1, dtype=torch.bool, device=logits.device)
+    named.scatter_(1, top_ids.masked_fill(none, vocabulary), True)
+    others = log_q.masked_fill(named[:, :vocabulary] & has_rest[:, None], -torch.inf).logsumexp(dim=1)
+    rest = rest.masked_fill(~has_rest, 1.0)
+    tail = torch.where(has_rest, rest * (rest.log() - others), 0.0)
+    return head.sum(dim=1) + tail
+
+
+@dataclass
+class TeacherCollator(ExperienceCollator):
+    """With ``top_ids`` and ``top_logprobs`` (B, L − 1, k), −1 and −inf where nothing is trained."""
+
+    def __call__(self, examples: Examples) -> Batch:
+        batch = super().__call__(examples)
+        data = self.data
+        assert isinstance(data, TeacherDistributions)
+        shape = (*batch["completion_mask"][:, 1:].shape, data.k)
+        ids, logprobs = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
+        for line, example in enumerate(examples):
+            row = int(example["row"]) % len(data)
+            columns = np.flatnonzero(data.sequences.loss_mask[row]) - 1
+            ids[line, columns] = data.top_ids[row].reshape(-1, data.k)
+            logprobs[line, columns] = data.top_logprobs[row].reshape(-1, data.k)
+        return {**batch, "top_ids": torch.from_numpy(ids), "top_logprobs": torch.from_numpy(logprobs)}
+
+
+class DistillTrainer(ExactSFTTrainer):
+    """Trains ``data`` towards the distributions that its sampler had at each token, at the temperature of its rows."""
+
+    def __init__(self, *, data: TeacherDistributions, processing_class: Any, **rest: Any) -> None:
+        super().__init__(data=data, processing_class=processing_class, **rest)
+        self.collator = TeacherCollator(data, pad_id(processing_class), self.args.pad_to_multiple_of)
+        self.data_collator: Any = self.collator
+
+    def outputs(self, model: Any, batch: Batch) -> torch.Tensor:
+        """The loss of each token of the batch, (B, L − 1); 0 where masked."""
+        mask = batch["completion_mask"][:, 1:] != 0
+        columns = mask.any(dim=0).nonzero().squeeze(1)
+        inputs = model_inputs(batch)
+        logits = model(**inputs, logits_to_keep=columns).logits if self.keeps else model(**inputs).logits[:, columns]
+        chosen = mask[:, columns]
+        rows = chosen.nonzero()[:, 0]
+        flat = logits[chosen].float() / batch["temperature"][rows, None]
+        losses = forward_kl(flat, batch["top_ids"][:, columns][chosen], batch["top_logprobs"][:, columns][chosen])
+        return torch.zeros(mask.shape, device=losses.device).masked_scatter(mask, losses)
+
+    def token_losses(self, losses: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
+        return {"ce": losses}
+
+
+def build(
+    config: TrainSftConfig,
+    data: TrainingExperiences,
+    _job: Job,
+    *,
+    model: Any,
+    peft_config: Any,
+    **trainer: Any,
+) -> ExactSFTTrainer:
+    """The trainer for a job (see ``run``)."""
+    model = with_head(loaded(model, trainer["args"]), data, peft_config)
+    packed = None
+    if isinstance(data, TeacherDistributions):
+        event("note", text=f"distilling the {data.k} most likely tokens of the teacher, the others as one class")
+        return DistillTrainer(data=data, model=model, **trainer)
+    if config.packing:
+        flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
+        length = config.pack_length or config.max_length or max(PACK_LENGTH, int(data.sequences.lengths.max()))
+        packed = packing(data, length, pad_id(trainer["processing_class"]), flash)
+    return ExactSFTTrainer(data=data, model=model, packed=packed, **trainer)
+
+
+def packing(data: TrainingExperiences, capacity: int, pad: int, flat: bool) -> PackedCollator:
+    """Sequences put together into rows of ``capacity`` tokens, and how many is reported."""
+    lengths = data.sequences.lengths
+    bins = pack(lengths, capacity)
+    filled = lengths.sum() / (capacity * len(bins))
+    event(
+        "note", text=f"packed {len(data):,} sequences into {len(bins):,} rows of {capacity:,} tokens, {filled:.0%} full"
+    )
+    return PackedCollator(data.sequences, bins, pad, flat)
