@@ -5,7 +5,6 @@ from __future__ import annotations
 # ruff: noqa: ARG002 - a callback is given more than it needs
 import json
 import math
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -113,13 +112,12 @@ def summary(rows: Sequence[Figures]) -> Figures:
 
 
 class StopOnSignal(TrainerCallback):
-    """The first Ctrl-C finishes the step, saves a checkpoint and stops; the second quits."""
+    """The first Ctrl-C, for which ``note`` is the handler, finishes the step, saves a checkpoint and stops; the second
+    quits."""
 
-    def __init__(self) -> None:
-        self.stopped = False
-        self._before = signal.signal(signal.SIGINT, self._note)
+    stopped = False
 
-    def _note(self, *_: Any) -> None:
+    def note(self, *_: Any) -> None:
         if self.stopped:
             raise KeyboardInterrupt
         self.stopped = True

@@ -79,6 +79,7 @@ def train(job: Job) -> int:
     """Train one job to its end; writes the model, metrics and ``result.json`` under the job's output folder."""
     out = Path(job["output"])
     trainer, token_checksum, stopper = assemble(job)
+    signal.signal(signal.SIGINT, stopper.note)
     if job.get("helps") and trainer.is_world_process_zero():
         raise UsageError(
             "the first of all processes runs on a machine whose rank is not 0",
@@ -124,7 +125,7 @@ def train(job: Job) -> int:
 
 
 def assemble(job: Job) -> tuple[Any, Any, StopOnSignal]:
-    """(trainer, its token checksum, the Ctrl-C handler), everything loaded and nothing trained yet."""
+    """(trainer, its token checksum, what stops it after a Ctrl-C), everything loaded and nothing trained yet."""
     from transformers import set_seed
     from transformers.trainer_callback import PrinterCallback
 
