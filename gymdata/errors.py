@@ -78,7 +78,7 @@ class GymdataError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The same error in another process."""
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]  # typeshed lacks it
 
     def __str__(self) -> str:
         """What people read: at most ``REFUSAL`` characters, of which a path counts at most 24. Programs have ``message``."""

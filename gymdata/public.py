@@ -66,7 +66,7 @@ def with_keywords(function: Callable[..., Any]) -> Callable[..., Any]:
     rest = [signature["settings"]] if "trainer" in kind.model_fields else []
     parameters = [parameter for name, parameter in signature.items() if name != "settings"]
     texts = "\n".join(f"{name}: {field.description}" for name, field in fields.items() if field.description)
-    function.__signature__ = inspect.Signature([*parameters, *keywords, *rest])  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature([*parameters, *keywords, *rest])  # type: ignore[attr-defined]  # inspect reads it
     function.__doc__ = f"{inspect.getdoc(function)}\n\nSettings\n--------\n{texts}"
     return function
 

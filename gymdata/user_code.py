@@ -258,7 +258,7 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 def _module(file: Path, flag: str) -> Any:
     name = "gymdata_user_" + hashlib.blake2b(str(file.resolve()).encode(), digest_size=6).hexdigest()
     spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None  # noqa: PT018
+    assert spec is not None and spec.loader is not None  # noqa: PT018 - one thing: the file can be loaded
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look their module up
     # Put ``folder`` on the import path: behind what was there, before the folders of other user files.

@@ -46,7 +46,7 @@ _IMPORT = 10
 _NEVER_ENDS = "never ends"
 #: The task where no file of tasks is given.
 _MADE_UP = "made-up"
-#: What a tool raises by a slip rather than to refuse arguments.
+#: What a tool raises by a slip rather than to refuse arguments; SystemExit, which is no Exception, would end the command.
 _SLIPS = (NameError, AttributeError, ImportError, RecursionError, NotImplementedError, SystemExit)
 _ODD = (TypeError, LookupError, ArithmeticError, AssertionError)
 _PLAIN: dict[str, tuple[type, ...]] = {

@@ -71,10 +71,8 @@ def result_of(returned: Any, task: Mapping[str, Any], path: tuple[str | int, ...
         raise wrong("None, the reward, a finite number, or an object" + (f" at {spelt(path)}" if path else ""))
     # An answer may repeat what it was sent, which says nothing of the rollout.
     said = {key: v for key, v in value.items() if not (key in task and task[key] == v)}
-    answer, reward = (
-        {key: v for key, v in said.items() if key not in _RECORDED and key != "reward"},
-        value.get("reward"),
-    )
+    reward = value.get("reward")
+    answer = {key: v for key, v in said.items() if key not in _RECORDED and key != "reward"}
     if (failure := failure_of("nemo-gym", said)) is not None:
         if not failure.is_rollout:
             text = f"answered that it failed: {failure.reason}"

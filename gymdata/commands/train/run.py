@@ -174,7 +174,7 @@ def _public(source: str, kind: type[TrainConfig], text: str) -> Callable[..., Tr
     }
     _, *parameters = inspect.signature(_trained).parameters.values()
     parameters = [parameter.replace(**changes.get(parameter.name, {})) for parameter in parameters]
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it
     function.__name__ = function.__qualname__ = f"train_{kind.algorithm}"
     function.__doc__ = (
         f"{text}, and save it to ``output``.\n\nSettings are those of ``{kind.__name__}`` and of {kind.library}. A "

@@ -100,7 +100,8 @@ class RaySampler:
         """Continue one prompt; those of a group go to one replica, which has their beginning in its cache."""
         key = (request.group or request.request_id).encode("utf-8", "surrogatepass")
         actor = self._actors[xxhash.xxh3_64_intdigest(key) % self.count]
-        return await _answer(actor.sample.remote(replace(request, on_tokens=None)))  # type: ignore[no-any-return]
+        generations: list[Generation] = await _answer(actor.sample.remote(replace(request, on_tokens=None)))
+        return generations
 
     async def close(self) -> None:
         """End every replica, and Ray where it was started or joined here. Safe to call twice."""
@@ -115,7 +116,7 @@ class RaySampler:
 
     def _check_room(self) -> None:
         """Raises UsageError where the replicas can never have room: Ray would wait for it."""
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # Ray's
         self._needs.setdefault("num_gpus", self._parts if any(node.get("GPU") for node in nodes) else 0)
         taken = {"CPU": self._needs["num_cpus"], "GPU": self._needs["num_gpus"], **self._needs.get("resources", {})}
         room = sum(min([self.count, *(int(node.get(n, 0) / a) for n, a in taken.items() if a)]) for node in nodes)
@@ -148,7 +149,8 @@ def _join(address: str) -> None:
     try:
         if colon:  # where none listens, Ray itself tries for many minutes
             socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
-        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")  # type: ignore[arg-type]
+        quiet: Settings = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        ray.init(address, **quiet)
     except (OSError, RayError, RuntimeError, ValueError) as error:
         text = f"no Ray cluster answers at {address}: {first_line(error)}"
         hint = "`ray status` on a node of it must answer, with the Ray and the Python of this machine"
