@@ -74,7 +74,7 @@ types: .venv/.ready
 
 # After a change of a table, of run.json, of a code or of a loss.
 schemas: .venv/.ready
-	$(BIN)/python -m gymdata.store.json_schema --write schemas
+	$(BIN)/python .ci/table_schemas.py --write schemas
 	$(BIN)/python -m gymdata.cli.tables gymdata/docs
 
 # The documentation as a site, in build/site.

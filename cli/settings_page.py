@@ -48,7 +48,7 @@ def config_schema(command: str) -> dict[str, Any]:
         from gymdata.commands.finetune.json_schema import schema
 
         return schema()
-    from gymdata.store.json_schema import DIALECT
+    from gymdata.settings import DIALECT
 
     commands = configurable()
     if command not in commands:

@@ -28,6 +28,8 @@ Settings = dict[str, Any]
 #: Setting → what it requires (or excludes), as text for ``with_options``, and the check.
 OnlyWith = Mapping[str, tuple[str, Callable[[Any], bool]]]
 #: Prefix of the names of ``--set`` settings in errors.
+#: The version of JSON Schema that what gymdata writes is in.
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SET = "--set "
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 #: Of which YAML reads two as booleans.

@@ -10,7 +10,7 @@ import glob as globbing
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Kind = Literal["parquet", "jsonl", "journal"]
 #: How the lines of a file are packed; "csv" and "tsv": a text table.
 Compression = Literal["gzip", "zstd", "csv", "tsv"]
-#: The content of a run.json, and an entry of its ``files`` (``store.json_schema`` has the keys).
+#: The content of a run.json, and an entry of its ``files`` (``store.run_model`` has the keys).
 RunFacts = dict[str, Any]
 FileEntry = dict[str, Any]
 #: The settings and hashes that must be equal for an output to be resumed, and what an engine, a model, a tokenizer or a
@@ -45,16 +45,6 @@ SESSIONS_FOLDER = "sessions"
 DERIVED = ("scores-", "judge-", "audit-", "pairs-", "experiences-")
 PART = re.compile(r"part-(\d{5,})\.(parquet|jsonl)")
 JOURNAL = re.compile(r"(\d{5,})\.journal")
-
-_CALLED: dict[type, str] = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
-#: The types of the keys of a run.json that readers use; null and a missing key are allowed.
-_SHAPES: dict[str, type] = {
-    "run_id": str, "command": list, "command.[]": str,
-    "notes": list, "schemas": dict, "schemas.rollouts": int, "identity": dict, "extent": dict,
-    "attempts": list, "attempts.[]": dict, "files": list, "files.[]": dict, "files.[].path": str, "files.[].rows": int,
-    "files.[].bytes": int, "files.[].xxh3": str, "parents": list, "parents.[]": dict,
-    "config": dict, "engine": dict, "model": dict, "chat": dict,
-}  # fmt: skip
 
 _RESTORE = "restore it from a copy; a glob over the data files beside it reads them without it"
 #: The first bytes of a UTF-8 file that some editors write.
@@ -133,53 +123,31 @@ def _beside_or_above(path: str | Path) -> list[Path | None]:
 
 
 def read_facts(file: Path) -> RunFacts:
-    """The content of a run.json. Raises DataError when it is damaged: not JSON, not an object, or without any known
-    key."""
+    """The content of a run.json. Raises DataError when it is damaged: not JSON, not an object, empty, or with another value
+    than ``run_model.RunJson`` has."""
     DataError.refuse_pipe(file)
+    import orjson
+    from pydantic import ValidationError
+
+    from gymdata.rollouts.schema import TABLES  # Late: it loads pyarrow.
+    from gymdata.store.run_model import completed
+
     try:
-        facts = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        facts = orjson.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
         raise DataError.unreadable(file, f"not JSON ({error})", _RESTORE) from error
     if not isinstance(facts, dict) or not facts:
         raise DataError.unreadable(file, f"{json.dumps(facts)[:40]} describes no run", _RESTORE)
-    if (fault := _fault_in(facts)) is not None:
-        raise DataError.unreadable(file, fault, _RESTORE)
-    from gymdata.rollouts.schema import TABLES  # Late: it loads pyarrow.
-
-    for name, version in (facts.get("schemas") or {}).items():
-        if name in TABLES and isinstance(version, int) and version > TABLES[name].version:
+    try:
+        completed(facts)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where, got = ".".join(map(str, fault["loc"])), json.dumps(fault["input"], default=str)[:40]
+        raise DataError.unreadable(file, f"{where}: got {got}: {fault['msg']}", _RESTORE) from error
+    for name, version in facts.get("schemas", {}).items():
+        if name in TABLES and version > TABLES[name].version:
             raise DataError.newer_schema(file, name, version, TABLES[name].version)
     return facts
-
-
-def _fault_in(facts: RunFacts) -> str | None:
-    """Why this is not the content of a run.json: a key that readers know holds something else than it must."""
-    import orjson
-
-    try:
-        orjson.dumps(facts)
-    except TypeError as error:
-        # A number beyond 64 bits, a lone surrogate, or nesting that is too deep for other readers.
-        return str(error)
-    for where, kind in _SHAPES.items():
-        for key, value in _at(facts, where.split(".")):
-            allowed = value is None and not where.endswith("[]")
-            if not allowed and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-                return f"{key}: got {json.dumps(value)[:40]}, expected {_CALLED[kind]}"
-    if any(not f.get("path") or "\0" in f["path"] for f in facts.get("files") or []):
-        return "files: an entry names no file"
-    return None
-
-
-def _at(value: Any, keys: Sequence[str], key: str = "") -> Iterator[tuple[str, Any]]:
-    """The values under a dotted key, ``[]`` standing for each item of a list, with the place of each."""
-    if not keys:
-        yield key, value
-    elif keys[0] == "[]":
-        for index, item in enumerate(value if isinstance(value, list) else ()):
-            yield from _at(item, keys[1:], f"{key}[{index}]")
-    elif isinstance(value, dict) and keys[0] in value:
-        yield from _at(value[keys[0]], keys[1:], f"{key}.{keys[0]}" if key else keys[0])
 
 
 def beside(file: Path) -> Path:

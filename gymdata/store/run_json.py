@@ -1,4 +1,4 @@
-"""run.json: what was run, with which settings, from which data, and which files came out (model: ``json_schema.RunJson``).
+"""run.json: what was run, with which settings, from which data, and which files came out (model: ``run_model.RunJson``).
 
 Invariants: it is replaced whole (temporary name, fsync, rename, fsync of the folder), so a reader sees the old
 or the new one; every output of gymdata is described by exactly one.
@@ -19,7 +19,6 @@ import orjson
 import xxhash
 from filelock import Timeout
 
-from gymdata import __version__
 from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.store.lock import LOCK, claim, is_held
 from gymdata.store.paths import EXPERIMENT, RUN_JSON, TAGS, FileEntry, RunFacts, beside, find_run_json, read_facts
@@ -66,14 +65,9 @@ def complete(facts: RunFacts) -> RunFacts:
 
     Raises ValueError (pydantic's, a defect) for a key of another type.
     """
-    from gymdata.store.json_schema import RunJson
+    from gymdata.store.run_model import completed
 
-    empty: RunFacts = {"gymdata": __version__, "stage": "collect"}
-    empty |= {key: {} for key in ("config", "identity", "extent", "schemas", "counts")}
-    empty |= {key: [] for key in ("command", "attempts", "files", "parents", "notes")}
-    document: RunFacts = plain(empty | dict(facts) | labels())
-    RunJson.model_validate(document)
-    return document
+    return completed(plain({**facts, **labels()}))
 
 
 def read_run_json(path: str | Path) -> RunFacts:

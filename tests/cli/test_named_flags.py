@@ -33,7 +33,6 @@ OTHERS = {
         "--enable-auto-tool-choice", "--tool-call-parser",
         "--max-logprobs", "--logprobs-mode", "--max-model-len", "--enable-lora", "--no",
     },
-    "python -m gymdata.….json_schema, .codes_page": {"--write", "--check"},
     "codex, claude, qwen": {
         "--skip-git-repo-check", "--allowed", "--auth-type", "--openai-api-key",
         "--openai-base-url", "--yolo",
@@ -70,7 +69,7 @@ def test_every_flag_that_a_message_names_exists() -> None:
 #: Rooms whose functions a Python program calls as often as the command line does.
 KERNEL = ("rollouts", "checks", "tables", "store", "workers")
 #: What names flags there: the pages of codes, a module that is a command itself, and other programs' commands.
-PAGES = ("gymdata/checks/codes/", "gymdata/store/json_schema.py", "gymdata/store/fetch.py")
+PAGES = ("gymdata/checks/codes/", "gymdata/store/fetch.py")
 
 
 def test_the_kernel_names_no_flag() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 from gymdata.commands.experience.settings import ExperienceConfig
 from gymdata.commands.finetune.settings import IGNORED_KEYS, KINDS, FinetuneConfig, OfCommand
 from gymdata.commands.pairs.settings import PairsConfig
-from gymdata.settings import Settings
-from gymdata.store.json_schema import DIALECT
+from gymdata.settings import DIALECT, Settings
 
 
 def schema() -> dict[str, object]:
