@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -116,6 +117,15 @@ def test_links_and_sample_files_are_there(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
     named = re.findall(r"sample_data/[\w./-]+", text)
     assert [name for name in named if not (ROOT / name.rstrip(".")).exists()] == []
+
+
+def test_a_function_that_a_page_places_in_a_file_is_there() -> None:
+    """``gymdata/FILE.py:NAME`` is defined at the top of that file."""
+    named = re.findall(r"`(gymdata/[\w/]+\.py):(\w+)`", (ROOT / ".github" / "CONTRIBUTING.md").read_text())
+    assert len(named) == 8
+    for file, name in named:
+        defined = {getattr(node, "name", None) for node in ast.parse((ROOT / file).read_text()).body}
+        assert name in defined, f"{file} has no {name}"
 
 
 def test_topics_are_the_files_and_the_readme_links_them() -> None:
