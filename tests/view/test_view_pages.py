@@ -106,7 +106,7 @@ def test_static_files_are_those_of_the_folder(serve: Serve, hostile: Path):
 
 def test_scripts_and_styles_are_small():
     """Less than 150 kB of JavaScript is installed, and it names no address but in comments of its authors."""
-    static = PACKAGE / "view" / "static"
+    static = PACKAGE / "commands" / "view" / "static"
     scripts = list(static.rglob("*.js"))
     assert sum(file.stat().st_size for file in scripts) < 150_000
     for file in [f for f in scripts if f.parent == static]:

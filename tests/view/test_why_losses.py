@@ -12,7 +12,7 @@ import gymdata
 from gymdata.commands.train.losses import LOSSES, Curve
 from gymdata.commands.view.why import loss_panels
 
-SCRIPT = (Path(gymdata.__file__).parent / "view" / "static" / "why.js").read_text(encoding="utf-8")
+SCRIPT = (Path(gymdata.__file__).parent / "commands" / "view" / "static" / "why.js").read_text(encoding="utf-8")
 SHOWN = {loss.curve.title: loss for loss in LOSSES.values() if loss.curve is not None}
 
 
