@@ -70,6 +70,11 @@ class Registry(Generic[T]):
                     warnings.warn(f"{self.kind} {point.name} ({point.value}) cannot be used: {error!r}", stacklevel=2)
         yield from sorted(self._entries.values(), key=lambda entry: entry.name)
 
+    def alone(self, name: str) -> Entry[T]:
+        """The entry of a shipped file of its own name, without loading the other files."""
+        import_module(f"{self.package}.{name.replace('-', '_')}")
+        return self._entries[name]
+
     def names(self) -> tuple[str, ...]:
         return tuple(entry.name for entry in self)
 

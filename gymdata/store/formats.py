@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -42,17 +42,17 @@ def is_own(names: Collection[str]) -> bool:
 class ForeignFormat:
     """What reading needs to know of a format; formats are subclasses of ``gymdata.interop.formats.Format``."""
 
-    #: What a file of this format holds, for messages: "ATIF trajectories".
+    #: What a file of this format holds, for messages: "ATIF trajectories". Empty: it is never imported.
     content: ClassVar[str] = ""
-    #: A file in whose first rows none of these bytes occurs is not in this format. Empty: it is never imported.
-    marks: ClassVar[tuple[bytes, ...]] = ()
     #: The table that its rows are of: "rollouts" or "pairs", or, of one that is exported, "experiences".
     table: ClassVar[str] = "rollouts"
     #: Whether it is answers or preferences as text, without token ids.
     holds_text: ClassVar[bool] = False
+    #: Whether its rows have the token ids: those formats are asked first.
+    holds_ids: ClassVar[bool] = False
     #: Whether commands read its rollouts without an import.
     read_in_place: ClassVar[bool] = False
-    #: Whether rows of other formats have its columns as well: those are asked first.
+    #: Whether rows of other formats have its columns as well: those are asked before.
     general: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
@@ -89,14 +89,8 @@ def format_of(source: Source) -> ForeignFormat | None:
     if source.kind == "journal":
         return None
     try:
-        by_generality = sorted((entry.object(entry.name) for entry in FORMATS), key=lambda form: form.general)
-        lines, values = first_values(source)
-        if source.kind == "parquet":
-            formats = [form for form in by_generality if form.marks]
-        else:
-            formats = [form for form in by_generality if any(mark in line for mark in form.marks for line in lines)]
-        for value in values if formats else ():
-            for form in formats:
+        for value in first_values(source):
+            for form in _known():
                 with contextlib.suppress(TypeError, LookupError, AttributeError):  # of another type than its format has
                     if form.recognise(value):
                         return form
@@ -106,6 +100,13 @@ def format_of(source: Source) -> ForeignFormat | None:
         # The reader reports what is wrong with the file.
         return None
     return None
+
+
+def _known() -> Iterator[ForeignFormat]:
+    """The formats that are read, those with token ids first; NeMo Gym's rows are told before other formats are loaded."""
+    yield FORMATS.alone("nemo-gym").object("nemo-gym")
+    known = [entry.object(entry.name) for entry in FORMATS if entry.object.content]
+    yield from sorted(known, key=lambda form: (not form.holds_ids, form.general))
 
 
 def refuse_foreign(path: Path, expected: str) -> None:
@@ -162,10 +163,9 @@ def instead(row: Mapping[Any, Any], path: Path) -> str:
     return ""
 
 
-def first_values(source: Source) -> tuple[Sequence[bytes], Iterable[Any]]:
-    """The first lines of a file, and their values; after a list the first of its rows. Where the first line is no value,
-    the file may be one over several lines: its text is the line then. Of Parquet the first rows, without nulls, but none
-    of gymdata's own."""
+def first_values(source: Source) -> Iterator[Any]:
+    """The values of the first lines of a file; after a list the first of its rows. Where the first line is no value, the
+    file may be one over several lines. Of Parquet the first rows, without nulls, but none of gymdata's own."""
     if source.kind == "parquet":
         from gymdata.store.parquet import parquet_file
 
@@ -173,18 +173,18 @@ def first_values(source: Source) -> tuple[Sequence[bytes], Iterable[Any]]:
             own = is_own(file.schema_arrow.names)
             batch = None if own else next(file.iter_batches(_LOOKED_AT), None)
             rows = batch.to_pylist() if batch is not None else []
-        return [], [{name: cell for name, cell in row.items() if cell is not None} for row in rows]
-    lines = [line for _, line in islice(iter_lines(source), _LOOKED_AT)]
-    parsed = list[Any]()
-    for number, line in enumerate(lines):
+        yield from ({name: cell for name, cell in row.items() if cell is not None} for row in rows)
+        return
+    for number, (_, line) in enumerate(islice(iter_lines(source), _LOOKED_AT)):
         try:
-            parsed.append(decode(line))
+            value = decode(line)
         except ValueError:
             if number == 0 and (whole := value_over_lines(source)) is not None:
-                return [whole[2]], _with_rows([whole[1]])
-    return lines, _with_rows(parsed)
+                yield from _with_rows(whole[1])
+                return
+        else:
+            yield from _with_rows(value)
 
 
-def _with_rows(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        yield from (value, *(value[:_LOOKED_AT] if isinstance(value, list) else ()))
+def _with_rows(value: Any) -> Iterator[Any]:
+    yield from (value, *(value[:_LOOKED_AT] if isinstance(value, list) else ()))

@@ -228,7 +228,7 @@ def _scored(files: Sequence[Source]) -> bool:
     """Whether the first rows of ``files`` state what their answers are worth."""
     from gymdata.interop.words import LABELS, SCORES
 
-    rows = [row for file in files for row in first_values(file)[1] if isinstance(row, dict)]
+    rows = [row for file in files for row in first_values(file) if isinstance(row, dict)]
     return any(row.get(name) is not None for row in rows for name in (*SCORES, *LABELS))
 
 

@@ -39,8 +39,8 @@ Place = tuple[int, int]
 
 
 class Format(ForeignFormat):
-    """A format of rollouts or pairs. One that is imported has ``content``, ``marks``, ``recognise_row`` (or ``recognise``,
-    or ``keys`` alone) and ``row``; one that is exported has ``suffixes`` and ``write``."""
+    """A format of rollouts or pairs. One that is imported has ``content``, ``recognise_row`` (or ``recognise``, or
+    ``keys`` alone) and ``row``; one that is exported has ``suffixes`` and ``write``."""
 
     #: What one of them is called.
     item: ClassVar[str] = "a row"
@@ -48,8 +48,6 @@ class Format(ForeignFormat):
     several: ClassVar[str] = ""
     #: Names of files that an export writes end so.
     suffixes: ClassVar[tuple[str, ...]] = ()
-    #: Whether its rows have the token ids.
-    holds_ids: ClassVar[bool] = False
     #: Whether its rows have the log-probabilities of what was sampled.
     holds_logprobs: ClassVar[bool] = False
     #: Whether its rollouts have a reward.
@@ -202,7 +200,7 @@ def format_named(name: str) -> Format:
 
 def imported() -> dict[str, Format]:
     """The formats that can be imported, by name."""
-    return {entry.name: format for entry in FORMATS if (format := format_named(entry.name)).marks}
+    return {entry.name: format for entry in FORMATS if (format := format_named(entry.name)).content}
 
 
 def exported() -> dict[str, Format]:
@@ -227,7 +225,7 @@ def answered(source: Source, columns: Mapping[str, str]) -> Format | None:
 
 def _first_rows(source: Source) -> list[JsonObject]:
     with contextlib.suppress(DataError, OSError, ValueError):  # their reader reports them
-        values = [value if isinstance(value, list) else [value] for value in first_values(source)[1]]
+        values = [value if isinstance(value, list) else [value] for value in first_values(source)]
         return [row for several in values for row in several if isinstance(row, dict)]
     return []
 

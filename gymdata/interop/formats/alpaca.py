@@ -21,7 +21,6 @@ class Alpaca(Format):
 
     content = "Alpaca rows"
     item = "an Alpaca row"
-    marks = (b'"instruction"',)
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:

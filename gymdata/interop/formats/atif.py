@@ -23,7 +23,6 @@ class Atif(Format):
 
     content = "ATIF trajectories"
     item = "an ATIF trajectory"
-    marks = (b'"ATIF-',)
     suffixes = (".jsonl", ".json")
     holds_ids = holds_logprobs = holds_reward = True
     carries = KINDS["rollouts"]

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 class _Nested(Format):
     """Trajectories, which may be in collections and lists."""
 
-    marks = (b'"episode"', b'"trajectories"')
     suffixes = (".json", ".jsonl")
     #: The column by which trajectories are put into inner lists.
     group = "group_id"
@@ -119,7 +118,6 @@ class NatDpo(_Pairs):
     """Preference pairs as JSON lines: ``prompt``, ``chosen_response`` and ``rejected_response``."""
 
     content = "DPO rows of the NeMo Agent Toolkit"
-    marks = (b'"chosen_response"',)
     suffixes = (".jsonl",)
 
     def recognise(self, value: Any) -> bool:

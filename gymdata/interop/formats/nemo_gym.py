@@ -27,7 +27,6 @@ class NemoGym(Format):
     """Rows of NeMo Gym: request, response with ids and log-probabilities on its items, reward."""
 
     content = "NeMo Gym rows"
-    marks = (f'"{_REQUEST}"'.encode(), b'"response"')
     read_in_place = holds_ids = holds_logprobs = holds_reward = True
     suffixes = (".jsonl",)
     carries = ("turns", "branches", "rewards", "named rewards")

@@ -27,7 +27,6 @@ class NemoRlPreference(TextFormat):
     columns = None
     content = "preferences of NeMo RL"
     item = "a preference"
-    marks = (b'"completions"',)
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:

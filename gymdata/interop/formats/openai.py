@@ -35,7 +35,6 @@ class OpenAIPreference(Format):
     table = "pairs"
     content = "preference rows of OpenAI"
     item = "a preference pair"
-    marks = (b'"preferred_output"',)
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:

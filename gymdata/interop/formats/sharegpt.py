@@ -19,7 +19,6 @@ class ShareGpt(Format):
 
     content = "ShareGPT conversations"
     item = "a conversation"
-    marks = (b'"conversations"', b'"conversation"')
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:

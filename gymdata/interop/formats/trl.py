@@ -65,7 +65,6 @@ class TrlMessages(TextFormat):
 
     content = "chat messages with answers"
     item = "a conversation"
-    marks = (b'"messages"', b'"role"')
     holds_text = general = True
 
     def recognise(self, value: Any) -> bool:
@@ -94,7 +93,6 @@ class TrlPromptCompletion(TextFormat):
 
     content = "prompts with completions"
     item = "a row with a completion"
-    marks = (b'"completion"', b'"response"')
     holds_text = holds_plain_text = general = True
 
     def recognise_row(self, row: JsonObject) -> bool:
@@ -137,7 +135,6 @@ class TrlPreference(TextFormat):
     columns = None
     content = "preference pairs"
     item = "a preference pair"
-    marks = (b'"rejected"', b'"rejected_response"', b'"rejected_messages"')
     holds_text = holds_plain_text = True
     carries = ("margins",)
 

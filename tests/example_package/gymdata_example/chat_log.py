@@ -18,7 +18,6 @@ class ChatLog(Format):
 
     content = "chat logs"
     item = "a chat log"
-    marks = (b'"answered"',)
     suffixes = (".jsonl",)
     holds_reward = True
 

@@ -20,7 +20,6 @@ class Art(Format):
     content = "trajectories of ART"
     item = "a trajectory of ART"
     several = "trajectories"
-    marks = (b'"messages_and_choices"',)
     holds_text = holds_reward = True
 
     def recognise_row(self, row: JsonObject) -> bool:

@@ -21,7 +21,6 @@ class VerlDump(Format):
 
     content = "rollouts that verl dumped"
     item = "a dumped rollout"
-    marks = (b'"score"',)
     holds_text = holds_reward = True
 
     def recognise_row(self, row: JsonObject) -> bool:
@@ -50,7 +49,6 @@ class SkyRLDump(Format):
 
     content = "rollouts that SkyRL dumped"
     item = "a dumped rollout"
-    marks = (b'"output_response"',)
     holds_text = holds_reward = True
     keys = ({"input_prompt", "output_response", "score"},)
 

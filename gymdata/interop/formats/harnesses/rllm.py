@@ -22,7 +22,6 @@ class Rllm(Format):
     item = "a trajectory of rLLM"
     several = "trajectories"
     unread_ids = ("steps", "response_ids")
-    marks = (b'"chat_completions"',)
     holds_text = holds_reward = True
 
     def recognise_row(self, row: JsonObject) -> bool:

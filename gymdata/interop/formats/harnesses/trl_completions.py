@@ -26,7 +26,6 @@ class TrlCompletions(Format):
 
     content = "completions that TRL logged"
     item = "a row of completions"
-    marks = (b'"advantage"',)
     holds_text = holds_reward = True
     keys = (_COLUMNS,)
 

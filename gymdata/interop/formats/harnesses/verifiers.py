@@ -35,7 +35,6 @@ class Verifiers(Format):
 
     content = "rollouts of verifiers"
     item = "a rollout of verifiers"
-    marks = (b'"example_id"',)
     holds_text = holds_reward = True
     unread_ids = ("trajectory", "prompt_ids")
     keys = ({"example_id", "prompt", "completion", "reward"},)

@@ -22,7 +22,6 @@ class VerifiersTraces(Format):
     content = "traces of verifiers"
     item = "a trace of verifiers"
     several = "traces"
-    marks = (b'"nodes"',)
     holds_text = holds_reward = True
 
     def recognise_row(self, row: JsonObject) -> bool:

@@ -18,7 +18,6 @@ class AlpacaFarm(Compared):
     ``output_2``, and ``preference``: below 1.5 the first is the better one, above it the second."""
 
     content = "preferences of AlpacaFarm"
-    marks = (b'"output_2"',)
     keys = ({"instruction", "output_1", "output_2", "preference"},)
 
     def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:

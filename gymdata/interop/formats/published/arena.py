@@ -25,7 +25,6 @@ class Arena(Format):
     table = "pairs"
     content = "battles of Chatbot Arena"
     item = "a battle"
-    marks = (b'"conversation_a"', b'"winner_model_a"')
     holds_text = True
     keys = (
         {"conversation_a", "conversation_b", "winner"},

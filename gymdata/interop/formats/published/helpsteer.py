@@ -16,7 +16,6 @@ class HelpSteerPreference(Compared):
     preferences of each annotator are not read. HelpSteer's ratings of one answer are ``trl-prompt-completion``."""
 
     content = "preferences of HelpSteer"
-    marks = (b'"preference_strength"', b'"overall_preference"')
     keys = (
         {"prompt", "response_1", "response_2", "preference_strength"},
         {"context", "response1", "response2", "overall_preference"},

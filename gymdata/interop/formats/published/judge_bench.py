@@ -20,7 +20,6 @@ class JudgeBench(Compared):
     tie. Which model answered, and its source, are not read."""
 
     content = "comparisons of JudgeBench"
-    marks = (b'"response_A"',)
     keys = ({"question", "response_A", "response_B", "label"},)
 
     def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:

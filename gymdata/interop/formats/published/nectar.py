@@ -17,7 +17,6 @@ class Nectar(Ranked):
     one. A rank is no margin; what is known of two worse answers, and which models they are of, is lost."""
 
     content = "ranked answers of Nectar"
-    marks = (b'"answers"',)
 
     def recognise_row(self, row: JsonObject) -> bool:
         return isinstance(row.get("prompt"), str) and {"answer", "rank"} <= first_row(row.get("answers")).keys()

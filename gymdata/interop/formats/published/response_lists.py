@@ -29,7 +29,6 @@ class ResponseLists(Format):
 
     content = "lists of responses"
     item = "a response"
-    marks = (b'"responses"', b'"generations"', b'"outputs"', b'"output"')
     holds_text = holds_reward = True
 
     def recognise_row(self, row: JsonObject) -> bool:

@@ -17,7 +17,6 @@ class SafeRlhf(Compared):
     Which answer is safer, and its labels of harm, are not read."""
 
     content = "preferences of PKU-SafeRLHF"
-    marks = (b'"better_response_id"',)
     keys = ({"prompt", "response_0", "response_1", "better_response_id"},)
 
     def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:

@@ -16,7 +16,6 @@ class Shp(Compared):
     difference of the scores, which Reddit's voters gave."""
 
     content = "preferences of SHP"
-    marks = (b'"human_ref_A"',)
     keys = ({"history", "human_ref_A", "human_ref_B", "labels"},)
 
     def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:

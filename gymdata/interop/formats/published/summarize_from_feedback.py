@@ -19,7 +19,6 @@ class SummarizeFromFeedback(Compared):
     of the same data set."""
 
     content = "comparisons of summaries"
-    marks = (b'"summaries"',)
     keys = ({"info", "summaries", "choice"},)
 
     def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:

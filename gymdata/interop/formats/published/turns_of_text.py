@@ -19,7 +19,6 @@ class Lima(Format):
 
     content = "conversations of LIMA"
     item = "a conversation"
-    marks = (b'"conversations"', b'"conversation"')
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:
@@ -40,7 +39,6 @@ class Capybara(Format):
 
     content = "conversations of Capybara"
     item = "a conversation"
-    marks = (b'"conversations"', b'"conversation"')
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:

@@ -20,7 +20,6 @@ class UltraFeedback(Format):
     content = "rated answers of UltraFeedback"
     item = "a rated answer"
     several = "completions"
-    marks = (b'"completions"',)
     holds_text = holds_reward = True
 
     def recognise_row(self, row: JsonObject) -> bool:

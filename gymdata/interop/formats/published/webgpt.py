@@ -15,7 +15,6 @@ class WebGpt(Compared):
     difference is the margin; equal scores are a tie. The quotes that answers refer to by number are not read."""
 
     content = "preferences of WebGPT"
-    marks = (b'"answer_0"',)
     keys = ({"question", "answer_0", "answer_1", "score_0", "score_1"},)
 
     def compared(self, item: JsonObject) -> tuple[Any, tuple[Any, Any], float, float]:
