@@ -11,14 +11,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Decimal
-from itertools import chain
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from gymdata.errors import UsageError
-from gymdata.stats import group_statistic
 
 #: Rewards such as 0.9 − 0.8 fall short of 0.1 by rounding alone.
 _TOLERANCE = 1e-9
@@ -73,14 +70,14 @@ class Selection:
 
 
 def group_statistics(scores: Mapping[str, Sequence[float | None]]) -> list[GroupStats]:
-    """Statistics of each task's scores; a missing or non-finite score is never counted as 0."""
-    sizes = np.array([len(values) for values in scores.values()], np.int64)
-    flat = pa.array(list(chain.from_iterable(scores.values())), pa.float64()).to_numpy(zero_copy_only=False)
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    missing = np.bincount(owner[~np.isfinite(flat)], minlength=len(sizes))
-    columns = [group_statistic(statistic, flat, owner, len(sizes)) for statistic in ("mean", "min", "max")]
-    rows = zip(scores, sizes.tolist(), missing.tolist(), *(column.tolist() for column in columns), strict=True)
-    return [GroupStats(*row) for row in rows]
+    """Statistics of each task's scores, whatever their order; a missing or non-finite score is never counted as 0."""
+    groups = []
+    for task_id, values in scores.items():
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        least, most = min(known, default=math.nan), max(known, default=math.nan)
+        mean = least if least == most or not known else math.fsum(value / len(known) for value in known)
+        groups.append(GroupStats(task_id, len(values), len(values) - len(known), mean, least, most))
+    return groups
 
 
 def percentile_at(epoch: int, config: CurriculumConfig) -> Decimal:

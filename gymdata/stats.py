@@ -38,42 +38,6 @@ def known_rewards(column: Any) -> Array:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-#: The statistics of ``group_statistic``; also prefixes of group columns: ``mean_reward``, ``max_n_turns``.
-STATISTICS = ("mean", "min", "max", "std", "sum")
-
-
-def group_statistic(statistic: str, values: Array, groups: Array, n_groups: int) -> Array:
-    """``statistic`` (one of ``STATISTICS``) of the finite values of each group (a code from 0 per value); NaN where a group
-    has none.
-
-    Sums run over sorted values, so that the order of rows cannot change the last bit. ``std`` is the sample standard
-    deviation (ddof 1): exactly 0 where all values are equal, and NaN for a single one. Means and deviations are right for
-    values of any size; a sum beyond float64 is infinite.
-    """
-    import polars as pl
-
-    value = pl.col("value")
-    low, high = value.min(), value.max()
-    largest = pl.max_horizontal(low.abs(), high.abs())
-    # As unit_of; 2 to the 1024th is beyond float64.
-    power = pl.lit(2.0).pow(largest.log(2).floor().clip(upper_bound=1023))
-    unit = pl.when(largest > _PLAIN).then(power).otherwise(1.0)
-    scaled = value / unit
-    aggregate = {
-        "min": low,
-        "max": high,
-        "sum": scaled.sum() * unit,
-        "mean": pl.when(low == high).then(low).otherwise(scaled.mean() * unit),
-        "std": pl.when(value.len() > 1).then(pl.when(low == high).then(0.0).otherwise(scaled.std() * unit)),
-    }[statistic]
-    rows = pl.LazyFrame({"group": groups, "value": np.asarray(values, np.float64)}).filter(value.is_finite())
-    # Sorted by group, too: rounding in the kernels depends on where each group is in memory.
-    table = rows.sort("group", "value").group_by("group", maintain_order=True).agg(aggregate.alias("value")).collect()
-    result = np.full(n_groups, np.nan)
-    result[table["group"].to_numpy()] = table["value"].to_numpy()
-    return result
-
-
 RESAMPLES = 2_000
 #: Of every interval: 95 % lie between.
 _BOUNDS = (0.5 - 0.95 / 2, 0.5 + 0.95 / 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -53,6 +54,19 @@ def test_unknown_scores_are_not_zero_and_nan_does_not_pass():
     (a, b) = group_statistics({"a": [None, 1.0, math.nan, math.inf], "b": [None, math.nan]})
     assert (a.mean, a.score_range, a.n_unscored) == (1.0, 0.0, 3)
     assert select_groups([a, b], 1, DEFAULTS).left_out == {"a": "rewards too alike", "b": "no score is known"}
+
+
+def test_equal_scores_have_their_own_mean_and_large_ones_a_right_one():
+    """Neither is rounded away, nor beyond float64."""
+    groups = group_statistics({"a": [0.1] * 3, "b": [1e308] * 2, "c": [-1e308, 1e308, 1e308, 1e308], "d": [0.25, 0.5]})
+    assert [group.mean for group in groups] == [0.1, 1e308, 0.5e308, 0.375]
+
+
+@given(st.lists(st.floats(allow_nan=True), min_size=1, max_size=30), st.randoms(use_true_random=False))
+def test_the_order_of_scores_cannot_change_the_last_bit(scores: list[float], random: Random) -> None:
+    """Statistics are the same numbers, bit for bit, in whatever order the scores come."""
+    one, other = (repr(group_statistics({"a": values})) for values in (scores, random.sample(scores, len(scores))))
+    assert one == other
 
 
 def test_easy_groups_come_first_unless_sorted_ascending():

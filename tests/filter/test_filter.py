@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.commands.filter.columns import Loaded, load_columns
+from gymdata.commands.filter.columns import Columns, Stored
+from gymdata.commands.filter.conditions import connection
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
@@ -203,6 +205,8 @@ def test_scores_made_afterwards_are_columns(run: Path, tmp_path: Path) -> None:
         ({"where": "task.categry == 'math'"}, "did you mean 'task.category'"),
         ({"where": "task.meta == 'math'"}, "tasks have object"),
         ({"where": "mean_rewrd > 1"}, "did you mean 'mean_reward'"),
+        ({"where": "status == completed"}, "unknown column 'completed'(.|\n)*single quotes"),
+        ({"where": "reward = None"}, "unknown column 'None'"),
         ({"balance": "categry"}, "did you mean 'task.category'"),
         ({"best_n": 1, "best_by": "status"}, "expected a number"),
         ({}, "nothing to filter by"),
@@ -346,9 +350,11 @@ def test_a_folder_of_scores_may_stand_beside_rollouts(run: Path, tmp_path: Path)
 def test_a_field_of_tasks_has_the_rows_of_the_other_columns(run: Path) -> None:
     """A run that is being collected may grow between two readings: later rows take no part."""
     table = read_table(run, ROLLOUTS)
-    rollouts = Loaded(lambda names: table.select(names).slice(0, 5), lambda _, names: table.select(names).to_batches())
-    columns = load_columns([run], {"task.category": "--where", "prompt": "--where"}, rollouts)
-    assert {name: len(values) for name, values in columns.values.items()} == {"task.category": 5, "prompt": 5}
+    stored = Stored(lambda names: table.select(names).slice(0, 5), lambda _, names: table.select(names).to_batches())
+    columns = Columns([run], {"task.category": "--where", "prompt": "--where"}, stored)
+    with connection() as con:
+        rows = con.execute(f"SELECT row FROM ({columns.source(con)}) ORDER BY row").fetchall()
+    assert rows == [(row,) for row in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -370,6 +376,20 @@ def test_long_integers_are_compared_digit_for_digit(tmp_path: Path, where: str, 
     run = write_run(tmp_path / "run", rows)
     assert gymdata.filter(run, tmp_path / "o", where=where).rollouts_out == len(kept)
     assert names(tmp_path / "o") == kept
+
+
+def test_a_stored_nan_is_missing(tmp_path: Path) -> None:
+    """In a column of rollouts, and in the figures of its group, which are of the others."""
+    rows = [
+        rollout("t", k, r, two_turns(k, 20), temperature=0.7) for k, r in enumerate((math.nan, math.inf, 0.5, None))
+    ]
+    rows[0]["temperature"] = rows[0]["duration_s"] = math.nan
+    run = write_run(tmp_path / "run", rows)
+    for where, kept in (
+        ("reward IS NULL", 3), ("reward > 0", 1), ("temperature IS NULL", 1), ("temperature = 0.7", 3),
+        ("duration_s IS NULL", 1), ("mean_temperature = 0.7 AND n_scored = 1 AND std_reward IS NULL", 4),
+    ):  # fmt: skip
+        assert gymdata.filter(run, write=False, where=where).rollouts_out == kept
 
 
 def test_numbers_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:

@@ -8,42 +8,48 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 
-from gymdata.commands.filter.steps import Funnel
-from gymdata.stats import STATISTICS, group_statistic
+from gymdata.commands.filter.columns import Columns, Stored
+from gymdata.commands.filter.conditions import column_of, connection
+from gymdata.commands.filter.steps import Funnel, Step
 
 rewards = st.sampled_from([0.0, 0.1, 0.5, 1.0, math.nan, math.inf])
-NAMES = ["a", "b"]
+STATISTICS = ("mean", "min", "max", "std", "sum")
 rows = st.lists(
     st.tuples(st.integers(0, 3), rewards, st.sampled_from(["a", "b", None]), st.integers(0, 2)), min_size=1, max_size=12
 )
 
 
-def funnel_of(given_rows: list[Any], order: list[int]) -> tuple[Funnel, dict[str, Any]]:
+def table_of(con: Any, given_rows: list[Any], order: list[int]) -> Funnel:
+    """A funnel over (group, reward, category, key), in this order; a reward that is not finite and key 0 are none."""
     picked = [(k, *given_rows[k]) for k in order]
     columns = {
-        "index": np.array([k for k, *_ in picked]),
-        "reward": np.array([reward for _, _, reward, _, _ in picked]),
-        "category": np.array([-1 if c is None else NAMES.index(c) for _, _, _, c, _ in picked]),
-        "key": np.array([key for *_, key in picked], np.uint64),
+        "row": pa.array(range(len(order))),
+        "rollout_id": pa.array([f"r{k}" for k in order], pa.string()),
+        "rollout_index": pa.array(order, pa.int32()),
+        "group": pa.array([group for _, group, *_ in picked], pa.int32()),
+        "score": pa.array([r if math.isfinite(r) else None for _, _, r, _, _ in picked], pa.float64()),
+        "category": pa.array([category for *_, category, _ in picked], pa.string()),
+        "key": pa.array([key or None for *_, key in picked], pa.int64()),
     }
-    ids = pa.chunked_array([[f"r{k}"] for k, *_ in picked])
-    return Funnel(ids, np.array([group for _, group, *_ in picked])), columns
+    con.register("given", pa.table(columns))
+    con.execute("CREATE TEMP TABLE rows AS FROM given")
+    return Funnel(con)
 
 
-def kept(given_rows: list[Any], order: list[int], step: str) -> tuple[set[str], Funnel]:
-    funnel, columns = funnel_of(given_rows, order)
-    if step == "dedupe":
-        funnel.dedupe(columns["key"], columns["index"])
-    elif step == "best of doubles":
-        funnel.dedupe(columns["key"], columns["index"], columns["reward"])
-    elif step == "best":
-        funnel.best(2, "reward", columns["reward"], columns["index"])
-    else:
-        funnel.balance("category", columns["category"], NAMES, seed=3)
-    return {f"r{order[k]}" for k in np.flatnonzero(funnel.alive)}, funnel
+def kept(given_rows: list[Any], order: list[int], step: str) -> tuple[set[str], list[Step]]:
+    with connection() as con:
+        funnel = table_of(con, given_rows, order)
+        if step == "dedupe":
+            funnel.dedupe(ranked=False)
+        elif step == "best of doubles":
+            funnel.dedupe(ranked=True)
+        elif step == "best":
+            funnel.best(2, "reward")
+        else:
+            funnel.balance("category", funnel.categories(), seed=3)
+        return {f"r{order[k]}" for k in np.flatnonzero(funnel.left(len(order)))}, funnel.steps
 
 
 STEPS = ["dedupe", "best of doubles", "best", "balance"]
@@ -56,14 +62,13 @@ def test_the_order_of_rows_changes_nothing(given_rows: list[Any], random: Any, s
     shuffled = random.sample(plain, len(plain))
     (first, a), (second, b) = kept(given_rows, plain, step), kept(given_rows, shuffled, step)
     assert first == second
-    assert a.steps == b.steps
+    assert a == b
 
 
 @given(rows, st.sampled_from(STEPS))
 def test_every_row_is_kept_or_counted_once(given_rows: list[Any], step: str) -> None:
     """What goes in comes out, or is counted under one reason."""
-    _, funnel = kept(given_rows, list(range(len(given_rows))), step)
-    (account,) = funnel.steps
+    _, (account,) = kept(given_rows, list(range(len(given_rows))), step)
     assert account.rows_in == len(given_rows) == account.rows_out + sum(account.dropped.values())
 
 
@@ -89,10 +94,13 @@ def test_every_category_has_the_same_number(given_rows: list[Any]) -> None:
 
 def test_ids_tell_apart_what_is_equal_otherwise() -> None:
     """Of rollouts of one group with one score and one index, which two runs have, the first ids stay."""
-    ids = pa.chunked_array([["c", "a"], ["x", "b", "d"]])
-    funnel = Funnel(ids, np.array([0, 0, 1, 0, 0]))
-    funnel.best(2, "reward", np.array([1.0, 1.0, 0.0, 1.0, 0.5]), np.zeros(5, np.int64))
-    assert np.flatnonzero(funnel.alive).tolist() == [1, 2, 3]
+    columns = {"rollout_id": ["c", "a", "x", "b", "d"], "group": [0, 0, 1, 0, 0], "score": [1.0, 1.0, 0.0, 1.0, 0.5]}
+    with connection() as con:
+        con.register("given", pa.table({"row": range(5), **columns, "rollout_index": [0] * 5}))
+        con.execute("CREATE TEMP TABLE rows AS FROM given")
+        funnel = Funnel(con)
+        funnel.best(2, "reward")
+        assert np.flatnonzero(funnel.left(5)).tolist() == [1, 2, 3]
 
 
 @given(rows)
@@ -121,31 +129,37 @@ def test_the_best_of_equal_generations_stays(given_rows: list[Any]) -> None:
     assert names == expected
 
 
+def statistics(given_rows: list[tuple[int, float]], order: list[int], what: str) -> list[Any]:
+    """Of the group of each row, by the rows' numbers in ``given_rows``."""
+    table = pa.table(
+        {
+            "rollout_id": [f"r{k}" for k in order], "task_id": ["t"] * len(order), "rollout_index": order,
+            "group_id": [f"g{given_rows[k][0]}" for k in order], "reward": [given_rows[k][1] for k in order],
+        }
+    )  # fmt: skip
+    name = f"{what}_reward"
+    columns = Columns([], {name: "--where"}, Stored(table.select, lambda *_: []))
+    with connection() as con:
+        found = con.execute(f"SELECT rollout_index, {column_of(name)} FROM ({columns.source(con)})").fetchall()
+    return [value for _, value in sorted(found)]
+
+
 @given(rows, st.sampled_from(STATISTICS))
-def test_group_statistics_are_of_what_is_known(given_rows: list[Any], what: str) -> None:
-    """Statistics are over finite values: none is NaN, equal values have their own mean and a deviation of exactly 0."""
-    groups, values = np.array([g for g, *_ in given_rows]), np.array([r for _, r, *_ in given_rows])
-    result = group_statistic(what, values, groups, 4)
-    for group in range(4):
-        known = sorted(v for v in values[groups == group].tolist() if math.isfinite(v))
+def test_group_columns_are_of_what_is_known(given_rows: list[Any], what: str) -> None:
+    """Statistics are over finite values: none is NaN, equal values have their own mean and a deviation of exactly 0, and
+    one value has none."""
+    pairs = [(group, reward) for group, reward, *_ in given_rows]
+    for (group, _), value in zip(pairs, statistics(pairs, list(range(len(pairs))), what), strict=True):
+        known = sorted(v for g, v in pairs if g == group and math.isfinite(v))
         if not known or (what == "std" and len(known) == 1):
-            assert math.isnan(result[group])
+            assert value is None
             continue
         same = len(set(known)) == 1
         expected = {
             "mean": known[0] if same else np.mean(known), "min": known[0], "max": known[-1],
             "std": 0.0 if same else np.std(known, ddof=1) if len(known) > 1 else math.nan, "sum": np.sum(known),
         }[what]  # fmt: skip
-        assert math.isclose(result[group], expected, rel_tol=1e-12, abs_tol=0.0)
-
-
-@pytest.mark.filterwarnings("error")
-def test_statistics_of_very_large_numbers() -> None:
-    """Means and deviations are exact where sums and squares are beyond float64; such a sum is infinite."""
-    values, groups = np.array([1e308, 1e308, -1e308, 1e308]), np.array([0, 0, 1, 1])
-    assert group_statistic("mean", values, groups, 2).tolist() == [1e308, 0.0]
-    assert group_statistic("std", values, groups, 2).tolist() == [0.0, pytest.approx(np.sqrt(2) * 1e308)]
-    assert group_statistic("sum", values, groups, 2).tolist() == [np.inf, 0.0]
+        assert math.isclose(value, expected, rel_tol=1e-12, abs_tol=0.0)
 
 
 @given(
@@ -154,10 +168,6 @@ def test_statistics_of_very_large_numbers() -> None:
     st.sampled_from(STATISTICS),
 )
 def test_the_order_of_rows_cannot_change_the_last_bit(values: list[Any], random: Any, what: str) -> None:
-    """A statistic is the same number, bit for bit, in whatever order the rows come."""
-    shuffled = random.sample(values, len(values))
-    one, other = (
-        group_statistic(what, np.array([v for _, v in rows]), np.array([g for g, _ in rows]), 3)
-        for rows in (values, shuffled)
-    )
-    np.testing.assert_array_equal(one, other)
+    """A column of groups is the same number, bit for bit, in whatever order the rows come."""
+    plain = list(range(len(values)))
+    assert statistics(values, plain, what) == statistics(values, random.sample(plain, len(plain)), what)

@@ -1,16 +1,18 @@
-"""What a condition can name: columns of rollouts, their texts and rewards, fields of their tasks, and facts of their groups.
+"""What an expression can name: columns of rollouts, their texts and rewards, fields of tasks, and facts of groups.
 
-Only what is named is read, and token ids never; NaN is missing, and of rewards what is infinite, too; a group column
-describes the group as in the input. ``prompt`` is the contents of the messages before the model's first, ``text`` those
-of the model's messages, and ``tool_calls`` the names and arguments of the model's calls, ``name({…})``, joined by blank
-lines. ``agents`` made the model calls, and ``errors`` are what failed: both joined by commas, null where there is none.
+``Columns`` finds the columns that are named and gives them to DuckDB as one SELECT. Only what is named is read, and token
+ids never. NaN is missing, and of rewards what is infinite, too; a group column describes the group as in the input, over
+finite values. ``prompt`` is the contents of the messages before the model's first, ``text`` those of the model's messages,
+and ``tool_calls`` the names and arguments of the model's calls, ``name({…})``, joined by blank lines. ``agents`` made the
+model calls, and ``errors`` are what failed: both joined by commas, null where there is none.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +20,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.commands.filter.conditions import connection, unknown_column
-from gymdata.errors import DataError, UsageError, json_kind
+from gymdata.commands.filter.conditions import column_of, unknown_column
+from gymdata.commands.filter.tasks import Tasks
+from gymdata.errors import DataError, UsageError
 from gymdata.rewards.port import TOTAL
-from gymdata.rollouts.messages import field_at, object_of
 from gymdata.rollouts.schema import AGENTS, ROLLOUTS, Table
 from gymdata.scores.chosen import default_score, named_scores, scores_of, with_score
-from gymdata.stats import STATISTICS, group_statistic, known_rewards
 from gymdata.store import read_failures, read_table, scan_batches
 from gymdata.store.lineage import refuse_duplicates
-from gymdata.store.lines import decode
 from gymdata.store.reading import warn
 
-_ALWAYS = ("rollout_id", "task_id", "group_id", "rollout_index")
-#: The same for every rollout of a group, as are the fields of its task.
-_OF_GROUP = ("group_id", "task_id", "policy", "policy_hash", "policy_version", "task")
 #: The place of the model's first message. Its messages carry the number of their turn; where none does (imported files),
 #: they are the last ``n_turns`` of assistants.
 _FIRST = """coalesce(list_position([m.turn IS NOT NULL FOR m IN messages], true),
@@ -48,94 +45,150 @@ TEXTS = {
     "text": f"array_to_string([m.content {_OF_MODEL} IF m.role = 'assistant' AND m.content <> ''], {_LINES})",
     "tool_calls": f"array_to_string([{_CALLED} {_OF_MODEL} IF m.tool_calls NOT IN ('null', '[]')], {_LINES})",
 }
-_CALLED_BY = pa.schema([pa.field("agents", pa.list_(pa.string()))])
-_AGENTS = "nullif(array_to_string(list_sort(list_distinct(agents)), ', '), '')"
-#: Columns that may be long are read in batches.
+#: Columns that may be long, as SQL over stored ones. They are read in batches; of the turns, only their agents.
 _LONG = {name: name for name in ("messages", "tools", "task", "extra")} | TEXTS
+_LONG["agents"] = "nullif(array_to_string(list_sort(list_distinct(turns)), ', '), '')"
 _SHORT = [name for name in ROLLOUTS.schema.names if name not in _LONG and name != "turns"]
 _NUMBERS = [f.name for f in ROLLOUTS.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
-#: What a group has in common → the column that it is about.
-_COUNTS = {"n_rollouts": "group_id", "n_scored": "reward"}
-_PLAIN = (*_SHORT, *_LONG, "agents", "errors", *_COUNTS)
-
-
-@dataclass
-class RolloutColumns:
-    """One entry per rollout for every named column. ``scored_by``: files of re-scorings that were read for it; ``scores``:
-    the names of the scores, None for the total reward; ``groups``: each row's group as a code from 0."""
-
-    table: pa.Table
-    groups: np.ndarray
-    values: dict[str, pa.Array] = field(default_factory=dict)
-    scored_by: list[Path] = field(default_factory=list)
-    scores: list[str | None] = field(default_factory=list)
+#: Always read.
+_KEYS = ("rollout_id", "task_id", "group_id", "rollout_index")
+#: Of the finite values of a group. Sorted, because the order of sums changes their last bit.
+_STATISTICS = {
+    "mean": "CASE WHEN min({0}) = max({0}) THEN min({0}) ELSE avg({0} ORDER BY {0}) END",
+    "min": "min({0})",
+    "max": "max({0})",
+    "std": "nullif(stddev_samp({0} ORDER BY {0}), 'nan')",
+    "sum": "sum({0} ORDER BY {0})",
+}
+#: What a group has in common → the column that it is about, and SQL over it.
+_COUNTS = {"n_rollouts": ("group_id", "count(*)"), "n_scored": ("reward", "count({0})")}
+#: The same for every rollout of a group, as are the fields of its task.
+_OF_GROUP = ("group_id", "task_id", "policy", "policy_hash", "policy_version", "task")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """Rollouts that are in memory already: ``columns`` gives the short columns of some names, ``batches`` any."""
+class Stored:
+    """Rollouts: ``columns`` gives the short columns of some names, ``batches`` any, row for row alike."""
 
     columns: Callable[[Sequence[str]], pa.Table]
     batches: Callable[[Table, Sequence[str]], Iterable[pa.RecordBatch]]
 
 
-def load_columns(
-    sources: Sequence[str | Path], named: Mapping[str, str], rollouts: Loaded | None = None
-) -> RolloutColumns:
-    """The columns that are ``named`` (name → where, for errors) of the rollouts under ``sources``.
+class Columns:
+    """The named columns of the rollouts under some paths. ``table``: their keys and named short columns; ``scored_by``:
+    files of re-scorings that were read; ``scores``: the names of the scores, None for the total reward."""
 
-    ``rollouts``: their rows, where they are in memory; ``sources`` then say where their scores are. Raises UsageError for
-    an unknown name, with the nearest; DataError for a path without rollouts; RefusedError (D701) when a rollout is there
-    twice.
-    """
-    needed = {_base(name): where for name, where in named.items()} | dict(named)
-    by_reward = rollouts is None and "reward" in needed
-    only = default_score(sources, None, "reward_NAME in the condition")[0] if by_reward else None
-    rollouts = rollouts or Loaded(
-        lambda names: pa.concat_tables([read_table(path, ROLLOUTS, names) for path in sources]),
-        lambda table, names: (batch for path in sources for batch in scan_batches(path, table, names)),
-    )
-    by_name = any(name.startswith("reward_") for name in needed)
-    short = {*_ALWAYS, *needed, *(("reward", "rewards") if by_name else ())}
-    table = rollouts.columns([name for name in _SHORT if name in short])
-    if not table.num_rows:
-        raise DataError.empty(sources[0], "rollouts")
-    refuse_duplicates(table, sources)
-    groups = table["group_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
-    columns = RolloutColumns(table, groups, scores=[only] if by_reward else [])
-    values = columns.values
-    if only is not None:
-        warn(f"reward is the score {only!r}, the only re-scoring (reward_{TOTAL}: the total reward of collect)")
-        # Beside the table, in which reward_reward finds the total reward.
-        rows, columns.scored_by = with_score(sources, table, only)
-        values["reward"] = rows["reward"].combine_chunks()
-    tasks = _Tasks(rollouts) if any(name.startswith("task.") for name in needed) else None
-    long = {name: sql for name, sql in _LONG.items() if name in needed}
-    read = [name for name in ROLLOUTS.arrow.names if re.search(rf"\b{name}\b", " ".join(long.values()))]
-    batches = (batch.select(read) for batch in rollouts.batches(ROLLOUTS, read))
-    made = _in_batches(batches, pa.schema([ROLLOUTS.arrow.field(name) for name in read]), long)
-    agents = (pa.record_batch([_agents(b.column("turns"))], _CALLED_BY) for b in rollouts.batches(AGENTS, ("turns",)))
-    made |= _in_batches(agents, _CALLED_BY, {"agents": _AGENTS} if "agents" in needed else {})
-    # More rows may have been collected since the others were read.
-    values |= {name: of[: len(groups)] for name, of in made.items()}
-    scores = [TOTAL, *named_scores(sources, table)] if by_name else []
-    for name, where in sorted(needed.items(), key=lambda item: is_of_group(item[0])):
-        if name.startswith("reward_") and name.removeprefix("reward_") in scores:
-            _, of_score, scored_by = scores_of(sources, table, name.removeprefix("reward_"))
-            values[name] = of_score.combine_chunks()
-            columns.scored_by += [path for path in scored_by if path not in columns.scored_by]
-            columns.scores.append(name.removeprefix("reward_"))
-        elif tasks is not None and name.startswith("task.") and name.removeprefix("task.") in tasks.names:
-            values[name] = tasks.column(name.removeprefix("task."), where)[: len(groups)]
-        elif _base(name) != name and _base(name) in values:
-            values[name] = _of_group(columns, name)
+    def __init__(self, sources: Sequence[str | Path], named: Mapping[str, str], stored: Stored | None = None) -> None:
+        """``named``: name → where, for errors. ``stored``: the rollouts, where they are in memory; ``sources`` then say
+        where their scores are.
+
+        Raises UsageError for an unknown name, with the nearest; DataError for a path without rollouts; RefusedError (D701)
+        when a rollout is there twice.
+        """
+        needed = {_base(name): where for name, where in named.items()} | dict(named)
+        by_reward = stored is None and "reward" in needed
+        only = default_score(sources, None, "reward_NAME in the condition")[0] if by_reward else None
+        self._sources = sources
+        self._stored = stored or Stored(
+            lambda names: pa.concat_tables([read_table(path, ROLLOUTS, names) for path in sources]),
+            lambda table, names: (batch for path in sources for batch in scan_batches(path, table, names)),
+        )
+        by_name = any(name.startswith("reward_") for name in needed)
+        short = {*_KEYS, *needed, *(("reward", "rewards") if by_name else ())}
+        self.table = self._stored.columns([name for name in _SHORT if name in short])
+        if not self.table.num_rows:
+            raise DataError.empty(sources[0], "rollouts")
+        refuse_duplicates(self.table, sources)
+        self.scored_by: list[Path] = []
+        self.scores: list[str | None] = [only] if by_reward else []
+        #: Columns that no file of rollouts has, and those of groups.
+        self._made = dict[str, Any]()
+        self._long, self._of_group = list[str](), dict[str, str]()
+        if only is not None:
+            warn(f"reward is the score {only!r}, the only re-scoring (reward_{TOTAL}: the total reward of collect)")
+            rows, self.scored_by = with_score(sources, self.table, only)
+            self._made["reward"] = rows["reward"]
+        for name, where in needed.items():
+            self._find(name, where)
+
+    def _find(self, name: str, where: str) -> None:
+        """Raises UsageError for a name of no column."""
+        score, field = name.removeprefix("reward_"), name.removeprefix("task.")
+        if name in self._made or name in self.table.column_names:
+            return
+        if name in _LONG:
+            self._long.append(name)
+        elif score != name and score in (TOTAL, *named_scores(self._sources, self.table)):
+            _, self._made[name], scored_by = scores_of(self._sources, self.table, score)
+            self.scored_by += [path for path in scored_by if path not in self.scored_by]
+            self.scores.append(score)
+        elif field != name and field in self._tasks.names:
+            self._made[name] = self._tasks.column(field, where)[: self.table.num_rows]
         elif name == "errors":
-            values[name] = errors_of(sources, table["rollout_id"])
-        elif name in table.column_names:
-            values.setdefault(name, _known(table[name].combine_chunks(), name))
-        elif name not in values:
-            raise _unknown(name, where, sources, rollouts)
-    return columns
+            self._made[name] = _errors(self._sources, self.table["rollout_id"])
+        elif _base(name) != name:
+            self._of_group[name] = _COUNTS[name][1] if name in _COUNTS else _STATISTICS[name.partition("_")[0]]
+        else:
+            raise self._unknown(name, where)
+
+    @cached_property
+    def _tasks(self) -> Tasks:
+        return Tasks(batch.column("task") for batch in self._stored.batches(ROLLOUTS, ("task",)))
+
+    def source(self, con: Any) -> str:
+        """A SELECT for ``con`` that gives each rollout's ``row`` from 0, ``rollout_id``, ``rollout_index``, ``group`` (a
+        number) and the named columns, called as ``column_of`` says."""
+        codes = self.table["group_id"].combine_chunks().dictionary_encode().indices
+        short = self.table.select([name for name in self.table.column_names if name not in self._made])
+        short = short.append_column("row", pa.array(np.arange(len(codes)))).append_column("group", codes)
+        for name, values in self._made.items():
+            short = short.append_column(column_of(name), values)
+        con.register("short", short)
+        con.register("given", self._with_long(short) if self._long else short)
+        sql = {field.name: _known(field) for field in short.schema if field.name in _SHORT}
+        sql |= {name: column_of(name) for name in self._made} | {name: _LONG[name] for name in self._long}
+        shown = ", ".join(f"{of} AS {column_of(name)}" for name, of in sql.items())
+        rows = f'SELECT row, rollout_id, rollout_index, "group", {shown} FROM given'
+        if not self._of_group:
+            return rows
+        statistics = ", ".join(
+            f"{statistic.format(_finite(sql[_base(name)]))} AS {column_of(name)}"
+            for name, statistic in self._of_group.items()
+        )
+        groups = f'SELECT "group", {statistics} FROM short GROUP BY "group"'
+        return f'SELECT * FROM ({rows}) JOIN ({groups}) USING ("group")'
+
+    def _with_long(self, short: pa.Table) -> pa.RecordBatchReader:
+        """``short`` and what the long columns are made of, in batches."""
+        words = {word for name in self._long for word in re.findall(r"\w+", _LONG[name])}
+        read = [name for name in ROLLOUTS.schema.names if name in words and name not in short.column_names]
+        agents = pa.field("turns", pa.list_(pa.string()))
+        fields = [agents if name == "turns" else ROLLOUTS.schema.field(name) for name in read]
+        schema = pa.schema([*short.schema, *fields])
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            first = 0
+            for batch in self._stored.batches(AGENTS, read):
+                # More rows may have been collected since the others were read.
+                for beside in short.slice(first, batch.num_rows).combine_chunks().to_batches():
+                    long = batch.slice(0, beside.num_rows)
+                    columns = [_agents(long[name]) if name == "turns" else long[name] for name in read]
+                    yield pa.RecordBatch.from_arrays([*beside.columns, *columns], schema=schema)
+                first += batch.num_rows
+
+        return pa.RecordBatchReader.from_batches(schema, rows())
+
+    def _unknown(self, name: str, where: str) -> UsageError:
+        scores = named_scores(self._sources, self._stored.columns(["rewards"]))
+        shown = [
+            *(*_SHORT, *_LONG, "errors", *_COUNTS),
+            *(f"reward_{score}" for score in scores),
+            *(f"task.{path}" for path in sorted(self._tasks.names)),
+        ]
+        numbers = [of for of in shown if of in _NUMBERS or of.startswith("reward_")]
+        names = [*shown, *(f"{statistic}_{of}" for of in numbers for statistic in _STATISTICS)]
+        shown.append(f"{'_, '.join(_STATISTICS)}_ before a number's name for its group")
+        return unknown_column(name, names, where, shown)
 
 
 def category_name(name: str) -> str:
@@ -151,87 +204,32 @@ def is_of_group(name: str) -> bool:
 
 def _base(name: str) -> str:
     """The column of rollouts that a column of groups is about; of another, itself."""
-    statistic, _, of = name.partition("_")
-    is_statistic = statistic in STATISTICS and (of in _NUMBERS or of.startswith("reward_"))
-    return of if is_statistic else _COUNTS.get(name, name)
-
-
-def _of_group(columns: RolloutColumns, name: str) -> pa.Array:
-    of = columns.values[_base(name)]
     if name in _COUNTS:
-        per_group = np.bincount(columns.groups, weights=of.is_valid().to_numpy(zero_copy_only=False)).astype(np.int64)
-    else:
-        numbers = of.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        n_groups = int(columns.groups.max()) + 1
-        per_group = group_statistic(name.partition("_")[0], numbers, columns.groups, n_groups)
-    return pa.array(per_group[columns.groups], from_pandas=True)
+        return _COUNTS[name][0]
+    statistic, _, of = name.partition("_")
+    return of if statistic in _STATISTICS and (of in _NUMBERS or of.startswith("reward_")) else name
 
 
-def _known(column: pa.Array, name: str) -> pa.Array:
-    """Null for NaN; a float32 as the double of its shortest spelling, so that the mean of 0.7 is 0.7."""
-    if name == "reward":
-        return pa.array(known_rewards(column), from_pandas=True)
+def _known(column: pa.Field) -> str:
+    """SQL of a stored column with NULL for NaN; of a float32 as the double of its shortest spelling, so that the mean of
+    0.7 is 0.7."""
+    if column.name == "reward":
+        return _finite(column.name)
     if pa.types.is_float32(column.type):
-        spelt = column.dictionary_encode()
-        column = spelt.dictionary.cast(pa.string()).cast(pa.float64()).take(spelt.indices)
-    return pc.if_else(pc.is_nan(column), None, column) if pa.types.is_floating(column.type) else column
+        return f"nullif({column.name}::VARCHAR::DOUBLE, 'nan')"
+    return f"nullif({column.name}, 'nan')" if pa.types.is_float64(column.type) else column.name
 
 
-def _unknown(name: str, where: str, sources: Sequence[str | Path], rollouts: Loaded) -> UsageError:
-    scores = named_scores(sources, rollouts.columns(["rewards"]))
-    shown = [
-        *_PLAIN,
-        *(f"reward_{score}" for score in scores),
-        *(f"task.{path}" for path in sorted(_Tasks(rollouts).names)),
-    ]
-    numbers = [of for of in shown if of in _NUMBERS or of.startswith("reward_")]
-    names = [*shown, *(f"{statistic}_{of}" for of in numbers for statistic in STATISTICS)]
-    shown.append(f"{'_, '.join(STATISTICS)}_ before a number's name for its group")
-    return unknown_column(name, names, where, shown)
+def _finite(sql: str) -> str:
+    return f"CASE WHEN isfinite({sql}::DOUBLE) THEN {sql}::DOUBLE END"
 
 
-def _in_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, wanted: Mapping[str, str]) -> dict[str, pa.Array]:
-    """``wanted`` (name → SQL over the columns of ``schema``) of all rows, in one pass."""
-    if not wanted:
-        return {}
-    with connection("rollouts") as con:
-        con.register("given", pa.RecordBatchReader.from_batches(schema, batches))
-        columns = ", ".join(f"{sql} AS {name}" for name, sql in wanted.items())
-        made = con.sql(f"SELECT {columns} FROM given").to_arrow_table()
-    return {name: made[name].combine_chunks() for name in wanted}
-
-
-def _agents(turns: pa.Array) -> pa.Array:
+def _agents(turns: pa.ListArray) -> pa.ListArray:
     ends = np.cumsum(np.append(0, pc.list_value_length(turns).to_numpy(zero_copy_only=False)))
     return pa.ListArray.from_arrays(ends.astype(np.int32), turns.flatten().field("agent"))
 
 
-class _Tasks:
-    """Fields of the tasks' rows, inner ones by dotted path. Each task is decoded once, not once for each of its rollouts."""
-
-    def __init__(self, rollouts: Loaded) -> None:
-        batches = (pc.fill_null(batch.column("task"), "") for batch in rollouts.batches(ROLLOUTS, ("task",)))
-        encoded = pa.chunked_array([tasks.dictionary_encode() for tasks in batches]).combine_chunks()
-        texts = encoded.dictionary.to_pylist()
-        self._rows = [object_of(decode(text.encode(), exact=True) if text else None) for text in texts]
-        self._indices = encoded.indices
-        self.names = {path for row in self._rows for path in _paths(row)}
-
-    def column(self, path: str, where: str) -> pa.Array:
-        """A field's values. Raises UsageError where it is no single value, or numbers that cannot be compared."""
-        values = [field_at(row, path) for row in self._rows]
-        types = {type(value) for value in values if value is not None}
-        if not (types <= {int, float} or types in ({bool}, {str})):
-            met = ", ".join(sorted({json_kind(value) for value in values if value is not None}))
-            raise UsageError.bad_value(where, f"task.{path}", f"a field with one kind of value; tasks have {met}")
-        try:
-            return pa.array(values, None if types else pa.string(), from_pandas=True).take(self._indices)
-        except (pa.ArrowInvalid, OverflowError) as error:
-            expected = "integers of at most 64 bits, or of 53 beside fractions"
-            raise UsageError.bad_value(where, f"task.{path}", f"{expected} ({error})") from error
-
-
-def errors_of(sources: Iterable[str | Path], ids: pa.ChunkedArray) -> pa.Array:
+def _errors(sources: Iterable[str | Path], ids: pa.ChunkedArray) -> pa.Array:
     """What failed in the attempts at each rollout, ``engine``, ``environment``, ``agent`` or ``reward NAME``; null where
     nothing did. ``ids``: of the rollouts."""
     by_rollout: dict[str, set[str]] = {}
@@ -242,10 +240,3 @@ def errors_of(sources: Iterable[str | Path], ids: pa.ChunkedArray) -> pa.Array:
         )
     texts = {rollout: ", ".join(sorted(kinds)) for rollout, kinds in by_rollout.items()}
     return pa.array([texts.get(rollout) for rollout in ids.to_pylist()] if texts else [None] * len(ids), pa.string())
-
-
-def _paths(row: Mapping[str, Any], before: str = "") -> Iterable[str]:
-    for key, value in row.items():
-        yield before + key
-        if isinstance(value, dict):
-            yield from _paths(value, f"{before}{key}.")

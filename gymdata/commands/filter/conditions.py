@@ -1,4 +1,4 @@
-"""Conditions of ``gymdata filter`` and ``view``: DuckDB expressions over the columns of one rollout and its group.
+"""Expressions of ``gymdata filter`` and ``view``: DuckDB's, over the columns of one rollout and its group.
 
 Missing values have three-valued logic: a comparison with one is neither true nor false, and a row is kept only where its
 condition is true. A stored NaN is missing, and so is what is divided by 0; an expression that makes another NaN, which
@@ -12,13 +12,10 @@ import contextlib
 import difflib
 import functools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
+from typing import Any, Literal
 
 from gymdata.commands.query.guard import check_statement, lock
 from gymdata.errors import UsageError, abridged, counted
@@ -28,26 +25,35 @@ _MOST_OPERATIONS = 100
 _REFUSED = ("SUBQUERY", "WINDOW", "STAR", "PARAMETER", "POSITIONAL_REFERENCE")
 #: What may be no number where its parts are numbers; and through which functions NaN stays NaN.
 _COMPUTED, _ARITHMETIC = ("FUNCTION", "CAST", "CASE", "OPERATOR"), ("+", "-", "*", "/")
+_FLOATS = ("float", "double")
+_NUMBERS = (*_FLOATS, "decimal", "tinyint", "smallint", "integer", "bigint", "hugeint")
+Kind = Literal["condition", "number", "value"]
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """A condition as it was written, and the columns that it reads. ``sql``: the same over the columns ``c0``, ``c1``, … in
-    the order of ``names``; ``parts``: what in it is computed. ``number``: it ranks. ``where``: its name in errors."""
+class Expression:
+    """An expression as it was written, and the columns that it reads. ``where``: its name in errors; ``kind``: what it is
+    to be; ``sql``: the same over columns that are called as ``column_of`` says; ``parts``: what in it is computed."""
 
     text: str
     where: str
-    number: bool
+    kind: Kind
     sql: str
     names: tuple[str, ...]
     parts: tuple[str, ...]
 
 
-def parse(text: str, where: str, *, number: bool = False) -> Condition:
+def column_of(name: str) -> str:
+    """What SQL calls the column ``name``: SQL ignores case, and the names of scores do not."""
+    return f"column_{name.encode().hex()}"
+
+
+def parse(text: str, where: str, kind: Kind = "condition") -> Expression:
     """Read ``text``. Raises UsageError for what is no expression over columns of one rollout and its group."""
     if not text.strip():
         raise UsageError.bad_value(where, text, 'a condition, such as "reward > 0.5"')
-    with connection(f"{where}: {text!r}") as con:
+    subject = f"{where}: {text!r}"
+    with connection() as con, about(subject):
 
         def tree_of(expression: str) -> Any:
             # On a line of its own the bracket is in no comment.
@@ -68,7 +74,7 @@ def parse(text: str, where: str, *, number: bool = False) -> Condition:
         if refused := next((node["class"] for node, _ in nodes if node["class"] in _REFUSED), None):
             got = refused.lower().replace("_", " ")
             raise UsageError(
-                f"{where}: {text!r}: got a {got}, expected an expression over one rollout",
+                f"{subject}: got a {got}, expected an expression over one rollout",
                 hint="what its group has in common are columns, such as mean_reward",
             )
         parameters = {path[0] for node, _ in nodes if node["class"] == "LAMBDA" for path in _paths(node["lhs"])}
@@ -80,13 +86,14 @@ def parse(text: str, where: str, *, number: bool = False) -> Condition:
             if node["class"] in _COMPUTED and not inside and not parameters.intersection(p[0] for p in _paths(node))
         ]
         if len(computed) > _MOST_OPERATIONS:
-            raise UsageError(f"{where}: {text!r}: more than {_MOST_OPERATIONS} operations")
-        names = dict[str, str]()
+            raise UsageError(f"{subject}: more than {_MOST_OPERATIONS} operations")
+        names = dict[str, None]()
         for path in columns:
             name = ".".join(path[1:] if path[0] == "rollouts" and len(path) > 1 else path)
-            path[:] = [names.setdefault(name, f"c{len(names)}")]
+            names[name] = None
+            path[:] = [column_of(name)]
         parts = tuple(map(sql_of, computed))
-        return Condition(" ".join(text.split("\n")).strip(), where, number, sql_of(root), tuple(names), parts)
+        return Expression(" ".join(text.split("\n")).strip(), where, kind, sql_of(root), tuple(names), parts)
 
 
 def _nodes(tree: Any, inside: bool = False) -> Iterator[tuple[Any, bool]]:
@@ -106,50 +113,48 @@ def _paths(tree: Any) -> list[list[str]]:
     return [node["column_names"] for node, _ in _nodes(tree) if node["class"] == "COLUMN_REF"]
 
 
-def check(condition: Condition, columns: Mapping[str, pa.Array]) -> None:
-    """Raises UsageError unless every name is one of ``columns`` and the value is true or false, or a number."""
-    for name in condition.names:
-        if name not in columns:
-            raise unknown_column(name, columns, condition.where)
-    with _over(condition, {name: columns[name].slice(0, 0) for name in condition.names}, 0) as con:
-        # As a condition of rows, in which there are no aggregates.
-        con.sql(f"SELECT 1 FROM given WHERE ({condition.sql}) IS NULL")
-        kind = con.sql(f"SELECT {condition.sql} FROM given").to_arrow_table().schema.types[0]
-    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    if not (numeric if condition.number else pa.types.is_boolean(kind)):
-        expected = "a number" if condition.number else 'a condition, such as "reward > 0.5"'
-        raise UsageError.bad_value(condition.where, condition.text, f"{expected}; this is {kind}")
+def evaluate(con: Any, expressions: Mapping[str, Expression], source: str, keep: str = "row") -> None:
+    """Make the table ``rows`` of the columns ``keep`` of ``source``, a SELECT, and of ``expressions`` (name → expression):
+    conditions are true, false or null, numbers null where they are not finite. All are checked before a row is read.
+
+    Raises UsageError for an expression that is of another kind, that DuckDB cannot evaluate, or that computes with NaN.
+    """
+    checked = {name: _checked(con, expression, source) for name, expression in expressions.items()}
+    made = "".join(f", {sql} AS {name}, {nan} AS nan_{name}" for name, (sql, nan) in checked.items())
+    with about("; ".join(f"{e.where}: {e.text!r}" for e in expressions.values())):
+        con.execute(f"CREATE TEMP TABLE rows AS SELECT {keep}{made} FROM ({source})")
+    for name in (name for name, (_, nan) in checked.items() if nan != "false"):
+        if n := _one(con, f"SELECT count(*) FROM rows WHERE nan_{name}"):
+            raise UsageError(
+                f"{expressions[name].where}: {expressions[name].text!r}: computes with NaN for {counted(n, 'rollout')}",
+                hint="CASE WHEN … THEN … END leaves these out",
+            )
 
 
-def evaluate(condition: Condition, columns: Mapping[str, pa.Array], rows: int) -> pa.Array:
-    """One value per row, null where it is not known. ``condition`` has passed ``check``; ``columns``: those that it names,
-    each with ``rows`` values. Raises UsageError for what DuckDB cannot evaluate, and for NaN."""
-    with _over(condition, columns, rows) as con:
-        for part in condition.parts:
-            if con.sql(f"SELECT {part} FROM given").types[0].id not in ("float", "double"):
-                continue
-            if nan := _one(con, f"SELECT count(*) FROM given WHERE isnan(TRY({part}))"):
-                raise UsageError(
-                    f"{condition.where}: {condition.text!r}: computes with NaN for {counted(nan, 'rollout')}",
-                    hint="CASE WHEN … THEN … END leaves these out",
-                )
-        return con.sql(f"SELECT {condition.sql} AS answer FROM given").to_arrow_table()["answer"].combine_chunks()
+def _checked(con: Any, expression: Expression, source: str) -> tuple[str, str]:
+    """SQL of the answer to an expression, and of whether it computes with NaN."""
+    sql, parts = f"({expression.sql})", expression.parts
+    with about(f"{expression.where}: {expression.text!r}"):
+        # Also as a condition of rows, in which there are no aggregates.
+        kind, *kinds = con.sql(f"SELECT {', '.join([sql, *parts])} FROM ({source}) WHERE {sql} IS NULL").types
+    accepted = {"condition": ("boolean",), "number": _NUMBERS, "value": (kind.id,)}[expression.kind]
+    if kind.id not in accepted and kind.id.removeprefix("u") not in accepted:
+        expected = "a number" if expression.kind == "number" else 'a condition, such as "reward > 0.5"'
+        raise UsageError.bad_value(expression.where, expression.text, f"{expected}; this is {str(kind).lower()}")
+    if expression.kind == "number":
+        sql = f"CASE WHEN isfinite({sql}::DOUBLE) THEN {sql}::DOUBLE END"
+    if kind.id in _FLOATS:
+        sql += " + 0.0"  # which 0.0 and -0.0 are alike with
+    nan = (f"isnan(TRY({part}))" for part, kind in zip(parts, kinds, strict=True) if kind.id in _FLOATS)
+    return sql, " OR ".join(nan) or "false"
 
 
-def is_true(answer: pa.Array) -> npt.NDArray[np.bool_]:
-    """Where a condition's answer is true; unknown is not."""
-    return np.asarray(answer.fill_null(False).to_numpy(zero_copy_only=False), bool)
-
-
-def unknown_column(
-    name: str, columns: Sequence[str] | Mapping[str, Any], where: str, shown: Sequence[str] = ()
-) -> UsageError:
+def unknown_column(name: str, columns: Sequence[str], where: str, shown: Sequence[str] = ()) -> UsageError:
     """The error for a column that is not there, naming the nearest one. ``shown``: what to list, when not all."""
-    names = list(columns)
     # A field of the task that is written without its "task." is the likeliest slip.
-    near = [f"task.{name}"] if f"task.{name}" in names else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    near = [f"task.{name}"] if f"task.{name}" in columns else difflib.get_close_matches(name, columns, n=1, cutoff=0.6)
     lead = f"did you mean {near[0]!r}? " if near else "a text is in single quotes; "
-    return UsageError(f"{where}: unknown column {name!r}", hint=f"{lead}there are: {abridged(shown or names)}")
+    return UsageError(f"{where}: unknown column {name!r}", hint=f"{lead}there are: {abridged(shown or columns)}")
 
 
 @functools.cache
@@ -169,27 +174,25 @@ def _database() -> Any:
 
 
 @contextlib.contextmanager
-def connection(subject: str) -> Iterator[Any]:
-    """A connection to nothing; its errors are about ``subject``."""
-    import duckdb
-
-    try:
-        with _database().cursor() as con:
-            yield con
-    except duckdb.Error as error:
-        message = " ".join(str(error).partition("\n\nLINE")[0].split())
-        aggregate = "cannot contain aggregates" in message
-        hint = "name a column of its group: mean_reward, max_reward, n_rollouts, n_scored" if aggregate else None
-        raise UsageError(f"{subject}: {message}", hint=hint) from error
+def connection() -> Iterator[Any]:
+    """A connection to nothing."""
+    with _database().cursor() as con:
+        yield con
 
 
 @contextlib.contextmanager
-def _over(condition: Condition, columns: Mapping[str, pa.Array], rows: int) -> Iterator[Any]:
-    with connection(f"{condition.where}: {condition.text!r}") as con:
-        # A constant condition names no column; the row numbers give it its length.
-        values = [pa.array(np.arange(rows)), *(columns[name] for name in condition.names)]
-        con.register("given", pa.table(values, names=["row", *(f"c{k}" for k in range(len(condition.names)))]))
-        yield con
+def about(subject: str) -> Iterator[None]:
+    """DuckDB's errors as UsageError about ``subject``."""
+    import duckdb
+
+    try:
+        yield
+    except duckdb.Error as error:
+        message = " ".join(str(error).partition("\n\nLINE")[0].split())
+        message = re.sub(r"column_([0-9a-f]+)", lambda found: bytes.fromhex(found[1]).decode(), message)
+        aggregate = "cannot contain aggregates" in message
+        hint = "name a column of its group: mean_reward, max_reward, n_rollouts, n_scored" if aggregate else None
+        raise UsageError(f"{subject}: {message}", hint=hint) from error
 
 
 def _one(con: Any, sql: str, *values: str) -> Any:

@@ -8,17 +8,18 @@ the output is counted under one reason; the output's run.json leads back to the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.commands.filter import conditions
-from gymdata.commands.filter.columns import RolloutColumns, category_name, is_of_group, load_columns
+from gymdata.commands.filter.columns import Columns, category_name, is_of_group
+from gymdata.commands.filter.conditions import Expression, about, connection, evaluate, parse
 from gymdata.commands.filter.settings import FilterConfig
 from gymdata.commands.filter.steps import Funnel, Step
 from gymdata.errors import RefusedError, UsageError, counted
@@ -31,6 +32,9 @@ from gymdata.store import StageOutput, files_of, resolve
 from gymdata.store.lineage import Paths, chosen_rows, common_identity, parents_of, refuse_other_settings
 from gymdata.store.paths import RUN_JSON, files_apart, matches
 from gymdata.store.stage_output import described_by
+
+#: A hash of all that a rollout generated, none where nothing was.
+_GENERATED = "CASE WHEN n_generated_tokens > 0 THEN nullif(generation_hash, 0) END"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -106,34 +110,37 @@ def filter(
             for target in targets.values():
                 # The test side of a file may have been the -o of another filter.
                 refuse_other_settings(target, config, noun, out.overwrite)
-        plan = _Plan(config, several=sum(len(matches(source)) for source in sources) > 1)
-        columns = load_columns(sources, plan.named)
-        funnel = _run(plan, columns)
-        if not funnel.alive.any():
-            reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in funnel.steps for reason, n in s.dropped.items())
-            most = max(funnel.steps, key=lambda step: step.rows_in - step.rows_out)
+        expressions = _expressions(config)
+        several = sum(len(matches(source)) for source in sources) > 1
+        if not (several or expressions or config.share):
+            raise UsageError(
+                "there is nothing to filter by",
+                hint="give --where, --group-where, --dedupe, --best-n, --balance, --split-by task or several inputs",
+            )
+        columns = Columns(sources, {name: e.where for e in expressions.values() for name in e.names})
+        kept, steps = _choose(config, expressions, columns)
+        if not kept.any():
+            reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in steps for reason, n in s.dropped.items())
+            most = max(steps, key=lambda step: step.rows_in - step.rows_out)
             dropped = f"dropped {sum(most.dropped.values()):,} ({most.detail})"
             raise RefusedError(
-                f"none of {counted(len(funnel.alive), 'rollout')} is left ({reasons})",
+                f"none of {counted(len(kept), 'rollout')} is left ({reasons})",
                 hint=f"nothing was written; loosen --{most.name}, which {dropped}",
             )
-        sides, task_ids = {"kept": funnel.alive}, columns.table["task_id"]
+        sides, task_ids = {"kept": kept}, columns.table["task_id"]
         if config.share is not None:
-            test_tasks = split_tasks(task_ids.filter(pa.array(funnel.alive)).to_pylist(), config.share, config.seed)
+            test_tasks = split_tasks(task_ids.filter(pa.array(kept)).to_pylist(), config.share, config.seed)
             in_test = pc.is_in(task_ids, value_set=pa.array(sorted(test_tasks), pa.string())).to_numpy()
-            sides = {"train": funnel.alive & ~in_test, "test": funnel.alive & in_test}
+            sides = {"train": kept & ~in_test, "test": kept & in_test}
+        n_groups = steps[0].groups_in if steps else _distinct(columns.table["group_id"], kept)
         report = FilterReport(
-            rollouts_in=len(funnel.alive),
-            rollouts_out=int(funnel.alive.sum()),
-            groups_in=int(columns.groups.max()) + 1,
-            groups_out=len(np.unique(columns.groups[funnel.alive])),
-            steps=funnel.steps,
+            rollouts_in=len(kept),
+            rollouts_out=int(kept.sum()),
+            groups_in=n_groups,
+            groups_out=steps[-1].groups_out if steps else n_groups,
+            steps=steps,
             sides={
-                side: {
-                    "rollouts": int(mask.sum()),
-                    "tasks": int(pc.count_distinct(task_ids.filter(pa.array(mask))).as_py()),
-                }
-                for side, mask in sides.items()
+                side: {"rollouts": int(mask.sum()), "tasks": _distinct(task_ids, mask)} for side, mask in sides.items()
             },
         )
         if out is not None:
@@ -141,66 +148,55 @@ def filter(
         return report
 
 
-class _Plan:
-    """The parsed conditions, each with its step, and the columns that all steps name, each with where it was named."""
-
-    def __init__(self, config: FilterConfig, *, several: bool) -> None:
-        self.config = config
-        texts = [("where", text) for text in config.where] + [("group-where", text) for text in config.group_where]
-        self.conditions = [(step, conditions.parse(text, f"--{step}")) for step, text in texts]
-        self.best_by = conditions.parse(config.best_by, "--best-by", number=True) if config.best_n else None
-        self.balance = category_name(config.balance) if config.balance else None
-        if not several and not any((texts, config.dedupe, config.best_n, config.balance, config.share)):
-            raise UsageError(
-                "there is nothing to filter by",
-                hint="give --where, --group-where, --dedupe, --best-n, --balance, --split-by task or several inputs",
-            )
-        self.all = [*(condition for _, condition in self.conditions), *([self.best_by] if self.best_by else [])]
-        self.named = {name: condition.where for condition in self.all for name in condition.names}
-        if self.balance:
-            self.named.setdefault(self.balance, "--balance")
-        if config.dedupe:
-            self.named |= dict.fromkeys(("generation_hash", "n_generated_tokens"), "--dedupe")
+def _distinct(ids: pa.ChunkedArray, mask: np.ndarray) -> int:
+    return int(pc.count_distinct(ids.filter(pa.array(mask))).as_py())
 
 
-def _run(plan: _Plan, columns: RolloutColumns) -> Funnel:
-    config, values, rows = plan.config, columns.values, len(columns.groups)
-    funnel = Funnel(columns.table["rollout_id"], columns.groups)
-    index = columns.table["rollout_index"].to_numpy()
-    for name in (name for step, condition in plan.conditions if step == "group-where" for name in condition.names):
-        if not is_of_group(name):
+def _expressions(config: FilterConfig) -> dict[str, Expression]:
+    """What the steps take of each rollout, by its name in the table ``rows``."""
+    named = {f"where_{k}": parse(text, "--where") for k, text in enumerate(config.where)}
+    for k, text in enumerate(config.group_where):
+        condition = named[f"group_where_{k}"] = parse(text, "--group-where")
+        if name := next((name for name in condition.names if not is_of_group(name)), None):
             hint = f"its group has mean_{name}, min_{name}, max_{name}, std_{name} and sum_{name} of a number"
             raise UsageError(f"--group-where: {name!r} is no column of groups", hint=hint)
-    # All are checked before the first is evaluated.
-    for condition in plan.all:
-        conditions.check(condition, values)
-    for step, condition in plan.conditions:
-        answer = conditions.evaluate(condition, values, rows)
-        unknown = np.asarray(answer.is_null().to_numpy(zero_copy_only=False), bool)
-        funnel.condition(step, condition.text, conditions.is_true(answer), unknown)
-    score = None
-    if plan.best_by:
-        ranks = conditions.evaluate(plan.best_by, values, rows)
-        score = ranks.cast("float64", safe=False).to_numpy(zero_copy_only=False)
+    if config.best_n:
+        named["score"] = parse(config.best_by, "--best-by", "number")
     if config.dedupe:
-        # A hash of all that each rollout generated; 0 where nothing was.
-        keys = pc.if_else(pc.greater(values["n_generated_tokens"], 0), values["generation_hash"], 0)
-        funnel.dedupe(pc.fill_null(keys, 0).to_numpy(), index, score)
-    if plan.best_by and config.best_n and score is not None:
-        funnel.best(config.best_n, plan.best_by.text, score, index)
-    if plan.balance:
-        of = values[plan.balance]
-        # 0.0 and -0.0 are one value.
-        of = pc.add(of, 0.0) if pa.types.is_floating(of.type) else of
-        encoded = of.cast(pa.string()).dictionary_encode()
-        codes = pc.fill_null(encoded.indices, -1).to_numpy()
-        funnel.balance(plan.balance, codes, encoded.dictionary.to_pylist(), config.seed)
-    return funnel
+        named["key"] = parse(_GENERATED, "--dedupe", "value")
+    if config.balance:
+        quoted = category_name(config.balance).replace('"', '""')
+        named["category"] = parse(f'"{quoted}"', "--balance", "value")
+    return named
+
+
+def _choose(
+    config: FilterConfig, expressions: Mapping[str, Expression], columns: Columns
+) -> tuple[npt.NDArray[np.bool_], list[Step]]:
+    """Which rollouts are kept, and what each step did."""
+    if not expressions:
+        return np.ones(columns.table.num_rows, bool), []
+    # Ids decide between equals.
+    ids = ", rollout_id" if {"score", "key", "category"} & expressions.keys() else ""
+    with connection() as con, about("filter"):
+        evaluate(con, expressions, columns.source(con), f'row, "group", rollout_index{ids}')
+        funnel = Funnel(con)
+        categories = funnel.categories() if config.balance else []
+        for name, expression in expressions.items():
+            if expression.kind == "condition":
+                funnel.condition(expression.where.removeprefix("--"), expression.text, name)
+        if config.dedupe:
+            funnel.dedupe(ranked="score" in expressions)
+        if config.best_n:
+            funnel.best(config.best_n, expressions["score"].text)
+        if config.balance:
+            funnel.balance(category_name(config.balance), categories, config.seed)
+        return funnel.left(columns.table.num_rows), funnel.steps
 
 
 def _write(
     report: FilterReport,
-    columns: RolloutColumns,
+    columns: Columns,
     sides: dict[str, np.ndarray],
     targets: dict[str, Path],
     sources: Sequence[str | Path],

@@ -1,13 +1,12 @@
 """Choosing rollouts by what is known about them without their tokens: the steps of ``gymdata filter``.
 
 Invariants: the order of the rows changes nothing but the order of the rows; every row that a step drops is counted
-under one reason; random draws are seeded hashes of the ids. Group columns are over finite values only: a missing reward
-is never counted as 0.
+under one reason; random draws are seeded hashes of the ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from gymdata.commands.filter.conditions import connection
-
-Mask = npt.NDArray[np.bool_]
-Array = npt.NDArray[Any]
-#: Ids that are converted to Python objects at a time.
+#: Ids that are Python objects at a time, because they take three times as much.
 _TEXTS = 65_536
 
 
@@ -39,79 +34,85 @@ class Step:
 
 
 class Funnel:
-    """Rows that go through steps. ``alive``: which are left; ``steps``: how many each step dropped, and why."""
+    """The table ``rows`` of a DuckDB connection, from which steps delete: ``row``, ``rollout_id``, ``rollout_index``,
+    ``group`` (a number) and what steps need. ``steps``: how many rows each dropped, and why."""
 
-    def __init__(self, rollout_ids: pa.ChunkedArray, groups: Array) -> None:
-        """``groups``: each row's group as a code from 0."""
-        self.alive: Mask = np.ones(len(groups), bool)
+    def __init__(self, con: Any) -> None:
         self.steps: list[Step] = []
-        self._ids = rollout_ids
-        self._groups = groups
+        self._con = con
+        self._left = self._counts()
 
-    def drop(self, name: str, detail: str, reasons: dict[str, Mask], notes: Sequence[str] = ()) -> None:
-        """Drop the remaining rows that any reason matches; each is counted under the first that does."""
-        rows_in, groups_in = int(self.alive.sum()), self._n_groups()
-        dropped = {}
-        for reason, bad in reasons.items():
-            hit = self.alive & bad
-            if hit.any():
-                dropped[reason] = int(hit.sum())
-            self.alive = self.alive & ~bad
-        rows_out = int(self.alive.sum())
-        self.steps.append(Step(name, detail, rows_in, rows_out, groups_in, self._n_groups(), dropped, list(notes)))
+    def condition(self, name: str, text: str, column: str) -> None:
+        """Keep the rows for which ``column`` is true."""
+        self._drop(name, text, {"a value is missing": f"{column} IS NULL", "not true": f"NOT {column}"})
 
-    def condition(self, name: str, text: str, true: Mask, unknown: Mask) -> None:
-        """Keep the rows for which a condition is true."""
-        self.drop(name, text, {"a value is missing": unknown, "not true": ~true})
+    def dedupe(self, *, ranked: bool) -> None:
+        """Of the rows of a group with equal ``key``, keep the one with the highest ``score`` (if ``ranked``). A row without
+        a key duplicates no other row."""
+        order = ["score DESC NULLS LAST", "rollout_index"] if ranked else ["rollout_index"]
+        double = _after_first(1, "FROM rows WHERE key IS NOT NULL", ['"group"', "key"], order)
+        self._drop("dedupe", "same generated tokens in its group", {"same as another of its group": double})
 
-    def dedupe(self, keys: Array, index: Array, score: Array | None = None) -> None:
-        """Of the rows of a group with equal ``keys``, keep the one with the highest finite ``score`` (if given), of
-        equals the one with the lowest ``index``. A row with key 0 duplicates no other row."""
-        ranked = [] if score is None else [np.where(np.isfinite(score), -score + 0.0, np.inf)]
-        double = self._after_first(1, keys != 0, of=[self._groups, keys], order=[*ranked, index])
-        self.drop("dedupe", "same generated tokens in its group", {"same as another of its group": double})
+    def best(self, n: int, by: str) -> None:
+        """Keep the ``n`` rows of each group with the highest ``score``; those without one go. Ties go to the lower index."""
+        beyond = _after_first(n, "FROM rows", ['"group"'], ["score DESC", "rollout_index"])
+        self._drop("best-n", f"{n} by {by}", {f"no {by}": "score IS NULL", f"not among the best {n}": beyond})
 
-    def best(self, n: int, by: str, score: Array, index: Array) -> None:
-        """Keep the ``n`` highest scores of each group; one that is not finite does not count. Ties go to the lower index."""
-        finite = np.isfinite(score)
-        beyond = self._after_first(n, finite, of=[self._groups], order=[-score + 0.0, index])
-        self.drop("best-n", f"{n} by {by}", {f"no {by}": ~finite, f"not among the best {n}": beyond})
-
-    def balance(self, by: str, categories: Array, names: Sequence[str], seed: int) -> None:
-        """Keep as many rows of every category as the rarest one has left, drawn by a seeded hash of their ids.
-
-        ``categories``: each row's place in ``names``, -1 for none."""
-        valid = categories >= 0
-        sizes, living = (np.bincount(categories[rows], minlength=len(names)) for rows in (valid, self.alive & valid))
-        counts = {name: n for name, n in zip(names, living.tolist(), strict=True) if n}
+    def balance(self, by: str, had: Sequence[str], seed: int) -> None:
+        """Keep as many rows of every ``category`` as the rarest one has left, drawn by a seeded hash of their ids. ``had``:
+        the categories of the input, also those of which no row is left."""
+        self._draw(seed)
+        counts = dict(self._all("SELECT category::VARCHAR, count(*) FROM rows WHERE category IS NOT NULL GROUP BY 1"))
         least = min(counts.values(), default=0)
-        over = self._after_first(least, valid, of=[categories], order=[self._drawn(seed)])
-        gone = sorted(name for name, n in zip(names, sizes.tolist(), strict=True) if n and name not in counts)
-        notes = [f"{category}: {n:,} before" for category, n in sorted(counts.items(), key=lambda item: str(item[0]))]
-        notes += [f"{category}: none was left" for category in gone]
-        reasons = {f"no {by}": ~valid, f"over the {least:,} of the rarest": over}
-        self.drop("balance", f"{len(counts):,} values of {by}", reasons, notes)
+        over = _after_first(least, "FROM rows JOIN drawn USING (row)", ["category"], ["number"])
+        notes = [f"{category}: {n:,} before" for category, n in sorted(counts.items())]
+        notes += [f"{category}: none was left" for category in sorted(set(had) - counts.keys())]
+        reasons = {f"no {by}": "category IS NULL", f"over the {least:,} of the rarest": over}
+        self._drop("balance", f"{len(counts):,} values of {by}", reasons, notes)
 
-    def _drawn(self, seed: int) -> Array:
-        """A random number per rollout, determined by its id and the seed."""
-        # Some at a time: as Python objects, ids take three times as much.
-        batches = pa.table([self._ids], ["id"]).to_batches(max_chunksize=_TEXTS)
-        drawn = ([xxhash.xxh3_64_intdigest(t.encode(), seed) for t in batch[0].to_pylist()] for batch in batches)
-        return np.concatenate([np.array(numbers, np.uint64) for numbers in drawn])
+    def categories(self) -> list[str]:
+        """The distinct values of ``category`` that are left, as text."""
+        return [text for (text,) in self._all("SELECT DISTINCT category::VARCHAR FROM rows WHERE category IS NOT NULL")]
 
-    def _after_first(self, n: int, able: Mask, *, of: Sequence[Array], order: Sequence[Array]) -> Mask:
-        """Living rows that are ``able``, but for the first ``n`` of those that are alike in ``of``: by ``order``, then by
-        rollout id, whatever their order in the file."""
-        keys = [f"k{k}" for k in range(len(of) + len(order))]
-        arrays = [np.arange(len(able)), self._ids, self.alive & able, *of, *order]
-        with connection("filter") as con:
-            con.register("given", pa.table(arrays, ["row", "id", "able", *keys]))
-            alike, ordered = ", ".join(keys[: len(of)]), ", ".join([*keys[len(of) :], "id"])
-            place = f"row_number() OVER (PARTITION BY {alike} ORDER BY {ordered})"
-            later = con.sql(f"SELECT row FROM given WHERE able QUALIFY {place} > {n}").to_arrow_table()["row"]
-        result = np.zeros(len(self.alive), bool)
-        result[later.to_numpy()] = True
-        return result
+    def left(self, rows: int) -> npt.NDArray[np.bool_]:
+        """Of ``rows`` rows, which are left."""
+        mask = np.zeros(rows, bool)
+        mask[self._con.sql("SELECT row FROM rows").to_arrow_table()["row"].to_numpy()] = True
+        return mask
 
-    def _n_groups(self) -> int:
-        return len(np.unique(self._groups[self.alive]))
+    def _drop(self, name: str, detail: str, reasons: Mapping[str, str], notes: Sequence[str] = ()) -> None:
+        """Delete the rows for which any of ``reasons`` (text → SQL) is true; each is counted under the first that is."""
+        rows_in, groups_in = self._left
+        deleted = {reason: self._all(f"DELETE FROM rows WHERE {sql}")[0][0] for reason, sql in reasons.items()}
+        rows_out, groups_out = self._left = self._counts()
+        dropped = {reason: n for reason, n in deleted.items() if n}
+        self.steps.append(Step(name, detail, rows_in, rows_out, groups_in, groups_out, dropped, list(notes)))
+
+    def _draw(self, seed: int) -> None:
+        """Make the table ``drawn``: a random number for each row, determined by its rollout's id and the seed."""
+        ids = self._con.sql("SELECT row, rollout_id FROM rows").to_arrow_reader(_TEXTS)
+        drawn = pa.schema([("row", pa.int64()), ("number", pa.uint64())])
+        batches = [
+            pa.RecordBatch.from_arrays(
+                [rows, pa.array([xxhash.xxh3_64_intdigest(t.encode(), seed) for t in texts.to_pylist()], pa.uint64())],
+                schema=drawn,
+            )
+            for rows, texts in ids
+        ]
+        self._con.register("drawn", pa.Table.from_batches(batches, drawn))
+
+    def _counts(self) -> tuple[int, int]:
+        """How many rows are left, of how many groups."""
+        rows, groups = self._all('SELECT count(*), count(DISTINCT "group") FROM rows')[0]
+        return rows, groups
+
+    def _all(self, sql: str) -> list[Any]:
+        rows: list[Any] = self._con.execute(sql).fetchall()
+        return rows
+
+
+def _after_first(n: int, rows: str, alike: Sequence[str], order: Sequence[str]) -> str:
+    """SQL that is true for ``rows`` but the first ``n`` of those that are alike: by ``order``, then by rollout id,
+    whatever their order in the file."""
+    place = f"row_number() OVER (PARTITION BY {', '.join(alike)} ORDER BY {', '.join([*order, 'rollout_id'])})"
+    return f"row IN (SELECT row {rows} QUALIFY {place} > {n})"

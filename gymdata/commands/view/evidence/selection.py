@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.commands.filter import conditions
-from gymdata.commands.filter.columns import TEXTS, Loaded, load_columns
+from gymdata.commands.filter.columns import TEXTS, Columns, Stored
+from gymdata.commands.filter.conditions import connection, evaluate, parse
 from gymdata.commands.report.rollouts import Rewards, codes_of
 from gymdata.commands.report.sampling import mixed
 from gymdata.commands.view.evidence.tables import Snapshot
@@ -140,7 +140,7 @@ class Query:
         criteria: list[str] = []
         for text in self.conditions():
             with contextlib.suppress(GymdataError):
-                names = conditions.parse(text, "filter").names
+                names = parse(text, "filter").names
                 criteria += [name for name in names if name not in _GIVEN and not name.startswith("task.")]
         return list(dict.fromkeys(criteria))
 
@@ -295,21 +295,19 @@ def select(snapshot: Snapshot, query: Query) -> Selection:
 def _passing(snapshot: Snapshot, query: Query) -> Rows:
     if query.problem is not None:
         raise UsageError(query.problem)
-    texts, rows = query.conditions(), np.arange(len(snapshot))
-    if not texts or not len(rows):
-        return rows
-    expressions = [conditions.parse(text, "filter") for text in texts]
-    named = {name: "filter" for expression in expressions for name in expression.names}
-    columns = load_columns(snapshot.paths, named, Loaded(snapshot.columns, snapshot.batches))
-    for expression in expressions:
-        conditions.check(expression, columns.values)
-    passing = np.ones(len(rows), np.bool_)
-    for expression in expressions:
-        passing &= conditions.is_true(conditions.evaluate(expression, columns.values, len(rows)))
+    texts = query.conditions()
+    if not texts or not len(snapshot):
+        return np.arange(len(snapshot))
+    expressions = {f"where_{k}": parse(text, "filter") for k, text in enumerate(texts)}
+    named = {name: "filter" for expression in expressions.values() for name in expression.names}
+    columns = Columns(snapshot.paths, named, Stored(snapshot.columns, snapshot.batches))
+    with connection() as con:
+        evaluate(con, expressions, columns.source(con))
+        passing = " AND ".join(expressions)
+        rows: Rows = con.sql(f"SELECT row FROM rows WHERE {passing} ORDER BY row").to_arrow_table()["row"].to_numpy()
     # The texts of all rollouts may have been read.
-    del columns
     pa.default_memory_pool().release_unused()
-    return rows[passing]
+    return rows
 
 
 @lru_cache(maxsize=1)
