@@ -32,15 +32,27 @@ _CHOICES = {
 }
 
 
+#: Tables to whose lines rows are added one by one, each with its checksum.
+_APPENDED = ("rollouts", "comparisons")
+_CHECKSUM = {
+    "type": "string",
+    "pattern": "^[0-9a-f]{8}$",
+    "description": "Where rows were added one by one, the last key of each line: the crc32 of the bytes before it.",
+}
+
+
 def json_schema(table: Table) -> dict[str, object]:
     """The JSON Schema of one row of ``table`` in JSON lines."""
+    schema = _object(table.name, list(table.schema), table.optional)
+    if table.name in _APPENDED:
+        schema["properties"] |= {"crc32": _CHECKSUM}
     return {
         "$schema": DIALECT,
         "title": table.name,
         "description": f"One row of the table {table.name}, version {table.version}.",
         "x-gymdata-schema": table.name,
         "x-gymdata-version": table.version,
-        **_object(table.name, list(table.schema), table.optional),
+        **schema,
     }
 
 
@@ -62,7 +74,7 @@ def stale(folder: Path) -> list[str]:
     return wrong + sorted(p.name for p in folder.glob("*.schema.json") if p.name not in expected)
 
 
-def _object(owner: str, fields: list[pa.Field], optional: frozenset[str] = frozenset()) -> dict[str, object]:
+def _object(owner: str, fields: list[pa.Field], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {f.name: _field(owner, f) for f in fields},

@@ -7,6 +7,7 @@ import json
 import math
 import struct
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,15 +146,38 @@ def check_row(row: Json, stop_ids: set[int], text_stops: bool, faults: list[tupl
     return [1, len(turns), len(breaks), len(generated)]
 
 
-def rows_of(path: Path) -> Iterator[Any]:
+def files_of(path: Path) -> list[Path]:
+    """A file itself; of a run its segments: a Parquet file before its lines."""
+    if not path.is_dir():
+        return [path]
+    parts = {
+        part.stem: part for suffix in ("jsonl", "parquet") for part in (path / "rollouts").glob(f"part-*.{suffix}")
+    }
+    return [parts[name] for name in sorted(parts)]
+
+
+def row_of(line: bytes, in_run: bool) -> Any:
+    """The value of a line, without its checksum, which it has in the folder of a run."""
+    content, key, checksum = line.rstrip(b"\n").rpartition(b',"crc32":"')
+    if (key or in_run) and checksum != b'%08x"}' % zlib.crc32(content):
+        raise ValueError("the checksum of the line is another")
+    return json.loads(content + b"}" if key else line)
+
+
+def rows_of(path: Path, in_run: bool) -> Iterator[Any]:
+    """The rows of a Parquet file, or lines of JSON."""
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
         for batch in pq.ParquetFile(path).iter_batches(batch_size=64):
             yield from batch.to_pylist()
     else:
-        with path.open(encoding="utf-8") as lines:
-            yield from (json.loads(line) for line in lines if line.strip())
+        with path.open("rb") as lines:
+            for line in lines:
+                if in_run and not line.endswith((b"\n", b'"}')):
+                    sys.stdout.write(f"{path}: its torn last line is no row\n")
+                elif line.strip():
+                    yield line
 
 
 def main() -> int:
@@ -163,17 +187,19 @@ def main() -> int:
     parser.add_argument("--stop-id", type=int, action="append", metavar="ID", help=about)
     arguments = parser.parse_args()
     seen, n_faults, totals = set[str](), 0, [0, 0, 0, 0]
-    for file in (f for p in arguments.paths for f in (sorted((p / "rollouts").glob("part-*")) if p.is_dir() else [p])):
+    for file in (file for path in arguments.paths for file in files_of(path)):
         facts = file.parent.parent / "run.json"
         run = json.loads(facts.read_text()) if file.parent.name == "rollouts" and facts.is_file() else {}
         stop_ids = set(arguments.stop_id or run.get("chat", {}).get("stop_token_ids", ()))
         text_stops = bool((run.get("identity", {}).get("sampling") or {}).get("stop"))
-        rows, number = rows_of(file), -1
+        in_run = file.absolute().parent.name == "rollouts" and file.name.startswith("part-")
+        rows, number = rows_of(file, in_run), -1
         while True:
             faults: list[tuple[int | None, str]] = []
             number += 1
             try:
                 row = next(rows)
+                row = row_of(row, in_run) if isinstance(row, bytes) else row
                 totals = [a + b for a, b in zip(totals, check_row(row, stop_ids, text_stops, faults), strict=True)]
                 faults += [(None, "rollout_id: is there twice")] if row["rollout_id"] in seen else []
                 seen.add(row["rollout_id"])

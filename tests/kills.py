@@ -376,18 +376,18 @@ def _command(words: list[str]) -> None:
 
 
 def rows_there(run: Path) -> int:
-    """Lines of all journals plus rows of sealed parts, without opening the run."""
+    """Lines of open segments plus rows of sealed parts, without opening the run."""
     import pyarrow.parquet as pq
 
     total, sealed = 0, set()
     for part in (run / "rollouts").glob("part-*.parquet"):
         with contextlib.suppress(OSError):
             total += pq.read_metadata(part).num_rows
-            sealed.add(part.name[5:10])
-    for journal in (run / "rollouts").glob("*.journal"):
-        if journal.name[:5] not in sealed:
+            sealed.add(part.stem)
+    for lines in (run / "rollouts").glob("part-*.jsonl"):
+        if lines.stem not in sealed:
             with contextlib.suppress(FileNotFoundError):
-                total += journal.read_bytes().count(b"\n")
+                total += lines.read_bytes().count(b"\n")
     return total
 
 

@@ -34,7 +34,7 @@ from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
 from gymdata.scores.chosen import default_score, rescorings, taken
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
 from gymdata.store.columns import to_rows
-from gymdata.store.journal import FAILURES, failure_line
+from gymdata.store.journal import FAILURES, line_of
 from gymdata.store.lineage import parents_of, vocabulary
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, RunFacts, beside, local_output, refuse_inputs
@@ -153,7 +153,7 @@ def import_rollouts(
     ) as run:
         findings = _Findings(failed == "drop")
         parts = rendered(imported(Reader(name, run.run_id, columns=columns), sources), renderer, ROLLOUTS)
-        run.write_batches(_counted(findings.gathered(parts), summary, run.sealed_rows))
+        run.write_batches(_counted(findings.gathered(parts), summary, run.sealed_rows + run.journal_rows))
         findings.count(summary)
         _write_lines(Path(output) / REJECTED, _rejected_lines(findings.rejected))
         _write_lines(Path(output) / FAILURES, findings.failures)
@@ -261,7 +261,7 @@ class _Findings:
         self.masked.update(short_reason(failure) for row, failure in failures.items() if row not in failed)
         self.failed.update(short_reason(failures[row]) for row in failed)
         for row, attempt in zip(failed, to_rows(batch.take(pa.array(failed, pa.int64()))), strict=True):
-            self.failures.append(failure_line(encode_any(_attempt(attempt, failures[row]))))
+            self.failures.append(line_of(encode_any(_attempt(attempt, failures[row]))))
         rollouts = pa.array([row for row in range(len(batch)) if row not in set(failed)], pa.int64())
         return batch.take(rollouts) if failed else batch
 

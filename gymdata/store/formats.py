@@ -86,7 +86,7 @@ def head(source: Source) -> list[bytes]:
 def format_of(source: Source) -> ForeignFormat | None:
     """The format of a file, by its first rows or the one value that it is; None for gymdata's own, for one that is not
     known, and for a file that cannot be read."""
-    if source.kind == "journal":
+    if source.kind == "segment":
         return None
     try:
         for value in first_values(source):

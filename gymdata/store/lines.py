@@ -172,6 +172,8 @@ def row_lines(source: Source) -> Iterator[tuple[int, bytes]]:
         yield number, content.replace(b"\r", b" ").replace(b"\n", b" ")
         return
     for row in value:
+        if isinstance(row, dict):
+            row.pop("crc32", None)  # of the line that it was
         try:
             # As ``decode`` reads it again, also with numbers that are not finite and texts that are not Unicode.
             line = json.dumps(row, separators=(",", ":")).encode()
@@ -186,7 +188,7 @@ def line_numbers(path: str | Path, rows: Collection[int]) -> dict[int, int]:
     numbers: dict[int, int] = {}
     with contextlib.suppress(DataError, OSError):
         for source in resolve(path) if Path(path).is_file() and rows else ():
-            if source.kind == "jsonl":
+            if source.kind != "parquet":
                 lines = enumerate(islice(iter_lines(source), max(rows) + 1))
                 numbers |= {row: number for row, (number, _) in lines if row in rows}
     return numbers

@@ -1,7 +1,7 @@
 """Resolves path arguments: which files hold the rows of a table, and which run.json describes them.
 
 Invariants: a run folder, a stage folder, a file and a glob are all accepted; the order of the files is fixed; a
-segment is read from its sealed part when there is one, else from its journal, never from both. Needs no pyarrow.
+segment is read from its Parquet file when there is one, else from its lines, never from both. Needs no pyarrow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from gymdata.store.fetch import copy_command, is_copy, is_url, url_of
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
 
-Kind = Literal["parquet", "jsonl", "journal"]
+#: A segment is a file of JSON lines in a run, each with its checksum.
+Kind = Literal["parquet", "jsonl", "segment"]
 #: How the lines of a file are packed; "csv" and "tsv": a text table.
 Compression = Literal["gzip", "zstd", "csv", "tsv"]
 #: The content of a run.json, and an entry of its ``files`` (``store.run_model`` has the keys).
@@ -44,7 +45,6 @@ SESSIONS_FOLDER = "sessions"
 #: Stage folders in a run whose tables are made from its rollouts and are meaningless without them.
 DERIVED = ("scores-", "judge-", "audit-", "pairs-", "experiences-")
 PART = re.compile(r"part-(\d{5,})\.(parquet|jsonl)")
-JOURNAL = re.compile(r"(\d{5,})\.journal")
 
 _RESTORE = "restore it from a copy; a glob over the data files beside it reads them without it"
 #: The first bytes of a UTF-8 file that some editors write.
@@ -67,20 +67,20 @@ def resolve(path: str | Path, table: Table | str = ROLLOUTS_FOLDER) -> list[Sour
     """The files that hold rows of ``table`` under a path argument, in reading order.
 
     ``path`` is a run folder, a stage folder inside one (``RUN/pairs-NAME``), a ``.parquet``, ``.jsonl`` (plain, ``.gz``
-    or ``.zst``) or journal file, or a glob of any of these. A run folder gives rollouts from its sealed parts and open
-    journal, and any other table from every stage folder that holds it. A run without rows gives an empty list. Raises
+    or ``.zst``) file, or a glob of any of these. A run folder gives rollouts from its sealed parts and open
+    segment, and any other table from every stage folder that holds it. A run without rows gives an empty list. Raises
     DataError when nothing is there, or the folder is neither a run nor inside one.
     """
     name = table if isinstance(table, str) else table.name
     argument = Path(path)
     paths = matches(path)
     if paths != [argument]:
-        # Segments in their order, none from its journal and its part, and nothing that was put aside.
+        # Segments in their order, none from its lines and its part, and nothing that was put aside.
         chosen = {match for match in paths if not match.name.endswith((".torn", ".tmp"))}
-        chosen -= {match for match in chosen if (twin := sealed_twin(match)) and twin.path in chosen}
+        chosen -= {match for match in chosen if _is_segment(match) and match.with_suffix(".parquet") in chosen}
 
         def order(file: Path) -> tuple[Path, int, str]:
-            segment = PART.fullmatch(file.name) or JOURNAL.fullmatch(file.name)
+            segment = PART.fullmatch(file.name)
             return file.parent, int(segment[1]) if segment else -1, file.name
 
         return [source for match in sorted(chosen, key=order) for source in _resolve_one(match, name)]
@@ -257,17 +257,14 @@ def refuse_inputs(targets: Iterable[Path], sources: Iterable[str | Path], table:
 
 
 def segments(folder: Path) -> list[Source]:
-    """The rollout files of a run, by segment: a sealed part before its journal, never both."""
+    """The rollout files of a run, by segment: its Parquet file before its lines, never both."""
     rollouts = folder / ROLLOUTS_FOLDER
     if not rollouts.is_dir():
         return []
     chosen: dict[int, Source] = {}
     for file in sorted(file for file in rollouts.iterdir() if file.is_file()):
-        if match := PART.fullmatch(file.name) or JOURNAL.fullmatch(file.name):
-            source = _classify(file)
-            other = chosen.setdefault(int(match[1]), source)
-            if other.kind == "journal" and source.kind != "journal":
-                chosen[int(match[1])] = source
+        if match := PART.fullmatch(file.name):
+            chosen[int(match[1])] = _classify(file)  # .parquet comes after .jsonl
     return [chosen[k] for k in sorted(chosen)]
 
 
@@ -287,11 +284,22 @@ def _sealed_by_run_json(folder: Path) -> list[Source]:
     return segments(folder)
 
 
-def sealed_twin(journal: Path) -> Source | None:
-    """The sealed part that replaced a journal while a reader was on its way to it."""
-    match = JOURNAL.fullmatch(journal.name)
-    parts = [journal.with_name(f"part-{match[1]}.{kind}") for kind in ("parquet", "jsonl")] if match is not None else []
-    return next((_classify(part) for part in parts if part.is_file()), None)
+def sealed(source: Source) -> Source:
+    """The part that replaced a segment while a reader was on its way to it, else ``source`` itself."""
+    part = source.path.with_suffix(".parquet")
+    was_sealed = source.kind == "segment" and not source.path.exists() and part.is_file()
+    return Source(part, "parquet") if was_sealed else source
+
+
+def is_open(source: Source, facts: RunFacts) -> bool:
+    """Whether rows may still be added to a file: a segment that the run.json with these ``facts`` does not name."""
+    named = (Path(str(entry["path"])).name for entry in facts.get("files") or [])
+    return source.kind == "segment" and source.path.name not in named
+
+
+def _is_segment(file: Path) -> bool:
+    in_run = file.suffix == ".jsonl" and file.absolute().parent.name == ROLLOUTS_FOLDER
+    return in_run and PART.fullmatch(file.name) is not None
 
 
 def _expand(pattern: str) -> list[Path]:
@@ -334,8 +342,8 @@ def _classify(path: Path) -> Source:
     name = path.name.lower()
     if name.endswith((".parquet", ".pq")):
         return Source(path, "parquet")
-    if name.endswith(".journal"):
-        return Source(path, "journal")
+    if _is_segment(path):
+        return Source(path, "segment")
     compression: Compression | None = None
     unpacked = re.sub(r"\.(gz|zstd?)$", "", name)
     if unpacked.endswith((".csv", ".tsv")):

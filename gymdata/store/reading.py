@@ -100,11 +100,12 @@ def warn(line: str) -> None:
     _current.add(_current.warnings, line)
 
 
-def report_lines(path: Path, lines: list[tuple[int, int]], of: str, why: str) -> None:
-    """Report lines (1-based number, byte offset) of a file whose rows are left out."""
+def report_lines(path: Path, lines: list[tuple[int, int | None]], of: str, why: str) -> None:
+    """Report lines (1-based number, byte offset if known) of a file whose rows are left out."""
     if not lines:
         return
-    shown = ", ".join(f"line {number:,} at byte {offset:,}" for number, offset in lines[:8])
+    places = (f"line {n:,}" + ("" if offset is None else f" at byte {offset:,}") for n, offset in lines[:8])
+    shown = ", ".join(places)
     more = f" and {len(lines) - 8:,} more" if len(lines) > 8 else ""
     many = f"{len(lines):,} damaged {of}s left out" if len(lines) > 1 else f"1 damaged {of} left out"
     report_damage(f"{path}: {many} ({shown}{more}): {why}")
@@ -116,12 +117,12 @@ def check_source(source: Source, table: Table | None = None) -> str | None:
 
     Where changed files may be read, such a file gives a warning; it is returned, too.
     """
-    if source.kind == "journal":
-        return None
     described = _entry_of(source.path)
     if described is None:
         return None
     run_json, entry, schemas = described
+    if entry is None and not source.path.exists():
+        return None  # sealed since it was found
     version = schemas.get(table.name) if table is not None else None
     if table is not None and isinstance(version, int) and version > table.version:
         raise DataError.newer_schema(source.path, table.name, version, table.version)

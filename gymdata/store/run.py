@@ -1,10 +1,10 @@
-"""A run folder being written: journal, segments, run.json, resume.
+"""A run folder being written: segments, run.json, resume.
 
-Invariants: ``append`` returns when the row is in the journal; segment k becomes part-k and nothing else; at every
-moment each row is in exactly one place that a reader looks at; a run is resumed with the same identity or not at all.
-Sealing keeps one order: temporary name, fsync, rename, fsync of the folder, name in run.json, drop the journal; a crash
-between any two steps leaves every row readable, sealing again gives the same file, and memory is bounded by one row
-group.
+Invariants: ``append`` returns when the row is a line of the open segment, part-k.jsonl; that becomes part-k.parquet and
+nothing else, or stays; at every moment each row is in exactly one place that a reader looks at; a run is resumed with the
+same identity or not at all. Sealing keeps one order: temporary name, fsync, rename, fsync of the folder, name in run.json,
+drop the lines; a crash between any two steps leaves every row readable, sealing again gives the same file, and memory is
+bounded by one row group.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ from gymdata.errors import DataError, StoreError, UsageError, option
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.rollouts.messages import FailureRow, TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES
-from gymdata.store.columns import check_rollout
+from gymdata.store.columns import check_rollout, to_rows
 from gymdata.store.journal import (
     FAILURES,
     Journal,
     Repair,
-    drop_journal,
-    failure_line,
-    frame,
+    drop_lines,
+    line_of,
     read_failure_file,
-    read_rows,
     recover,
 )
 from gymdata.store.lines import encode, encode_any
@@ -45,24 +43,25 @@ from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import (
     ROLLOUTS_FOLDER,
     RUN_JSON,
-    FileEntry,
     Identity,
     RunFacts,
+    Source,
     refuse_unwritable,
 )
 from gymdata.store.reading import current, reading, report_damage, warn
 from gymdata.store.run_json import describe_file, differences, merged, now, plain, read_run_json, sync, write_run_json
 from gymdata.store.stage_output import derived, holds_nothing, refuse_other_kind, wipe
-from gymdata.store.tables import read_table, row_batches, tokens_of, write_batches
+from gymdata.store.tables import own_rows, read_table, row_batches, tokens_of, write_batches
 
 #: Tokens of a file that is written at once: about 256 MB.
 PART_TOKENS = 64_000_000
 
 
 def write_batch_parts(
-    batches: Iterable[pa.RecordBatch], rollouts: Path, suffix: str, index: int, rows_per_file: int
-) -> Iterator[FileEntry]:
-    """Write batches of rollouts into ``part-index`` and following, and yield each file's entry once it is there."""
+    batches: Iterable[pa.RecordBatch], rollouts: Path, index: int, rows_per_file: int
+) -> Iterator[tuple[Path, int]]:
+    """Write batches of rollouts into ``part-index.parquet`` and following, and yield each file and its rows once it is
+    there."""
     waiting: list[pa.RecordBatch] = []
     more = iter(batches)
 
@@ -84,34 +83,32 @@ def write_batch_parts(
 
     for batch in following():
         waiting.append(batch)
-        # The journal is there and empty until run.json names the part, so that a part that is not named has a journal
-        # whatever happens, and only a part of another run has neither.
-        rollouts.joinpath(f"{index:05d}.journal").touch()
+        # Its lines are there and empty until run.json names the part, so that a part that is not named has lines whatever
+        # happens, and only a part of another run has neither.
+        part = rollouts / f"part-{index:05d}.parquet"
+        part.with_suffix(".jsonl").touch()
         sync(rollouts)
-        part = rollouts / f"part-{index:05d}.{suffix}"
-        n_rows = write_batches(of_part(), part, ROLLOUTS, ROLLOUTS.arrow)
-        yield describe_file(part, n_rows, path=f"{ROLLOUTS_FOLDER}/{part.name}")
+        yield part, write_batches(of_part(), part, ROLLOUTS, ROLLOUTS.arrow)
         index += 1
 
 
 class Sealer:
-    """Seals journals one after the other in a thread that starts with the first. ``trouble``: what stopped it."""
+    """Seals segments one after the other in a thread that starts with the first. ``trouble``: what stopped it."""
 
-    def __init__(self, rollouts: Path, suffix: str, name_part: Callable[[FileEntry], None]) -> None:
+    def __init__(self, name_part: Callable[[Path, int], None], *, as_lines: bool) -> None:
         self.trouble: Exception | None = None
-        self._rollouts = rollouts
-        self.suffix = suffix
         self._name_part = name_part
+        self._as_lines = as_lines
         self._waiting: queue.Queue[tuple[Path, int] | None] = queue.Queue()
         self.pending_rows = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def add(self, journal: Path, rows: int) -> None:
-        """Seal this closed journal when its turn comes."""
+    def add(self, segment: Path, rows: int) -> None:
+        """Seal this closed segment when its turn comes."""
         with self._lock:
             self.pending_rows += rows
-        self._waiting.put((journal, rows))
+        self._waiting.put((segment, rows))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="gymdata-seal", daemon=True)
             self._thread.start()
@@ -121,7 +118,7 @@ class Sealer:
         self._waiting.join()
 
     def stop(self) -> None:
-        """Finish the file in hand and end the thread; what waits stays journaled."""
+        """Finish the file in hand and end the thread; what waits stays as it is."""
         if self._thread is None:
             return
         while True:
@@ -135,22 +132,27 @@ class Sealer:
 
     def _work(self) -> None:
         while (item := self._waiting.get()) is not None:
-            journal, pending = item
+            segment, rows = item
             try:
                 if self.trouble is None:
-                    part = journal.with_name(f"part-{journal.stem}.{self.suffix}")
-                    rows = read_rows(journal, report=False)
-                    batches = row_batches(rows, ROLLOUTS, ROLLOUTS.schema.names, str(journal))
-                    n_rows = write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow)
-                    self._name_part(describe_file(part, n_rows, path=f"{ROLLOUTS_FOLDER}/{part.name}"))
-                    drop_journal(journal)
+                    self._seal(segment, rows)
                     with self._lock:
-                        self.pending_rows -= pending
+                        self.pending_rows -= rows
             except Exception as error:  # noqa: BLE001 - a thread's fault must surface in the caller's next step
                 self.trouble = error
             finally:
                 self._waiting.task_done()
         self._waiting.task_done()
+
+    def _seal(self, segment: Path, rows: int) -> None:
+        if self._as_lines:
+            self._name_part(segment, rows)
+            return
+        part = segment.with_suffix(".parquet")
+        good = own_rows(Source(segment, "segment"), report=False)
+        batches = row_batches(good, ROLLOUTS, ROLLOUTS.schema.names, str(segment))
+        self._name_part(part, write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow))
+        drop_lines(segment)
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -166,8 +168,8 @@ def refuse_foreign(folder: Path) -> None:
         )
 
 
-#: A journal is about four times as large as the Parquet file that it becomes, so this seals at about 256 MB.
-SEGMENT_JOURNAL_BYTES = 1 << 30
+#: Lines take about four times the bytes of the Parquet file that they become, so this seals at about 256 MB.
+SEGMENT_BYTES = 1 << 30
 _OURS = frozenset({"run_id", "files", "attempts", "identity", "extent", "schemas"})
 
 
@@ -280,11 +282,11 @@ class Run:
 
     @property
     def journal_rows(self) -> int:
-        """Rows in journals: the open segment's and those waiting to be sealed."""
+        """Rows that are not sealed: the open segment's and those waiting."""
         return self._sealer.pending_rows + (self._journal.rows if self._journal else 0)
 
     def existing(self, columns: Sequence[str]) -> pa.Table:
-        """``columns`` of every row that the run holds, sealed or journaled."""
+        """``columns`` of every row that the run holds, sealed or not."""
         # Damage was reported when the run was opened. A part that was changed since it was sealed still shows which
         # rollouts there are; but what is in it is not what was sampled, so the command ends with 1.
         report = warn if current().allow_changed else report_damage
@@ -295,53 +297,57 @@ class Run:
         return table
 
     def append(self, row: TableRow) -> None:
-        """Journal one rollouts row. Arrays in turns are numpy; JSON columns are text; started_at has a zone.
+        """Add one rollouts row. Arrays in turns are numpy; JSON columns are text; started_at has a zone.
 
         When it returns, a killed process loses nothing; a power cut may take the last ``fsync_interval_s``. Raises
-        DataError for an invalid row, StoreError.from_os when the disk is full: then the row is not in the journal and
-        all before it are.
+        DataError for an invalid row, StoreError.from_os when the disk is full: then the row is not there and all
+        before it are.
         """
         self._raise_trouble()
         check_rollout(row)
         try:
-            line = frame(encode(row))
+            line = line_of(encode(row))
         except TypeError as error:
             raise DataError(
                 f"rollout {row['rollout_id']!r}: cannot be written as JSON: {error}",
                 hint="text must be valid Unicode (no lone surrogates), arrays contiguous",
             ) from error
+        self._append(line)
+
+    def _append(self, line: bytes) -> None:
         journal = self._journal or self._open_journal(self._next)
         journal.append(line)
         try:
             if self._fsync_interval_s <= 0:
                 journal.sync()
-            if journal.rows >= self._rows_per_file or journal.size >= SEGMENT_JOURNAL_BYTES:
+            if journal.rows >= self._rows_per_file or journal.size >= SEGMENT_BYTES:
                 self._roll()
         except StoreError as error:
-            # The row is journaled: the next step raises it.
+            # The row is there: the next step raises it.
             self._trouble = error
 
-    def write_batches(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Write rows in batches of the rollouts table, none of them empty, straight into sealed files; returns how many.
+    def write_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Write rows in batches of the rollouts table, none of them empty, straight into sealed files.
 
-        For rows that can be read again: they are not journaled, and a crash loses those of the file in hand.
+        For rows that can be read again: as Parquet they are no lines first, and a crash loses those of the file in hand.
         """
-        self._raise_trouble()
-        self._roll()
-        self._sealer.wait()
-        before = self.sealed_rows
-        for part in write_batch_parts(batches, self._rollouts, self._sealer.suffix, self._next, self._rows_per_file):
-            self._name_part(part)
-            drop_journal(self._rollouts / f"{self._next:05d}.journal")
+        self.seal()
+        if self._as_lines:
+            for row in (row for batch in batches for row in to_rows(batch)):
+                self._raise_trouble()
+                self._append(line_of(encode(row)))
+            return
+        for part, rows in write_batch_parts(batches, self._rollouts, self._next, self._rows_per_file):
+            self._name_part(part, rows)
+            drop_lines(part.with_suffix(".jsonl"))
             self._next += 1
-        return self.sealed_rows - before
 
     def fail(self, record: FailureRow) -> None:
         """Add one record to failures.jsonl. Raises StoreError.from_os."""
         self._raise_trouble()
         if self._failures is None:
             self._failures = Journal(self.folder / FAILURES)
-        self._failures.append(failure_line(encode_any(record)))
+        self._failures.append(line_of(encode_any(record)))
 
     def failures(self) -> list[FailureRow]:
         """Every record of failures.jsonl, of earlier attempts too."""
@@ -405,7 +411,7 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        # After an error nothing is sealed: the journal is safe, and sealing could hide what went wrong.
+        # After an error nothing is sealed: lines are safe, and sealing could hide what went wrong.
         if kind is None:
             self.close()
         elif not self._closed:
@@ -439,27 +445,28 @@ class Run:
         self._rollouts = self.folder / ROLLOUTS_FOLDER
         self._rollouts.mkdir(exist_ok=True)
         sync(self.folder)
-        self._sealer = Sealer(self._rollouts, suffix, self._name_part)
+        self._as_lines = suffix == "jsonl"
+        self._sealer = Sealer(self._name_part, as_lines=self._as_lines)
         self._recover()
         if fsync_interval_s > 0:
             self._syncer = threading.Thread(target=self._keep_synced, name="gymdata-sync", daemon=True)
             self._syncer.start()
 
     def _recover(self) -> None:
-        """Finish what a crash interrupted: half-sealed segments, torn lines, journals that were to be sealed."""
+        """Finish what a crash interrupted: half-sealed segments, torn lines, segments that were to be sealed."""
         state = recover(self.folder, self._facts["files"])
         self.repairs += state.repairs
         self._next = state.next_segment
-        for segment in state.journals[:-1]:
+        for segment in state.segments[:-1]:
             self._sealer.add(segment.path, segment.rows)
-        for last in state.journals[-1:]:
+        for last in state.segments[-1:]:
             self._journal = Journal(last.path, last.rows)
             self._next = last.index + 1
-            if last.rows >= self._rows_per_file or self._journal.size >= SEGMENT_JOURNAL_BYTES:
+            if last.rows >= self._rows_per_file or self._journal.size >= SEGMENT_BYTES:
                 self._roll()
 
     def _open_journal(self, index: int) -> Journal:
-        self._journal = Journal(self._rollouts / f"{index:05d}.journal")
+        self._journal = Journal(self._rollouts / f"part-{index:05d}.jsonl")
         self._next = index + 1
         sync(self._rollouts)
         return self._journal
@@ -475,11 +482,12 @@ class Run:
         else:
             journal.path.unlink()
 
-    def _name_part(self, part: FileEntry) -> None:
-        """Name a sealed file in run.json; called by the sealer, in its thread, before it drops the journal."""
+    def _name_part(self, part: Path, rows: int) -> None:
+        """Name a sealed file in run.json; called by the sealer, in its thread, before it drops the lines."""
+        entry = describe_file(part, rows, path=f"{ROLLOUTS_FOLDER}/{part.name}")
         with self._facts_lock:
-            parts = [f for f in self._facts["files"] if f["path"] != part["path"]]
-            self._facts["files"] = sorted([*parts, part], key=lambda f: str(f["path"]))
+            parts = [f for f in self._facts["files"] if f["path"] != entry["path"]]
+            self._facts["files"] = sorted([*parts, entry], key=lambda f: str(f["path"]))
             self._write()
 
     def _write(self) -> None:

@@ -25,7 +25,6 @@ from gymdata.store.journal import FAILURES
 from gymdata.store.lock import LOCK, Lock, made_folder
 from gymdata.store.paths import (
     DERIVED,
-    JOURNAL,
     PART,
     ROLLOUTS_FOLDER,
     RUN_JSON,
@@ -118,7 +117,7 @@ def kind_held(folder: Path) -> str | None:
     if (folder / RUN_JSON).is_file():
         return _kind_of(read_facts(folder / RUN_JSON))
     rollouts = folder / ROLLOUTS_FOLDER
-    if rollouts.is_dir() and any(PART.fullmatch(p.name) or JOURNAL.fullmatch(p.name) for p in rollouts.iterdir()):
+    if rollouts.is_dir() and any(PART.fullmatch(p.name) for p in rollouts.iterdir()):
         return "collect"
     return "train" if (folder / "job" / "job.json").is_file() else None
 
@@ -397,16 +396,16 @@ def derived(folder: Path) -> list[Path]:
 def holds_nothing(folder: Path, files: Sequence[FileEntry]) -> bool:
     """Whether a run has neither rows nor failures. ``files``: what run.json names as sealed."""
     rollouts = folder / ROLLOUTS_FOLDER
-    # A journal's rows are not looked into here: bytes in it may be a row, torn or not.
+    # Lines are not looked into here: bytes in them may be a row, torn or not.
     sessions = (folder / SESSIONS_FOLDER).glob("*.journal*")
     files_kept = [*_ours(rollouts), *sessions, folder / FAILURES, folder / (FAILURES + ".torn")]
     return not files and not any(file.is_file() and file.stat().st_size for file in files_kept)
 
 
 def _ours(rollouts: Path) -> list[Path]:
-    """The parts and journals of a run, and what was put aside of them or left by a killed process."""
+    """The parts of a run, and what was put aside of them or left by a killed process."""
     bare = {p: p.name.removesuffix(".torn").removesuffix(".tmp").removeprefix(".") for p in rollouts.glob("*")}
-    return [p for p, name in bare.items() if PART.fullmatch(name) or JOURNAL.fullmatch(name)]
+    return [p for p, name in bare.items() if PART.fullmatch(name)]
 
 
 def _remove_if_empty(folder: Path) -> None:

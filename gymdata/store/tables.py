@@ -21,11 +21,12 @@ from gymdata.errors import DataError, UsageError, abridged, counted, plural
 from gymdata.rollouts.schema import HASHES, PAIRS, ROLLOUTS, TABLES, Table, check_version
 from gymdata.store.columns import build, content_hashes, other_rows, reshape, to_rows
 from gymdata.store.formats import format_of, head
-from gymdata.store.journal import read_rows
+from gymdata.store.journal import lines_of
 from gymdata.store.lines import RepeatedKeyError, decode, decode_row, encode, row_lines
+from gymdata.store.lock import is_held
 from gymdata.store.parquet import parquet_file
-from gymdata.store.paths import RUN_JSON, Source, read_facts, resolve, sealed_twin
-from gymdata.store.reading import check_source
+from gymdata.store.paths import RUN_JSON, Source, read_facts, resolve, sealed
+from gymdata.store.reading import check_source, report_lines, warn
 from gymdata.store.run_json import replacing
 from gymdata.workers.tuning import ahead
 
@@ -345,8 +346,8 @@ def _scan_json(source: Source, table: Table, names: Sequence[str] | None) -> Ite
         first = next(rows, None)
     except FileNotFoundError:
         # Sealed since the folder was listed: the part holds the same rows.
-        if twin := sealed_twin(source.path):
-            yield from scan_source(twin, table, names, _BATCH_ROWS)
+        if (part := sealed(source)) is not source:
+            yield from scan_source(part, table, names, _BATCH_ROWS)
             return
         raise DataError.missing_path(source.path) from None
     if first is None:
@@ -386,19 +387,37 @@ def _rows(source: Source, table: Table) -> Iterator[tuple[int, Any, int]]:
         for number, row in enumerate(foreign.rollouts(source), 1):
             yield number, row, 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"])
         return
-    if source.kind == "journal":
-        yield from read_rows(source.path)
-        return
-    for number, line in row_lines(source):
-        try:
-            row = decode_row(line)
-        except RepeatedKeyError as error:
-            raise DataError.bad_row(source.path, number, error.args[0], "two values", "one", _DAMAGED) from error
-        except ValueError as error:
-            raise DataError.bad_row(
-                source.path, number, None, f"a line that is not JSON ({error})", "a row", _DAMAGED
-            ) from error
-        yield number, row, len(line)
+    yield from own_rows(source)
+
+
+def own_rows(source: Source, *, report: bool = True) -> Iterator[tuple[int, Any, int]]:
+    """(line, row, bytes) of a file of JSON lines in our format. Lines that are damaged are left out and reported.
+
+    ``report``: false where ``repair`` has reported them already.
+    """
+    damaged = list[tuple[int, int | None]]()
+    try:
+        for line in lines_of(source):
+            if line.body is not None:
+                yield line.number, _decoded(source.path, line.number, line.body), len(line.body)
+            elif line.closed:
+                damaged.append((line.number, line.offset))
+            elif report and not is_held(source.path.parent.parent):
+                # While a run is written, its last line may be incomplete.
+                where = f"{source.path}: its last line is torn (byte {line.offset:,})"
+                warn(f"{where}: a writer was killed; the same `gymdata collect` command samples that rollout again")
+    finally:
+        if report:
+            report_lines(source.path, damaged, "row", "their checksums do not match; `gymdata validate` shows them")
+
+
+def _decoded(path: Path, number: int, body: bytes) -> Any:
+    try:
+        return decode_row(body)
+    except RepeatedKeyError as error:
+        raise DataError.bad_row(path, number, error.args[0], "two values", "one", _DAMAGED) from error
+    except ValueError as error:
+        raise DataError.bad_row(path, number, None, f"a line that is not JSON ({error})", "a row", _DAMAGED) from error
 
 
 def _present(schema: pa.Schema, table: Table, names: Sequence[str] | None, where: str) -> list[str]:

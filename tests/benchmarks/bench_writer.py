@@ -106,7 +106,7 @@ def _write(interval: float) -> dict[str, float]:
         began, cpu = time.monotonic(), _cpu_s()
         for row in rows:
             run.append(row)
-        size = sum(file.stat().st_size for file in (Path(scratch) / "run" / "rollouts").glob("*.journal"))
+        size = sum(file.stat().st_size for file in (Path(scratch) / "run" / "rollouts").glob("part-*.jsonl"))
         run.close()
         took, used = time.monotonic() - began, _cpu_s() - cpu
         sealed = sum(file.stat().st_size for file in (Path(scratch) / "run" / "rollouts").glob("part-*.parquet"))

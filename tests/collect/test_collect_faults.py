@@ -308,7 +308,7 @@ def test_one_ctrl_c_drains_and_seals(play: Play, tmp_path: Path, groups: bool) -
     assert summary.exit_code == 130
     assert 3 <= summary.rollouts < 50
     assert sampler.closed == 1
-    assert not list((tmp_path / "run" / "rollouts").glob("*.journal"))
+    assert not list((tmp_path / "run" / "rollouts").glob("part-*.jsonl"))
     assert play(100)[0].rollouts == 100
 
 

@@ -92,7 +92,7 @@ def test_kills_lose_and_double_nothing(server: str, tmp_path: Path) -> None:
     rows = rows_of(run)
     assert len({(r["task_id"], r["rollout_index"]) for r in rows}) == len(rows) == TASKS * ROLLOUTS
     assert rows == rows_of(tmp_path / "whole")
-    assert not list((run / "rollouts").glob("*.journal"))
+    assert not list((run / "rollouts").glob("part-*.jsonl"))
     assert sum(f["rows"] for f in read_run_json(run)["files"]) == TASKS * ROLLOUTS
 
 
@@ -117,7 +117,7 @@ def test_kills_with_the_engine_in_process(tmp_path: Path, monkeypatch: pytest.Mo
     assert "engine" in err.decode()
     _await_gone(process.pid)
     assert before < len(rows_of(run)) < TASKS * ROLLOUTS
-    assert not list((run / "rollouts").glob("*.journal"))
+    assert not list((run / "rollouts").glob("part-*.jsonl"))
     monkeypatch.delenv("KILL_AT")
     assert finished(words) == TASKS * ROLLOUTS
     rows = rows_of(run)

@@ -69,7 +69,7 @@ def test_what_is_no_regular_file_is_not_opened(runs: Path):
     os.mkfifo(runs / "pipe" / "run.json")
     (runs / "link" / "run.json").symlink_to("nowhere")
     os.mkfifo(runs / "lock")
-    os.mkfifo(runs / "x" / "rollouts" / "00002.journal")
+    os.mkfifo(runs / "x" / "rollouts" / "part-00002.jsonl")
     states = {o.path: (o.kind, o.rows, o.state) for o in gymdata.ls(runs).outputs}
     assert (states["pipe"], states["link"]) == (("unknown", None, "damaged"),) * 2
     assert states["x"] == ("collect", 2, "complete")

@@ -1,4 +1,4 @@
-"""Small inputs of every odd shape: row groups, lines, journals, damage, what repeats across files."""
+"""Small inputs of every odd shape: row groups, lines, open segments, damage, what repeats across files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import tables, write_table
-from gymdata.store.journal import frame
+from gymdata.store.journal import line_of
 from gymdata.store.lines import encode
 from tests.rollout_files import rollout, rollouts_table, two_turns
 from tests.validate.generate import NATIVE_PLANTS, NEMO_PLANTS, native_rows, nemo_rows, plant, write_lines
@@ -51,7 +51,7 @@ def faulty(n: int = 60) -> Rows:
 
 
 def write_parts(folder: Path, parts: Sequence[Rows], journal: Sequence[dict[str, Any]] = (), torn: int = 0) -> Path:
-    """A run with a Parquet file for each of ``parts``, and a journal whose last ``torn`` bytes are missing."""
+    """A run with a Parquet file for each of ``parts``, and an open segment whose last ``torn`` bytes are missing."""
     (folder / "rollouts").mkdir(parents=True)
     files = []
     for k, rows in enumerate(parts):
@@ -59,8 +59,8 @@ def write_parts(folder: Path, parts: Sequence[Rows], journal: Sequence[dict[str,
         write_table(rollouts_table(rows), folder / name, ROLLOUTS)
         files.append({"path": name, "rows": len(rows)})
     if journal:
-        data = b"".join(frame(encode(row)) for row in journal)
-        (folder / "rollouts" / f"{len(parts):05d}.journal").write_bytes(data[: len(data) - torn])
+        data = b"".join(line_of(encode(row)) for row in journal)
+        (folder / "rollouts" / f"part-{len(parts):05d}.jsonl").write_bytes(data[: len(data) - torn])
     (folder / "run.json").write_text(json.dumps({"run_id": "run-1", "files": files}))
     return folder
 

@@ -1,49 +1,65 @@
-"""The journal: framing, damage anywhere, repair."""
+"""Lines with checksums: their form, damage anywhere, repair."""
 
 from __future__ import annotations
 
+import json
 import subprocess
-import sys
+import zlib
 from pathlib import Path
 
-import numpy as np
 import orjson
 import pytest
 
 from gymdata.errors import StoreError
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
-from gymdata.store.journal import Journal, frame, read_rows, repair, scan, unframe
+from gymdata.store.journal import Journal, body_of, line_of, repair, scan
 from gymdata.store.lines import encode
+from gymdata.store.paths import Source
 from gymdata.store.reading import DataWarning
+from gymdata.store.tables import own_rows
 from tests.kills import full_disk
 
 
 @pytest.fixture
 def journal(tmp_path: Path, row) -> Path:
     """Three rows."""
-    path = tmp_path / "00000.journal"
-    path.write_bytes(b"".join(frame(encode(row(i, n_turns=1))) for i in range(3)))
+    path = tmp_path / "rollouts" / "part-00000.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b"".join(line_of(encode(row(i, n_turns=1))) for i in range(3)))
     return path
 
 
 def ids(path: Path) -> list[str]:
-    return [r["rollout_id"] for _, r, _ in read_rows(path)]
+    return [r["rollout_id"] for _, r, _ in own_rows(Source(path, "segment"))]
 
 
-def test_a_line_is_json_tab_crc_newline():
-    """Anybody can check a journal with a JSON parser and a crc32."""
-    assert frame(b'{"a":1}') == b'{"a":1}\t561bacaf\n'
-    assert unframe(b'{"a":1}\t561bacaf') == b'{"a":1}'
-    assert unframe(b'{"a":2}\t561bacaf') is None
-    assert unframe(b"") is None
+def test_a_line_is_an_object_whose_last_key_is_its_checksum():
+    """Anybody can check a line with a crc32 of what stands before the key, and read it with a JSON parser."""
+    assert line_of(b'{"a":1}') == b'{"a":1,"crc32":"%08x"}\n' % zlib.crc32(b'{"a":1')
+    assert list(json.loads(line_of(b'{"a":1}'))) == ["a", "crc32"]
+    assert body_of(line_of(b'{"a":1}')[:-1]) == b'{"a":1}'
+    assert body_of(line_of(b'{"a":1}')[:-1].replace(b"1", b"2", 1)) is None
+    assert body_of(b'{"a":1}') is None
+    assert body_of(b"") is None
+
+
+def test_lines_of_a_run_are_rows_elsewhere_and_foreign_lines_need_no_checksum(journal: Path, tmp_path: Path):
+    """A copy of a segment is checked where it has checksums; rows of other programs are read as they are."""
+    first, second, third = journal.read_bytes().splitlines(keepends=True)
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(first + (body_of(second[:-1]) or b"") + b"\n" + third)
+    assert read_table(copy).equals(read_table(journal))
+    copy.write_bytes(first + second.replace(b"completed", b"truncated") + third)
+    with pytest.warns(DataWarning, match=r"1 damaged row left out \(line 2\)"):
+        assert read_table(copy)["rollout_id"].to_pylist() == [f"{0:032x}", f"{2:032x}"]
 
 
 def test_a_cut_at_every_byte_loses_at_most_the_torn_row(journal: Path, tmp_path: Path):
     """However many bytes are left, the rows whose lines are whole come back identical, and only those."""
     whole = journal.read_bytes()
-    bodies = [unframe(line) for line in whole.splitlines()]
-    cut = tmp_path / "cut.journal"
+    bodies = [body_of(line) for line in whole.splitlines()]
+    cut = tmp_path / "cut.jsonl"
     for size in range(len(whole) + 1):
         cut.write_bytes(whole[:size])
         # A line that lacks only its newline is whole.
@@ -53,10 +69,10 @@ def test_a_cut_at_every_byte_loses_at_most_the_torn_row(journal: Path, tmp_path:
 
 def test_repair_after_a_cut_at_every_byte_leaves_whole_lines(tmp_path: Path):
     """Wherever a journal was cut, repair keeps every whole line as it was, puts the rest aside once, and says where."""
-    lines = [frame(b'{"a":%d}' % i) for i in range(3)]
+    lines = [line_of(b'{"a":%d}' % i) for i in range(3)]
     whole = b"".join(lines)
     for size in range(len(whole) + 1):
-        cut = tmp_path / str(size) / "00000.journal"
+        cut = tmp_path / str(size) / "part-00000.jsonl"
         cut.parent.mkdir()
         cut.write_bytes(whole[:size])
         expected = whole.count(b"\n", 0, size) + (whole[size : size + 1] == b"\n")
@@ -82,7 +98,7 @@ def test_one_changed_byte_loses_only_its_line(journal: Path):
     rows, repairs = repair(journal)
     assert (rows, [r.offset for r in repairs]) == (2, [len(first)])
     assert journal.read_bytes() == bytes(damaged), "good rows are never rewritten"
-    record = orjson.loads(journal.with_name("00000.journal.torn").read_bytes())
+    record = orjson.loads(journal.with_name("part-00000.jsonl.torn").read_bytes())
     assert (record["offset"], record["length"]) == (len(first), len(middle) - 1)
     assert repair(journal) == (2, [])
     assert last.endswith(b"\n")
@@ -106,7 +122,7 @@ def test_a_row_whose_line_was_not_ended_stays_a_line_of_its_own(journal: Path):
     journal.write_bytes(b"?" + content[1:-1])
     rows, _ = repair(journal)
     added = Journal(journal, rows)
-    added.append(frame(b'{"rollout_id":"next","turns":[]}'))
+    added.append(line_of(b'{"rollout_id":"next","turns":[]}'))
     added.close()
     with pytest.warns(DataWarning, match="1 damaged row left out"):
         assert ids(journal) == [f"{1:032x}", f"{2:032x}", "next"]
@@ -116,8 +132,8 @@ def test_a_row_whose_line_was_not_ended_stays_a_line_of_its_own(journal: Path):
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, rows: int):
     """When the disk takes a part of a line and then no more, the part is taken back; the error says what to do, and that
     earlier rows are safe, if there are any; the next row that fits is written."""
-    line = frame(b"{}")
-    journal = Journal(tmp_path / "00000.journal")
+    line = line_of(b"{}")
+    journal = Journal(tmp_path / "part-00000.jsonl")
     for _ in range(rows):
         journal.append(line)
     with full_disk(journal.size + 1), pytest.raises(StoreError, match="File too large") as caught:
@@ -163,23 +179,3 @@ def test_a_full_disk_loses_no_row_that_was_taken(small_disk: Path, open_run, row
         assert (run.repairs, run.journal_rows) == ([], taken)
         run.append(row(taken))
     assert read_table(small_disk / "run", ROLLOUTS).num_rows == taken + 1
-
-
-def test_rows_parse_the_same_with_and_without_simdjson(tmp_path: Path, row, monkeypatch: pytest.MonkeyPatch):
-    """Empty lists, numbers that are not finite, and rows without turns build the same table either way."""
-    rows = [row(0), row(1, n_turns=0), row(2), row(3)]
-    rows[2]["turns"][0]["generation_log_probs"][1] = -np.inf
-    rows[3]["turns"][0] |= {
-        "generation_token_ids": np.zeros(0, np.int32),
-        "generation_log_probs": np.zeros(0, np.float32),
-    }
-    rows[3]["turns"][1]["top_log_probs"] = [[{"id": 3, "log_prob": np.float32(-0.1)}], []]
-    journal = tmp_path / "00000.journal"
-    journal.write_bytes(b"".join(frame(encode(r)) for r in rows))
-    tables = []
-    for missing in (False, True):
-        if missing:
-            monkeypatch.setitem(sys.modules, "simdjson", None)
-        tables.append(read_table(journal))
-    assert tables[0].equals(tables[1])
-    assert tables[0].to_pylist()[2]["turns"][0]["generation_log_probs"][1] == -np.inf

@@ -54,32 +54,45 @@ def refuse_unsynced_content(operations: list[Operation]) -> None:
         assert Operation("sync", old) in operations[:at], f"{new.name} got its name before its content was on the disk"
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
-def test_a_part_is_synced_then_named_and_its_journal_goes_last(
-    tmp_path: Path, open_run, row, suffix: str, operations: list[Operation]
-):
-    """A part is on the disk, then has its name, then run.json names it on the disk; only then the journal goes."""
-    with open_run(rows_per_file=2, format=suffix) as run:
+def test_a_part_is_synced_then_named_and_its_lines_go_last(tmp_path: Path, open_run, row, operations: list[Operation]):
+    """A part is on the disk, then has its name, then run.json names it on the disk; only then the lines go."""
+    with open_run(rows_per_file=2) as run:
         for i in range(3):
             run.append(row(i))
     refuse_unsynced_content(operations)
     parts = [(at, new) for at, _, new in renames(operations) if new.name.startswith("part-")]
-    assert [new.name for _, new in parts] == [f"part-0000{i}.{suffix}" for i in range(2)]
-    for (at, part), journal in zip(parts, ["00000.journal", "00001.journal"], strict=True):
+    assert [new.name for _, new in parts] == [f"part-0000{i}.parquet" for i in range(2)]
+    for at, part in parts:
         named = next(i for i, _, new in renames(operations) if i > at and new.name == "run.json")
-        gone = operations.index(Operation("remove", part.with_name(journal)))
+        gone = operations.index(Operation("remove", part.with_suffix(".jsonl")))
         assert Operation("sync", part.parent) in operations[at:named]
         assert Operation("sync", tmp_path / "run") in operations[named:gone]
 
 
+def test_lines_that_stay_are_on_the_disk_when_they_are_named(
+    tmp_path: Path, open_run, row, operations: list[Operation]
+):
+    """Neither renamed nor removed: sealing them is their sync, then their name in run.json."""
+    with open_run(rows_per_file=2, format="jsonl", fsync_interval_s=60) as run:
+        for i in range(3):
+            run.append(row(i))
+    touched = [o for o in operations if o.path.name.startswith("part-")]
+    rollouts = tmp_path / "run" / "rollouts"
+    assert touched == [Operation("sync", rollouts / f"part-0000{i}.jsonl") for i in range(2)]
+    for synced in touched:
+        at = operations.index(synced)
+        assert Operation("sync", rollouts) in operations[:at]
+        assert any(i > at and new.name == "run.json" for i, _, new in renames(operations))
+
+
 def test_without_an_interval_each_row_is_on_the_disk_when_append_returns(open_run, row, operations: list[Operation]):
-    """With an interval of 0 every append syncs the journal."""
+    """With an interval of 0 every append syncs its line."""
     with open_run(fsync_interval_s=0) as run:
         operations.clear()
         for i in range(3):
             run.append(row(i))
-            assert operations[-1].path.suffix == ".journal"
-        assert [o.kind for o in operations if o.path.suffix == ".journal"] == ["sync"] * 3
+            assert operations[-1].path.suffix == ".jsonl"
+        assert [o.kind for o in operations if o.path.suffix == ".jsonl"] == ["sync"] * 3
 
 
 def test_a_derived_output_is_named_when_it_is_on_the_disk(tmp_path: Path, operations: list[Operation]):

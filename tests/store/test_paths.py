@@ -40,10 +40,10 @@ def ids(path: Path | str) -> list[int]:
 
 def test_a_run_folder_is_its_sealed_and_journaled_rows(run: Path):
     """The run, its rollouts folder and a glob over its files are the same rows in the same order."""
-    assert [s.path.name for s in resolve(run)] == ["part-00000.parquet", "part-00001.parquet", "00002.journal"]
+    assert [s.path.name for s in resolve(run)] == ["part-00000.parquet", "part-00001.parquet", "part-00002.jsonl"]
     assert ids(run) == ids(run / "rollouts") == ids(f"{run}/rollouts/*0*") == [0, 1, 2, 3, 4]
     assert ids(run / "rollouts" / "part-00001.parquet") == [2, 3]
-    assert ids(run / "rollouts" / "00002.journal") == [4]
+    assert ids(run / "rollouts" / "part-00002.jsonl") == [4]
     assert pa.Table.from_batches(scan_batches(run)).equals(read_table(run).combine_chunks())
 
 

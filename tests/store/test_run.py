@@ -294,7 +294,7 @@ def test_an_error_in_the_block_leaves_the_journal(tmp_path: Path, open_run, row)
 
     with pytest.raises(RuntimeError, match="engine fell over"):
         collect()
-    assert [p.name for p in (tmp_path / "run" / "rollouts").iterdir()] == ["00000.journal"]
+    assert [p.name for p in (tmp_path / "run" / "rollouts").iterdir()] == ["part-00000.jsonl"]
     assert read_run_json(tmp_path / "run")["attempts"][0]["outcome"] == "RuntimeError: engine fell over"
     with open_run() as run:
         assert run.journal_rows == 1

@@ -268,7 +268,7 @@ def run_with_journal(folder: Path) -> str:
     """Several parts, one of them empty; a journal with a damaged line and a torn end; a row in two files."""
     rows = inputs.faulty()
     run = inputs.write_parts(folder / "run", [rows[:30], [], rows[25:50], rows[50:]], rows[40:44], torn=25)
-    journal = run / "rollouts" / "00004.journal"
+    journal = run / "rollouts" / "part-00004.jsonl"
     journal.write_bytes(journal.read_bytes().replace(b"done", b"dOne", 1))
     return str(run)
 

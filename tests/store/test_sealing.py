@@ -16,6 +16,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, read_run_json, read_table, tables
 from gymdata.store.lines import encode
 from gymdata.store.paths import Source
+from gymdata.store.reading import DataWarning
 from gymdata.store.tables import ParquetSink, scan_batches
 from tests.forks import forks
 from tests.store.conftest import make_row
@@ -34,21 +35,22 @@ def states(request, tmp_path: Path, open_run, interrupted, row) -> tuple[Path, P
 
 
 def crash(step: str, states: tuple[Path, Path, str], run: Path) -> None:
-    """Make ``run`` look as a crash right after ``step`` leaves it."""
+    """Make ``run`` look as a crash right after ``step`` leaves it; lines that stay lines have only their name to get."""
     before, after, suffix = states
     shutil.copytree(before, run)
     rollouts, part = run / "rollouts", PART[suffix]
     whole = (after / "rollouts" / part).read_bytes()
-    if step == "writing":
-        (rollouts / f".{part}.tmp").write_bytes(whole[: len(whole) // 2])
-    if step == "written":
-        (rollouts / f".{part}.tmp").write_bytes(whole)
-    if step in ("renamed", "named", "dropped"):
-        (rollouts / part).write_bytes(whole)
+    if suffix == "parquet":
+        if step == "writing":
+            (rollouts / f".{part}.tmp").write_bytes(whole[: len(whole) // 2])
+        if step == "written":
+            (rollouts / f".{part}.tmp").write_bytes(whole)
+        if step in ("renamed", "named", "dropped"):
+            (rollouts / part).write_bytes(whole)
+        if step == "dropped":
+            (rollouts / PART["jsonl"]).unlink()
     if step in ("named", "dropped"):
         shutil.copy(after / "run.json", run / "run.json")
-    if step == "dropped":
-        (rollouts / "00000.journal").unlink()
 
 
 @pytest.mark.parametrize("step", ["started", "writing", "written", "renamed", "named", "dropped"])
@@ -78,7 +80,8 @@ def test_resuming_in_another_format_doubles_nothing(states, tmp_path: Path, open
     assert read_table(run).equals(read_table(after))
 
 
-def test_a_part_without_a_journal_that_run_json_does_not_name_is_refused(states, tmp_path: Path, open_run):
+@pytest.mark.parametrize("states", ["parquet"], indirect=True)
+def test_a_part_without_lines_that_run_json_does_not_name_is_refused(states, tmp_path: Path, open_run):
     """No crash leaves one: it is of another run, whose rows must not become this one's."""
     before, _, suffix = states
     run = tmp_path / "run"
@@ -89,16 +92,16 @@ def test_a_part_without_a_journal_that_run_json_does_not_name_is_refused(states,
 
 
 def test_a_reader_that_was_overtaken_by_sealing_reads_the_part(states, tmp_path: Path):
-    """A journal that was listed and then sealed away gives the same rows from its part."""
+    """Lines that were listed and then sealed away give the same rows from their part."""
     _, after, _ = states
-    journal = Source(after / "rollouts" / "00000.journal", "journal")
+    journal = Source(after / "rollouts" / PART["jsonl"], "segment")
     assert tables.read_source(journal, ROLLOUTS, None).equals(read_table(after))
 
 
 def test_broken_lines_are_left_out_of_the_sealed_file(tmp_path: Path, open_run, interrupted, row):
-    """A damaged line does not stop sealing; its bytes stay in the .torn file after the journal is gone."""
+    """A damaged line does not stop sealing; its bytes stay in the .torn file after the lines are gone."""
     interrupted(map(row, range(3)))
-    journal = tmp_path / "run" / "rollouts" / "00000.journal"
+    journal = tmp_path / "run" / "rollouts" / "part-00000.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(lines[0] + lines[1].replace(b"completed", b"complexed") + lines[2] + b'{"rollout')
     with open_run() as run:
@@ -108,11 +111,31 @@ def test_broken_lines_are_left_out_of_the_sealed_file(tmp_path: Path, open_run, 
         ]
         run.append(row(3))
     assert read_table(tmp_path / "run")["rollout_id"].to_pylist() == [f"{i:032x}" for i in (0, 2, 3)]
-    assert sorted(p.name for p in journal.parent.iterdir()) == ["00000.journal.torn", "part-00000.parquet"]
+    assert sorted(p.name for p in journal.parent.iterdir()) == ["part-00000.jsonl.torn", "part-00000.parquet"]
+
+
+def test_a_damaged_line_of_a_segment_that_stays_lines_is_named_by_every_reader(
+    tmp_path: Path, open_run, interrupted, row
+):
+    """Good lines are not rewritten to take it out; run.json counts the good ones, and a segment that follows is another."""
+    interrupted(map(row, range(3)), format="jsonl")
+    segment = tmp_path / "run" / "rollouts" / "part-00000.jsonl"
+    segment.write_bytes(segment.read_bytes().replace(b"completed", b"complexed", 1))
+    damaged = segment.read_bytes()
+    with open_run(format="jsonl") as run:
+        run.seal()
+        run.append(row(3))
+    assert segment.read_bytes() == damaged
+    assert [(f["path"], f["rows"]) for f in read_run_json(tmp_path / "run")["files"]] == [
+        ("rollouts/part-00000.jsonl", 2),
+        ("rollouts/part-00001.jsonl", 1),
+    ]
+    with pytest.warns(DataWarning, match=r"1 damaged row left out \(line 1 at byte 0\)"):
+        assert read_table(tmp_path / "run")["rollout_id"].to_pylist() == [f"{i:032x}" for i in (1, 2, 3)]
 
 
 def test_a_fault_while_sealing_reaches_the_caller(tmp_path: Path, open_run, row, monkeypatch: pytest.MonkeyPatch):
-    """A segment that cannot be sealed stops the run with the cause, and its rows stay journaled."""
+    """A segment that cannot be sealed stops the run with the cause, and its rows stay lines."""
 
     def no_room(*_: object) -> int:
         raise StoreError.disk(tmp_path, "No space left on device")

@@ -20,7 +20,7 @@ from gymdata.cli.main import main
 from gymdata.commands.validate.run import validate
 from gymdata.rollouts.ragged import Ragged
 from gymdata.store import read_run_json, write_run_json
-from gymdata.store.journal import failure_line
+from gymdata.store.journal import line_of
 from tests.rollout_files import rollout, two_turns, write_run
 
 Row = dict[str, Any]
@@ -355,11 +355,11 @@ def attempts(folder: Path, tool: tuple[int, int], plain: tuple[int, int], **fail
     rows = [rollout("t", i, float(i), [([1, 2], [40 + i, 2])], messages=[m]) for i, m in enumerate(kept)]
     run = write_run(folder / "run", rows)
     lines = [
-        failure_line(json.dumps({"kind": "environment", "counts": True, "messages": [m], **failure}).encode())
+        line_of(json.dumps({"kind": "environment", "counts": True, "messages": [m], **failure}).encode())
         for m, _, n in shapes
         for _ in range(n)
     ]
-    (run / "failures.jsonl").write_bytes(b"".join(line.rstrip(b"\n") + b"\n" for line in lines))
+    (run / "failures.jsonl").write_bytes(b"".join(lines))
     return run
 
 

@@ -97,15 +97,15 @@ def test_files_with_many_row_groups_or_one_keep_their_rows(tmp_path: Path) -> No
 
 def test_a_journal_is_read_with_its_torn_tail(tmp_path: Path) -> None:
     """Rows of an open segment are checked; a damaged line is an error, a torn last line only a warning."""
-    from gymdata.store.journal import frame
+    from gymdata.store.journal import line_of
     from gymdata.store.lines import encode
 
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "run.json").write_text('{"run_id": "r"}')
-    lines = [frame(x.encode()) for x in write_native(tmp_path, native_rows(n=4), "jsonl").read_text().splitlines()]
+    lines = [line_of(x.encode()) for x in write_native(tmp_path, native_rows(n=4), "jsonl").read_text().splitlines()]
     assert encode({}) == b"{}"
     lines[1] = lines[1].replace(b"system", b"System", 1)
-    (tmp_path / "rollouts" / "00000.journal").write_bytes(b"".join(lines)[:-20])
+    (tmp_path / "rollouts" / "part-00000.jsonl").write_bytes(b"".join(lines)[:-20])
     report = validate(tmp_path)
     assert [(v.code, v.row, v.severity) for v in report.violations] == [("S101", 1, "error"), ("S101", 3, "warning")]
     assert report.rollouts == 2

@@ -9,7 +9,7 @@ import pytest
 from gymdata.cli.main import main
 from gymdata.commands.validate.run import validate
 from gymdata.store import hash_file, read_run_json, write_run_json
-from tests.rollout_files import rollout, write_run
+from tests.rollout_files import edit_segment, rollout, write_run
 
 
 def sealed(folder: Path, rows: int = 3) -> tuple[Path, Path]:
@@ -34,10 +34,10 @@ def test_a_changed_file_is_a_fault(tmp_path: Path, longer: bool, capsys: pytest.
     assert main(["validate", str(run)]) == 0
     text = part.read_text()
     assert '"42"' in text
-    part.write_text(text.replace('"42"', '"42 "' if longer else '"43"', 1))
+    edit_segment(part, '"42"', '"42 "' if longer else '"43"')
     after = validate(run)
     size = len(text)
-    why = f"{size + 1:,} bytes, not {size:,}" if longer else "other bytes (xxh3)"
+    why = f"{part.stat().st_size:,} bytes, not {size:,}" if longer else "other bytes (xxh3)"
     (fault,) = [v for v in after.violations if v not in before.violations]
     assert (fault.code, fault.severity, fault.file, fault.turn) == ("T209", "error", str(part), None)
     assert fault.detail == f"not the file that run.json describes: {why}"

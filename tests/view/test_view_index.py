@@ -91,7 +91,7 @@ def test_a_journal_of_another_run_is_read_from_its_beginning(tmp_path: Path):
             for row in rows:
                 writer.append(row)
             raise KeyError
-        journals += (tmp_path / name).glob("rollouts/*.journal")
+        journals += (tmp_path / name).glob("rollouts/part-*.jsonl")
     index = Tables([tmp_path / "run"], fresh_s=0)
     assert len(index.snapshot()) == 2
     journals[0].write_bytes(journals[1].read_bytes())

@@ -17,7 +17,7 @@ _CODES = (
         "the row cannot be read",
         "The line is not JSON, not UTF-8, not an object, or torn; or a whole file is cut off or corrupt (then row is 0 and "
         "the detail names the file). Nothing of the row was checked. A torn last line usually means that the writer was "
-        "killed: `gymdata collect` repairs its own journals when it resumes.",
+        "killed: `gymdata collect` repairs its own lines when it resumes.",
     ),
     Code(
         "S102",

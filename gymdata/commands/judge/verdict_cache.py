@@ -13,9 +13,8 @@ from typing import Any
 import orjson
 
 from gymdata.rollouts.messages import JsonObject
-from gymdata.store.journal import Journal, Repair, frame, repair, repair_failures, scan
-from gymdata.store.lines import decode, encode_any, iter_lines
-from gymdata.store.paths import Source
+from gymdata.store.journal import Journal, Repair, line_of, repair, scan
+from gymdata.store.lines import encode_any
 
 _SYNC_S = 1.0
 
@@ -27,6 +26,12 @@ class _Journaled:
         self.repairs: list[Repair] = []
         self._journal: Journal | None = None
         self._synced = time.monotonic()
+
+    def _opened(self, file: Path) -> list[Any]:
+        """What is in ``file``, without what a crash had torn."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.repairs = repair(file)[1]
+        return [orjson.loads(line.body) for line in scan(file) if line.body is not None] if file.exists() else []
 
     def _append(self, line: bytes) -> None:
         if self._journal is not None:
@@ -51,13 +56,8 @@ class VerdictCache(_Journaled):
         super().__init__()
         self._records: JsonObject = {}
         if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            self.repairs = repair(file)[1] if file.exists() else []
-            for line in scan(file) if file.exists() else ():
-                if line.body is not None:
-                    entry = orjson.loads(line.body)
-                    # Earlier versions wrote one record as a key and its value.
-                    self._records |= entry["records"] if "records" in entry else {entry["key"]: entry["value"]}
+            for entry in self._opened(file):
+                self._records |= entry["records"]
             self._journal = Journal(file, len(self._records))
 
     def get(self, key: str) -> Any:
@@ -67,7 +67,7 @@ class VerdictCache(_Journaled):
     def put(self, records: JsonObject) -> None:
         """Keep JSON values by key: a process that is killed kept all of them or none. Raises StoreError.from_os."""
         if records:
-            self._append(frame(encode_any({"records": dict(records)})))
+            self._append(line_of(encode_any({"records": dict(records)})))
             self._records.update(records)
 
     def __len__(self) -> int:
@@ -86,17 +86,14 @@ class VerdictLog(_Journaled):
         self._key = key
         self._there: set[Any] = set()
         if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            self.repairs = repair_failures(file)
-            if file.exists():
-                self._there = {decode(line)[key] for _, line in iter_lines(Source(file, "jsonl"))}
+            self._there = {row[key] for row in self._opened(file)}
             self._journal = Journal(file, len(self._there))
 
     def add(self, row: JsonObject) -> bool:
         """Append one row; False when it was there. Raises StoreError.from_os."""
         if row[self._key] in self._there:
             return False
-        self._append(encode_any(dict(row)) + b"\n")
+        self._append(line_of(encode_any(dict(row))))
         self._there.add(row[self._key])
         return True
 

@@ -30,7 +30,7 @@ from gymdata.public import Report, Row, path_of
 from gymdata.store.fetch import is_url, url_of
 from gymdata.store.lineage import replaced_content
 from gymdata.store.lock import LOCK, holder_of, is_held
-from gymdata.store.paths import RUN_JSON, RunFacts, read_facts, run_jsons, segments
+from gymdata.store.paths import RUN_JSON, RunFacts, is_open, read_facts, run_jsons, segments
 from gymdata.store.reading import warn
 from gymdata.store.run_json import state_of
 
@@ -151,11 +151,11 @@ def output_of(top: Path, run_json: Path) -> Output:
         runs = [read_facts(file) for parent in parents for file in run_jsons(parent)]
         if replaced_content(facts, {str(run.get("run_id")): run for run in runs}) is not None:
             state = "parents changed"
-    # Rows of the files that run.json names, and of the journal that is still open; None where nothing has rows.
+    # Rows of the files that run.json names, and of the segment that is still open; None where nothing has rows.
     counts = row_counts(facts)
     if path.is_dir():
-        for journal in (source.path for source in segments(path) if source.path.suffix == ".journal"):
-            with journal.open("rb") as file:
+        for segment in (source.path for source in segments(path) if is_open(source, facts)):
+            with segment.open("rb") as file:
                 counts.append(sum(block.count(b"\n") for block in iter(partial(file.read, 1 << 20), b"")))
     shown = Output(
         path=below_top(top, path),

@@ -87,7 +87,7 @@ def find_files(paths: Sequence[str | Path]) -> Files:
 
 def _table_of(source: Source) -> str:
     """The table that a file declares to hold, or that its columns imply."""
-    if source.kind == "journal":
+    if source.kind == "segment":
         return ROLLOUTS.name
     where = str(source.path)
     foreign = format_of(source)

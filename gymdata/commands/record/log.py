@@ -23,7 +23,7 @@ from gymdata.public import Figures
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import scan_batches
-from gymdata.store.journal import Journal, frame, repair, scan
+from gymdata.store.journal import Journal, line_of, repair, scan
 from gymdata.store.lines import name_non_finite
 from gymdata.store.paths import SESSIONS_FOLDER
 from gymdata.store.run_json import sync
@@ -86,14 +86,14 @@ class SessionLog:
     def append(self, session: Session, event: Event) -> None:
         """Journal one call. Raises StoreError.from_os, and TypeError (orjson's) for a
         value that no row could hold."""
-        lines = [frame(orjson.dumps(name_non_finite(event)))]
+        lines = [line_of(orjson.dumps(name_non_finite(event)))]
         journal = self._journals.get(session.key)
         if journal is None:
             journal = self._journals[session.key] = self._opened(session.key)
         if not journal.size:
             # In one write with its first call: a session without a call is none.
             names = ("key", "rollout_id", "named", "started_at", "spent")
-            lines.insert(0, frame(orjson.dumps({name: getattr(session, name) for name in names})))
+            lines.insert(0, line_of(orjson.dumps({name: getattr(session, name) for name in names})))
         journal.append(b"".join(lines))
 
     def _opened(self, key: str) -> Journal:

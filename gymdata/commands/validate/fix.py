@@ -21,7 +21,8 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.store import scan_batches
 from gymdata.store.columns import build, to_rows
-from gymdata.store.lines import decode, encode, row_lines
+from gymdata.store.journal import lines_of
+from gymdata.store.lines import decode, encode
 from gymdata.store.paths import Source
 from gymdata.store.tables import row_batches
 
@@ -77,16 +78,16 @@ def _readable(source: Source, unreadable: set[int], is_strange: bool) -> Iterato
     if not unreadable and not is_strange:
         yield from scan_batches(source.path, ROLLOUTS, batch_size=_BATCH_ROWS)
         return
-    if source.kind != "jsonl":
+    if source.kind == "parquet":
         why = "the file itself is damaged and its rows cannot be separated"
         raise DataError.unreadable(source.path, why, "write it again")
 
     def good() -> Iterator[tuple[int, JsonObject, int]]:
-        for number, (_, line) in enumerate(row_lines(source)):
-            if number not in unreadable:
-                row = decode(line)
+        for number, line in enumerate(lines_of(source)):
+            if number not in unreadable and line.body is not None:
+                row = decode(line.body)
                 take_unknown(row)
-                yield number + 1, row, len(line)
+                yield number + 1, row, len(line.body)
 
     yield from row_batches(good(), ROLLOUTS, ROLLOUTS.schema.names, str(source.path))
 

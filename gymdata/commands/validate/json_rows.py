@@ -1,4 +1,4 @@
-"""Reading rollouts from JSON lines for validation: rows of the rollouts table as text, sealed or in a journal.
+"""Reading rollouts from JSON lines for validation: rows of the rollouts table as text, sealed or not.
 
 Invariants: every line is either in a batch or named by a violation (S101 unreadable, S102 wrong type, S103 missing);
 one bad row never hides another; non-finite numbers are read in every form that Python or gymdata writes.
@@ -18,9 +18,9 @@ from gymdata.interop.nemo_gym.rows import BadRow
 from gymdata.rollouts.messages import JsonObject
 from gymdata.rollouts.schema import MESSAGE, ROLLOUTS, TURN
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
-from gymdata.store import journal
 from gymdata.store.columns import build, misfit
-from gymdata.store.lines import RepeatedKeyError, decode, decode_row, row_lines
+from gymdata.store.journal import Line, lines_of
+from gymdata.store.lines import RepeatedKeyError, decode, decode_row
 from gymdata.store.paths import Source
 from gymdata.store.tables import PARSE_BYTES
 
@@ -41,18 +41,18 @@ _Row = tuple[int, JsonObject]
 
 
 def scan(source: Source, unknown: dict[str, UnknownKey]) -> Iterator[Evidence | Violation]:
-    """The batches of one JSONL or journal file, and violations for the rows that are in none. Keys that nothing reads are
+    """The batches of one file of JSON lines, and violations for the rows that are in none. Keys that nothing reads are
     counted in ``unknown``."""
     rows: list[_Row] = []
     columns: list[str] = []
     size = 0
     try:
-        for number, line in enumerate(_lines(source)):
-            if isinstance(line, Violation):
-                yield line._replace(row=number)
+        for number, line in enumerate(lines_of(source)):
+            if line.body is None:
+                yield _damage(number, line)
                 continue
             try:
-                row = _row(line)
+                row = _row(line.body)
             except BadRow as bad:
                 yield Violation(bad.code, number, detail=bad.detail, **bad.more)
                 continue
@@ -63,7 +63,7 @@ def scan(source: Source, unknown: dict[str, UnknownKey]) -> Iterator[Evidence | 
                 yield from _checked(rows, columns)
                 rows, columns, size = [], present, 0
             rows.append((number, row))
-            size += len(line)
+            size += len(line.body)
     except DataError as error:
         yield Violation("S101", rows[-1][0] + 1 if rows else 0, detail=error.message)
     yield from _checked(rows, columns)
@@ -81,23 +81,12 @@ def take_unknown(row: JsonObject) -> set[str]:
     return keys
 
 
-def _lines(source: Source) -> Iterator[bytes | Violation]:
-    """The JSON of each row, or what is wrong with its line."""
-    if source.kind != "journal":
-        for _, line in row_lines(source):
-            yield line
-        return
-    for entry in journal.scan(source.path):
-        if entry.body is not None:
-            yield entry.body
-        elif entry.closed:
-            yield Violation(
-                "S101", 0, detail=f"damaged journal line at byte {entry.offset}: its checksum does not match"
-            )
-        else:
-            # A writer was killed, or is writing now; resuming cuts it off. Nothing that was whole is lost.
-            detail = f"torn last line of the journal at byte {entry.offset}; resuming the run cuts it off"
-            yield Violation("S101", 0, detail=detail, severity="warning")
+def _damage(number: int, line: Line) -> Violation:
+    where = "" if line.offset is None else f" at byte {line.offset}"
+    if line.closed:
+        return Violation("S101", number, detail=f"damaged line{where}: its checksum does not match")
+    # A writer was killed, or is writing now; resuming cuts it off. Nothing that was whole is lost.
+    return Violation("S101", number, detail=f"torn last line{where}; resuming the run cuts it off", severity="warning")
 
 
 def _row(line: bytes) -> JsonObject:

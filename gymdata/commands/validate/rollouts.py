@@ -33,7 +33,7 @@ from gymdata.interop.nemo_gym import batches as nemo_rows
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
-from gymdata.store.paths import RunFacts, Source, find_run_json, read_facts, resolve, run_jsons, sealed_twin
+from gymdata.store.paths import RunFacts, Source, find_run_json, read_facts, resolve, run_jsons, sealed
 from gymdata.store.run_json import agreed
 from gymdata.workers.tuning import give_back
 
@@ -219,13 +219,11 @@ def _scan(
         from gymdata.commands.validate import foreign
 
         return foreign.scan(source)
+    source = sealed(source)
     if source.kind == "parquet":
         from gymdata.commands.validate import parquet
 
         return parquet.scan(source.path, texts)
-    if source.kind == "journal" and not source.path.exists() and (sealed := sealed_twin(source.path)) is not None:
-        # The run sealed it since it was found.
-        return _scan(sealed, texts, strange)
     from gymdata.commands.validate import json_rows
 
     return json_rows.scan(source, strange)

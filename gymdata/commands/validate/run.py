@@ -35,7 +35,7 @@ __all__ = ["ValidationReport", "Violation", "fix", "validate"]
 DECODED_TOKENS = 2_000_000
 
 
-# Changed files are checked as usual, and are a fault themselves; damaged journal lines are violations.
+# Changed files are checked as usual, and are a fault themselves; damaged lines are violations.
 @reading(allow_changed=True, report=lambda _: None)
 @rare_collections()
 def validate(
@@ -199,7 +199,7 @@ def _sources(path: Path, text: str) -> list[Source]:
 
 def kind_of(source: Source) -> Kind:
     """The kind of a file's rows, from its metadata or its first row."""
-    if source.kind == "journal":
+    if source.kind == "segment":
         return "rollouts"
     if (format := format_of(source)) is not None:
         return "pairs" if format.table == "pairs" else "nemo" if format.read_in_place else "foreign"

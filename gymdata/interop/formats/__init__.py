@@ -268,7 +268,7 @@ def detect(sources: Sequence[Source], columns: Mapping[str, str]) -> Format:
 
 def _hint(source: Source) -> str:
     """What to do with a file that is in none of the formats."""
-    values = [value for _, value, _ in islice(documents(source) if source.kind != "journal" else (), 20)]
+    values = [value for _, value, _ in islice(documents(source), 20)]
     row: Any = next((value for value in values if not isinstance(value, BadItem)), None)
     if not values:
         return "it has no rows"

@@ -1,5 +1,5 @@
 """The tables under some paths: rollouts, and what was made of them. Key columns are in memory; whole rows are on disk, or,
-of JSON lines, in memory, too. A file is read again only when it has changed; of a journal, the lines that were added."""
+of JSON lines, in memory, too. A file is read again only when it has changed; of an open segment, what was added."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gymdata.commands.query.views import find_files
 from gymdata.commands.report.rollouts import codes_of
-from gymdata.errors import DataError, GymdataError
+from gymdata.errors import GymdataError
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
 from gymdata.scores.chosen import default_score, state_of_scores, with_score
-from gymdata.store.journal import row_parser, scan
+from gymdata.store.journal import scan
+from gymdata.store.lines import decode
 from gymdata.store.partial_reads import row_groups
-from gymdata.store.paths import RunFacts, Source, find_run_json, read_facts, resolve
+from gymdata.store.paths import RunFacts, Source, find_run_json, is_open, read_facts, resolve
 from gymdata.store.tables import read_table, row_batches, scan_batches
 
 #: The columns by which rows of a table are found and listed; of rollouts all but those that may be long.
@@ -67,7 +67,7 @@ class File:
     state: tuple[int, ...]
     keys: pa.Table
     held: pa.Table | None = None
-    #: In a journal: the offset of the next line, and the end of the last one, with its checksum.
+    #: In an open segment: the offset of the next line, and the end of the last one, with its checksum.
     offset: int = 0
     end: bytes = b""
 
@@ -134,7 +134,7 @@ class Rows:
 @dataclass(frozen=True, eq=False)
 class Snapshot(Rows):
     """All rollouts at one moment. ``version`` grows when something changed; ``problems``: a line for each file whose rows
-    are not here; ``growing``: rows come from a journal; ``paths``: the given ones that hold rollouts; ``repeated``: a line
+    are not here; ``growing``: a segment is open; ``paths``: the given ones that hold rollouts; ``repeated``: a line
     for each folder or file whose rollouts are counted with another, too; ``score``: the re-scoring that is ``table``'s
     reward, None for the total reward of ``collect``."""
 
@@ -230,11 +230,11 @@ class Tables:
             written = state_of_scores(holding)
         except (GymdataError, OSError) as error:
             problems.append(str(error))
-        if files == self._last.files and (problems, written) == self._state:
+        growing = any(_is_open(file.source) for file in files)
+        if (files, growing) == (self._last.files, self._last.growing) and (problems, written) == self._state:
             return
         self._state = (list(problems), written)
         table, score = _joined(ROLLOUTS, files), None
-        growing = any(file.source.kind == "journal" for file in files)
         try:
             score, _ = default_score(holding, None)
             table, _ = with_score(holding, table, score)
@@ -250,7 +250,7 @@ class Tables:
             try:
                 files[path] = self._file(table, source, held.get(path))
             except FileNotFoundError:
-                continue  # a journal that was sealed since: the next look finds its part
+                continue  # a segment that was sealed since: the next look finds its part
             except (GymdataError, OSError) as error:
                 if problems is None:
                     raise
@@ -263,7 +263,7 @@ class Tables:
         state = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
         if previous is not None and previous.state == state:
             return previous
-        if source.kind == "journal":
+        if _is_open(source):
             return self._grown(table, source, state, previous)
         if source.kind == "parquet":
             return File(source, table, state, _coded(read_table(source.path, table, KEYS[table.name]), table))
@@ -271,22 +271,18 @@ class Tables:
         return File(source, table, state, _coded(rows.select(KEYS[table.name]), table), rows)
 
     def _grown(self, table: Table, source: Source, state: tuple[int, ...], previous: File | None) -> File:
-        """A journal, of which only the lines that were added are read."""
+        """An open segment, of which only the lines that were added are read."""
         file, held, offset, end = source.path, [table.schema.empty_table()], 0, b""
-        # A journal of another run may have the name and the inode of an earlier one, and be longer.
+        # That of another run may have the name and the inode of an earlier one, and be longer.
         if previous is not None and _has_at(file, previous.offset, previous.end):
             held, offset, end = [previous.held], previous.offset, previous.end
-        parse, rows = row_parser(), []
+        rows = []
         for line in scan(file, offset):
             if not line.closed:
                 break  # incomplete
-            offset, end = line.offset + len(line.raw) + 1, line.raw[-10:] + b"\n"
+            offset, end = (line.offset or 0) + len(line.raw) + 1, line.raw[-10:] + b"\n"
             if line.body is not None:
-                try:
-                    rows.append((line.offset, parse(line.body), len(line.body)))
-                except orjson.JSONDecodeError as error:
-                    where = f"{file}: byte {line.offset:,}"
-                    raise DataError(f"{where}: got text that is not JSON, expected a journaled row") from error
+                rows.append((line.number, decode(line.body), len(line.body)))
         batches = row_batches(rows, table, table.schema.names, str(file))
         joined = pa.concat_tables([*held, *(pa.Table.from_batches([batch]) for batch in batches)])
         return File(source, table, state, _coded(joined.select(KEYS[table.name]), table), joined, offset, end)
@@ -305,6 +301,10 @@ def _joined(table: Table, files: Iterable[File]) -> pa.Table:
     """The keys of several files; a nullable column that a file lacks is null."""
     empty = _coded(table.schema.empty_table().select(KEYS[table.name]), table)
     return pa.concat_tables([empty, *(f.keys for f in files if f.keys.num_rows)], promote_options="permissive")
+
+
+def _is_open(source: Source) -> bool:
+    return source.kind == "segment" and is_open(source, facts_of(source.path))
 
 
 def _has_at(file: Path, offset: int, end: bytes) -> bool:
