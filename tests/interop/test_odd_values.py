@@ -131,7 +131,7 @@ def test_an_odd_row_costs_no_other(name: str, good: dict[str, list[Any]], data: 
         ),
         ("nat-trajectories", ("metadata", "gymdata", "rewards"), {"numeric": "abc"}, "rewards.numeric: got 'abc'"),
         ("nat-trajectories", ("metadata", "gymdata", "rollout_index"), 2**40, "rollout_index: got 1099511627776"),
-        ("atif", ("steps", 0, "source"), {}, "source: got {}, expected one of system"),
+        ("atif", ("steps", 0, "source"), {}, "steps[0].source: got {}, expected 'system', 'user'"),
         ("atif", ("extra", "gymdata", "extra"), "x", "extra: got 'x', expected the JSON text"),
     ],
 )
@@ -165,11 +165,11 @@ def test_rows_that_no_column_can_hold_are_found_one_by_one(good: dict[str, list[
     ("source", "row", "told"),
     [
         ("nat-trajectories", {"episode": [], "reward": 1.0}, "episode: got an empty list, expected at least one item"),
-        ("atif", {"schema_version": "ATIF-v1.6", "steps": []}, "steps: got an empty list, expected at least one step"),
+        ("atif", {"schema_version": "ATIF-v1.6", "steps": []}, "steps: got an empty list, expected at least one item"),
         (
             "nat-trajectories",
             {"episode": [{"role": "human", "content": "q"}, {"role": "assistant", "content": "a"}], "reward": 1.0},
-            "episode[0].role: got 'human', expected 'user'",
+            "episode[0].role: got 'human', expected 'system', 'user'",
         ),
         (
             "nat-dpo",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from gymdata.interop.formats import FORMATS, Format
 from gymdata.interop.importing import Importing
 from gymdata.interop.rows import KINDS
-from gymdata.interop.trajectories.atif import row_of, trajectory_of
 from gymdata.rollouts.messages import RolloutRow, TableRow, json_text
 
 if TYPE_CHECKING:
@@ -33,9 +32,13 @@ class Atif(Format):
         return isinstance(value, dict) and str(value.get("schema_version", "")).startswith("ATIF-")
 
     def row(self, item: Any, importing: Importing) -> TableRow:
+        from gymdata.interop.trajectories.atif import row_of
+
         return row_of(item, importing)
 
     def write(self, row: RolloutRow, lost: Counter[str]) -> bytes | None:
+        from gymdata.interop.trajectories.atif import trajectory_of
+
         trajectory = trajectory_of(row, lost)
         return None if trajectory is None else json_text(trajectory).encode() + b"\n"
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gymdata.interop.formats import FORMATS, Format, Place
-from gymdata.interop.importing import Importing
+from gymdata.interop.importing import BadItem, Importing
 from gymdata.interop.rows import KINDS
-from gymdata.interop.trajectories import nat, nat_pairs
-from gymdata.interop.trajectories.own import named_turns
 from gymdata.rollouts.messages import JsonObject, RolloutRow, TableRow
-from gymdata.store.lines import encode_any
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,27 +20,33 @@ if TYPE_CHECKING:
 
 
 class _Nested(Format):
-    """Trajectories, which may be in collections and lists."""
+    """Trajectories, or rows of pairs, which may be in collections and lists."""
 
-    suffixes = (".json", ".jsonl")
+    suffixes: ClassVar[tuple[str, ...]] = (".json", ".jsonl")
     #: The column by which trajectories are put into inner lists.
     group = "group_id"
 
     def recognise(self, value: Any) -> bool:
-        if not nat.is_nested(value) or nat.holds_pairs(value) != (self.table == "pairs"):
-            return False
         # Other projects call their lists trajectories, too.
-        first = [trajectory for _, trajectory in islice(nat.trajectories_of(value), 20) if isinstance(trajectory, dict)]
-        if not first:
-            groups = value.get("trajectories") if isinstance(value, dict) else value
-            return isinstance(groups, list) and all(isinstance(group, list) for group in groups)
-        return any("episode" in trajectory for trajectory in first)
+        first = [item for _, item in islice(self.items(value), 20) if isinstance(item, dict) and "episode" in item]
+        step = next((item["episode"][0] for item in first if item["episode"]), None)
+        of_pairs = isinstance(step, dict) and "chosen_response" in step
+        return bool(first) and of_pairs == (self.table == "pairs")
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        return nat.trajectories_of(value)
+        """((group, place in it), trajectory) of a document."""
+        groups = value.get("trajectories", [value]) if isinstance(value, dict) else value
+        if not isinstance(groups, list):
+            yield (0, 0), BadItem("S102", "trajectories: expected a list") if isinstance(value, dict) else value
+            return
+        for g, group in enumerate(groups):
+            for i, trajectory in enumerate(group if isinstance(group, list) else [group]):
+                yield (g, i), trajectory
 
-    def place(self, value: Any, group: int, number: int) -> str:  # noqa: ARG002 - all of its documents nest
-        return f"trajectories[{group}][{number}]: " if group or number else ""
+    def place(self, value: Any, group: int, number: int) -> str:
+        return (
+            f"{'trajectories' if isinstance(value, dict) else 'row '}[{group}][{number}]: " if group or number else ""
+        )
 
     def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
         raise NotImplementedError
@@ -58,7 +61,9 @@ class _Nested(Format):
                 yield row[self.group], row["run_id"], trajectory
 
     def save(self, converted: Iterable[Any], part: Part, export: Export) -> None:
-        export.written = nat.write(converted, part.path, lines=part.name.endswith(".jsonl"))
+        from gymdata.interop.trajectories.nat import write
+
+        export.written = write(converted, part.path, lines=part.name.endswith(".jsonl"))
 
 
 @FORMATS.register("nat-trajectories")
@@ -72,45 +77,47 @@ class NatTrajectories(_Nested):
     carries = KINDS["rollouts"]
 
     def written_turns(self, row: TableRow) -> Collection[int] | None:
+        from gymdata.interop.trajectories.own import named_turns
+
         return named_turns(row)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        return nat.row_of(item, importing)
+        from gymdata.interop.trajectories.nat import row_of
+
+        return row_of(item, importing)
 
     def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
-        return nat.trajectory_of(row, lost)
+        from gymdata.interop.trajectories.nat import trajectory_of
+
+        return trajectory_of(row, lost)
 
 
-class _Pairs(Format):
+class _Pairs(_Nested):
     """Either shape of pairs is read, whatever the format is called."""
 
     table = "pairs"
     item = "a pair"
     holds_text = True
-
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        lines = any(map(nat_pairs.is_dpo_line, value[:20])) if isinstance(value, list) else nat_pairs.is_dpo_line(value)
-        return super().items(value) if lines else nat.trajectories_of(value)
-
-    def place(self, value: Any, group: int, number: int) -> str:
-        nested = nat.is_nested(value) and (group or number)
-        return f"trajectories[{group}][{number}]: " if nested else super().place(value, group, number)
+    group = "task_id"
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        return nat_pairs.row_of(item, importing)
+        from gymdata.interop.trajectories.nat_pairs import row_of
+
+        return row_of(item, importing)
 
 
 @FORMATS.register("nat-dpo-items")
-class NatDpoItems(_Pairs, _Nested):
+class NatDpoItems(_Pairs):
     """Preference pairs as trajectories of one ``DPOItem`` each."""
 
     content = "trajectories of DPO items"
     holds_ids = True
     carries = KINDS["pairs"]
-    group = "task_id"
 
     def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
-        return nat_pairs.dpo_trajectory(row, lost)
+        from gymdata.interop.trajectories.nat_pairs import dpo_trajectory
+
+        return dpo_trajectory(row, lost)
 
 
 @FORMATS.register("nat-dpo")
@@ -121,8 +128,10 @@ class NatDpo(_Pairs):
     suffixes = (".jsonl",)
 
     def recognise(self, value: Any) -> bool:
-        return nat_pairs.is_dpo_line(value[0] if isinstance(value, list) and value else value)
+        row = value[0] if isinstance(value, list) and value else value
+        return isinstance(row, dict) and {"prompt", "chosen_response"} <= row.keys() and "episode" not in row
 
-    def write(self, row: RolloutRow, lost: Counter[str]) -> bytes | None:
-        line = nat_pairs.dpo_line(row, lost)
-        return None if line is None else encode_any(line) + b"\n"
+    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
+        from gymdata.interop.trajectories.nat_pairs import dpo_line
+
+        return dpo_line(row, lost)

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
-from gymdata.errors import json_kind
-from gymdata.interop.importing import ODD, BadItem, Importing
-from gymdata.interop.rows import equal, message_of, number_or_none, refuse_surrogates
+from pydantic import BeforeValidator, Field
+
+from gymdata.interop.importing import ODD, Importing
+from gymdata.interop.rows import equal, message_of, number_or_none
 from gymdata.interop.text_export import TOOLS, has_tools
 from gymdata.interop.text_rows import conversation, pair_id_of, pair_row, refuse_contradiction
-from gymdata.interop.trajectories.own import OWN, list_of, shortest
-from gymdata.rollouts.messages import JsonObject, PairRow, object_of
+from gymdata.interop.trajectories.nat import only
+from gymdata.interop.trajectories.own import Model, list_of, read, shortest
+from gymdata.rollouts.messages import JsonObject, PairRow
+from gymdata.rollouts.schema import PAIRS
 from gymdata.store.lines import name_non_finite
 
-_RESPONSES = ("chosen_response", "rejected_response")
 SEVERAL = "pairs with a response of several messages (left out: the format has one text)"
 CALLS = "pairs with a response that is a tool call (left out: the format has one text)"
 NO_MARGIN = "pairs without a margin (left out: the format has a reward)"
@@ -32,28 +33,35 @@ _LISTS = ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_m
 _FLOATS = ("chosen_logprobs", "rejected_logprobs")
 
 
-@cache
-def _own_columns() -> dict[str, bool]:
-    """The columns besides the messages, and whether a pair must have them."""
-    from gymdata.rollouts.schema import PAIRS  # loads pyarrow
-
-    names = [name for name in PAIRS.schema.names if name not in ("prompt", "chosen", "rejected")]
-    return {name: name not in PAIRS.optional for name in names}
+class DPOItem(Model):
+    prompt: Any
+    chosen_response: str
+    rejected_response: str
 
 
-def is_dpo_line(value: Any) -> bool:
-    """Whether a JSON value is a row of DPO JSON lines."""
-    return isinstance(value, dict) and "prompt" in value and "chosen_response" in value and "episode" not in value
+class Metadata(Model):
+    dpo_type: Any = None
+    score_diff: Annotated[float | None, BeforeValidator(number_or_none)] = None
+    example_id: Annotated[str | None, only(str)] = None
+    gymdata: Annotated[JsonObject | None, only(dict)] = None
+
+
+class DPOTrajectory(Model):
+    episode: list[DPOItem] = Field(min_length=1, max_length=1)
+    reward: Annotated[float | None, BeforeValidator(number_or_none)] = None
+    shaped_rewards: Any = None
+    metadata: Annotated[Metadata | None, only((dict, Metadata))] = None
 
 
 def dpo_line(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
     """The row of DPO JSON lines of a pair (as ``to_rows`` gives it); None when it has no place in the format."""
     item = _item(pair, lost)
-    if item is not None:
-        lost[IDS] += any(len(pair[name]) for name in _LISTS)
-        lost[TOOLS] += has_tools(pair)
-        lost[MARGINS] += pair["margin"] == pair["margin"] or pair["weight"] != 1
-    return item
+    if item is None:
+        return None
+    lost[IDS] += any(len(pair[name]) for name in _LISTS)
+    lost[TOOLS] += has_tools(pair)
+    lost[MARGINS] += pair["margin"] == pair["margin"] or pair["weight"] != 1
+    return item.written()
 
 
 def dpo_trajectory(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
@@ -64,28 +72,18 @@ def dpo_trajectory(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
     item = _item(pair, lost)
     if item is None:
         return None
+    own = pair | {name: list_of(pair[name]) for name in _LISTS} | {"temperature": shortest(pair["temperature"])}
+    own |= {name: [shortest(value) for value in list_of(pair[name])] for name in _FLOATS}
     about = {"dpo_type": "preference_pair", "score_diff": pair["margin"], "example_id": pair["task_id"]}
-    columns: PairRow = {}
-    for name in _own_columns():
-        value = pair.get(name)
-        if name in _LISTS:
-            value = [int(v) for v in list_of(value)]
-        elif name in _FLOATS:
-            value = [shortest(v) for v in list_of(value)]
-        elif name == "temperature":
-            value = shortest(value)
-        if name in pair:
-            columns[name] = name_non_finite(value)
-    sides = {side: [dict(m) for m in pair[side]] for side in ("prompt", "chosen", "rejected")}
-    return {
-        "episode": [item],
-        "reward": pair["margin"],
-        "shaped_rewards": None,
-        "metadata": about | {OWN: columns | {"messages": sides}},
-    }
+    return DPOTrajectory(
+        episode=[item],
+        reward=pair["margin"],
+        shaped_rewards=None,
+        metadata=Metadata(**about, gymdata=name_non_finite(own)),
+    ).written()
 
 
-def _item(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
+def _item(pair: PairRow, lost: Counter[str]) -> DPOItem | None:
     sides = [pair["chosen"], pair["rejected"]]
     if any(len(side) != 1 for side in sides):
         lost[SEVERAL] += 1
@@ -97,50 +95,36 @@ def _item(pair: PairRow, lost: Counter[str]) -> JsonObject | None:
     more = ("tool_calls", "reasoning", "name", "tool_call_id")
     lost[PROMPT_CALLS] += any(m.get(key) is not None for m in pair["prompt"] for key in more)
     prompt = [{"role": message["role"], "content": message["content"] or ""} for message in pair["prompt"]]
-    return {"prompt": prompt} | dict(zip(_RESPONSES, (side[0]["content"] for side in sides), strict=True))
+    chosen, rejected = (side[0]["content"] for side in sides)
+    return DPOItem(prompt=prompt, chosen_response=chosen, rejected_response=rejected)
 
 
 def row_of(value: Any, importing: Importing) -> PairRow:
     """The pairs row of a DPO row, or of a trajectory with one DPO item. Raises BadItem."""
-    refuse_surrogates(value)
-    if is_dpo_line(value):
-        return _pair(value, importing)
-    episode = value.get("episode") if isinstance(value, dict) else None
-    if not isinstance(episode, list) or not episode:
-        raise BadItem("S103", "neither a DPO row nor a trajectory with DPO items")
-    if len(episode) > 1:
-        raise BadItem("S102", f"got {len(episode)} DPO items in one trajectory, expected one")
-    metadata = object_of(value.get("metadata"))
-    if (pair := _from_own(metadata.get(OWN), value)) is not None:
+    if not isinstance(value, dict) or "episode" not in value:
+        return _pair(value, read(DPOItem, value), importing)
+    trajectory = read(DPOTrajectory, value)
+    metadata = trajectory.metadata or Metadata()
+    if (pair := _from_own(metadata.gymdata, value)) is not None:
         refuse_contradiction(pair["margin"], importing)
         return pair | {"pair_id": pair["pair_id"] or pair_id_of(importing, pair)}
-    margins = (number_or_none(metadata.get("score_diff")), number_or_none(value.get("reward")))
-    pair = _pair(episode[0], importing, next((m for m in margins if m is not None), math.nan))
-    example = metadata.get("example_id")
-    return pair | ({"task_id": example} if isinstance(example, str) and example else {})
+    margin = next((m for m in (metadata.score_diff, trajectory.reward) if m is not None), math.nan)
+    pair = _pair(value["episode"][0], trajectory.episode[0], importing, margin)
+    return pair | ({"task_id": metadata.example_id} if metadata.example_id else {})
 
 
-def _pair(item: Any, importing: Importing, margin: float = math.nan) -> PairRow:
-    if not isinstance(item, dict):
-        raise BadItem("S102", f"got {json_kind(item)}, expected an object")
-    for name in _RESPONSES:
-        if not isinstance(item.get(name), str):
-            raise BadItem("S102", f"{name}: got {item.get(name)!r:.60}, expected text")
-    chosen, rejected = ([message_of("assistant", item[name])] for name in _RESPONSES)
-    return pair_row(item, conversation(item.get("prompt"), "prompt"), (chosen, rejected), importing, margin)
+def _pair(row: JsonObject, item: DPOItem, importing: Importing, margin: float = math.nan) -> PairRow:
+    """The pair of an item that is ``row``, in which it may have more columns."""
+    sides = [message_of("assistant", item.chosen_response)], [message_of("assistant", item.rejected_response)]
+    return pair_row(row, conversation(item.prompt, "prompt"), sides, importing, margin)
 
 
-def _from_own(facts: Any, trajectory: JsonObject) -> PairRow | None:
+def _from_own(pair: PairRow | None, trajectory: JsonObject) -> PairRow | None:
     """Our own pair, when the trajectory still says what we wrote."""
-    if not isinstance(facts, dict):
+    if pair is None or not pair.keys() >= {*PAIRS.required()}:
         return None
-    sides = facts.get("messages")
-    required = {name for name, must_be in _own_columns().items() if must_be}
-    if not required <= facts.keys() or not isinstance(sides, dict) or set(sides) != {"prompt", "chosen", "rejected"}:
-        return None
-    row = {name: facts[name] for name in _own_columns() if name in facts} | sides
     try:
-        return row if equal(dpo_trajectory(row, Counter()), trajectory) else None
+        return pair if equal(dpo_trajectory(pair, Counter()), trajectory) else None
     except ODD:
         # Not what we write, so it is a trajectory like any other.
         return None

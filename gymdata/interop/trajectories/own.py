@@ -1,191 +1,247 @@
-"""What gymdata's rollouts have beyond the fields of other formats.
+"""The base of the models of published formats, and what gymdata's rollouts have beyond them: it is in their free objects,
+under ``gymdata``.
 
-Invariants: ``from_own(own_columns(row))`` gives the columns back; facts of a message are exactly what reading its
-foreign form would get wrong.
+Invariants: what is not as its model says is a BadItem with the path of its first fault; the ``Columns`` of a row give its
+columns back; the facts of a message are exactly what reading its foreign form would get wrong.
 """
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime
-from functools import cache
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
+import pydantic
 
-from gymdata.errors import DataError, json_value
 from gymdata.interop.importing import BadItem
-from gymdata.interop.rows import message_fields, number_or_none
-from gymdata.interop.words import as_float
-from gymdata.rollouts.messages import JsonObject, Message, RolloutRow
-from gymdata.rollouts.turns import Call, Floats, Ids, Turn, TurnEncoder
+from gymdata.interop.rows import refuse_surrogates
+from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, loads
+from gymdata.rollouts.turns import Call, Turn, TurnEncoder
+from gymdata.settings import expected_text
 from gymdata.store.lines import NON_FINITE
 
-#: The key of gymdata's own facts in another format's objects.
-OWN = "gymdata"
-#: Held by other fields, or computed from the turns when a row is written.
-_ELSEWHERE = ("messages", "turns", "n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens")
-_INT32 = 2**31
+#: What pydantic has other words for.
+_EXPECTED = {"too_short": "at least one item", "too_long": "one item"} | dict.fromkeys(
+    ("model_type", "dict_type"), "an object"
+)
 
 
-@cache
-def _columns() -> dict[str, int | None]:
-    """The columns besides messages and turns, with the bits of those that are whole numbers."""
-    from gymdata.rollouts.schema import HASHES, ROLLOUTS  # loads pyarrow
+class Model(pydantic.BaseModel):
+    """An object of a published format. Fields that are neither read nor written are not declared, and are no fault."""
 
-    fields = [field for field in ROLLOUTS.schema if field.name not in (*_ELSEWHERE, *HASHES)]
-    return {field.name: field.type.bit_width if str(field.type).startswith("int") else None for field in fields}
+    model_config = pydantic.ConfigDict(strict=True)
 
+    @classmethod
+    def made(cls, **fields: Any) -> Self:
+        """An object with those of ``fields`` that are not None."""
+        return cls(**{name: value for name, value in fields.items() if value is not None})
 
-def own_columns(row: RolloutRow) -> RolloutRow:
-    """The columns of a row (as ``store.columns.to_rows`` gives it) besides messages and turns, as JSON values."""
-    columns = {name: row[name] for name in _columns()}
-    when = row["started_at"]
-    columns["started_at"] = when if isinstance(when, str) else when.isoformat()
-    columns["temperature"] = shortest(row["temperature"])
-    return columns
+    def written(self) -> JsonObject:
+        """The fields that it was given."""
+        return self.model_dump(exclude_unset=True)
 
 
-def from_own(facts: Any) -> RolloutRow | None:
-    """The columns of ``own_columns``; None when it does not have them all."""
-    names = _columns()
-    return {name: facts[name] for name in names} if isinstance(facts, dict) and names.keys() <= facts.keys() else None
+M = TypeVar("M", bound=Model)
 
 
-def whole_row(columns: RolloutRow, messages: list[Message], encoder: TurnEncoder) -> RolloutRow:
-    """A row as ``Run.append`` takes it. Raises BadItem when the columns are not of their types."""
-    from gymdata.store.columns import check_rollout
-
-    row = columns | {"messages": messages, **encoder.columns()}
-    # What ``check_rollout`` takes by its type and no column can hold is refused first.
-    for name, bits in _columns().items():
-        value = columns[name]
-        if bits is not None and type(value) is int and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
-            raise BadItem("S102", f"{name}: got {value}, expected a {bits}-bit integer")
-    rewards = columns["rewards"]
-    if not isinstance(rewards, dict):
-        raise BadItem("S102", f"rewards: got {rewards!r:.60}, expected an object of numbers")
-    for part, value in rewards.items():
-        if value is not None and type(value) not in (int, float) and value not in ("NaN", "Infinity", "-Infinity"):
-            raise BadItem("S102", f"rewards.{part}: got {value!r:.60}, expected a number or null")
-    when = columns["started_at"]
+def read(model: type[M], value: Any) -> M:
+    """``value`` as ``model``. Raises BadItem for its first fault."""
+    refuse_surrogates(value)
     try:
-        datetime.fromisoformat(when).astimezone(UTC)
-    except (TypeError, ValueError, OverflowError):
-        raise BadItem("S102", f"started_at: got {when!r:.60}, expected an ISO 8601 time with offset") from None
-    try:
-        extra = json.loads(columns["extra"])
-    except (TypeError, ValueError, RecursionError):
-        extra = None
-    if not isinstance(extra, dict):
-        raise BadItem("S102", f"extra: got {columns['extra']!r:.60}, expected the JSON text of an object")
-    try:
-        parts = [{"name": name, "value": value} for name, value in row["rewards"].items()]
-        check_rollout(row | {"rewards": parts, "started_at": datetime.fromisoformat(row["started_at"])})
-    except (DataError, AttributeError, TypeError, ValueError) as error:
-        raise BadItem("S102", str(error)) from error
-    return row
+        return model.model_validate(value)
+    except pydantic.ValidationError as error:
+        raise _bad_item(error.errors(include_url=False)[0]) from None
 
 
-def facts_beyond(message: Message, read: JsonObject) -> JsonObject:
-    """The fields of ``message`` that reading its foreign form, which gave ``read``, would get wrong."""
-    return {name: message.get(name) for name in message_fields() if message.get(name) != read.get(name)}
+def _bad_item(fault: Any) -> BadItem:
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in fault["loc"]).removeprefix(".")
+    kind, value = fault["type"], fault["input"]
+    of_shape = value is None or not path or kind in ("missing", "literal_error", "string_pattern_mismatch", "too_short")
+    code = "R502" if path == "reward" else "S103" if of_shape else "S102"
+    where = f"{path:.120}: " if path else ""
+    if kind == "missing":
+        return BadItem(code, f"{where}is missing")
+    got = "an empty list" if value == [] else f"{value!r:.60}"
+    return BadItem(code, f"{where}got {got}, expected {_EXPECTED.get(kind) or expected_text(fault):.80}")
 
 
-def with_facts(read: JsonObject, facts: Any) -> JsonObject:
-    """``read`` as ``facts_beyond`` corrects it. Raises BadItem for invalid facts."""
-    if not isinstance(facts, dict):
-        return read
-    message = read | {name: facts[name] for name in message_fields() if name in facts}
-    for name, value in message.items():
-        expected = "number" if name == "turn" else "text"
-        if type(value) is not (int if name == "turn" else str) and not (value is None and name != "role"):
-            raise BadItem("S102", f"gymdata.{name} of a message: got {json_value(value)}, expected {expected}")
-    if message["turn"] is not None and not -_INT32 <= message["turn"] < _INT32:
-        raise BadItem("S102", f"gymdata.turn of a message: got {message['turn']}, expected a 32-bit integer")
-    return message
+def _finite(value: Any) -> Any:
+    return NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
-def turn_facts(turn: Turn) -> JsonObject:
-    """The fields of a turn besides ids and log-probabilities."""
-    facts: JsonObject = {"finish_reason": turn["finish_reason"]}
-    facts |= {
-        name: turn[name] for name in ("agent", "reward", "server", "weight_versions") if turn.get(name) is not None
-    }
-    facts |= {"rendered": True} if turn.get("rendered") else {}
-    if (top := turn.get("top_log_probs")) is not None:
-        facts["top_log_probs"] = [
-            [{"id": int(entry["id"]), "log_prob": shortest(entry["log_prob"])} for entry in token] for token in top
-        ]
-    return facts
+def _json_object(text: str) -> str:
+    if not isinstance(loads(text), dict):
+        raise ValueError("the JSON text of an object")
+    return text
 
 
-def sampled_by(facts: JsonObject) -> JsonObject:
-    """server and weight_versions of ``turn_facts``, for a ``Call``; what is not of their types is left out."""
-    server, spans = facts.get("server"), facts.get("weight_versions")
-    sampler: JsonObject = {"server": server} if isinstance(server, str) and server.isprintable() else {}
-    if not isinstance(spans, list) or not spans:
-        return sampler
-    for span in spans:
-        if (
-            not isinstance(span, dict)
-            or not isinstance(version := span.get("version"), str)
-            or not version.isprintable()
-        ):
-            break
-        if not all(type(position := span.get(end)) is int and 0 <= position < _INT32 for end in ("start", "end")):
-            break
-    else:
-        sampler["weight_versions"] = [{name: span[name] for name in ("version", "start", "end")} for span in spans]
-    return sampler
+Int32 = Annotated[int, pydantic.Field(ge=-(2**31), lt=2**31)]
+#: JSON has names for numbers that are not finite.
+Number = Annotated[float, pydantic.BeforeValidator(_finite)]
 
 
-def call_of(facts: JsonObject, prompt: Ids, generation: Ids, log_probs: Floats, top: Any, agent: Any = None) -> Call:
-    """The call of these lists with the ``turn_facts`` of its source, where it has them. ``agent``: whose it is otherwise."""
-    finish, agent = facts.get("finish_reason", "stop"), facts.get("agent", agent)
-    return Call(
-        prompt,
-        generation,
-        log_probs,
-        finish if isinstance(finish, str) else "stop",
-        agent if isinstance(agent, str) else None,
-        number_or_none(facts.get("reward")),
-        top,
-        facts.get("rendered") is True or None,
-        **sampled_by(facts),
-    )
+class Columns(Model):
+    """The columns of a rollout besides its messages and turns."""
+
+    rollout_id: str
+    run_id: str
+    task_id: str
+    group_id: str
+    rollout_index: Int32
+    policy: str
+    policy_hash: str
+    policy_version: Int32
+    status: str
+    stop_reason: str | None
+    finish_reason: str | None
+    reward: Number | None
+    rewards: dict[str, Number | None]
+    temperature: Number
+    tools: str
+    task: str
+    extra: Annotated[str, pydantic.AfterValidator(_json_object)]
+    started_at: str
+    duration_s: Number
+
+    @classmethod
+    def of(cls, row: RolloutRow) -> Columns:
+        """Those of a row as ``store.columns.to_rows`` gives it."""
+        when, values = row["started_at"], {name: row[name] for name in cls.model_fields}
+        values["started_at"] = when if isinstance(when, str) else when.isoformat()
+        return cls(**values | {"temperature": shortest(row["temperature"])})
+
+    def row(self, reward: float | None, conversation: Conversation) -> RolloutRow:
+        """The rollouts row with this reward, messages and turns."""
+        turns = conversation.turns().columns()
+        return self.model_dump() | {"reward": reward, "messages": conversation.messages, **turns}
 
 
-def ids_of(values: Any, where: str) -> np.ndarray | None:
-    """A list of token ids as int32; None when it is no list or empty. Raises BadItem for what is no id."""
-    if not isinstance(values, list) or not values:
-        return None
-    for position, value in enumerate(values):
-        if type(value) is not int or not -_INT32 <= value < _INT32:
-            raise BadItem("S102", f"{where}: position {position}: got {value!r:.60}, expected a 32-bit integer")
-    return np.array(values, np.int32)
+class Span(Model):
+    version: str
+    start: Annotated[int, pydantic.Field(ge=0, lt=2**31)]
+    end: Annotated[int, pydantic.Field(ge=0, lt=2**31)]
 
 
-def id_of(value: Any) -> int:
-    """One token id. Raises ValueError for anything else."""
-    if type(value) is not int or not -_INT32 <= value < _INT32:
-        raise ValueError(value)
-    return value
+class TopLogProb(Model):
+    id: Int32
+    log_prob: Number
 
 
-def log_probs_of(values: Any, length: int) -> np.ndarray:
-    """Log-probabilities as float32; NaN for all when they are not one per token."""
-    if isinstance(values, list) and len(values) == length:
-        numbers: list[Any] = [NON_FINITE.get(v, v) if isinstance(v, str) else v for v in values]
-        if all(type(v) in (int, float) for v in numbers):
-            with np.errstate(over="ignore"):
-                return np.array([as_float(v) for v in numbers], np.float32)
-    return np.full(length, np.nan, np.float32)
+class Evidence(Model):
+    """The fields of a turn besides ids and log-probabilities, and those where a format has no place for them."""
+
+    finish_reason: str = "stop"
+    agent: str | None = None
+    reward: Number | None = None
+    server: str | None = None
+    weight_versions: list[Span] | None = None
+    rendered: bool | None = None
+    top_log_probs: list[list[TopLogProb]] | None = None
+    log_probs: list[Number] | None = None
+
+    @classmethod
+    def of(cls, turn: Turn | Mapping[str, Any], **more: Any) -> Evidence:
+        """That of a turn; ``more``: fields that are said in any case."""
+        return cls.made(**{name: turn.get(name) for name in cls.model_fields} | more)
+
+    def call(self, prompt: list[int], generation: list[int], log_probs: list[float] | None) -> Call:
+        """The model call of these lists; without a log-probability for each token they are NaN."""
+        if log_probs is None or len(log_probs) != len(generation):
+            log_probs = [math.nan] * len(generation)
+        with np.errstate(over="ignore"):
+            numbers = np.array(log_probs, np.float32)
+        facts = self.model_dump(exclude={"log_probs"})
+        return Call(np.array(prompt, np.int32), np.array(generation, np.int32), numbers, **facts)
+
+
+class Facts(Model):
+    """The fields of a message that reading its foreign form would get wrong, and of the turn that wrote it."""
+
+    role: str = ""
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: str | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    turn: Int32 | None = None
+    extra: str | None = None
+    evidence: Evidence | None = None
+
+
+class Free(Model):
+    """The free object of an entry."""
+
+    gymdata: Facts | None = None
+
+
+class Entry(Model):
+    """What one message of a conversation is in another format."""
+
+    def free(self) -> Free | None:
+        raise NotImplementedError
+
+    def said(self) -> Message:
+        """The message without its facts, which gymdata's own files have."""
+        raise NotImplementedError
+
+    def facts(self) -> Facts:
+        return (self.free() or Free()).gymdata or Facts()
+
+    def told(self) -> Message:
+        """The message."""
+        return self.said() | self.facts().model_dump(exclude_unset=True, exclude={"evidence"})
+
+    def beyond(self, message: Message, evidence: Evidence | None = None) -> Facts | None:
+        """The facts of ``message``, which this was made of, and of its turn; None where there are none."""
+        said = self.said()
+        facts: JsonObject = {name: message.get(name) for name in said if message.get(name) != said[name]}
+        facts |= {} if evidence is None else {"evidence": evidence}
+        return Facts(**facts) if facts else None
+
+
+class Conversation:
+    """The messages of a rollout and its model calls, as they come in a file."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        #: Number of its turn where it is known, the call, and its message; None where the messages have none.
+        self._calls: list[tuple[int | None, Call, Message | None]] = []
+
+    def add(self, entry: Entry, call: Call | None = None, *, aside: bool = False) -> None:
+        """A message with the call that wrote it. ``aside``: only the call belongs to the rollout."""
+        message = entry.told()
+        if call is not None:
+            self._calls.append((message["turn"], call, None if aside else message))
+        if not aside:
+            self.messages.append(message)
+
+    def turns(self) -> TurnEncoder:
+        """The turns; messages get the number of theirs. Raises BadItem."""
+        calls, encoder = self._calls, TurnEncoder()
+        numbers: dict[int | None, int] = {}
+        if all(number is not None for number, *_ in calls):
+            # They were called in that order, which need not be that of the messages.
+            calls = sorted(calls, key=lambda call: call[0] or 0)
+            numbers = {number: now for now, (number, *_) in enumerate(calls)}
+            if len(numbers) < len(calls):
+                raise BadItem("T208", "two messages are of one turn")
+        for message in self.messages:
+            message["turn"] = numbers.get(message["turn"])
+        for now, (_, call, written) in enumerate(calls):
+            encoder.add(call)
+            if written is not None:
+                written["turn"] = now
+        return encoder
 
 
 def shortest(value: Any) -> float:
     """A float32 as the shortest number that reads back as the same float32."""
     return float(str(np.float32(NON_FINITE[value] if isinstance(value, str) else value)))
+
+
+def log_probs_of(turn: Turn) -> list[float]:
+    return [shortest(value) for value in list_of(turn["generation_log_probs"])]
 
 
 def list_of(values: Any) -> list[Any]:
