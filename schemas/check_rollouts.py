@@ -148,12 +148,9 @@ def check_row(row: Json, stop_ids: set[int], text_stops: bool, faults: list[tupl
 
 def files_of(path: Path) -> list[Path]:
     """A file itself; of a run its segments: a Parquet file before its lines."""
-    if not path.is_dir():
-        return [path]
-    parts = {
-        part.stem: part for suffix in ("jsonl", "parquet") for part in (path / "rollouts").glob(f"part-*.{suffix}")
-    }
-    return [parts[name] for name in sorted(parts)]
+    parts = sorted((path / "rollouts").glob("part-*"))
+    segments = {part.stem: part for part in parts if part.suffix in (".jsonl", ".parquet")}
+    return list(segments.values()) if path.is_dir() else [path]
 
 
 def row_of(line: bytes, in_run: bool) -> Any:
