@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gymdata.commands.import_export.settings import ExportConfig
 from gymdata.errors import counted
-from gymdata.interop.settings import ExportConfig
 
 from .console import command_words, finish, note
 from .flags import Json, Overwrite, with_flags
@@ -24,7 +24,7 @@ def export(
     path: _Path, output: _Output, *, settings: ExportConfig, overwrite: Overwrite = False, json: Json = False
 ) -> int:
     """What the format cannot hold is reported."""
-    from gymdata.interop.run import export as run
+    from gymdata.commands.import_export.run import export as run
 
     format = settings.format
     done = run(

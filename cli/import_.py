@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from gymdata.commands.import_export.settings import ImportConfig
 from gymdata.errors import counted
-from gymdata.interop.settings import ImportConfig
 
 from .console import command_words, finish, note
 from .flags import Json, Overwrite, with_flags
@@ -37,7 +37,7 @@ def import_(
     Alpaca and ShareGPT. With -m token IDs of text are rendered, proven, and marked as rendered (T213). Exit code 1 when some
     rows were rejected.
     """
-    from gymdata.interop.run import REJECTED, import_rollouts
+    from gymdata.commands.import_export.run import REJECTED, import_rollouts
 
     done = import_rollouts(files, output, **dict(settings), overwrite=overwrite, command=command_words())
     if done.rejected:

@@ -43,7 +43,7 @@ def estimators() -> Iterator[str]:
 
 def imports() -> Iterator[str]:
     """What is read of each format, what its rows have, and what is lost."""
-    from gymdata.interop.formats import exported, imported
+    from gymdata.formats import exported, imported
     from gymdata.rollouts.failures import SIGNALS
 
     more = "masked or failed by | written, too | what is read, and what is not"
@@ -60,7 +60,7 @@ def imports() -> Iterator[str]:
 
 def exports() -> Iterator[str]:
     """Name, what it is made of, the file, and what its rows have."""
-    from gymdata.interop.formats import exported
+    from gymdata.formats import exported
 
     yield from ("| `--format` | of | file | token ids | `--reward` | a row |", "| --- | --- | --- | --- | --- | --- |")
     for name, form in exported().items():

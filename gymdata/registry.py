@@ -1,8 +1,8 @@
 """Names of things that are added one file at a time: pair strategies, rewards, losses, formats.
 
-A file in the registry's folder, or in a folder of it, decorates a function or class with ``@REGISTRY.register("name")``;
-its docstring's first line is the help text. Another package adds one through an entry point of the group, which names the
-decorated object. Files are imported when names are listed, so they import heavy libraries inside their functions.
+A file in a folder of the registry decorates a function or class with ``@REGISTRY.register("name")``; its docstring's first
+line is the help text. Another package adds one through an entry point of the group, which names the decorated object. Files
+are imported when names are listed, so they import heavy libraries inside their functions.
 
 A function's keyword-only parameters may be settings, as ``name: Annotated[type, pydantic.Field(…)] = default``: fields of a
 settings class with their texts and limits are made of them.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -38,12 +38,12 @@ class Entry(Generic[T]):
 
 class Registry(Generic[T]):
     """Objects of one kind by name. ``kind``: what they are, for errors; ``package``: the folder of the shipped ones;
-    ``group``: the entry points of other packages."""
+    ``group``: the entry points of other packages; ``folders``: those in the package that hold more of them."""
 
-    def __init__(self, kind: str, package: str, group: str) -> None:
+    def __init__(self, kind: str, package: str, group: str, folders: Sequence[str] = ()) -> None:
         self.kind, self.package, self.group = kind, package, group
-        self._entries: dict[str, Entry[T]] = {}
-        self._loaded = False
+        self._packages = [package, *(f"{package}.{folder}" for folder in folders)]
+        self._entries, self._loaded = dict[str, Entry[T]](), False
 
     def register(self, name: str, **facts: Any) -> Callable[[T], T]:
         """A decorator that adds an object under ``name``."""
@@ -61,8 +61,9 @@ class Registry(Generic[T]):
         """All entries, sorted by name."""
         if not self._loaded:
             self._loaded = True
-            for module in pkgutil.walk_packages(import_module(self.package).__path__, f"{self.package}."):
-                import_module(module.name)
+            for package in self._packages:
+                for module in pkgutil.iter_modules(import_module(package).__path__, f"{package}."):
+                    import_module(module.name)
             for point in entry_points(group=self.group):
                 try:
                     point.load()

@@ -1,6 +1,6 @@
 """Which format of another project a file is in. Every command that reads JSON lines asks here.
 
-Formats are files of ``gymdata/interop/formats/`` and entry points of the group ``gymdata.formats``.
+Formats are files of ``gymdata/formats/`` and entry points of the group ``gymdata.formats``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_own(names: Collection[str]) -> bool:
 
 
 class ForeignFormat:
-    """What reading needs to know of a format; formats are subclasses of ``gymdata.interop.formats.Format``."""
+    """What reading needs to know of a format; formats are subclasses of ``gymdata.formats.Format``."""
 
     #: What a file of this format holds, for messages: "ATIF trajectories". Empty: it is never imported.
     content: ClassVar[str] = ""
@@ -75,7 +75,7 @@ class ForeignFormat:
         raise NotImplementedError
 
 
-FORMATS: Registry[type[ForeignFormat]] = Registry("format", "gymdata.interop.formats", "gymdata.formats")
+FORMATS = Registry[type[ForeignFormat]]("format", "gymdata.formats", "gymdata.formats", ("published", "harnesses"))
 
 
 def head(source: Source) -> list[bytes]:

@@ -23,7 +23,7 @@ import orjson
 import pyarrow.parquet as pq
 
 import gymdata
-from gymdata.interop.run import import_rollouts
+from gymdata.commands.import_export.run import import_rollouts
 from tests.benchmarks.bench_experience import write_run
 from tests.benchmarks.bench_validate import nemo_row, write_nemo
 from tests.benchmarks.rows import Row, interleave, seconds

@@ -15,10 +15,10 @@ from gymdata.cli.main import COMMANDS, GROUPS, main
 from gymdata.cli.settings_page import configurable
 from gymdata.commands.demo.run import DemoConfig
 from gymdata.commands.finetune.settings import FinetuneFlags
+from gymdata.commands.import_export.settings import ExportConfig, ImportConfig
 from gymdata.commands.train.settings import TRAINERS
 from gymdata.commands.validate.settings import ValidateConfig
-from gymdata.interop.formats import exported, imported
-from gymdata.interop.settings import ExportConfig, ImportConfig
+from gymdata.formats import exported, imported
 from gymdata.settings import Config
 from tests.cli.parsers import flags_of, help_of, parser_of
 

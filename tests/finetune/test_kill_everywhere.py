@@ -22,7 +22,7 @@ _TIMES = {"started_at", "duration_s"}
 _LOADED = [
     "gymdata.cli.main", "gymdata.commands.finetune.run", "gymdata.commands.finetune.epochs",
     "gymdata.commands.finetune.jobs", "polars", "pyarrow.dataset", "gymdata.commands.report.run",
-    "gymdata.commands.pairs.run", "gymdata.commands.validate.run", "gymdata.interop.run",
+    "gymdata.commands.pairs.run", "gymdata.commands.validate.run", "gymdata.commands.import_export.run",
     "gymdata.commands.collect.run", "aiohttp", "torch", "gymdata.commands.train.run", "gymdata.commands.train.launch",
     "gymdata.commands.train.trainers.run", "gymdata.commands.train.trainers.dpo",
     "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",

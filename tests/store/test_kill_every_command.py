@@ -16,7 +16,7 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.interop.formats import exported, format_named
+from gymdata.formats import exported, format_named
 from tests.forks import Forks, Spares, forks
 from tests.judge_server import Behaviour, judge_server
 from tests.kills import differences, tell

@@ -14,8 +14,8 @@ import pytest
 
 import sample_data
 from gymdata.cli.main import main
+from gymdata.commands.import_export.run import import_rollouts
 from gymdata.commands.pairs.run import pairs
-from gymdata.interop.run import import_rollouts
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import run, write_table
 from tests.rollout_files import rollouts_table

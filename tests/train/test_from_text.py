@@ -26,7 +26,7 @@ from gymdata.progress import NullProgress
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table, resolve
 from gymdata.store.lineage import lineage
-from tests.interop.trajectories import write
+from tests.formats.trajectories import write
 from tests.train.trainers.running import gymdata as command_of
 
 pytestmark = pytest.mark.torch

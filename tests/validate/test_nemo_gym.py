@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import gymdata
 from gymdata.commands.validate.run import validate
-from gymdata.interop.nemo_gym import rows as nemo_rows
+from gymdata.formats.nemo_gym import rows as nemo_rows
 from tests.validate.generate import NEMO_PLANTS, nemo_row, one_in_two, put_nemo, with_ids, write_lines
 from tests.validate.generate import nemo_rows as clean_rows
 

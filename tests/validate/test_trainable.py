@@ -10,11 +10,11 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.import_export.run import import_rollouts
 from gymdata.commands.validate.run import validate
 from gymdata.errors import DataError
-from gymdata.interop.run import import_rollouts
 from gymdata.store import write_run_json
-from tests.interop.trajectories import ATIF, NAT
+from tests.formats.trajectories import ATIF, NAT
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.validate.generate import native_rows, nemo_rows, with_ids, write_lines, write_native
 

@@ -22,7 +22,7 @@ from gymdata.store import read_table
 from gymdata.store.formats import first_values, head, refuse_unknown
 
 if TYPE_CHECKING:
-    from gymdata.interop.formats import Format
+    from gymdata.formats import Format
     from gymdata.store.paths import Source
 
 #: The folder in a training's output for what was made of its text.
@@ -43,7 +43,7 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
     if Path(source).is_dir() or not files:
         refuse_text_settings(settings, source)
         return None
-    from gymdata.interop.formats import format_in
+    from gymdata.formats import format_in
 
     columns = columns_of(settings.map) if isinstance(settings, RenderedConfig) else {}
     formats = [format_in(file, columns) for file in files]
@@ -112,7 +112,7 @@ def rendered(
     """(data, settings) to train with: ``files`` are imported into ``folder``/tokens, rendered with the template of the
     model; a share of the tasks is held out in ``folder``/split/test.parquet, and answers with rewards
     become ``folder``/pairs where pairs are trained. Raises DataError when no row can be used."""
-    from gymdata.interop.run import import_rollouts, refuse_one_task_of_text
+    from gymdata.commands.import_export.run import import_rollouts, refuse_one_task_of_text
 
     tokens = folder / "tokens"
     if settings.test_share:
@@ -184,8 +184,8 @@ def _divided(
     format: Format, settings: RenderedConfig, folder: Path, progress: Progress, command: Sequence[str]
 ) -> Path:
     """The part of the tokens in ``folder`` that is trained; pairs are made of it where answers have rewards."""
+    from gymdata.commands.import_export.splitting import split_by_task
     from gymdata.commands.pairs.run import pairs
-    from gymdata.interop.splitting import split_by_task
 
     source = tokens = folder / "tokens"
     if settings.test_share:
@@ -226,7 +226,7 @@ def trained_of(folder: Path, format: Format, settings: RenderedConfig) -> str:
 
 def _scored(files: Sequence[Source]) -> bool:
     """Whether the first rows of ``files`` state what their answers are worth."""
-    from gymdata.interop.words import LABELS, SCORES
+    from gymdata.formats.text.words import LABELS, SCORES
 
     rows = [row for file in files for row in first_values(file) if isinstance(row, dict)]
     return any(row.get(name) is not None for row in rows for name in (*SCORES, *LABELS))
@@ -234,7 +234,7 @@ def _scored(files: Sequence[Source]) -> bool:
 
 def _label(text: Path) -> str | None:
     """The column of labels that rows of ``text`` have."""
-    from gymdata.interop.words import LABELS
+    from gymdata.formats.text.words import LABELS
 
     rewards = read_table(text, ROLLOUTS, ("rewards",))["rewards"]
     names = {name for chunk in rewards.chunks for name in chunk.flatten().field("name").unique().to_pylist()}

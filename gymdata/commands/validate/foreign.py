@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.checks.violations import Violation
-from gymdata.interop.batches import Reader, imported
+from gymdata.formats.conversion.batches import Reader, imported
 from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
 from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence, from_arrow

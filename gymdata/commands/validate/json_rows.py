@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from gymdata.checks.violations import UnknownKey, Violation
 from gymdata.errors import DataError, json_kind, json_value
-from gymdata.interop.nemo_gym.rows import BadRow
+from gymdata.formats.nemo_gym.rows import BadRow
 from gymdata.rollouts.messages import JsonObject
 from gymdata.rollouts.schema import MESSAGE, ROLLOUTS, TURN
 from gymdata.rollouts.turn_columns import Evidence, from_arrow

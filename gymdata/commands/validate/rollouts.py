@@ -29,7 +29,7 @@ from gymdata.checks.violations import (
     rows_with_errors,
 )
 from gymdata.errors import UsageError, counted
-from gymdata.interop.nemo_gym import batches as nemo_rows
+from gymdata.formats.nemo_gym import batches as nemo_rows
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence

@@ -258,7 +258,7 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
 
 def _next_step(path: str | Path, sources: Sequence[Source]) -> str:
     """What gives files without token ids some, for people."""
-    from gymdata.interop.formats import format_named
+    from gymdata.formats import format_named
 
     formats = [(source, format_named(format.name)) for source in sources if (format := format_of(source)) is not None]
     unread = dict.fromkeys(format.without_ids([source]) for source, format in formats)

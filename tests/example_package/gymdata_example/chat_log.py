@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gymdata.interop.formats import FORMATS, Format
+from gymdata.formats import FORMATS, Format
 
 if TYPE_CHECKING:
-    from gymdata.interop.importing import Importing
+    from gymdata.formats.conversion.importing import Importing
 
 
 @FORMATS.register("chat-log")
@@ -25,8 +25,8 @@ class ChatLog(Format):
         return isinstance(value, dict) and {"asked", "answered"} <= value.keys()
 
     def row(self, item: Any, importing: Importing) -> dict[str, Any]:
-        from gymdata.interop.importing import BadItem
-        from gymdata.interop.rows import foreign_row, message_of
+        from gymdata.formats.conversion.importing import BadItem
+        from gymdata.formats.conversion.rows import foreign_row, message_of
 
         if not isinstance(item.get("answered"), str):
             raise BadItem("S102", f"answered: got {item.get('answered')!r}, expected text")

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import orjson
 
 from gymdata.commands.record.request import ErrorKind, RequestError
-from gymdata.interop.importing import ODD, BadItem, reason_of
-from gymdata.interop.text_rows import conversation
+from gymdata.formats.conversion.importing import ODD, BadItem, reason_of
+from gymdata.formats.text.rows import conversation
 from gymdata.rollouts.messages import JsonObject, Message, field_at, json_text, loads, storable
 from gymdata.texts import brief, choices
 

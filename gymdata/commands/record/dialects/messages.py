@@ -20,7 +20,7 @@ from gymdata.commands.record.dialects._wire import (
     stored_messages,
 )
 from gymdata.commands.record.request import AgentCompletion, AgentRequest, CompletionDelta, ErrorKind, RequestError
-from gymdata.interop.blocks import of_anthropic, text_of
+from gymdata.formats.text.blocks import of_anthropic, text_of
 from gymdata.rollouts.messages import JsonObject, loads, object_of
 
 #: ``context_management``: the answer says that no edit was applied.

@@ -21,7 +21,7 @@ from gymdata.commands.record.dialects._wire import (
     stored_messages,
 )
 from gymdata.commands.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
-from gymdata.interop.blocks import of_responses
+from gymdata.formats.text.blocks import of_responses
 from gymdata.rollouts.messages import JsonObject, object_of
 
 _WITHOUT_EFFECT = (

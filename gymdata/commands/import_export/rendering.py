@@ -1,0 +1,109 @@
+"""Rows of text that an import renders to token ids with the template of a model (``import -m``).
+
+Invariants: rows with ids stay as they were read; a row whose ids cannot be proven is rejected with its line and reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.errors import DataError, UsageError
+from gymdata.formats.conversion.batches import Imported
+from gymdata.formats.conversion.importing import Rejected
+from gymdata.rollouts.failures import is_rollout
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
+from gymdata.rollouts.turn_columns import TurnColumns
+from gymdata.store.columns import build, to_rows
+from gymdata.store.lines import decode, encode
+
+if TYPE_CHECKING:
+    from gymdata.chat.rendering import TextRenderer
+    from gymdata.formats import Format
+    from gymdata.store.paths import RunFacts
+
+#: The code of a row without ids that can be proven.
+UNPROVEN = "T205"
+
+
+def renderer_of(model: str, chat_template: str | Path | None, format: Format) -> TextRenderer:
+    """The renderer of text in ``format``. Raises UsageError for conversations without a template."""
+    from gymdata.chat.rendering import TextRenderer
+
+    renderer = TextRenderer.load(model, chat_template)
+    if renderer.plain and not format.holds_plain_text:
+        raise UsageError(
+            f"{model}: the tokenizer has no chat template, and {format.name} has conversations",
+            hint="give one with --chat-template FILE",
+        )
+    return renderer
+
+
+def rendered_identity(renderer: TextRenderer, model: str, facts: RunFacts) -> dict[str, str | None]:
+    """What names the ids of rendered text, which is added to ``facts`` (a run.json)."""
+    identity = {key: renderer.facts[key] for key in ("tokenizer_hash", "chat_template_hash")}
+    facts |= {"chat": renderer.facts, "rendered": {"tokenizer": model, **identity}}
+    facts["notes"] = ["token ids were rendered from text, not sampled (T213)"]
+    return identity
+
+
+def rendered(parts: Iterator[Imported], renderer: TextRenderer | None, table: Table) -> Iterator[Imported]:
+    """``parts`` with the ids of their text, in order; as they are without a ``renderer``, whose counts have what came of
+    them."""
+    for part in parts:
+        if part.batch is None or renderer is None:
+            yield part
+            continue
+        batch = part.batch
+        if table is PAIRS and "rendered" not in batch.schema.names:
+            batch = batch.append_column(PAIRS.schema.field("rendered"), pa.nulls(batch.num_rows, pa.bool_()))
+        text = _without_ids(batch, table)
+        borders = [0, *(np.flatnonzero(np.diff(text)) + 1).tolist(), batch.num_rows]
+        rejected = list(part.rejected)
+        for start, end in pairwise(borders):
+            piece = batch.slice(start, end - start)
+            if text[start]:
+                piece = _piece(piece, table, renderer, part, start, rejected)
+            yield replace(part, batch=piece, rejected=[])
+        yield replace(part, batch=None, rejected=rejected)
+
+
+def _without_ids(batch: pa.RecordBatch, table: Table) -> np.ndarray:
+    if table is PAIRS:
+        n_ids = pc.list_value_length(batch.column("chosen_ids")).to_numpy(zero_copy_only=False)
+    else:
+        turns = TurnColumns.of(batch.column("turns"))
+        n_ids = turns.count(turns.generation.lengths + turns.delta.lengths > 0)
+        n_ids[~np.array(list(map(is_rollout, batch.column("extra").to_pylist())), bool)] = (
+            1  # a failed attempt stays text
+        )
+    return np.asarray(n_ids == 0)
+
+
+def _piece(
+    batch: pa.RecordBatch, table: Table, renderer: TextRenderer, part: Imported, first: int, rejected: list[Rejected]
+) -> pa.RecordBatch | None:
+    """The rows of ``batch`` with ids; None when there is none left."""
+    rows = []
+    for number, row in enumerate(to_rows(batch), first):
+        try:
+            with_ids = renderer.rollout(row) if table is ROLLOUTS else renderer.pair(row)
+        except DataError as error:
+            renderer.counts.refused[error.reason] += 1
+            file, line = part.origins[number]
+            texts = {name: row[name] for name in ("messages", "prompt", "chosen", "rejected") if name in row}
+            shown = json.dumps(texts, ensure_ascii=False, default=str)[:1000]
+            rejected.append(Rejected(file, line, UNPROVEN, error.message, shown))
+            continue
+        rows.append(decode(encode(with_ids)))  # through JSON, from which batches are built
+    if not rows:
+        return None
+    return build(rows, table, batch.schema.names, f"rendered {table.name}", list(range(len(rows))))

@@ -1,0 +1,282 @@
+"""Formats of other projects, one file each: ``@FORMATS.register("name")`` makes one known to import, export, validate,
+query, help and completion. Another package adds one through an entry point of the group ``gymdata.formats``.
+
+Files here are loaded when a file of unknown format is looked at, so they import what loads pyarrow inside their functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from gymdata.errors import DataError, UsageError, abridged, json_kind, json_value
+from gymdata.formats.conversion.importing import ODD, BadItem, Importing, documents, turn_down
+from gymdata.formats.conversion.rows import NOT_TRAINED, unread_row, without_reward
+from gymdata.formats.text.rows import first_row
+from gymdata.formats.text.words import is_trained
+from gymdata.rollouts.column_names import column_at, renamed
+from gymdata.rollouts.failures import failure_of, without_nan
+from gymdata.rollouts.messages import JsonObject, TableRow
+from gymdata.store.formats import FORMATS as FORMATS
+from gymdata.store.formats import ForeignFormat, first_values, format_of, head, instead, is_own
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.formats.conversion.exporting import Export
+    from gymdata.store.paths import Source
+    from gymdata.store.stage_output import Part
+
+#: The fields of ``--map`` by which a format is told.
+_NAMING = {"prompt", "messages", "answer", "chosen", "rejected"}
+#: Write buffer in bytes.
+_BUFFER = 1 << 20
+Place = tuple[int, int]
+
+
+class Format(ForeignFormat):
+    """A format of rollouts or pairs. One that is imported has ``content``, ``recognise_row`` (or ``recognise``, or
+    ``keys`` alone) and ``row``; one that is exported has ``suffixes`` and ``write``."""
+
+    #: What one of them is called.
+    item: ClassVar[str] = "a row"
+    #: The column of a document that is the list of its items; "" where a document is an item itself.
+    several: ClassVar[str] = ""
+    #: Names of files that an export writes end so.
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    #: Whether its rows have the log-probabilities of what was sampled.
+    holds_logprobs: ClassVar[bool] = False
+    #: Whether its rollouts have a reward.
+    holds_reward: ClassVar[bool] = False
+    #: The column whose token ids are not read, and the key of the ids in it.
+    unread_ids: ClassVar[tuple[str, str] | None] = None
+    #: What of ``KINDS`` its rows have a place for.
+    carries: ClassVar[tuple[str, ...]] = ()
+    #: Columns that it is written from, None for all of them; and fields in them that are not read.
+    columns: ClassVar[Sequence[str] | None] = None
+    unread: ClassVar[tuple[str, ...]] = ()
+    #: Whether its rows may be a prompt with its completion as plain text, which needs no chat template.
+    holds_plain_text: ClassVar[bool] = False
+    #: Columns by which its rows are recognised, any of these sets; none where they are recognised in another way.
+    keys: ClassVar[Sequence[set[str]]] = ()
+
+    def without_ids(self, sources: Iterable[Source]) -> str:
+        """That files hold token ids which are not read, for people; "" where none of their first rows does."""
+        column, key = self.unread_ids or ("", "")
+        files = [source for source in sources if column and source.kind == "jsonl"]
+        holds = any(f'"{key}"'.encode() in line for source in files for line in head(source))
+        return f"its `{column}` holds token ids, which are not read" if holds else ""
+
+    def recognise(self, value: Any) -> bool:
+        return self.recognise_row(first_row(value))
+
+    def recognise_row(self, row: JsonObject) -> bool:
+        """``recognise`` of a format that its first row tells (``first_row``)."""
+        return any(keys <= row.keys() for keys in self.keys)
+
+    def answers(self, row: JsonObject, file: str) -> bool:  # noqa: ARG002 - what an override reads
+        """Whether a row has a question and an answer in columns that elsewhere are a task's. Raises DataError for unclear
+        columns."""
+        return False
+
+    def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
+        """(source, line, value, text) of each document of files."""
+        return ((source, *document) for source in sources for document in documents(source))
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        """The items of a document, or of each of a list of them, each of which becomes a row: those of its column
+        ``several``, else the document itself."""
+        for number, document in enumerate(value if isinstance(value, list) else [value]):
+            parts = document.get(self.several) if self.several and isinstance(document, dict) else None
+            if not isinstance(parts, list) or not parts:
+                yield (0, number), document
+                continue
+            for k, part in enumerate(parts):
+                yield (k, number), self.item_of(part, document)
+
+    def place(self, value: Any, group: int, number: int) -> str:  # noqa: ARG002 - what an override reads
+        """Where in its document an item is, before what is wrong with it."""
+        return f"row {number}: " if isinstance(value, list) else ""
+
+    def item_of(self, part: Any, document: JsonObject) -> Any:  # noqa: ARG002 - only some need the rest
+        """The item that an entry of ``several`` is."""
+        return part
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        """The row of the table that an item becomes, as the store turns it into columns. Raises BadItem, or anything of
+        ``importing.ODD``."""
+        raise NotImplementedError
+
+    def read(self, sources: Iterable[Source], importing: Importing) -> Iterator[tuple[int, TableRow]]:
+        """(line, row) of files."""
+        for source, line, value, text in self.documents(sources):
+            if self.holds_text:
+                value = rows_renamed(value, importing.columns)
+            for (group, n), item in [((0, 0), value)] if isinstance(value, BadItem) else self._named_items(value):
+                importing.origin, n_keys = (source.path.name, line, group, n), importing.n_keys
+                try:
+                    row = self._checked(item, importing)
+                except (BadItem, *ODD) as error:
+                    bad = BadItem.of(error)
+                    reason = self.place(value, group, n) + bad.reason
+                    turn_down(bad.code, reason, source, line, text, importing.reject, self.item, error)
+                else:
+                    importing.keys.append(n_keys if importing.n_keys > n_keys else None)
+                    importing.origins.append((source.path, line))
+                    yield line, row
+
+    def _named_items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        """``items``, and a fault for a document that cannot be divided."""
+        try:
+            yield from self.items(value)
+        except ODD as error:
+            yield (0, 0), BadItem.of(error)
+
+    def _checked(self, item: Any | BadItem, importing: Importing) -> TableRow:
+        if isinstance(item, Exception):
+            raise item
+        if self.holds_text and not isinstance(item, dict):
+            raise DataError(f"got {json_value(item)}, expected {self.item}")
+        item = without_nan(self.name, item) if isinstance(item, dict) else item
+        failure = failure_of(self.name, item)
+        try:
+            row = self.row(item, importing)
+        except (BadItem, *ODD):
+            if failure is None or failure.is_rollout:
+                raise
+            row = unread_row(item, importing)
+        row = row if failure is None else without_reward(row, failure)
+        if self.holds_text and not is_trained(item):
+            if self.table == "pairs":
+                raise BadItem("S103", "the row says that it is not trained")
+            for message in row["messages"]:
+                message["extra"] = NOT_TRAINED if message["role"] == "assistant" else message["extra"]
+        if importing.check is not None:
+            importing.check(row)
+        return row
+
+    def write(self, row: TableRow, lost: Counter[str]) -> bytes | None:
+        """The line of a row (as ``store.columns.to_rows`` gives it), with its newline; None when the format cannot hold it.
+        ``lost`` counts rows by what the format has no place for."""
+        raise NotImplementedError
+
+    def written_turns(self, row: TableRow) -> Collection[int] | None:  # noqa: ARG002 - most write all or none
+        """The turns that the line of a row holds, where its messages say which; None: all."""
+        return None
+
+    def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[Any]:
+        """What ``save`` takes of each row, which is counted (``Export.carry``)."""
+        from gymdata.store.columns import to_rows
+
+        for row in export.rows(batches, to_rows):
+            turns = self.written_turns(row)
+            if (line := self.write(row, export.lost)) is not None:
+                export.carry(self.carries, turns)
+                yield line
+
+    def save(self, converted: Iterable[Any], part: Part, export: Export) -> None:
+        """Write what ``convert`` gave to ``part``, and count it in ``export.written``. Raises StoreError.from_os."""
+        with part.path.open("wb", buffering=_BUFFER) as file:
+            for line in converted:
+                file.write(line)
+                export.written += 1
+
+
+def rows_renamed(value: Any, columns: Mapping[str, str]) -> Any:
+    """A document, a row or a list of them, with the columns that are named, or known, under their known names."""
+    if isinstance(value, list):
+        return [renamed(row, columns) if isinstance(row, dict) else row for row in value]
+    return renamed(value, columns) if isinstance(value, dict) else value
+
+
+def format_named(name: str) -> Format:
+    """The format of that name. Raises UsageError with the nearest name."""
+    return cast(Format, FORMATS[name].object(name))
+
+
+def imported() -> dict[str, Format]:
+    """The formats that can be imported, by name."""
+    return {entry.name: format for entry in FORMATS if (format := format_named(entry.name)).content}
+
+
+def exported() -> dict[str, Format]:
+    """The formats that can be exported, by name."""
+    return {entry.name: format for entry in FORMATS if (format := format_named(entry.name)).suffixes}
+
+
+def answered(source: Source, columns: Mapping[str, str]) -> Format | None:
+    """The format that reads a file as answers or preferences whose columns are named by ``columns`` (field → column), or
+    known: a question and its answer, which elsewhere are tasks. Raises DataError where other columns may be part of them."""
+    rows = [rows_renamed(row, columns) for row in _first_rows(source)]
+    if any(is_own(row) for row in rows):
+        return None
+    for name in ("trl-preference", "trl-messages", "trl-prompt-completion"):
+        format = format_named(name)
+        for row in rows:
+            with contextlib.suppress(TypeError, LookupError, AttributeError):
+                if format.recognise(row) or format.answers(row, str(source.path)):
+                    return format
+    return None
+
+
+def _first_rows(source: Source) -> list[JsonObject]:
+    with contextlib.suppress(DataError, OSError, ValueError):  # their reader reports them
+        values = [value if isinstance(value, list) else [value] for value in first_values(source)]
+        return [row for several in values for row in several if isinstance(row, dict)]
+    return []
+
+
+def format_in(source: Source, columns: Mapping[str, str]) -> Format | None:
+    """The format of a file that is imported or trained, with columns as of ``answered``; None for gymdata's own. Raises
+    UsageError for a column that none of its first rows has."""
+    rows = _first_rows(source) if columns else []
+    for field, column in columns.items():
+        if rows and not any(column in row or column_at(row, column) is not None for row in rows):
+            raise UsageError(
+                f"--map {field}={column}: no row at the beginning of {source.path.name} has this column",
+                hint=f"the columns are {abridged(rows[0])}",
+            )
+    format = None if columns.keys() & _NAMING else format_of(source)
+    return cast(Format, format) if format is not None else answered(source, columns)
+
+
+def detect(sources: Sequence[Source], columns: Mapping[str, str]) -> Format:
+    """The format that all of ``sources`` are in, with columns as of ``answered``. Raises UsageError or DataError when they
+    have no known format, or several."""
+    if not sources:
+        raise UsageError("no file to import", hint="gymdata import FILE… -o RUN")
+    expected = "one that `gymdata docs your-data` lists"
+    formats: dict[str, Path] = {}
+    for source in sources:
+        if source.path.stat().st_size == 0:
+            raise DataError.empty(source.path, expected)
+        if (format := format_in(source, columns)) is None:
+            raise DataError(
+                f"{source.path}: its first rows are of no known format, expected {expected}", hint=_hint(source)
+            )
+        formats.setdefault(format.name, source.path)
+    if len(formats) > 1:
+        several = abridged(f"{path.name} is {name}" for name, path in formats.items())
+        raise UsageError(f"files of several formats: {several}", hint="import them one format at a time")
+    return format_named(next(iter(formats)))
+
+
+def _hint(source: Source) -> str:
+    """What to do with a file that is in none of the formats."""
+    values = [value for _, value, _ in islice(documents(source), 20)]
+    row: Any = next((value for value in values if not isinstance(value, BadItem)), None)
+    if not values:
+        return "it has no rows"
+    if row is None:
+        return f"line 1 is {values[0].reason}; is it a whole file of JSON lines, or one JSON value?"
+    row = row[0] if isinstance(row, list) and row else row
+    if not isinstance(row, Mapping):
+        return f"its first value is {json_kind(row)}; rows are objects with a prompt and an answer"
+    if is_own(row):
+        return "files of gymdata need no import"
+    named = "give --map prompt=COLUMN --map answer=COLUMN"
+    return f"the first row has keys {abridged(row, 60)}; {named}" + instead(row, source.path)

@@ -1,0 +1,1 @@
+"""Rows of other projects become rollouts or pairs here, and rollouts become theirs: what every format shares."""

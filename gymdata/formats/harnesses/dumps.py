@@ -1,0 +1,73 @@
+"""Text that verl and SkyRL write of their rollouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymdata.errors import json_kind
+from gymdata.formats import FORMATS, Format
+from gymdata.formats.conversion.importing import BadItem, Importing, TableRow
+from gymdata.formats.text.rows import exchange, rollout_row
+from gymdata.formats.text.words import named_scores, score
+from gymdata.rollouts.messages import JsonObject
+from gymdata.rollouts.truth import is_number
+
+
+@FORMATS.register("verl-dump")
+class VerlDump(Format):
+    """verl's ``rollout_data_dir`` and ``validation_data_dir``: ``input``, ``output``, ``score``, ``step``, the ground truth
+    ``gts``, and what its reward function returned, of which numbers are named rewards. Plain prompts with their answers are
+    read: the text of a chat template is refused. A limit that cut an answer is not named."""
+
+    content = "rollouts that verl dumped"
+    item = "a dumped rollout"
+    holds_text = holds_reward = True
+
+    def recognise_row(self, row: JsonObject) -> bool:
+        return row.keys() >= {"input", "output", "score", "step"} and isinstance(row["input"], str)
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        columns = ("input", "output", "score", "gts", "step")
+        numbers = [name for name in item if name not in columns and is_number(item[name])]
+        about = [name for name in item if name not in (*columns[:4], *numbers)]
+        row = item | ({"ground_truth": item["gts"]} if item.get("gts") is not None else {})
+        return _row(
+            row,
+            ("input", "output"),
+            importing,
+            rewards=named_scores(item, numbers),
+            texts=("gts", *numbers),
+            about=about,
+        )
+
+
+@FORMATS.register("skyrl-dump")
+class SkyRLDump(Format):
+    """SkyRL's dumps of an evaluation: ``input_prompt``, ``output_response``, ``score`` (a list is summed, as SkyRL does),
+    ``stop_reason``, ``env_class``, ``env_extras``, ``data_source``. Plain prompts with their answers are read: the text of a
+    chat template is refused."""
+
+    content = "rollouts that SkyRL dumped"
+    item = "a dumped rollout"
+    holds_text = holds_reward = True
+    keys = ({"input_prompt", "output_response", "score"},)
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        about = ("stop_reason", "exception_type", "error_treatment", "env_metrics")
+        return _row(item, ("input_prompt", "output_response"), importing, about=about)
+
+
+def _row(item: JsonObject, names: tuple[str, str], importing: Importing, **more: Any) -> TableRow:
+    """The row of a prompt and an output (``names``), both text, with a ``score``."""
+    prompt, output = (item[name] for name in names)
+    if other := next((name for name in names if not isinstance(item[name], str)), None):
+        raise BadItem("S102", f"{other}: got {json_kind(item[other])}, expected text")
+    scores = item["score"] if isinstance(item["score"], list) else [item["score"]]
+    numbers = [number for part in scores if (number := score(part, "score")) is not None]
+    if len(numbers) < len(scores) and item["score"] is not None:
+        raise BadItem("S102", f"score: got {item['score']!r:.100}, expected a number")
+    reward = sum(numbers) if numbers else None
+    opening, written = exchange(prompt, output, names[0])
+    texts = (*names, "score", *more.pop("texts", ()))
+    cut = item.get("stop_reason") == "length"
+    return rollout_row(item, opening, written, importing, reward=reward, texts=texts, truncated=cut, **more)

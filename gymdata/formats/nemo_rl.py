@@ -1,0 +1,46 @@
+"""NeMo RL's preferences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from gymdata.formats import FORMATS
+from gymdata.formats.conversion.importing import BadItem, Importing, JsonObject, TableRow
+from gymdata.formats.published._compared import finite
+from gymdata.formats.text.batched import TextFormat
+from gymdata.formats.text.chat_text import Lines
+from gymdata.formats.text.export import NEMO_RL_SIDES, preferences
+from gymdata.formats.text.rows import answer, conversation, pair_row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@FORMATS.register("nemo-rl-preference")
+class NemoRlPreference(TextFormat):
+    """``context``, and ``completions`` of ``rank`` 0 (chosen) and 1 (rejected), for NeMo RL's DPO and reward models
+    (``PreferenceDataset`` in ``nemo_rl/data/datasets/preference_datasets/preference_dataset.py`` and
+    ``preference_preprocessor`` in ``nemo_rl/data/processors.py`` of NVIDIA-NeMo/RL)."""
+
+    table = "pairs"
+    columns = None
+    content = "preferences of NeMo RL"
+    item = "a preference"
+    holds_text = True
+
+    def recognise_row(self, row: JsonObject) -> bool:
+        sides = row.get("completions")
+        return "context" in row and isinstance(sides, list) and all(isinstance(s, dict) and "rank" in s for s in sides)
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        sides = sorted(item["completions"], key=lambda side: finite(side, "rank"))
+        ranks = [finite(side, "rank") for side in sides]
+        if len(ranks) != 2 or ranks[0] == ranks[1]:
+            given = [side["rank"] for side in sides]
+            raise BadItem("S102", f"completions: got the ranks {given}, expected two that differ")
+        chosen, rejected = (answer(side["completion"], "completion") for side in sides)
+        return pair_row(item, conversation(item["context"], "context"), (chosen, rejected), importing)
+
+    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
+        return preferences(NEMO_RL_SIDES, batch, lost)

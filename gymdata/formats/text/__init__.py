@@ -1,0 +1,1 @@
+"""Rows without token ids: prompts, messages and answers as text, read and written."""

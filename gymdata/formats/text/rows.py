@@ -1,0 +1,391 @@
+"""Conversations that other projects have as text, as messages, and the rows of rollouts and pairs that they become.
+
+Nothing of a row is guessed: a role, a part of a content or a call that is not known makes the row unusable, with its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gymdata.errors import json_kind
+from gymdata.formats.conversion.importing import BadItem, Importing, TableRow
+from gymdata.formats.conversion.rows import (
+    NOT_TRAINED,
+    foreign_row,
+    message_of,
+    prompt_group,
+    refuse_other_name,
+    refuse_surrogates,
+)
+from gymdata.formats.text.blocks import BLOCKS, function_of, of_anthropic
+from gymdata.formats.text.words import is_trained, worth
+from gymdata.rollouts.messages import STRICT, JsonObject, Message, PairRow
+from gymdata.store.formats import is_own
+
+#: Roles of ShareGPT, whose messages have ``from`` and ``value``.
+_FROM = {
+    "system": "system",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "assistant", "function_call"), "assistant"),
+    **dict.fromkeys(("observation", "function_response", "tool"), "tool"),
+}
+_ROLES = {"developer": "system", "function": "tool"}
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+#: Names of the arguments of a call (OpenAI, Llama 3, LangChain, Anthropic), and what a call may have besides.
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+_OF_CALL = ("name", "id", "type", "index", "call_id", "description", "strict")
+_MEDIA = ("image", "images", "image_paths", "audio", "audios", "video", "videos")
+#: Special tokens of chat templates, and the roles on lines of their own that are left of them.
+_TEMPLATE = re.compile(r"<\|\w+\|>|<start_of_turn>|\[/?INST\]|<｜|^(?:system|user|assistant|model)$", re.MULTILINE)
+#: The address of an image in a text.
+_PICTURE = re.compile(r"<img>[^<>\s]+</img>")
+#: What a message of Anthropic's interface has, one that it answered with included.
+_OF_ANTHROPIC = {"role", "content", "id", "type", "model", "stop_reason", "stop_sequence", "usage"}
+#: Default of ``rollout_row``: the columns of the row state the reward.
+AS_STATED: Any = object()
+#: Columns of pairs with a number per token.
+PAIR_LISTS = (
+    *("prompt_ids", "chosen_ids", "rejected_ids"),
+    *("chosen_mask", "rejected_mask", "chosen_logprobs", "rejected_logprobs"),
+)
+
+
+def first_row(value: Any) -> JsonObject:
+    """The first row of a document, which is a list of rows or one; an empty object for anything else, and for gymdata's own
+    rows."""
+    row = value[0] if isinstance(value, list) and value else value
+    return row if isinstance(row, dict) and not is_own(row) else {}
+
+
+def column(row: JsonObject, *names: str) -> str:
+    """The first of these columns that ``row`` has. Raises BadItem."""
+    if name := next((name for name in names if row.get(name) is not None), None):
+        return name
+    raise BadItem("S103", f"{' and '.join(names)}: missing")
+
+
+def ends_with_answer(messages: Any) -> bool:
+    """Whether the last one of a list of messages, of either shape, is the assistant's."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, dict):
+        return False
+    return last.get("role") == "assistant" or _FROM.get(str(last.get("from")).lower()) == "assistant"
+
+
+def conversation(value: Any, where: str) -> list[Message]:
+    """The messages of a text, which is a user's message or all that HH-RLHF has in one, or of a list of messages of either
+    shape. Raises BadItem."""
+    if isinstance(value, str):
+        messages = spoken(value) or [message_of("user", value)]
+        return messages[:-1] if messages[-1] == message_of("assistant", "") else messages
+    if isinstance(value, list) and _in_blocks(value):
+        value = of_anthropic(value)
+    if not isinstance(value, list) or not value:
+        raise BadItem(
+            "S102", f"{where}: got {json_kind(value) if value != [] else 'no message'}, expected text or messages"
+        )
+    return [_message(message, f"{where}[{n}]") for n, message in enumerate(value)]
+
+
+def _in_blocks(messages: list[Any]) -> bool:
+    """Whether messages are those of Anthropic's interface, which calls tools and thinks in blocks of a content."""
+    plain = all(isinstance(m, dict) and m.keys() <= _OF_ANTHROPIC and m.get("role") != "tool" for m in messages)
+    contents = [m["content"] for m in messages if isinstance(m.get("content"), list)] if plain else []
+    return any(isinstance(part, dict) and part.get("type") in BLOCKS for parts in contents for part in parts)
+
+
+def answer(value: Any, where: str) -> list[Message]:
+    """``conversation`` of what follows a prompt: a text is the assistant's message, and so is a message alone."""
+    if isinstance(value, str):
+        return [message_of("assistant", value)]
+    messages = conversation([value] if isinstance(value, dict) else value, where)
+    if messages[0]["role"] != "assistant":
+        raise BadItem("S102", f"{where}[0].role: got {messages[0]['role']!r}, expected 'assistant'")
+    return messages
+
+
+def exchange(prompt: str, output: str, where: str) -> tuple[list[Message], list[Message]]:
+    """The messages of a prompt and of what was sampled after it, both plain text. Raises BadItem for the text of a chat
+    template, whose messages are not sure."""
+    if _TEMPLATE.search(prompt) or _TEMPLATE.search(output):
+        raise BadItem(
+            "S102", f"{where}: got text of a chat template, expected a plain prompt and its answer, or messages"
+        )
+    return conversation(prompt, where), [message_of("assistant", output)]
+
+
+def as_text(value: Any) -> Any:
+    """A number of an answer as its text; anything else as it is."""
+    return STRICT.encode(value) if type(value) in (int, float) else value
+
+
+def spoken(text: Any) -> list[Message]:
+    """The messages of a text of HH-RLHF; none when it is not one."""
+    if not isinstance(text, str) or not text.startswith(("\n\nHuman:", "\n\nAssistant:")):
+        return []
+    _, *parts = re.split("\n\n(Human|Assistant):", text)
+    return [
+        message_of("user" if speaker == "Human" else "assistant", utterance.strip())
+        for speaker, utterance in zip(parts[::2], parts[1::2], strict=True)
+    ]
+
+
+def instruction(row: JsonObject) -> str:
+    """The user's message of a row: its instruction, and its input, or context, below it."""
+    texts = [row["instruction"], row.get("input") or row.get("context")]
+    return "\n\n".join(text for text in texts if isinstance(text, str) and text.strip())
+
+
+def in_context(row: JsonObject, messages: list[Message]) -> list[Message]:
+    """``messages`` after the system message and the earlier exchanges (``history``) that a row has beside them."""
+    before = [
+        {"role": role, "content": text}
+        for exchange in row.get("history") or ()
+        for role, text in zip(("user", "assistant"), exchange, strict=True)
+    ]
+    if before:
+        first = messages[0]["role"] == "system"
+        messages = [*messages[:first], *conversation(before, "history"), *messages[first:]]
+    system = _text(row.get("system") or row.get("system_prompt"), "system")
+    if system is None or not system.strip():
+        return messages
+    if messages[0]["role"] != "system":
+        return [message_of("system", system), *messages]
+    if messages[0]["content"] != system:
+        raise BadItem("S102", "system: got another text than that of the system message")
+    return messages
+
+
+def tools_of(row: JsonObject) -> str:
+    """The tools of a row as JSON text; they may be text themselves, or OpenAI's ``functions``. Raises BadItem, also for a
+    row with images."""
+    if media := next((name for name in _MEDIA if row.get(name)), None):
+        raise BadItem("S102", f"{media}: images, audio and video are not trained")
+    tools = row.get("tools") or row.get("functions") or []
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else []
+        except ValueError:
+            raise BadItem("S102", "tools: got text that is not JSON, expected a list of tools") from None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadItem("S102", f"tools: got {json_kind(tools)}, expected a list of tools")
+    tools = [function_of(tool) if "input_schema" in tool else tool for tool in tools]
+    return STRICT.encode([tool if "function" in tool else {"type": "function", "function": tool} for tool in tools])
+
+
+def _message(message: Any, where: str) -> Message:
+    if not isinstance(message, dict):
+        raise BadItem("S102", f"{where}: got {json_kind(message)}, expected a message")
+    if media := next((name for name in _MEDIA if message.get(name)), None):
+        raise BadItem("S102", f"{where}.{media}: images, audio and video are not trained")
+    if "role" not in message and "from" in message:
+        role, content = _FROM.get(str(message["from"]).lower()), message.get("value")
+        if role is None:
+            raise BadItem("S102", f"{where}.from: got {message['from']!r}, expected one of {', '.join(_FROM)}")
+        if str(message["from"]).lower() == "function_call":
+            mark = {} if is_trained(message, f"{where}.") else {"extra": NOT_TRAINED}
+            return message_of(role, "", tool_calls=_calls(content, f"{where}.value"), **mark)
+    else:
+        role, content = message.get("role"), message.get("content")
+        refuse_other_name(role, where)
+        role = _ROLES.get(str(role), role)
+        if role not in ("system", "user", "assistant", "tool"):
+            raise BadItem("S102", f"{where}.role: got {role!r}, expected system, user, assistant or tool")
+    more: Message = {name: message[name] for name in ("name", "tool_call_id") if isinstance(message.get(name), str)}
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    in_parts = {
+        kind: [part["value"] for part in parts if part.get("type") == kind and isinstance(part.get("value"), str)]
+        for kind in ("reasoning", "tool_call")
+    }
+    if any(in_parts.values()):
+        content = [part for part in parts if part.get("type") not in in_parts]
+    reasonings = (_text(message[name], f"{where}.{name}") for name in _REASONING if message.get(name))
+    if reasoning := next(reasonings, "".join(in_parts["reasoning"])):
+        more["reasoning"] = reasoning
+    if calls := message.get("tool_calls") or message.get("function_call") or in_parts["tool_call"]:
+        more["tool_calls"] = _calls(calls, where)
+    if not is_trained(message, f"{where}."):
+        more["extra"] = NOT_TRAINED
+    text = _text(content, f"{where}.content")
+    if text is None and "tool_calls" not in more:
+        raise BadItem("S102", f"{where}.content: got none, expected text")
+    return message_of(role, text, **more)
+
+
+def _text(content: Any, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadItem("S102", f"{where}: got {json_kind(content)}, expected text")
+    for part in content:
+        kind, text = (part.get("type"), part.get("text", part.get("value"))) if isinstance(part, dict) else (None, None)
+        if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
+            raise BadItem(
+                "S102", f"{where}: got a part of type {kind!r}, expected text (images and audio are not trained)"
+            )
+    return "".join(part.get("text", part.get("value")) for part in content)
+
+
+def _calls(calls: Any, where: str) -> str:
+    """Tool calls as JSON text; a call alone is its name and arguments, which may be JSON text."""
+    try:
+        calls = json.loads(calls) if isinstance(calls, str) else calls
+    except ValueError:
+        raise BadItem("S102", f"{where}: got a tool call that is not JSON") from None
+    tool_calls = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        if isinstance(call, str):
+            tool_calls += json.loads(_calls(call, where))
+            continue
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadItem("S102", f"{where}: got a tool call without a name")
+        arguments = _arguments(function, where)
+        tool_calls.append(
+            {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+        )
+    return STRICT.encode(tool_calls)
+
+
+def _arguments(function: JsonObject, where: str) -> Any:
+    """The arguments of a call, in the column that its writer has for them; none is an empty object. Raises BadItem for a
+    call that has them in several columns or in one that is not known."""
+    names = [name for name in _ARGUMENTS if function.get(name) is not None]
+    if len(names) > 1 or (not names and not function.keys() <= {*_ARGUMENTS, *_OF_CALL}):
+        raise BadItem("S102", f"{where}: got a tool call with {', '.join(function)}, expected name and arguments")
+    return function[names[0]] if names else function.get("arguments", {})
+
+
+def rollout_row(
+    row: JsonObject,
+    prompt: Sequence[Message],
+    written: Sequence[Message],
+    importing: Importing,
+    *,
+    reward: Any = AS_STATED,
+    rewards: Mapping[str, float] | None = None,
+    texts: Sequence[str] = (),
+    about: Sequence[str] = (),
+    group: str | None = None,
+    policy: Any = None,
+    truncated: bool = False,
+) -> TableRow:
+    """The rollouts row of ``row``. ``prompt``: the messages that are given; ``written``: the conversation from the model's
+    first message on, in which all of the assistant's are trained but those that are marked; ``texts``: columns that are
+    these messages, or lost; ``about``: columns of its ``extra``; the others are columns of its task; ``truncated``: a limit
+    ended it. Without a ``reward`` the row is data, not a rollout of a policy: its columns state what the answer is worth,
+    and an empty answer is refused."""
+    if not any(message["role"] == "assistant" for message in written):
+        raise BadItem("S103", "no message of the assistant")
+    _refuse_pictures((*prompt, *written))
+    if reward is AS_STATED:
+        reward, rewards = worth(row)
+        refuse_empty(written, "the answer")
+    if group is not None and not isinstance(group, str):
+        raise BadItem("S102", f"the task: got {group!r:.100}, expected text")
+    if isinstance(reward, float) and not math.isfinite(reward):
+        raise _not_finite(row, "reward")
+    policy = policy if isinstance(policy, str) and policy else "unknown"
+    tools, messages = tools_of(row), [*prompt, *written]
+    rollout = foreign_row(
+        row, messages, importing, reward=reward, tools=tools, group=group, opening=prompt, policy=policy
+    )
+    elsewhere = {"messages", "prompt", "tools", "functions", *texts, *about}
+    task = {name: value for name, value in row.items() if name not in elsewhere}
+    asked = {"messages": [{k: v for k, v in m.items() if v is not None} for m in prompt]} if prompt else {}
+    try:
+        rollout["task"] = STRICT.encode({**task, "task_id": rollout["task_id"], **asked})
+        rollout["extra"] = STRICT.encode({name: row[name] for name in about if row.get(name) is not None})
+    except ValueError:
+        raise _not_finite(row, "a field of the row") from None
+    if truncated:
+        rollout |= {"status": "truncated", "stop_reason": "length"}
+    return rollout | {"rewards": dict(rewards or {})}
+
+
+def refuse_empty(messages: Iterable[Message], name: str) -> None:
+    """Raises BadItem for an answer to train that has no text but white space, and no reasoning and no calls."""
+    for message in messages:
+        empty = not any((message[field] or "").strip() for field in ("content", "reasoning", "tool_calls"))
+        if empty and message["role"] == "assistant" and message["extra"] != NOT_TRAINED:
+            raise BadItem("S103", f"{name} is empty: got {message['content']!r:.20}, expected text or a call")
+
+
+def _refuse_pictures(messages: Iterable[Message]) -> None:
+    """Raises BadItem for a text with the address of an image in it, as Qwen-VL and ms-swift write them."""
+    if any(_PICTURE.search(message["content"] or "") for message in messages):
+        raise BadItem("S102", "<img>: images, audio and video are not trained")
+
+
+def _not_finite(row: Mapping[str, Any], field: str) -> BadItem:
+    """The fault of a row with a number that is not finite: in its first such column, else in ``field``."""
+    odd = ((name, cell) for name, cell in row.items() if isinstance(cell, float) and not math.isfinite(cell))
+    name, number = next(odd, (field, "NaN or Infinity"))
+    return BadItem("S102", f"{name}: got {number}, expected a finite number")
+
+
+def pair_row(
+    row: JsonObject,
+    prompt: Sequence[Message],
+    sides: tuple[Sequence[Message], Sequence[Message]],
+    importing: Importing,
+    margin: float = math.nan,
+) -> TableRow:
+    """The pairs row of a prompt and the (chosen, rejected) answers to it. Raises BadItem for equal sides, and for one that
+    does not end with an answer."""
+    refuse_surrogates(row)
+    chosen, rejected = map(list, sides)
+    for name, side in (("chosen", chosen), ("rejected", rejected)):
+        refuse_empty(side, name)
+        if any(message["extra"] == NOT_TRAINED for message in side):
+            raise BadItem("S102", f"{name}: got a message that is not trained, expected sides that are trained whole")
+    _refuse_pictures((*prompt, *chosen, *rejected))
+    if last := next((side[-1]["role"] for side in sides if side[-1]["role"] != "assistant"), None):
+        raise BadItem("S102", f"a side ends with a message of role {last!r}, expected 'assistant'")
+    if chosen == rejected:
+        raise BadItem("P601", "chosen and rejected are the same")
+    refuse_contradiction(margin, importing)
+    tools = tools_of(row)
+    pair = text_pair(importing.run_id, prompt_group(prompt, tools), list(prompt), chosen, rejected)
+    return pair | {"pair_id": pair_id_of(importing, pair), "tools": tools, "margin": margin}
+
+
+def refuse_contradiction(margin: float, importing: Importing) -> None:
+    """Raises BadItem for a pair whose own scores say that rejected is the better side, unless such pairs are kept."""
+    if margin < 0 and not importing.keep_contradicting:
+        raise BadItem(
+            "P603", f"its scores prefer rejected by {-margin:g} (gymdata import --keep-contradicting takes it)"
+        )
+
+
+def pair_id_of(importing: Importing, pair: PairRow) -> str:
+    """The id of the pair in hand, by its place in its file and by what it says: files of one name may be in several
+    folders."""
+    texts = [pair[name] for name in ("prompt", "chosen", "rejected")]
+    return hashlib.blake2b(json.dumps([*importing.origin, texts]).encode(), digest_size=16).hexdigest()
+
+
+def text_pair(run: str, task: str, prompt: list[Message], chosen: list[Message], rejected: list[Message]) -> TableRow:
+    """The row of a pair that has only text: no ids, no rollouts, and a margin that is not known (NaN)."""
+    return {
+        "pair_id": "",
+        "run_id": run,
+        "task_id": task,
+        "prompt": prompt,
+        "chosen": chosen,
+        "rejected": rejected,
+        "chosen_rollout_id": "",
+        "rejected_rollout_id": "",
+        "margin": math.nan,
+        "weight": 1.0,
+        "source": "import",
+        "policy_hash": "",
+        "policy_version": 0,
+        "temperature": 1.0,
+        **{name: [] for name in PAIR_LISTS},
+    }

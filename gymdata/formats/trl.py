@@ -1,0 +1,208 @@
+"""TRL's data sets, conversational and of plain text: language modelling, prompt and completion, preferences."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gymdata.errors import DataError
+from gymdata.formats import FORMATS, Place
+from gymdata.formats.conversion.importing import BadItem, Importing, TableRow
+from gymdata.formats.text.batched import TextFormat
+from gymdata.formats.text.chat_text import Lines
+from gymdata.formats.text.export import TRL, TRL_SIDES, conversations, preferences
+from gymdata.formats.text.rows import (
+    answer,
+    as_text,
+    column,
+    conversation,
+    ends_with_answer,
+    first_row,
+    in_context,
+    instruction,
+    pair_row,
+    rollout_row,
+    spoken,
+)
+from gymdata.formats.text.words import LABELS, MARKS, SCORES, score
+from gymdata.rollouts.column_names import ANSWERS, PROMPTS
+from gymdata.rollouts.messages import JsonObject, Message
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Columns that become messages before an answer.
+BESIDE = ("system", "system_prompt", "history")
+_PROMPTS = ("prompt", *PROMPTS)
+_ANSWERS = ("completion", "response")
+#: Columns of an answer that may be a task's reference: it is trained only where that is asked for.
+_REFERENCES = ("answer", *(name for name in ANSWERS if name not in _ANSWERS))
+#: Columns of text beside a question and its answer that are part of neither.
+_APART = {
+    *("id", "task_id", *BESIDE, *SCORES, *LABELS, *MARKS),
+    *("level", "subject", "source", "category", "split", "tools"),
+}
+#: Columns of pairs that are not text alone, and of Step-DPO, whose sides continue what they begin with.
+_OTHERS = frozenset({"chosen_ids", "initial_reason_steps"})
+#: Columns of a pair's sides, beside ``messages``, too.
+_SIDES = frozenset({"chosen", "rejected_response", "rejected_messages"})
+#: Columns for the number of a side.
+_RATINGS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating", "{}_avg_rating", "reward_{}", "{}_reward")
+
+
+def unclear(row: JsonObject, question: str, reply: str) -> list[str]:
+    """The columns of text of a row of a question and its answer that may belong to either, as a context."""
+    read = _APART | {question, reply} | ({"input"} if question == "instruction" else set())
+    return [name for name, cell in row.items() if isinstance(cell, (str, list, dict)) and name not in read]
+
+
+@FORMATS.register("trl-messages")
+class TrlMessages(TextFormat):
+    """Conversational language modelling, for SFT: ``messages`` (and ``tools``), or a list of messages alone. Parts of a
+    message may have their text in ``text`` or ``value``."""
+
+    content = "chat messages with answers"
+    item = "a conversation"
+    holds_text = general = True
+
+    def recognise(self, value: Any) -> bool:
+        if _is_conversation(value) or (isinstance(value, list) and value and _is_conversation(value[0])):
+            return True
+        row = first_row(value)
+        return ends_with_answer(row.get("messages")) and _SIDES.isdisjoint(row)
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        for number, item in super().items([value] if _is_conversation(value) else value):
+            yield number, {"messages": item} if _is_conversation(item) else item
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        messages = in_context(item, conversation(item["messages"], "messages"))
+        return rollout_row(item, [], messages, importing, texts=BESIDE)
+
+    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
+        return conversations(b'{"messages":[', TRL, batch, lost)
+
+
+@FORMATS.register("trl-prompt-completion")
+class TrlPromptCompletion(TextFormat):
+    """``prompt`` (or ``question``, ``problem``, ``query``, ``input``) up to the first assistant message, ``completion`` (or
+    ``response``) from it on (and ``tools``). For `import` and training, ``answer``, ``solution``, ``target``, ``output`` and
+    other names of task files are completions, too. HelpSteer's attributes are named rewards."""
+
+    content = "prompts with completions"
+    item = "a row with a completion"
+    holds_text = holds_plain_text = general = True
+
+    def recognise_row(self, row: JsonObject) -> bool:
+        texts = [any(isinstance(as_text(row.get(n)), (str, list)) for n in names) for names in (_PROMPTS, _ANSWERS)]
+        return all(texts) and "rejected" not in row
+
+    def answers(self, row: JsonObject, file: str) -> bool:
+        """Whether a row has a question and an answer, also of ``_REFERENCES``. Raises DataError for unclear columns."""
+        cells = [next((n for n in names if row.get(n) not in (None, "")), "") for names in (_PROMPTS, _REFERENCES)]
+        if not all(isinstance(as_text(row.get(name)), (str, list)) for name in cells):
+            return False
+        if ambiguous := unclear(row, *cells):
+            raise DataError(
+                f"{file}: {', '.join(ambiguous)}: may be part of the question ({cells[0]}) or its answer ({cells[1]})",
+                hint=f"name both: --map prompt={cells[0]} --map answer={cells[1]}",
+            )
+        return True
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        prompt_column, name = column(item, *_PROMPTS), column(item, *_ANSWERS, *_REFERENCES)
+        if name in _REFERENCES and (ambiguous := unclear(item, prompt_column, name)):
+            raise BadItem("S103", f"{', '.join(ambiguous)}: may be part of the question or its answer")
+        is_instruction = prompt_column == "instruction"
+        prompt = conversation(instruction(item) if is_instruction else item[prompt_column], prompt_column)
+        prompt = in_context(item, prompt)
+        texts = (prompt_column, *(("input",) if is_instruction else ()), name, *BESIDE)
+        return rollout_row(item, prompt, answer(as_text(item[name]), name), importing, texts=texts)
+
+    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
+        return conversations(b'{"prompt":[', TRL, batch, lost, split=True)
+
+
+@FORMATS.register("trl-preference")
+class TrlPreference(TextFormat):
+    """``prompt``, ``chosen`` and ``rejected`` of a pair (and ``tools``), with its margin. Also read: both sides with the
+    prompt in them, HH-RLHF's texts, UltraFeedback's scores, and preferences of LLaMA-Factory (also as
+    ``chosen_messages`` and ``rejected_messages``) and ms-swift."""
+
+    table = "pairs"
+    columns = None
+    content = "preference pairs"
+    item = "a preference pair"
+    holds_text = holds_plain_text = True
+    carries = ("margins",)
+
+    def recognise_row(self, row: JsonObject) -> bool:
+        if "rejected_response" in row or ("rejected_messages" in row and "chosen_messages" not in row):
+            return ends_with_answer(row.get("messages"))
+        sides = [row.get(name, row.get(f"{name}_messages")) for name in ("chosen", "rejected")]
+        return all(isinstance(side, (str, list, dict)) for side in sides) and _OTHERS.isdisjoint(row)
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        if (rejected := item.get("rejected_messages")) is not None:
+            item = item | {"chosen": item.get("chosen_messages") or item["messages"], "rejected": rejected}
+            if "chosen_messages" not in item and ends_with_answer(rejected[:1]):  # the answer alone
+                item["rejected_response"] = rejected
+        prompt, *sides = prompt_and_sides(item)
+        better, worse = (_rating(item, side) for side in ("chosen", "rejected"))
+        margin = score(item.get("margin"), "margin")
+        scored = math.nan if better is None or worse is None else better - worse
+        margin = scored if margin is None or scored < 0 else margin
+        return pair_row(item, prompt, (sides[0], sides[1]), importing, margin)
+
+    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
+        return preferences(TRL_SIDES, batch, lost)
+
+
+def _rating(item: JsonObject, side: str) -> float | None:
+    """The number of a side. Raises BadItem for a column of one that says something else."""
+    names = [name.format(side) for name in _RATINGS]
+    return next((number for n in names if (number := score(item.get(n), n)) is not None), None)
+
+
+def _is_conversation(value: Any) -> bool:
+    """Whether a value is a list of messages with roles, with one of the assistant."""
+    messages = value if isinstance(value, list) else []
+    roles = [message.get("role") for message in messages if isinstance(message, dict) and "content" in message]
+    return "assistant" in roles and len(roles) == len(messages)
+
+
+def _is_said(prompt: str, messages: Sequence[Message]) -> bool:
+    """Whether a text is that of a message, of a part of one, or of a conversation with the last one, white space aside."""
+    said, *texts = (" ".join(str(text or "").split()) for text in (prompt, *(m.get("content") for m in messages)))
+    return any(said in text for text in texts) or texts[-1] in said
+
+
+def prompt_and_sides(item: JsonObject) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
+    """The messages of the prompt and of the two answers. Where both sides are conversations that begin alike, what they
+    share before an answer is the prompt, as in TRL's ``extract_prompt``."""
+    if "rejected_response" in item:
+        messages = in_context(item, conversation(item["messages"], "messages"))
+        return messages[:-1], messages[-1:], answer(item["rejected_response"], "rejected_response")
+    sides = {name: item[column(item, name)] for name in ("chosen", "rejected")}
+    texts = [spoken(side) for side in sides.values()]
+    chats = texts if all(texts) else [conversation(s, name) if isinstance(s, list) else [] for name, s in sides.items()]
+    if all(side and side[0]["role"] != "assistant" for side in chats):
+        n = next((k for k, (a, b) in enumerate(zip(*chats, strict=False)) if a != b), min(map(len, chats)))
+        while n and (n == min(map(len, chats)) or chats[0][n]["role"] != "assistant"):
+            n -= 1
+        if not n or chats[1][n]["role"] != "assistant":
+            raise BadItem("S102", "chosen and rejected: got two conversations that differ before an answer")
+        raw_prompt = item.get("prompt")
+        if isinstance(raw_prompt, list) and conversation(raw_prompt, "prompt") != chats[0][:n]:
+            raise BadItem("S102", "prompt: got other messages than those with which chosen and rejected begin")
+        if isinstance(raw_prompt, str) and not _is_said(raw_prompt, chats[0][:n]):
+            raise BadItem("S102", "prompt: got another text than the messages with which chosen and rejected begin")
+        return in_context(item, chats[0][:n]), chats[0][n:], chats[1][n:]
+    if "instruction" in item:
+        prompt = conversation(instruction(item), "instruction")
+    else:
+        prompt_column = column(item, *_PROMPTS, "conversations", "messages")
+        prompt = conversation(item[prompt_column], prompt_column)
+    return in_context(item, prompt), answer(sides["chosen"], "chosen"), answer(sides["rejected"], "rejected")

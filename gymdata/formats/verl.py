@@ -1,0 +1,137 @@
+"""verl's tables: of prompts, and of conversations for supervised training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, ClassVar
+
+from gymdata.formats import FORMATS
+from gymdata.formats.text.batched import COLUMNS, TextFormat
+from gymdata.formats.text.chat_text import Chat
+from gymdata.formats.text.export import CALLS, EMPTY, REASONING, TOOLS, TRL, UNTRAINED, count_common, has_tools
+from gymdata.rollouts.messages import JsonObject, RolloutRow, json_text, loads, object_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.formats.conversion.exporting import Export
+    from gymdata.store.stage_output import Part
+
+#: Rows per row group.
+_ROWS = 8_192
+WITH_TOOLS = "rollouts with tools (left out: verl renders a message at a time, and its table has texts alone)"
+
+
+@FORMATS.register("verl")
+class Verl(TextFormat):
+    """verl's Parquet of prompts: the messages before the first answer, and the task's ground truth, null where none is known
+    (``examples/data_preprocess/gsm8k.py`` of volcengine/verl)."""
+
+    suffixes = (".parquet",)
+    columns: ClassVar[Sequence[str] | None] = (*COLUMNS, "task_id", "rollout_index", "task")
+    holds_reward = True
+    carries: ClassVar[tuple[str, ...]] = ("rewards",)
+
+    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[JsonObject]:
+        from gymdata.store.columns import to_rows
+
+        count_common(batch, Chat(batch.column("messages"), TRL), lost)
+        return [_row(row, lost) for row in to_rows(batch.drop_columns(["turns"]))]
+
+    def types(self) -> Mapping[str, pa.DataType]:
+        """The columns of the file."""
+        import pyarrow as pa
+
+        text = pa.string()
+        extra = {
+            "index": pa.int64(),
+            "task_id": text,
+            "rollout_id": text,
+            "reward": pa.float64(),
+            "task": text,
+            "tools": text,
+        }
+        return {
+            "data_source": text,
+            "prompt": pa.list_(pa.struct({"role": text, "content": text})),
+            "ability": text,
+            "reward_model": pa.struct({"style": text, "ground_truth": text}),
+            "extra_info": pa.struct(extra),
+        }
+
+    def save(self, converted: Iterable[list[JsonObject]], part: Part, export: Export) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema, rows = pa.schema(self.types()), chain.from_iterable(converted)
+        with pq.ParquetWriter(part.path.absolute(), schema, compression="zstd") as sink:
+            while chunk := list(islice(rows, _ROWS)):
+                sink.write_table(pa.Table.from_pylist(chunk, schema=schema))
+                export.written += len(chunk)
+        export.carry_all(self.carries)
+
+
+def _row(row: RolloutRow, lost: Counter[str]) -> JsonObject:
+    messages = [{"role": m["role"], "content": m["content"] or ""} for m in row["messages"]]
+    first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+    lost["everything from the first answer on"] += first < len(messages)
+    lost[CALLS] += any(m["role"] == "tool" for m in messages[:first])
+    # verl takes tools from its own configuration.
+    lost[TOOLS] += has_tools(row)
+    task = object_of(loads(row["task"]))
+    truth = next((task[k] for k in ("answer", "ground_truth", "expected_answer", "solution") if k in task), None)
+    lost["ground truth (none known in the task)"] += truth is None
+    answer = truth if truth is None or isinstance(truth, str) else json_text(truth)
+    return {
+        "data_source": str(task.get("data_source") or task.get("source") or "gymdata"),
+        "prompt": messages[:first],
+        "ability": str(task.get("ability") or ""),
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": {
+            "index": row["rollout_index"],
+            "task_id": row["task_id"],
+            "rollout_id": row["rollout_id"],
+            "reward": row["reward"],
+            "task": row["task"],
+            "tools": row["tools"],
+        },
+    }
+
+
+@FORMATS.register("verl-sft")
+class VerlSft(Verl):
+    """verl's Parquet of ``messages`` with ``role`` and ``content``, of which each of the assistant's is trained
+    (``MultiTurnSFTDataset`` in ``verl/utils/dataset/multiturn_sft_dataset.py`` of volcengine/verl)."""
+
+    columns = COLUMNS
+    holds_reward = False
+    carries = ()
+
+    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[JsonObject]:
+        import pyarrow as pa
+
+        from gymdata.store.columns import to_rows
+
+        rows, indices = to_rows(batch.drop_columns(["turns"])), []
+        for n, row in enumerate(rows):
+            tools = has_tools(row) or any(m["tool_calls"] or m["role"] == "tool" for m in row["messages"])
+            empty = not any(m["role"] == "assistant" for m in row["messages"])
+            lost[WITH_TOOLS] += tools
+            lost[EMPTY] += empty and not tools
+            indices += [] if tools or empty else [n]
+        batch = batch.take(pa.array(indices, pa.int64()))
+        chat = Chat(batch.column("messages"), TRL)
+        count_common(batch, chat, lost)
+        lost[UNTRAINED] += int(chat.untrained().sum())
+        lost[REASONING] += sum(any(m["reasoning"] for m in rows[n]["messages"]) for n in indices)
+        return [
+            {"messages": [{"role": m["role"], "content": m["content"] or ""} for m in rows[n]["messages"]]}
+            for n in indices
+        ]
+
+    def types(self) -> Mapping[str, pa.DataType]:
+        import pyarrow as pa
+
+        return {"messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))}

@@ -1,0 +1,82 @@
+"""A line that stands twice in a file is one rollout twice, in the file and in the run that it is imported into."""
+
+from __future__ import annotations
+
+import hashlib
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gymdata.cli.main import main
+from gymdata.commands.import_export.run import import_rollouts
+from gymdata.commands.validate.run import fix, validate
+from gymdata.formats.conversion.importing import Keys, Numbering
+from gymdata.store import read_table
+from tests.formats.trajectories import ATIF, NAT, write_lines
+from tests.validate.generate import nemo_rows
+
+
+@pytest.mark.parametrize(("source", "rows"), [("nemo-gym", nemo_rows(n=2)), ("nat-trajectories", NAT), ("atif", ATIF)])
+def test_a_duplicate_line_is_a_duplicate_in_the_run(source: str, rows: list[Any], tmp_path: Path) -> None:
+    """The import counts it and gives it the place of the first in its group, validate of the run names it as D701, and --fix
+    drop leaves it out."""
+    file = write_lines(tmp_path / "a.jsonl", [*rows, rows[0]])
+    summary = import_rollouts(file, tmp_path / "run", source=source)
+    assert (summary.rows_in, summary.rollouts, summary.duplicates) == (3, 3, 1)
+    assert read_table(tmp_path / "run")["rollout_index"].to_pylist() == [0, 1, 0]
+    found = [v for v in validate(tmp_path / "run").violations if v.code == "D701"]
+    assert [v.row for v in found] == [2]
+    assert "row 0" in (found[0].detail or "")
+    fix(tmp_path / "run", "drop", tmp_path / "b.parquet")
+    assert not validate(tmp_path / "b.parquet").has("D701")
+
+
+def test_import_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command names the number, the code and what to do."""
+    rows = nemo_rows(n=2)
+    file = write_lines(tmp_path / "a.jsonl", [rows[0], rows[0]])
+    assert main(["import", str(file), "-o", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().err
+    assert "1 of 2 rollouts are the same as an earlier one (D701)" in told
+    assert "--fix drop" in told
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(-1, 3)), max_size=60))
+def test_places_are_those_of_the_first_of_its_content(rows: list[tuple[int, int]]) -> None:
+    """A row that is like an earlier one has its place; others are numbered in their group, or are groups of their own."""
+    numbering, seen, counts = Numbering(), dict[bytes, tuple[str, int]](), Counter[str]()
+    for content, group in rows:
+        # Some groups are called as those that rows of no group get.
+        line, named = b"%d %d" % (content, group), f"row-{group}" if group >= 0 else None
+        if line not in seen:
+            name = named or f"row-{len(seen)}"
+            seen[line] = name, counts[name]
+            counts[name] += 1
+        assert numbering.of_content(line, named) == seen[line]
+
+
+def test_keys_are_found_again_in_few_bytes() -> None:
+    """Hashes, some of which are alike in one half, keep their numbers and take less than 100 bytes each."""
+    every = [hashlib.md5(b"%d" % n).digest() for n in range(10_000)]
+    every += [key[:8] + bytes(8) for key in every[:50]] + [bytes(8) + key[8:] for key in every[:50]] + [bytes(16)]
+    tracemalloc.start()
+    try:
+        keys = Keys()
+        for number, key in enumerate(every):
+            assert keys.get(key) is None
+            keys[key] = number
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 100 * len(every)
+    keys[every[7]] = 2**40
+    assert [keys.get(key) for key in every[:9]] == [0, 1, 2, 3, 4, 5, 6, 2**40, 8]
+    assert all(keys.get(key) == number for number, key in enumerate(every) if number != 7)
+    assert keys.get(b"x" * 16) is None
+    assert [keys.add("x"), keys.add("x"), keys.add("")] == [True, False, True]

@@ -1,0 +1,358 @@
+"""Rows in shapes that other projects publish become rollouts and pairs, alike in every kind of file, or are named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymdata
+from gymdata.commands.collect.tasks import TaskFile
+from gymdata.commands.validate.run import validate
+from gymdata.errors import DataError
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
+from gymdata.store import read_table
+from gymdata.store.columns import to_rows
+from gymdata.store.lines import decode, encode
+from tests.formats.published_rows import PUBLISHED, arena_texts
+from tests.formats.trajectories import (
+    ANSWER,
+    CALLS,
+    QUESTION,
+    ROWS,
+    SYSTEM,
+    imported,
+    lines,
+    rejected,
+    said,
+    write,
+)
+from tests.rollout_files import rollout, two_turns
+
+CALLED = {"role": "assistant", "reasoning": "Add.", "tool_calls": CALLS}
+SURE = {"role": "user", "content": "Sure?"}
+#: The ``extra`` of a message that is not trained.
+GIVEN = {"extra": '{"weight": 0}'}
+
+
+def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What messages say, without ids and empty texts; the arguments of calls, which some formats have as text, as values."""
+    made = []
+    for message in said(messages):
+        message = {name: value for name, value in message.items() if name != "id" and value != ""}
+        calls = [call["function"] for call in json.loads(message.get("tool_calls", "[]"))]
+        read = [
+            (c["name"], json.loads(c["arguments"]) if isinstance(c["arguments"], str) else c["arguments"])
+            for c in calls
+        ]
+        made.append({**message, **({"tool_calls": read} if read else {})})
+    return made
+
+
+ASKED, VALUED = QUESTION["content"], [{"type": "text", "value": "5"}]
+THOUGHT = [
+    {"type": "reasoning", "value": "Add."},
+    {"type": "tool_call", "value": '{"name": "add", "arguments": {"a": 2}}'},
+]
+IN_PARTS = [
+    {"role": "user", "content": [{"type": "text", "value": ASKED}], "loss_weight": 0.0},
+    {"role": "assistant", "content": THOUGHT},
+    {"role": "tool", "content": VALUED},
+    {"role": "assistant", "content": VALUED, "loss_weight": 1.0},
+]
+#: (format, messages, reward) of the rows of each format.
+MEANT: list[tuple[str, list[dict[str, Any]], float | None]] = [
+    ("art", [QUESTION, ANSWER], 0.5),
+    ("capybara", [QUESTION, ANSWER], None),
+    ("lima", [QUESTION, ANSWER], None),
+    ("response-lists", [QUESTION, ANSWER], 0.5),
+    ("rllm", [QUESTION, ANSWER, SURE, ANSWER], 1.0),
+    ("ultrafeedback", [QUESTION, ANSWER], 8.5),
+]  # fmt: skip
+#: (format, row, messages) as LLaMA-Factory, ms-swift, XTuner, Self-Instruct and AlpacaFarm also write them.
+OTHER_SHAPES: list[tuple[str, Any, list[dict[str, Any]]]] = [
+    ("trl-messages", [QUESTION, ANSWER], [QUESTION, ANSWER]),
+    ("trl-messages", {"messages": IN_PARTS}, [QUESTION | GIVEN, CALLED, {"role": "tool", "content": "5"}, ANSWER]),
+    (
+        "capybara",
+        {"system": "Be brief.", "conversation": [{"human": ASKED, "assistant": "5"}]},
+        [SYSTEM, QUESTION, ANSWER],
+    ),
+    (
+        "capybara",
+        {"conversation": [{"system": "Be brief.", "input": ASKED, "output": "5"}]},
+        [SYSTEM, QUESTION, ANSWER],
+    ),
+    ("capybara", {"conversation": [{"input": "", "output": "5"}]}, [ANSWER]),
+    ("alpaca", {"name": "sum", "instruction": ASKED, "instances": [{"input": "", "output": "5"}]}, [QUESTION, ANSWER]),
+    ("response-lists", {"instruction": ASKED, "input": "", "output": ["5"]}, [QUESTION, ANSWER]),
+]
+
+
+@pytest.mark.filterwarnings("ignore:rllm. its `steps` holds token ids")
+@pytest.mark.parametrize(
+    ("name", "given", "messages", "reward"),
+    [
+        *((name, (ROWS | PUBLISHED)[name](5), messages, reward) for name, messages, reward in MEANT),
+        *((name, row, messages, None) for name, row, messages in OTHER_SHAPES),
+    ],
+)
+def test_a_published_rollout_has_its_messages_and_reward(
+    name: str, given: Any, messages: list[dict[str, Any]], reward: float | None, tmp_path: Path
+) -> None:
+    """Messages, calls and the reward are those that its project's format means."""
+    (row,) = imported(write(tmp_path / "a.jsonl", given), name)
+    assert plain(row["messages"]) == plain(messages)
+    assert row["reward"] == reward
+
+
+@pytest.mark.parametrize(
+    ("name", "margin"),
+    [
+        ("alpaca-farm", None),
+        ("arena", None), ("helpsteer-preference", 2.0), ("judge-bench", None),
+        ("nectar", None), ("safe-rlhf", None),
+        ("shp", 4.0), ("summarize-from-feedback", None), ("webgpt", 1.0),
+    ],
+)  # fmt: skip
+def test_a_published_preference_is_a_pair(name: str, margin: float | None, tmp_path: Path) -> None:
+    """The better answer is the chosen one, and the margin is that of the row."""
+    (row,) = imported(write(tmp_path / "a.jsonl", PUBLISHED[name](5)), name)
+    before = {
+        "summarize-from-feedback": [
+            {"role": "user", "content": "SUBREDDIT: r/math\n\nTITLE: Sums\n\nPOST: I add.\n\nTL;DR:"}
+        ],
+    }
+    assert said(row["prompt"]) == before.get(name, [QUESTION])
+    assert (said(row["chosen"]), said(row["rejected"])) == ([ANSWER], [ANSWER | {"content": "x"}])
+    assert row["margin"] == margin or (margin is None and row["margin"] != row["margin"])
+
+
+def test_battles_as_json_text_and_preferences_of_helpsteer2_are_pairs(tmp_path: Path) -> None:
+    """The older shapes of two data sets mean the same."""
+    helpsteer2 = {"prompt": QUESTION["content"], "response_1": "5", "response_2": "x", "preference_strength": -3}
+    for name, row in (("arena", arena_texts(5)), ("helpsteer-preference", helpsteer2)):
+        (pair,) = imported(write(tmp_path / f"{name}.jsonl", row), name)
+        assert (said(pair["prompt"]), said(pair["chosen"])) == ([QUESTION], [ANSWER])
+
+
+def test_the_best_of_ranked_answers_is_preferred_to_each_worse_one(tmp_path: Path) -> None:
+    """Of seven answers of Nectar there are six pairs, whatever the order of the row."""
+    ranked = [{"answer": str(rank), "model": "m", "rank": float(rank)} for rank in (4, 2, 7, 1, 3, 6, 5)]
+    rows = [PUBLISHED["nectar"](5) | {"answers": ranked}]
+    pairs = imported(write(tmp_path / "a.jsonl", *rows), "nectar")
+    sides = [(pair["chosen"][0]["content"], pair["rejected"][0]["content"]) for pair in pairs]
+    assert sides == [("1", "4"), ("1", "2"), ("1", "7"), ("1", "3"), ("1", "6"), ("1", "5")]
+    assert len({pair["pair_id"] for pair in pairs}) == 6
+
+
+def test_responses_to_a_prompt_are_one_group_with_their_scores(tmp_path: Path) -> None:
+    """As distilabel writes them; a list with fewer scores than responses is named."""
+    row: dict[str, Any] = {"instruction": QUESTION["content"], "generations": ["5", "x"], "ratings": [5, None]}
+    row["rationales"] = ["r", "r"]
+    file = write(
+        tmp_path / "a.jsonl", row, row | {"ratings": [5]}, row | {"ratings": [5, "high"]}, row | {"generations": "5"}
+    )
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    rows = to_rows(read_table(tmp_path / "run", ROLLOUTS))
+    assert (summary.format, summary.rejected) == ("response-lists", 3)
+    assert {tuple(m["role"] for m in row["messages"]) for row in rows} == {("user", "assistant")}
+    assert [row["messages"][1]["content"] for row in rows] == ["5", "x", "5"]
+    assert [row["reward"] for row in rows] == [5.0, None, 5.0]
+    assert len({row["group_id"] for row in rows}) == 1
+    reasons = (tmp_path / "run" / "rejected.jsonl").read_text()
+    assert "ratings: expected one for each of the 2 responses" in reasons
+    assert "score: got 'high', expected a number" in reasons
+    assert "responses: got text, expected a list" in reasons
+
+
+def test_instances_of_an_instruction_are_a_row_each(tmp_path: Path) -> None:
+    instances = [{"input": "2 and 3", "output": "5"}, {"input": "2 and 4", "output": "6"}]
+    rows = imported(write(tmp_path / "a.jsonl", {"instruction": "Add.", "instances": instances}), "alpaca")
+    assert [[m["content"] for m in row["messages"]] for row in rows] == [
+        [f"Add.\n\n{one['input']}", one["output"]] for one in instances
+    ]
+
+
+@pytest.mark.parametrize("kind", ["lines.jsonl", "list.json", "pretty list.json", "lines.jsonl.gz"])
+def test_lists_of_messages_are_conversations(kind: str, tmp_path: Path) -> None:
+    """A list on each line, or one list of them; a file that is one list of messages is one conversation."""
+    rows: Any = [[QUESTION, ANSWER], [QUESTION, ANSWER | {"content": "x"}]]
+    made = imported(written(rows, kind, tmp_path), "trl-messages")
+    assert [said(row["messages"]) for row in made] == rows
+    (one,) = imported(written(rows[0], "pretty list.json.gz", tmp_path), "trl-messages")
+    assert said(one["messages"]) == rows[0]
+
+
+def test_preferences_of_llama_factory_have_both_conversations(tmp_path: Path) -> None:
+    sides = {f"{side}_messages": [IN_PARTS[0], {"role": "assistant", "content": [{"type": "text", "value": text}]}]
+             for side, text in (("chosen", "5"), ("rejected", "x"))}  # fmt: skip
+    (pair,) = imported(write(tmp_path / "a.jsonl", sides), "trl-preference")
+    contents = [message["content"] for side in ("prompt", "chosen", "rejected") for message in pair[side]]
+    assert contents == [ASKED, "5", "x"]
+
+
+TRACE = ROWS["verifiers-traces"](5)["traces"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("alpaca-farm", {"preference": 1.5}, "a tie: neither answer is preferred"),
+        ("alpaca-farm", {"preference": -1}, "preference: got -1.0, expected a number from 1 to 2"),
+        ("arena", {"winner": "tie (bothbad)"}, "winner: tie (bothbad), so neither answer is preferred"),
+        ("arena", {"winner": 3}, "winner: got 3, expected model_a or model_b"),
+        ("helpsteer-preference", {"overall_preference": 0}, "a tie: neither answer is preferred"),
+        ("helpsteer-preference", {"overall_preference": "x"}, "overall_preference: got 'x', expected a number"),
+        ("judge-bench", {"label": "A=B"}, "a tie: neither answer is preferred"),
+        ("judge-bench", {"label": "A"}, "label: got 'A', expected A>B or B>A"),
+        ("safe-rlhf", {"better_response_id": 2}, "better_response_id: got 2, expected 0 or 1"),
+        ("nectar", {"answers": [{"answer": "x", "rank": 1}]}, "no two answers of different rank"),
+        ("summarize-from-feedback", {"choice": 2}, "choice: got 2, expected 0 or 1"),
+        ("webgpt", {"score_0": 0.0, "score_1": 0.0}, "a tie: neither answer is preferred"),
+        ("shp", {"labels": None}, "labels: got None, expected 1"),
+        ("rllm", {"trajectories": [{"steps": []}]}, "steps: got 0 that are not one conversation"),
+        ("verifiers", {"completion": None}, "completion: missing"),
+        ("verifiers", {"reward": "high"}, "reward: got 'high', expected a number"),
+        ("verifiers", {"completion": [QUESTION]}, "no message of the assistant"),
+        ("verifiers", {"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "images"),
+        ("verifiers", {"completion": [ANSWER | {"tool_calls": ["{"]}]}, "a tool call that is not JSON"),
+        ("trl-completions", {"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "images and audio"),
+        ("trl-completions", {"completion": [QUESTION]}, "completion[0].role: got 'user'"),
+        ("trl-completions", {"prompt": "<|im_start|>user\n2+3?<|im_end|>\n", "completion": "5"}, "text of a chat template"),
+        ("verl-dump", {"output": "a\nuser\nb\nassistant\n5"}, "input: got text of a chat template"),
+        ("verl-dump", {"input": "user\n2+3?\nassistant\n"}, "input: got text of a chat template"),
+        ("verl-dump", {"score": "high"}, "score: got 'high', expected a number"),
+        ("verl-dump", {"output": 5}, "output: got number, expected text"),
+        ("verl-dump", {"input": "<s>[INST] 2+3? [/INST]"}, "input: got text of a chat template"),
+        ("skyrl-dump", {"output_response": "5<|im_end|>"}, "input_prompt: got text of a chat template"),
+        ("skyrl-dump", {"image_paths": ["1.png"]}, "image_paths: images"),
+        ("skyrl-dump", {"score": [0.5, None]}, "score: got [0.5, None]"),
+        ("verifiers-traces", {"traces": [TRACE | {"agent": {"name": "judge", "trainable": False}}]},
+         "the agent 'judge' is not trained"),
+        ("verifiers-traces", {"traces": [TRACE | {"nodes": [{"message": QUESTION}, {"message": ANSWER}]}]},
+         "nodes: got 2 that are not one conversation"),
+    ],
+)  # fmt: skip
+def test_a_published_row_that_says_something_else_is_named(
+    name: str, change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    """Nothing is guessed: the row is left out, with its reason."""
+    (named,) = rejected(write(tmp_path / "a.jsonl", (ROWS | PUBLISHED)[name](5) | change), name)
+    assert reason in named["reason"]
+
+
+ALIKE: dict[str, list[dict[str, Any]]] = {
+    **{name: [row(4), row(5)] for name, row in (ROWS | PUBLISHED).items()},
+    "nemo-gym": [
+        {"responses_create_params": {"input": [QUESTION]}, "reward": 1.0, "response": {"output": [
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": str(n)}]}]}}
+        for n in (4, 5)
+    ],
+}  # fmt: skip
+
+
+def written(rows: list[dict[str, Any]], kind: str, folder: Path) -> Path:
+    """A file of rows: as lines or one list, also pretty-printed or compressed."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    texts = {
+        "lines.jsonl": lines,
+        "list.json": json.dumps(rows),
+        "pretty list.json": json.dumps(rows, indent=2),
+        "lines.jsonl.gz": lines,
+        "pretty list.json.gz": json.dumps(rows, indent=2),
+    }
+    file = folder / kind
+    file.write_bytes(gzip.compress(texts[kind].encode()) if kind.endswith(".gz") else texts[kind].encode())
+    return file
+
+
+KINDS = ("lines.jsonl", "list.json", "pretty list.json", "lines.jsonl.gz", "pretty list.json.gz")
+COLUMNS = ("messages", "prompt", "chosen", "rejected", "reward")
+
+
+@pytest.mark.filterwarnings("ignore:rllm. its `steps` holds token ids")
+@pytest.mark.matrix("nemo-gym", "rllm", "helpsteer-preference", "trl-completions")
+@pytest.mark.parametrize("name", ALIKE)
+def test_every_kind_of_file_gives_the_same_rows(name: str, tmp_path: Path) -> None:
+    """Lines, a list, pretty-printed or compressed: the same messages, in every command that reads the format."""
+    found = {}
+    for kind in KINDS:
+        file = written(ALIKE[name], kind, tmp_path)
+        summary = gymdata.import_rollouts(file, tmp_path / f"run {kind}")
+        assert (summary.format, summary.rejected) == (name, 0)
+        rows = to_rows(read_table(tmp_path / f"run {kind}", PAIRS if summary.pairs else ROLLOUTS))
+        found[kind] = [[row.get(column) for column in COLUMNS] for row in rows]
+        report = validate(file)
+        assert (report.rollouts, report.errors) == (len(rows), 0)
+    assert all(repr(rows) == repr(found["lines.jsonl"]) for rows in found.values())
+
+
+def test_rollouts_and_tasks_of_ones_own_are_read_in_every_kind_of_file(tmp_path: Path) -> None:
+    """The same of gymdata's rollouts, and of tasks."""
+    rows = [decode(encode(rollout("t", n, 1.0, two_turns(5, 20 + n)))) for n in range(2)]
+    tasks = [{"task_id": str(n), "prompt": "q"} for n in range(2)]
+    for kind in KINDS:
+        assert validate(written(rows, kind, tmp_path)).rollouts == 2
+        assert [task.task_id for task in TaskFile(written(tasks, kind, tmp_path))] == ["0", "1"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+def test_a_reward_that_is_not_finite_is_refused_by_its_name(number: str, tmp_path: Path) -> None:
+    """A reward of NaN is neither 0 nor unknown: its row is left out."""
+    rows = {
+        "score": '{"prompt": "q", "response": "a", "score": %s}',
+        "reward": '{"example_id": 1, "prompt": "q", "completion": "a", "reward": %s}',
+    }
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(row % number)
+        gymdata.import_rollouts(tmp_path / f"{name}.jsonl", tmp_path / name)
+        (named,) = lines(tmp_path / name / "rejected.jsonl")
+        assert named["reason"].startswith(f"{name}: got {float(number)}, expected a finite number")
+
+
+def test_an_unknown_file_is_answered_once_with_its_keys(tmp_path: Path) -> None:
+    """A file of no known format is one message, however many lines it has."""
+    row = {"timestamp": "2025-01-01", "category": "writing", "turns_of_text": ["a", "b"]}
+    for kind in KINDS:
+        file = written([row] * 100, kind, tmp_path)
+        for read in (validate, lambda path: gymdata.import_rollouts(path, tmp_path / "run")):
+            with pytest.raises(DataError) as error:
+                read(file)
+            assert "timestamp, category, turns_of_text" in str(error.value.hint)
+        with pytest.raises(DataError) as error:
+            list(TaskFile(file))
+        assert "--map prompt=timestamp" not in str(error.value.hint)
+
+
+def test_text_that_is_no_json_is_one_fault(tmp_path: Path) -> None:
+    """A list that ends too early, over a thousand lines, is not a thousand faults; neither are several pretty-printed
+    objects, which are no document."""
+    rows = [PUBLISHED["lima"](n) for n in range(300)]
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1)[:-40])
+    (tmp_path / "b.json").write_text("\n".join(json.dumps(row, indent=1) for row in rows))
+    for name in ("a", "b"):
+        file = tmp_path / f"{name}.json"
+        for read in (validate, lambda path: gymdata.import_rollouts(path, tmp_path / "run")):
+            with pytest.raises(DataError) as error:
+                read(file)
+            assert "JSON" in f"{error.value} {error.value.hint}"
+        assert gymdata.import_rollouts(file, tmp_path / f"run {name}", source="lima").rejected == 1
+
+
+def test_a_prompt_with_an_image_is_no_task_of_text(tmp_path: Path) -> None:
+    """The placeholder of an image would be text, and the image lost without a word."""
+    spoken = [{"from": "human", "value": "<image>What is it?"}, {"from": "gpt", "value": "A cat"}]
+    with pytest.raises(DataError, match="field 'images'"):
+        list(TaskFile(write(tmp_path / "a.jsonl", {"conversations": spoken, "images": ["a.jpg"]})))
+    # Columns of that name are a task's own where the prompt does not mean them.
+    assert list(TaskFile(write(tmp_path / "b.jsonl", {"prompt": "Run it.", "images": ["python:3.11"]})))
+
+
+def test_a_file_with_answers_is_no_file_of_tasks(tmp_path: Path) -> None:
+    """collect says what such a file is, and guesses no column for its prompt."""
+    with pytest.raises(DataError, match="contains battles of Chatbot Arena as text, expected tasks"):
+        list(TaskFile(write(tmp_path / "a.jsonl", PUBLISHED["arena"](5))))
