@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import secrets
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,69 +90,6 @@ def write_batch_parts(
         sync(rollouts)
         yield part, write_batches(of_part(), part, ROLLOUTS, ROLLOUTS.arrow)
         index += 1
-
-
-class Sealer:
-    """Seals segments one after the other in a thread that starts with the first. ``trouble``: what stopped it."""
-
-    def __init__(self, name_part: Callable[[Path, int], None], *, as_lines: bool) -> None:
-        self.trouble: Exception | None = None
-        self._name_part = name_part
-        self._as_lines = as_lines
-        self._waiting: queue.Queue[tuple[Path, int] | None] = queue.Queue()
-        self.pending_rows = 0
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def add(self, segment: Path, rows: int) -> None:
-        """Seal this closed segment when its turn comes."""
-        with self._lock:
-            self.pending_rows += rows
-        self._waiting.put((segment, rows))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="gymdata-seal", daemon=True)
-            self._thread.start()
-
-    def wait(self) -> None:
-        """Until everything added is sealed, or trouble stopped it."""
-        self._waiting.join()
-
-    def stop(self) -> None:
-        """Finish the file in hand and end the thread; what waits stays as it is."""
-        if self._thread is None:
-            return
-        while True:
-            try:
-                self._waiting.get_nowait()
-                self._waiting.task_done()
-            except queue.Empty:
-                break
-        self._waiting.put(None)
-        self._thread.join()
-
-    def _work(self) -> None:
-        while (item := self._waiting.get()) is not None:
-            segment, rows = item
-            try:
-                if self.trouble is None:
-                    self._seal(segment, rows)
-                    with self._lock:
-                        self.pending_rows -= rows
-            except Exception as error:  # noqa: BLE001 - a thread's fault must surface in the caller's next step
-                self.trouble = error
-            finally:
-                self._waiting.task_done()
-        self._waiting.task_done()
-
-    def _seal(self, segment: Path, rows: int) -> None:
-        if self._as_lines:
-            self._name_part(segment, rows)
-            return
-        part = segment.with_suffix(".parquet")
-        good = own_rows(Source(segment, "segment"), report=False)
-        batches = row_batches(good, ROLLOUTS, ROLLOUTS.schema.names, str(segment))
-        self._name_part(part, write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow))
-        drop_lines(segment)
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -283,7 +220,7 @@ class Run:
     @property
     def journal_rows(self) -> int:
         """Rows that are not sealed: the open segment's and those waiting."""
-        return self._sealer.pending_rows + (self._journal.rows if self._journal else 0)
+        return self._waiting_rows + (self._journal.rows if self._journal else 0)
 
     def existing(self, columns: Sequence[str]) -> pa.Table:
         """``columns`` of every row that the run holds, sealed or not."""
@@ -392,7 +329,8 @@ class Run:
         """Seal the open segment, and ``wait`` until all rows are in sealed files."""
         self._roll()
         if wait:
-            self._sealer.wait()
+            # Its one thread seals in order, so this is done when everything before is.
+            self._sealer.submit(lambda: None).result()
         self._raise_trouble()
 
     def close(self, outcome: str = "closed") -> None:
@@ -446,7 +384,7 @@ class Run:
         self._rollouts.mkdir(exist_ok=True)
         sync(self.folder)
         self._as_lines = suffix == "jsonl"
-        self._sealer = Sealer(self._name_part, as_lines=self._as_lines)
+        self._sealer, self._waiting_rows = ThreadPoolExecutor(1, "gymdata-seal"), 0
         self._recover()
         if fsync_interval_s > 0:
             self._syncer = threading.Thread(target=self._keep_synced, name="gymdata-sync", daemon=True)
@@ -458,7 +396,7 @@ class Run:
         self.repairs += state.repairs
         self._next = state.next_segment
         for segment in state.segments[:-1]:
-            self._sealer.add(segment.path, segment.rows)
+            self._seal_next(segment.path, segment.rows)
         for last in state.segments[-1:]:
             self._journal = Journal(last.path, last.rows)
             self._next = last.index + 1
@@ -478,12 +416,36 @@ class Run:
             return
         journal.close()
         if journal.rows:
-            self._sealer.add(journal.path, journal.rows)
+            self._seal_next(journal.path, journal.rows)
         else:
             journal.path.unlink()
 
+    def _seal_next(self, segment: Path, rows: int) -> None:
+        """Seal a closed segment in the sealing thread, after those before it."""
+        with self._facts_lock:
+            self._waiting_rows += rows
+        self._sealer.submit(self._seal, segment, rows)
+
+    def _seal(self, segment: Path, rows: int) -> None:
+        if self._trouble is not None:
+            return
+        try:
+            if self._as_lines:
+                self._name_part(segment, rows)
+            else:
+                part = segment.with_suffix(".parquet")
+                good = own_rows(Source(segment, "segment"), report=False)
+                batches = row_batches(good, ROLLOUTS, ROLLOUTS.schema.names, str(segment))
+                self._name_part(part, write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow))
+                drop_lines(segment)
+        except Exception as error:  # noqa: BLE001 - a thread's fault must surface in the caller's next step
+            self._trouble = error
+            return
+        with self._facts_lock:
+            self._waiting_rows -= rows
+
     def _name_part(self, part: Path, rows: int) -> None:
-        """Name a sealed file in run.json; called by the sealer, in its thread, before it drops the lines."""
+        """Name a sealed file in run.json; called in the sealing thread, before the lines are dropped."""
         entry = describe_file(part, rows, path=f"{ROLLOUTS_FOLDER}/{part.name}")
         with self._facts_lock:
             parts = [f for f in self._facts["files"] if f["path"] != entry["path"]]
@@ -507,14 +469,14 @@ class Run:
         """Errors of the background threads are raised in the caller's next step."""
         if self._closed:
             raise ValueError("the run is closed")
-        if trouble := self._trouble or self._sealer.trouble:
-            raise trouble
+        if self._trouble is not None:
+            raise self._trouble
 
     def _end(self, outcome: str) -> None:
         self._closed = True
         self._stop.set()
         try:
-            self._sealer.stop()
+            self._sealer.shutdown(cancel_futures=True)
             if self._syncer:
                 self._syncer.join()
             for journal in (self._journal, self._failures):

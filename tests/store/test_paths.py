@@ -25,7 +25,6 @@ def run(tmp_path: Path, open_run, interrupted, row) -> Path:
     """Two sealed rows, one journaled; two stage folders with scores."""
     interrupted(map(row, range(3)), rows_per_file=2, folder=tmp_path / "run")
     with open_run(rows_per_file=2) as again:
-        again._sealer.wait()
         again.append(row(3))
     interrupted([row(4)], rows_per_file=2)
     for name in ("b", "a"):
