@@ -342,7 +342,8 @@ class DataError(GymdataError):
         """A sealed file that is not as it was written. A fault of the data, not of the command."""
         return cls(
             f"{path}: differs from what {run_json} recorded: {why}",
-            hint=f"bring the file back from a copy; if the change was meant, {option('allow_changed', True)} reads it",
+            hint="bring the file back from a copy; if the change was meant, commands that only read it take "
+            f"{option('allow_changed', True)}",
             exit_code=EXIT_FAULTS,
         )
 

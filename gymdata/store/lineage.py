@@ -31,7 +31,7 @@ from gymdata.store.paths import (
     resolve,
     run_jsons,
 )
-from gymdata.store.reading import SCORED, check_source, content_of
+from gymdata.store.reading import SCORED, content_of
 from gymdata.store.run_json import differences
 from gymdata.store.tables import files_of, scan_source
 
@@ -95,16 +95,6 @@ def vocabulary(path: str | Path) -> int | None:
     engine = read_facts(run_json).get("engine") if run_json is not None else None
     size = engine.get("vocab_size") if isinstance(engine, dict) else None
     return size if isinstance(size, int) and size > 0 else None
-
-
-def changed_rollouts(sources: Sequence[str | Path]) -> list[str]:
-    """A warning for each file of rollouts under ``sources`` that differs from what its run recorded, when changed files
-    are allowed.
-
-    Raises DataError when they are not, and as ``resolve`` does.
-    """
-    files = (file for source in sources for file in resolve(source, ROLLOUTS))
-    return [line for file in files if (line := check_source(file, ROLLOUTS)) is not None]
 
 
 def refuse_duplicates(rollouts: pa.Table, sources: Sequence[str | Path]) -> None:

@@ -273,7 +273,7 @@ def cached_row_groups(path: str | Path, table: Table, columns: Sequence[str]) ->
     """
     groups = []
     for source in resolve(path, table):
-        check_source(source, table)
+        check_source(source.path)
         stat = source.path.stat()
         made_from = f"{source.path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()
         folder = source.path.parent
@@ -306,7 +306,7 @@ def cached_row_groups(path: str | Path, table: Table, columns: Sequence[str]) ->
 
 
 def _groups_of(source: Source, table: Table, names: list[str] | None) -> list[RowGroup]:
-    check_source(source, table)
+    check_source(source.path)
     where = str(source.path)
     if source.kind != "parquet":
         data = read_source(source, table, names).combine_chunks()

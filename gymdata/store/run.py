@@ -48,7 +48,7 @@ from gymdata.store.paths import (
     Source,
     refuse_unwritable,
 )
-from gymdata.store.reading import current, reading, report_damage, warn
+from gymdata.store.reading import warn
 from gymdata.store.run_json import describe_file, differences, merged, now, plain, read_run_json, sync, write_run_json
 from gymdata.store.stage_output import derived, holds_nothing, refuse_other_kind, wipe
 from gymdata.store.tables import own_rows, read_table, row_batches, tokens_of, write_batches
@@ -224,14 +224,7 @@ class Run:
 
     def existing(self, columns: Sequence[str]) -> pa.Table:
         """``columns`` of every row that the run holds, sealed or not."""
-        # Damage was reported when the run was opened. A part that was changed since it was sealed still shows which
-        # rollouts there are; but what is in it is not what was sampled, so the command ends with 1.
-        report = warn if current().allow_changed else report_damage
-        with reading(allow_changed=True, report=lambda _: None) as context:
-            table = read_table(self.folder, ROLLOUTS, columns)
-        for line in context.warnings:
-            report(line)
-        return table
+        return read_table(self.folder, ROLLOUTS, columns)
 
     def append(self, row: TableRow) -> None:
         """Add one rollouts row. Arrays in turns are numpy; JSON columns are text; started_at has a zone.

@@ -295,7 +295,7 @@ def scan_source(
     """The rows of one file in batches. Fields that the table is ``without`` are not read from Parquet.
     Without ``threads`` a batch is decoded by the thread that reads it, when it reads it, so it is in that core's caches:
     less CPU time, slightly more wall time."""
-    check_source(source, table)
+    check_source(source.path)
     if source.kind != "parquet":
         empty = True
         for batch in _scan_json(source, TABLES.get(table.name, table), names):

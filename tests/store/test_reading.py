@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import random
 import zlib
 from pathlib import Path
@@ -19,7 +17,7 @@ from gymdata.errors import DataError, GymdataError
 from gymdata.store import hash_file, partial_reads, read_failures, read_run_json, read_table, write_run_json
 from gymdata.store.journal import line_of
 from gymdata.store.lines import encode
-from gymdata.store.reading import DataWarning, file_hash, reading
+from gymdata.store.reading import DataWarning, reading
 from tests.rollout_files import edit_segment, rollout, two_turns, write_run
 from tests.store.conftest import make_row
 
@@ -41,11 +39,6 @@ READERS = [
     ["score", "RUN", "--reward", "regex:5", "-o", "OUT.parquet"],
     ["export", "RUN", "-o", "OUT.jsonl", "--format", "trl-messages"],
 ]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def described(folder: Path, suffix: str = "parquet") -> Path:
@@ -100,12 +93,13 @@ def damaged(whole: Path, file: Path, column: str, at: int = -2) -> None:
     file.write_bytes(data)
 
 
-def test_no_bit_flip_of_a_parquet_file_is_silent(tmp_path: Path) -> None:
-    """Of 200 flipped bits anywhere in a file, each gives an error or the same values, where no run.json has its hash."""
-    file = tmp_path / "alone.parquet"
-    whole = (described(tmp_path / "run") / "rollouts" / "part-00000.parquet").read_bytes()
-    file.write_bytes(whole)
-    expected = [gymdata.query(sql, file).to_pylist() for sql in QUERIES]
+def test_no_bit_flip_of_a_sealed_run_is_silent(tmp_path: Path) -> None:
+    """Of 200 flipped bits anywhere in a part, each gives an error or the same values, in SQL and in Python, though only its
+    size is compared with run.json."""
+    run = described(tmp_path / "run")
+    file = run / "rollouts" / "part-00000.parquet"
+    whole, loaded = file.read_bytes(), gymdata.load_rollouts(run)
+    expected = [gymdata.query(sql, run).to_pylist() for sql in QUERIES]
     draw = random.Random(11)
     errors = []
     for flip in range(200):
@@ -114,10 +108,11 @@ def test_no_bit_flip_of_a_parquet_file_is_silent(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         sql, values = QUERIES[flip % len(QUERIES)], expected[flip % len(QUERIES)]
         try:
-            assert gymdata.query(sql, file).to_pylist() == values
+            assert gymdata.query(sql, run).to_pylist() == values
+            assert gymdata.load_rollouts(run).equals(loaded)
         except GymdataError as error:
             errors.append(str(error))
-    assert len(errors) > 50
+    assert len(errors) > 100
     assert all(str(file) in error for error in errors)
 
 
@@ -230,65 +225,90 @@ def test_the_torn_tail_of_a_live_journal_is_no_damage(tmp_path: Path, capsys: py
     assert f"{journal}: its last line is torn" in shown.err
 
 
+def replaced_part(folder: Path, suffix: str) -> tuple[Path, Path]:
+    """A run whose part was replaced by that of other rollouts, and the part."""
+    run = described(folder / "run", suffix)
+    part = run / "rollouts" / f"part-00000.{suffix}"
+    changed = [rollout(f"t{t}", i, float(1 - i), two_turns(t, 50 + i)) for t in range(3) for i in range(2)]
+    write_run(folder / "other", changed, suffix)
+    part.write_bytes((folder / "other" / "rollouts" / part.name).read_bytes())
+    return run, part
+
+
 @pytest.mark.matrix("pairs-parquet", "query-jsonl", "export-parquet")
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 @pytest.mark.parametrize("command", READERS, ids=lambda c: c[0])
 def test_changed_sealed_files_are_refused_unless_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], suffix: str
 ) -> None:
-    """A part that differs from its run.json ends every reading command with 1; --allow-changed reads it with a warning."""
-    run = described(tmp_path / "run", suffix)
-    part = run / "rollouts" / f"part-00000.{suffix}"
-    changed = [rollout(f"t{t}", i, float(1 - i), two_turns(t, 50 + i)) for t in range(3) for i in range(2)]
-    write_run(tmp_path / "other", changed, suffix)
-    part.write_bytes((tmp_path / "other" / "rollouts" / part.name).read_bytes())
+    """A part of another size than in its run.json ends every reading command with 1; --allow-changed reads it with a
+    warning, in the same words."""
+    run, part = replaced_part(tmp_path, suffix)
+    facts = read_run_json(run)
+    recorded = part.stat().st_size + 1
+    write_run_json(run, facts | {"files": [facts["files"][0] | {"bytes": recorded}]})
     told = words(command, run, tmp_path / "out")
+    why = f"{part}: differs from what {run / 'run.json'} recorded: {recorded - 1:,} bytes, not {recorded:,}"
     assert main(told) == 1
-    assert f"error: {part}: differs from what {run / 'run.json'} recorded" in capsys.readouterr().err
+    assert f"error: {why}" in capsys.readouterr().err
     assert not list(tmp_path.glob("out*"))
     assert main([*told, "--allow-changed"]) == 0
-    assert capsys.readouterr().err.count(f"warning: {part}: differs from what run.json recorded") == 1
+    assert capsys.readouterr().err.count(f"warning: {why}") == 1
+
+
+@pytest.mark.matrix("pairs-parquet", "export-jsonl")
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    "command", [c for c in READERS if c[0] in ("pairs", "experience", "export")], ids=lambda c: c[0]
+)
+def test_what_is_built_is_made_of_the_recorded_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], suffix: str
+) -> None:
+    """A part of the same size with other bytes is refused, too; --allow-changed reads it with one warning, which the
+    run.json of pairs and experiences keeps."""
+    run, part = replaced_part(tmp_path, suffix)
+    facts = read_run_json(run)
+    write_run_json(run, facts | {"files": [facts["files"][0] | {"bytes": part.stat().st_size}]})
+    told = words(command, run, tmp_path / "out")
+    why = f"{part}: differs from what {run / 'run.json'} recorded: other bytes (xxh3)"
+    assert main(told) == 1
+    assert f"error: {why}" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out*"))
+    assert main([*told, "--allow-changed"]) == 0
+    assert capsys.readouterr().err.count(f"warning: {why}") == 1
+    made = read_run_json(tmp_path / "out.parquet") if command[0] != "export" else {"notes": [why]}
+    assert why in made["notes"]
+
+
+def test_a_training_reads_the_recorded_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A part with other bytes is refused before the model is looked at."""
+    run, part = replaced_part(tmp_path, "jsonl")
+    facts = read_run_json(run)
+    write_run_json(run, facts | {"files": [facts["files"][0] | {"bytes": part.stat().st_size}]})
+    told = ["train-sft", str(run), "--model", str(tmp_path / "none"), "-o", str(tmp_path / "model"), "--dry-run"]
+    assert main(told) == 1
+    assert f"error: {part}: differs from what" in capsys.readouterr().err
+    assert main([*told, "--allow-changed"]) == 2
+    shown = capsys.readouterr().err
+    assert f"warning: {part}: differs from what" in shown
+    assert str(tmp_path / "none") in shown
 
 
 def test_python_reads_changed_files_where_it_is_allowed(tmp_path: Path) -> None:
     """The block allows it, with a warning, and not beyond."""
     run = described(tmp_path / "run", "jsonl")
     part = run / "rollouts" / "part-00000.jsonl"
-    edit_segment(part, '"reward":0.0', '"reward":0.5')
+    size = part.stat().st_size
+    edit_segment(part, '"reward":0.0', '"reward":0.25')
     with pytest.raises(DataError, match="differs from what"):
         gymdata.load_rollouts(run)
     with gymdata.reading(allow_changed=True), pytest.warns(DataWarning, match="differs"):
-        assert gymdata.load_rollouts(run)["reward"].to_pylist()[0] == 0.5
+        assert gymdata.load_rollouts(run)["reward"].to_pylist()[0] == 0.25
     with pytest.raises(DataError, match="differs from what"):
         gymdata.load_rollouts(run)
     (changed,) = [v for v in gymdata.validate(run).violations if v.turn is None and v.code == "T209"]
-    assert (changed.file, changed.detail) == (str(part), "not the file that run.json describes: other bytes (xxh3)")
-
-
-def test_a_hash_is_remembered_only_while_the_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large file that settled is hashed once for all processes; one byte more, or another time, and it is hashed again."""
-    from gymdata.store import run_json
-
-    file = tmp_path / "large.parquet"
-    file.write_bytes(os.urandom(2 << 20))
-    hashed: list[Path] = []
-    real = hash_file
-    # append() returns None, so the hash is returned.
-    monkeypatch.setattr(run_json, "hash_file", lambda path: hashed.append(path) or real(path))  # type: ignore[func-returns-value]
-    first = file_hash(file, settled_ns=0)
-    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "known_hashes", {})
-    assert file_hash(file, settled_ns=0) == first
-    assert len(hashed) == 1
-    with file.open("ab") as handle:
-        handle.write(b"x")
-    assert file_hash(file, settled_ns=0) == real(file) != first
-    os.utime(file, ns=(1, 1))
-    file_hash(file, settled_ns=0)
-    assert len(hashed) == 3
-    monkeypatch.setattr(importlib.import_module("gymdata.store.reading"), "known_hashes", {})
-    os.utime(file, ns=(2, 2))
-    assert [file_hash(file, settled_ns=1 << 62) for _ in range(2)] == [real(file)] * 2
-    assert len(hashed) == 5
+    why = f"differs from what {run / 'run.json'} recorded: {part.stat().st_size:,} bytes, not {size:,}"
+    assert (changed.file, changed.detail) == (str(part), why)
 
 
 def test_failures_carry_checksums(tmp_path: Path, open_run, capsys: pytest.CaptureFixture[str]) -> None:

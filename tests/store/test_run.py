@@ -13,7 +13,7 @@ from gymdata.commands.finetune.state import State
 from gymdata.commands.pairs.run import pairs
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json
+from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json, write_table
 from gymdata.store.paths import beside
 from gymdata.store.reading import DataWarning, reading
 from gymdata.store.run_json import state_left
@@ -63,18 +63,17 @@ def test_segments_are_sealed_while_rows_come_in(tmp_path: Path, open_run, row, s
     assert read_table(tmp_path / "run")["rollout_id"].to_pylist() == [f"{i:032x}" for i in range(5)]
 
 
-def test_a_part_that_was_changed_is_damage_to_who_resumes(tmp_path: Path, open_run, row):
-    """The run goes on, as its rollouts are known, but the command ends with 1: what is saved is not what was sampled."""
+def test_a_part_that_was_changed_is_refused_to_who_resumes(tmp_path: Path, open_run, row):
+    """What is saved is not what was sampled, unless that is allowed."""
     with open_run() as run:
         run.append(row(0))
     (part,) = (tmp_path / "run" / "rollouts").iterdir()
-    part.write_bytes(part.read_bytes().replace(b"task-0", b"task-9"))
-    with reading(report=lambda _: None) as found, open_run() as run:
-        assert run.existing(["rollout_id"]).num_rows == 1
-    assert ["differs from what" in line for line in found.damage] == [True]
+    write_table(read_table(part).take([0, 0]), part, ROLLOUTS)
+    with open_run() as run, pytest.raises(DataError, match="differs from what"):
+        run.existing(["rollout_id"])
     with reading(allow_changed=True, report=lambda _: None) as found, open_run() as run:
-        assert run.existing(["rollout_id"]).num_rows == 1
-    assert found.damage == []
+        assert run.existing(["rollout_id"]).num_rows == 2
+    assert ["differs from what" in line for line in found.warnings] == [True]
 
 
 def test_a_resumed_run_keeps_its_id_and_rows(tmp_path: Path, open_run, row):

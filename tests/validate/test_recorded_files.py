@@ -40,7 +40,7 @@ def test_a_changed_file_is_a_fault(tmp_path: Path, longer: bool, capsys: pytest.
     why = f"{part.stat().st_size:,} bytes, not {size:,}" if longer else "other bytes (xxh3)"
     (fault,) = [v for v in after.violations if v not in before.violations]
     assert (fault.code, fault.severity, fault.file, fault.turn) == ("T209", "error", str(part), None)
-    assert fault.detail == f"not the file that run.json describes: {why}"
+    assert fault.detail == f"differs from what {run / 'run.json'} recorded: {why}"
     assert after.trainable == before.trainable
     capsys.readouterr()
     assert main(["validate", str(run)]) == 1

@@ -53,7 +53,6 @@ from gymdata.store import Run, read_run_json, read_table
 from gymdata.store.lineage import model_parents
 from gymdata.store.lock import Lock
 from gymdata.store.paths import Identity, RunFacts, local_output, refuse_unwritable
-from gymdata.store.reading import reading
 from gymdata.store.stage_output import holds_nothing, wipe
 from gymdata.user_code import in_thread
 from gymdata.workers.signals import Cancelled, cancellable, ctrl_c, run_async
@@ -170,8 +169,7 @@ def _check(config: CollectConfig, parts: Parts, tasks: TaskFile, seed: int | Non
     if config.overwrite or not (folder / "run.json").is_file():
         return
     key = _key(str(read_run_json(folder)["run_id"]), config, parts)
-    with reading(allow_changed=True, report=lambda _: None):  # reported when the run is opened
-        existing = read_table(folder, ROLLOUTS, LEDGER_COLUMNS)
+    existing = read_table(folder, ROLLOUTS, LEDGER_COLUMNS)
     AttemptTracker(key, num_rollouts=config.num_rollouts, max_attempts=1, existing=existing).resume_state(tasks, folder)
 
 

@@ -30,8 +30,9 @@ from gymdata.rollouts.logprobs import SampledLogProbs
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.scores.chosen import default_score, scores_of, taken
 from gymdata.store import StageOutput, read_run_json, scan_batches
-from gymdata.store.lineage import Paths, changed_rollouts, lineage, parents_of, refuse_replaced, runs_of, stage_folder
+from gymdata.store.lineage import Paths, lineage, parents_of, refuse_replaced, runs_of, stage_folder
 from gymdata.store.paths import output_file, refuse_inputs
+from gymdata.store.reading import check_content
 from gymdata.store.stage_output import described_by
 from gymdata.store.task_contents import other_contents, refuse_others, task_contents
 from gymdata.workers.tuning import ahead
@@ -56,7 +57,7 @@ def experience(
     """
     config = ExperienceConfig.called_with(experience, config, settings)
     sources = paths_of(path, "experience")
-    notes = changed_rollouts(sources)
+    notes = check_content(sources, ROLLOUTS)
     if config.token_columns is not None:
         refuse_replaced(config.token_columns, sources)
     if ALL[config.estimator].reads == "reward":

@@ -38,7 +38,7 @@ from gymdata.store.journal import FAILURES, line_of
 from gymdata.store.lineage import parents_of, vocabulary
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import RUN_JSON, RunFacts, beside, local_output, refuse_inputs
-from gymdata.store.reading import warn
+from gymdata.store.reading import check_content, warn
 from gymdata.store.run_json import differences, replacing, writing_into
 from gymdata.workers.tuning import rare_collections
 
@@ -389,6 +389,7 @@ def export(
     if format not in (formats := exported_formats()):
         raise UsageError.unknown_choice("--format", format, formats)
     to = formats[format]
+    check_content([path], TABLES[to.table])
     if target.suffix not in to.suffixes:
         raise UsageError.bad_value("-o", str(output), f"a name ending in {' or '.join(to.suffixes)}, for {format}")
     if to.holds_reward:

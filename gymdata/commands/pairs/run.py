@@ -33,13 +33,13 @@ from gymdata.scores.chosen import default_score, judge_folders, other_scores, sc
 from gymdata.store import StageOutput, read_table, resolve
 from gymdata.store.lineage import (
     Paths,
-    changed_rollouts,
     masked_rollouts,
     parents_of,
     refuse_duplicates,
     stage_folder,
 )
 from gymdata.store.paths import output_file, refuse_inputs
+from gymdata.store.reading import check_content
 from gymdata.store.stage_output import described_by
 from gymdata.store.tables import held_instead
 from gymdata.workers.tuning import give_back
@@ -167,7 +167,7 @@ def pairs(
     """
     config = PairsConfig.called_with(pairs, config, settings)
     sources = paths_of(path, "pairs")
-    notes = changed_rollouts(sources)
+    notes = check_content(sources, ROLLOUTS)
     if config.source is None:
         reward, note = default_score(sources, config.reward)
         config = config.model_copy(update={"reward": reward})

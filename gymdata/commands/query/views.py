@@ -73,7 +73,7 @@ def find_files(paths: Sequence[str | Path]) -> Files:
     for table, sources in files.by_table.items():
         files.by_table[table] = list({source.path.resolve(): source for source in sources}.values())
         for source in files.by_table[table]:
-            check_source(source, TABLES[table])
+            check_source(source.path)
     files.folders = list({folder.resolve(): folder for folder in files.folders}.values())
     for folder in files.folders:
         run_json = folder / RUN_JSON

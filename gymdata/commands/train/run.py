@@ -46,7 +46,7 @@ from gymdata.store.fetch import fetched
 from gymdata.store.lineage import lineage, model_parents, parents_of, refuse_replaced
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import RUN_JSON, RunFacts, local_output, refuse_unwritable
-from gymdata.store.reading import warn_of_changed_scores
+from gymdata.store.reading import check_content, warn_of_changed_scores
 from gymdata.store.run_json import complete, differences, plain, write_text
 from gymdata.store.stage_output import refuse_other_kind
 from gymdata.store.tables import held_instead
@@ -278,6 +278,7 @@ def train(
             settings = settings.model_copy(update={"reward": reward})
             if note:
                 progress.message(note)
+        check_content([source], settings.table)
         refuse_replaced(source)
         warn_of_changed_scores(source)
         training = _Training(

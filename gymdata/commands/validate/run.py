@@ -20,7 +20,7 @@ from gymdata.public import path_of
 from gymdata.store.formats import ANSWERED, format_of, head, refuse_unknown
 from gymdata.store.lines import decode
 from gymdata.store.paths import RunFacts, Source, beside, local_output, read_facts, resolve, run_jsons
-from gymdata.store.reading import altered, reading
+from gymdata.store.reading import fault_of, reading
 from gymdata.store.run_json import agreed, state_of
 from gymdata.workers.tuning import rare_collections
 
@@ -108,8 +108,10 @@ def validate(
             report.violations += selection.apply(dependent_failures(run_json.parent))
         if len(runs) == 1:
             report.state = state_of(run_json, facts)
-        changed = altered(run_json, [s.path for s in sources])
-        report.violations += selection.apply(Violation("T209", 0, detail=why, file=str(f)) for f, why in changed)
+    changed = [(s.path, fault) for s in sources if (fault := fault_of(s.path, whole=True)) is not None]
+    report.violations += selection.apply(
+        Violation("T209", 0, detail=fault.message.removeprefix(f"{file}: "), file=str(file)) for file, fault in changed
+    )
     report.seconds = time.perf_counter() - began
     return report
 
