@@ -116,12 +116,13 @@ class Table:
         return [name for name in self.schema.names if name not in self.optional]
 
     def without(self, *fields: str) -> Table:
-        """The table without some fields of its lists of objects; ``fields``: as "turns.agent"."""
+        """The table without some columns, and fields of its lists of objects; ``fields``: as "task", "turns.agent"."""
         narrowed = [
             f.with_type(pa.list_(pa.struct([g for g in f.type.value_type if f"{f.name}.{g.name}" not in fields])))
             if pa.types.is_list(f.type) and pa.types.is_struct(f.type.value_type)
             else f
             for f in self.schema
+            if f.name not in fields
         ]
         return replace(self, schema=pa.schema(narrowed))
 

@@ -29,6 +29,8 @@ Texts = Sequence[str | None]
 
 #: Positions in ROLES.
 SYSTEM, USER, ASSISTANT, TOOL, FUNCTION = range(5)
+#: How a rollout ends; a failed attempt is none.
+STATUS = ("completed", "truncated")
 #: Offsets of an Arrow list are int32, so one chunk of prompts stays below this many tokens.
 CHUNK_TOKENS = 1 << 30
 
@@ -324,6 +326,8 @@ class Evidence:
     #: Index of the rollout and name of each named reward part that is not finite.
     bad_parts: list[tuple[int, str, float]] = field(default_factory=list)
     temperature: npt.NDArray[np.float32] | None = None
+    #: Of rows that ended in no known way, by their index, how.
+    odd_status: dict[int, str] = field(default_factory=dict)
     #: Count columns that must agree with the turns: name → (n,).
     counts: dict[str, Ints] = field(default_factory=dict)
 
@@ -369,6 +373,10 @@ def from_arrow(batch: pa.RecordBatch, first_row: int) -> Evidence:
         evidence.started = pc.fill_null(column("started_at").cast("int64"), UNKNOWN).to_numpy()
     if "tools" in names:
         evidence.offers_tools = bool(pc.any(pc.greater(pc.binary_length(column("tools")), 2)).as_py())
+    if "status" in names:
+        ends = column("status")
+        if not set(pc.unique(ends).to_pylist()) <= set(STATUS):
+            evidence.odd_status = {row: end for row, end in enumerate(ends.to_pylist()) if end not in STATUS}
     if "temperature" in names:
         evidence.temperature = column("temperature").to_numpy(zero_copy_only=False)
     for name in ("n_turns", "n_context_tokens", "n_generated_tokens"):

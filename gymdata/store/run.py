@@ -45,13 +45,13 @@ from gymdata.store.paths import (
     RUN_JSON,
     Identity,
     RunFacts,
-    Source,
     refuse_unwritable,
 )
 from gymdata.store.reading import warn
 from gymdata.store.run_json import describe_file, differences, merged, now, plain, read_run_json, sync, write_run_json
+from gymdata.store.sinks import tokens_of
 from gymdata.store.stage_output import derived, holds_nothing, refuse_other_kind, wipe
-from gymdata.store.tables import own_rows, read_table, row_batches, tokens_of, write_batches
+from gymdata.store.tables import read_table, sealing_batches, write_batches
 
 #: Tokens of a file that is written at once: about 256 MB.
 PART_TOKENS = 64_000_000
@@ -427,9 +427,7 @@ class Run:
                 self._name_part(segment, rows)
             else:
                 part = segment.with_suffix(".parquet")
-                good = own_rows(Source(segment, "segment"), report=False)
-                batches = row_batches(good, ROLLOUTS, ROLLOUTS.schema.names, str(segment))
-                self._name_part(part, write_batches(batches, part, ROLLOUTS, ROLLOUTS.arrow))
+                self._name_part(part, write_batches(sealing_batches(segment), part, ROLLOUTS, ROLLOUTS.arrow))
                 drop_lines(segment)
         except Exception as error:  # noqa: BLE001 - a thread's fault must surface in the caller's next step
             self._trouble = error

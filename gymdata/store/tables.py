@@ -7,8 +7,9 @@ under a temporary name and appears whole; what is read has exactly the types of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, islice
+import re
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,27 @@ import pyarrow.parquet as pq
 
 from gymdata.errors import DataError, UsageError, abridged, counted, plural
 from gymdata.rollouts.schema import HASHES, PAIRS, ROLLOUTS, TABLES, Table, check_version
-from gymdata.store.columns import build, content_hashes, other_rows, reshape, to_rows
+from gymdata.store.columns import (
+    Batch,
+    Fault,
+    Misfit,
+    Row,
+    content_hashes,
+    misfitting,
+    null_places,
+    other_rows,
+    parts,
+    unknown_fields,
+)
 from gymdata.store.formats import format_of, head
-from gymdata.store.journal import lines_of
-from gymdata.store.lines import RepeatedKeyError, decode, decode_row, encode, row_lines
+from gymdata.store.journal import Line, lines_of
+from gymdata.store.lines import RepeatedKeyError, decode, decode_row, row_lines
 from gymdata.store.lock import is_held
-from gymdata.store.parquet import group_batches, opened_parquet, schema_of
+from gymdata.store.parquet import parquet_file
 from gymdata.store.paths import RUN_JSON, Source, read_facts, resolve, sealed
 from gymdata.store.reading import check_source, report_lines, warn
 from gymdata.store.run_json import replacing
+from gymdata.store.sinks import JsonLinesSink, ParquetSink
 from gymdata.workers.tuning import ahead
 
 #: JSON rows are parsed and turned into columns this many bytes at a time: Python objects take ten times as much.
@@ -34,6 +47,8 @@ PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
 #: Batches of a Parquet file that are decoded ahead of the reader.
 _BATCHES_AHEAD = 2
+#: Uncompressed bytes of a row group above which it is read in batches of about so many bytes.
+_GIANT_BYTES, _STREAM_BYTES = 256 << 20, 48 << 20
 
 
 def read_table(path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str] | None = None) -> pa.Table:
@@ -90,8 +105,6 @@ def has_rows(source: Source, table: Table) -> bool:
     return line is not None
 
 
-#: What to do about a line that is no row.
-_DAMAGED = "`gymdata validate` lists every fault, and its fix writes the rows that have none"
 #: Tables that are given beside rollouts, as more columns of them.
 _BESIDE = ("scores", "audit", "comparisons", "violations")
 
@@ -174,95 +187,10 @@ def stream_batches(batches: Iterable[pa.RecordBatch], path: Path, suffix: str, t
 
 
 def row_batches(rows: Iterable[tuple[int, Any, int]], table: Table, names: Sequence[str], where: str) -> Iterator[Any]:
-    """Batches from (line, parsed row, bytes of JSON), each from about 8 MB of JSON."""
-    source = iter(rows)
-    for first in source:
-        chunk, size = [first], first[2]
-        while size < PARSE_BYTES and len(chunk) < _BATCH_ROWS:
-            more = list(islice(source, 64 if size * 64 < PARSE_BYTES * len(chunk) else 1))
-            if not more:
-                break
-            chunk += more
-            size += sum(row[2] for row in more)
-        yield build([row[1] for row in chunk], table, names, where, [row[0] for row in chunk])
-
-
-class ParquetSink:
-    """A Parquet file being written: the table's encodings, row groups of limited size, page checksums."""
-
-    #: Largest row group: its tokens, its bytes in memory, and those of rows without tokens, which only bytes can bound.
-    group_tokens = 4_000_000
-    group_bytes = 128 << 20
-    text_group_bytes = 8 << 20
-
-    def __init__(self, path: Path, table: Table, schema: pa.Schema) -> None:
-        leaves = _leaves(schema)
-        # Token ids repeat over long distances, so they gain by a higher level; floats gain nothing.
-        levels = {leaf: table.float_level if pa.types.is_float32(kind) else 1 for leaf, kind in leaves.items()}
-        levels |= {leaf: table.id_level for leaf in leaves if leaf.endswith("_ids.list.element")}
-        self._writer = pq.ParquetWriter(
-            path.absolute(),  # pyarrow takes a relative name with a colon for a URL
-            schema.with_metadata(table.metadata),
-            compression="zstd",
-            compression_level=levels,
-            data_page_size=table.page_bytes,
-            use_dictionary=[c for c in table.dictionary if c in leaves],
-            use_byte_stream_split=[c for c in table.split if c in leaves],
-            write_statistics=[c for c in leaves if "." not in c],
-            write_page_checksum=True,
-        )
-        self._held: list[pa.RecordBatch] = []
-        self._tokens = self._bytes = 0
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        tokens = tokens_of(batch)
-        # Rows without tokens, or with long texts, would make row groups of any size.
-        most = self.group_bytes if self._tokens or tokens.any() else self.text_group_bytes
-        rows = max(1, batch.num_rows * most // max(1, batch.nbytes))
-        for start in range(0, batch.num_rows, rows):
-            piece = batch.slice(start, rows)
-            if self._held and self._bytes + piece.nbytes > most:
-                self._flush()
-            self._add(piece, tokens[start : start + rows])
-
-    def _add(self, batch: pa.RecordBatch, tokens: np.ndarray) -> None:
-        sizes = np.cumsum(tokens)
-        start, before = 0, 0
-        while start < batch.num_rows:
-            room = before + self.group_tokens - self._tokens
-            stop = int(np.searchsorted(sizes, room, side="right"))
-            if stop <= start and self._held:
-                self._flush()
-                continue
-            stop = max(stop, start + 1)
-            self._held.append(batch.slice(start, stop - start))
-            self._bytes += self._held[-1].nbytes
-            self._tokens += int(sizes[stop - 1]) - before
-            start, before = stop, int(sizes[stop - 1])
-
-    def close(self) -> None:
-        self._flush()
-        self._writer.close()
-
-    def _flush(self) -> None:
-        if self._held:
-            group = pa.Table.from_batches(self._held)
-            self._writer.write_table(group, row_group_size=group.num_rows)
-        self._held, self._tokens, self._bytes = [], 0, 0
-
-
-class JsonLinesSink:
-    """A JSON lines file being written."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        for start in range(0, batch.num_rows, 1024):
-            self._file.writelines(encode(row) + b"\n" for row in to_rows(batch.slice(start, 1024)))
-
-    def close(self) -> None:
-        self._file.close()
+    """Batches from (line, parsed row, bytes of JSON), each from about 8 MB of JSON. Raises DataError for a row that does
+    not fit."""
+    numbered = (Row(n, *row) for n, row in enumerate(rows))
+    yield from _sound(_built(numbered, table, names, where))
 
 
 def _chosen(table: Table, columns: Sequence[str] | None) -> list[str] | None:
@@ -291,37 +219,264 @@ def scan_source(
     *,
     threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file in batches. Fields that the table is ``without`` are not read from Parquet.
-    Without ``threads`` a batch is decoded by the thread that reads it, when it reads it, so it is in that core's caches:
-    less CPU time, slightly more wall time."""
+    """The rows of one file in batches. Fields that the table is ``without`` are not read from Parquet. Lines that are
+    damaged are left out and reported. Raises DataError for any other fault. ``threads``: as for ``batches``."""
     check_source(source.path)
-    if source.kind != "parquet":
-        empty = True
-        for batch in _scan_json(source, TABLES.get(table.name, table), names):
-            empty = False
-            for start in range(0, batch.num_rows, batch_size):
-                yield batch.slice(start, batch_size)
-        if empty and source.kind == "jsonl":
-            raise DataError.empty(source.path, f"rows of {table.name}")
+    whole = TABLES.get(table.name, table)
+    empty = source.kind == "jsonl"
+    for batch in _sound(batches(source, whole, names, batch_size, read=table, threads=threads), source):
+        empty = False
+        yield batch
+    if empty:
+        raise DataError.empty(source.path, f"rows of {table.name}")
+
+
+def sealing_batches(segment: Path) -> Iterator[pa.RecordBatch]:
+    """The rows of a segment that is being sealed, without the lines that are damaged, which were reported when it was
+    opened."""
+    yield from _sound(batches(Source(segment, "segment"), ROLLOUTS))
+
+
+def _sound(parts: Iterable[Batch | Fault], source: Source | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows; raises DataError for the first that does not fit. Damaged lines are reported where ``source`` is given."""
+    damaged = list[tuple[int, int | None]]()
+    try:
+        for part in parts:
+            if isinstance(part, Batch):
+                yield part.data
+            elif part.kind == "damaged":
+                damaged.append((part.line or 0, part.offset))
+            elif part.kind != "torn":
+                raise part.error()
+            elif source is not None and not is_held(source.path.parent.parent):
+                # While a run is written, its last line may be incomplete.
+                where = f"{source.path}: its last line is torn (byte {part.offset:,})"
+                warn(f"{where}: a writer was killed; the same `gymdata collect` command samples that rollout again")
+    finally:
+        if source is not None:
+            why = "their checksums do not match; `gymdata validate` shows them"
+            report_lines(source.path, damaged, "row", why)
+
+
+def batches(
+    source: Source,
+    table: Table,
+    names: Sequence[str] | None = None,
+    batch_size: int = _BATCH_ROWS,
+    *,
+    read: Table | None = None,
+    threads: bool = True,
+) -> Iterator[Batch | Fault]:
+    """The rows of one file of any form in their order, and what is wrong with those that are in no batch, before others of
+    about their place.
+
+    ``names``: the columns that are needed; None: the file must have all that ``table`` cannot do without. ``read``: the
+    part of ``table`` that is wanted, all when None; Parquet is read no further, other rows have to fit as a whole.
+    Without ``threads`` a batch is decoded by the thread that reads it, when it reads it, so it is in that core's caches:
+    less CPU time, slightly more wall time.
+    """
+    source = sealed(source)
+    if source.kind == "parquet":
+        yield from _parquet_parts(source, table, read or table, names, batch_size, threads)
         return
     where = str(source.path)
-    with opened_parquet(source.path) as file:
-        check_version(file.schema_arrow.metadata, where, table)
-        present = _present(file.schema_arrow, table, names, where)
-        leaves = present if table is TABLES.get(table.name, table) else _known_leaves(file, present, table)
-        read = (
-            batch
-            for index in range(file.num_row_groups)
-            for batch in group_batches(file, source.path, index, batch_size, leaves, threads=threads)
-        )
-        # Closed before the file, because its thread may still be reading ahead.
-        with contextlib.closing(ahead(read, _BATCHES_AHEAD) if threads else read) as batches:
-            for batch in batches:
-                if batch.num_rows:
-                    yield from _shape(pa.Table.from_batches([batch]), table, names, where).to_batches()
+    rows = _rows(source, table)
+    try:
+        first = next(rows, None)
+    except FileNotFoundError:
+        # Sealed since the folder was listed: the part holds the same rows.
+        if (its_part := sealed(source)) is source:
+            raise DataError.missing_path(source.path) from None
+        yield from batches(its_part, table, names, batch_size, read=read, threads=threads)
+        return
+    if first is None:
+        return
+    rows = chain([first], rows)
+    if (columns := names) is None:
+        # The first row says which optional columns the file has.
+        has = first.value if isinstance(first, Row) and isinstance(first.value, dict) else {}
+        columns = [n for n in table.schema.names if n not in table.optional or n in has]
+        rows = _refusing(rows, sorted(table.optional.difference(columns)), table, where)
+    for part in _built(rows, table, columns, where):
+        yield from part.slices(batch_size) if isinstance(part, Batch) else (part,)
 
 
-def _known_leaves(file: pq.ParquetFile, columns: list[str], table: Table) -> list[str]:
+def _built(rows: Iterable[Row | Fault], table: Table, columns: Sequence[str], where: str) -> Iterator[Batch | Fault]:
+    """Rows as batches, each from about 8 MB of JSON, after the faults among them."""
+    held, faults, size = list[Row](), list[Fault](), 0
+
+    def flushed() -> list[Batch | Fault]:
+        found = [*faults, *(parts(held, table, columns, where) if held else ())]
+        return sorted(found, key=lambda part: (isinstance(part, Batch), part.row))
+
+    for row in rows:
+        if isinstance(row, Fault):
+            faults.append(row)
+            continue
+        held.append(row)
+        size += row.size
+        if size >= PARSE_BYTES or len(held) >= _BATCH_ROWS:
+            yield from flushed()
+            held, faults, size = [], [], 0
+    yield from flushed()
+
+
+def _refusing(rows: Iterable[Row | Fault], lacking: Collection[str], table: Table, where: str) -> Iterator[Row | Fault]:
+    """``rows``; a fault for one with a value in a column that the first row of its file lacks: its values would be lost."""
+    for row in rows:
+        of = row.value if isinstance(row, Row) and isinstance(row.value, dict) else {}
+        name = next((name for name in lacking if of.get(name) is not None), None)
+        if name is None or isinstance(row, Fault):
+            yield row
+        else:
+            expected = "none, as the first row has no such column: it is in all rows of a file, or in none"
+            yield misfitting(row, Misfit((name,), expected, "a value"), table, where)
+
+
+def _rows(source: Source, table: Table) -> Iterator[Row | Fault]:
+    """The rows of a file in our format, or in a foreign one that holds rollouts."""
+    foreign = format_of(source)
+    if foreign is not None and not foreign.read_in_place:
+        raise foreign.refused(source, table.name)
+    if foreign is not None and table.name == ROLLOUTS.name:
+        for n, row in enumerate(foreign.rollouts(source)):
+            yield Row(n, n + 1, row, 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"]))
+        return
+    where, n = str(source.path), -1
+    try:
+        for n, line in enumerate(lines_of(source)):
+            yield _row(n, line, table, where)
+    except DataError as error:
+        yield Fault("file", error.code or "S101", n + 1, where, table, error.message, raised=error)
+
+
+def _row(number: int, line: Line, table: Table, where: str) -> Row | Fault:
+    if line.body is None:
+        at = "" if line.offset is None else f" at byte {line.offset}"
+        what = f"damaged line{at}: its checksum does not match"
+        # A writer was killed, or is writing now. Nothing that was whole is lost.
+        torn = f"torn last line{at}; resuming the run cuts it off"
+        kind: Any = "damaged" if line.closed else "torn"
+        detail = what if line.closed else torn
+        return Fault(kind, "S101", number, where, table, detail, line.number, line.offset)
+    try:
+        return Row(number, line.number, decode_row(line.body), len(line.body))
+    except RepeatedKeyError as error:
+        code, what = "S102", f"the key {error.args[0]!r} is given twice"
+        found, value = Misfit((error.args[0],), "one", "two values"), decode(line.body)
+    except (ValueError, RecursionError) as error:
+        code, what = "S101", f"not JSON: {str(error)[:200]}"
+        found, value = Misfit((), "a row", f"a line that is not JSON ({error})"), None
+    return Fault("row", code, number, where, table, what, line.number, misfit=found, value=value)
+
+
+def _parquet_parts(
+    source: Source, table: Table, read: Table, names: Sequence[str] | None, batch_size: int, threads: bool
+) -> Iterator[Batch | Fault]:
+    where, row = str(source.path), 0
+
+    def of_file(error: DataError) -> Fault:
+        return Fault("file", error.code or "S101", row, where, table, error.message, raised=error)
+
+    try:
+        with opened_parquet(source.path, page_checksum_verification=True) as file:
+            wanted = list(read.schema.names if names is None else names)
+            yield from (faults := _schema_faults(file.schema_arrow, table, read, wanted, where, names is None))
+            # What is left of them when a column is lost.
+            lost = {fault.misfit.path[0] for fault in faults if fault.misfit is not None}
+            columns = [n for n in wanted if n not in lost and (names is not None or n in file.schema_arrow.names)]
+            if any(fault.misfit is None and fault.kind == "file" for fault in faults):
+                return
+            for batch in _decoded(file, known_leaves(file, columns, read), batch_size, threads):
+                try:
+                    yield from _shaped_parts(batch, read, columns, where, row)
+                except DataError as error:
+                    yield of_file(error)
+                row += batch.num_rows
+            if row != file.metadata.num_rows:  # a damaged footer makes a column shorter than the others
+                yield of_file(
+                    DataError.damaged(where, f"{row:,} of {counted(file.metadata.num_rows, 'row')} can be read")
+                )
+    except DataError as error:
+        yield of_file(error)
+
+
+def _schema_faults(
+    schema: pa.Schema, table: Table, read: Table, columns: Sequence[str], where: str, whole: bool
+) -> list[Fault]:
+    """What is wrong with the columns of a Parquet file, of which ``columns`` are read: those and fields that it lacks, lists
+    of objects that are none, and fields that the table does not have. ``whole``: it must have all columns."""
+    try:
+        check_version(schema.metadata, where, table)
+    except DataError as error:
+        return [Fault("file", error.code or "S102", 0, where, table, error.message, raised=error)]
+    needed = table.required() if whole else [name for name in columns if name not in table.optional]
+    lacking = [name for name in needed if name not in schema.names]
+    found = [(Misfit((name,), "a value", "nothing", missing=True), "S103") for name in lacking]
+    unknown = list[str]()
+    for f in (read.schema.field(name) for name in columns if name in schema.names):
+        kind = schema.field(f.name).type
+        unknown += unknown_fields(kind, table.schema.field(f.name).type, f.name)
+        if pa.types.is_list(f.type) and pa.types.is_struct(f.type.value_type):
+            if not ((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type)):
+                found.append((Misfit((f.name,), "list<struct>", str(kind)), "S102"))
+                continue
+            there = {child.name for child in kind.value_type}
+            lost = [child.name for child in f.type.value_type if child.name not in there and not child.nullable]
+            found += ((Misfit((f.name, name), "a value", "nothing", missing=True), "S103") for name in lost)
+    incomplete = DataError.missing_columns(where, table.name, [misfit.field for misfit, _ in found], schema.names)
+    faults = [
+        Fault("file", code, 0, where, table, f"column {misfit.field!r}" + " is missing" * misfit.missing,
+              misfit=misfit, raised=incomplete) for misfit, code in found
+    ]  # fmt: skip
+    if unknown:
+        strange = DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'field')} {abridged(unknown)}")
+        faults.append(Fault("unknown", "S102", 0, where, table, strange.message, keys=tuple(unknown), raised=strange))
+    return faults
+
+
+def _decoded(file: pq.ParquetFile, leaves: list[str], batch_size: int, threads: bool) -> Iterator[pa.RecordBatch]:
+    """Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the file is;
+    of a giant one fewer rows at once."""
+
+    def read() -> Generator[pa.RecordBatch]:
+        for index in range(file.num_row_groups):
+            group = file.metadata.row_group(index)
+            rows = batch_size
+            if group.total_byte_size > _GIANT_BYTES:
+                rows = min(rows, max(1, group.num_rows * _STREAM_BYTES // group.total_byte_size))
+            yield from file.iter_batches(rows, row_groups=[index], columns=leaves, use_threads=threads)
+
+    # Closed before the file, because its thread may still be reading ahead.
+    with contextlib.closing(ahead(read(), _BATCHES_AHEAD) if threads else read()) as decoded:
+        yield from (batch for batch in decoded if batch.num_rows)
+
+
+def _shaped_parts(
+    batch: pa.RecordBatch, table: Table, columns: Sequence[str], where: str, first: int
+) -> Iterator[Batch | Fault]:
+    """The rows of a batch of Parquet, and a fault for each that has a null where there is none. Raises DataError for a
+    column that cannot be brought to its type."""
+    places = dict[int, tuple[str | int, ...]]()
+    for name in (name for name in columns if name in batch.schema.names):
+        for index, path in null_places(batch.column(name), table.schema.field(name)):
+            places.setdefault(index, (name, *path))
+    for index in sorted(places):
+        found = Misfit(places[index], "a value", "null")
+        ids = batch.column("rollout_id") if "rollout_id" in batch.schema.names else None
+        value = {"rollout_id": ids[index].as_py()} if ids is not None else None
+        row = first + index
+        yield Fault("row", "S102", row, where, table, found.field, misfit=found, value=value)
+    numbers = np.arange(first, first + batch.num_rows)
+    sound = Batch(batch, numbers).only(~np.isin(numbers - first, list(places)))
+    if len(sound.rows):
+        start = 0
+        for piece in _shape(pa.Table.from_batches([sound.data]), table, columns, where).to_batches():
+            yield Batch(piece, sound.rows[start : start + len(piece)])
+            start += len(piece)
+
+
+def known_leaves(file: pq.ParquetFile, columns: Sequence[str], table: Table) -> list[str]:
     """The Parquet leaf columns of ``columns``, without fields of lists of objects that ``table`` does not have."""
     fields = {f.name: f.type.value_type for f in table.schema if pa.types.is_list(f.type)}
     structs = {name: {f.name for f in kind} for name, kind in fields.items() if pa.types.is_struct(kind)}
@@ -330,87 +485,6 @@ def _known_leaves(file: pq.ParquetFile, columns: list[str], table: Table) -> lis
     return [
         ".".join(p) for p in paths if p[0] in columns and (p[0] not in structs or p[3:4] == [] or p[3] in structs[p[0]])
     ]
-
-
-def _scan_json(source: Source, table: Table, names: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-    where = str(source.path)
-    try:
-        rows = _rows(source, table)
-        first = next(rows, None)
-    except FileNotFoundError:
-        # Sealed since the folder was listed: the part holds the same rows.
-        if (part := sealed(source)) is not source:
-            yield from scan_source(part, table, names, _BATCH_ROWS)
-            return
-        raise DataError.missing_path(source.path) from None
-    if first is None:
-        return
-    columns = names
-    if columns is None:
-        # The first row says which optional columns the file has.
-        has = first[1] if isinstance(first[1], dict) else {}
-        columns = [n for n in table.schema.names if n not in table.optional or n in has]
-        rows = _refusing(rows, sorted(table.optional.difference(columns)), where)
-    yield from row_batches(chain([first], rows), table, columns, where)
-
-
-def _refusing(
-    rows: Iterator[tuple[int, Any, int]], lacking: Collection[str], where: str
-) -> Iterator[tuple[int, Any, int]]:
-    """``rows``; raises DataError for one with a value in a column that the first row of its file lacks: its values would be
-    lost."""
-    for row in rows:
-        for name in lacking:
-            if type(row[1]) is dict and row[1].get(name) is not None:
-                hint = (
-                    "a column is in all rows of a file, or in none: add it to the others, null where there is no value"
-                )
-                raise DataError.bad_row(
-                    where, row[0], name, "a value", "none, as the first row has no such column", hint
-                )
-        yield row
-
-
-def _rows(source: Source, table: Table) -> Iterator[tuple[int, Any, int]]:
-    """(line, row, bytes) of a file in our format, or in a foreign one that holds rollouts."""
-    foreign = format_of(source)
-    if foreign is not None and not foreign.read_in_place:
-        raise foreign.refused(source, table.name)
-    if foreign is not None and table.name == ROLLOUTS.name:
-        for number, row in enumerate(foreign.rollouts(source), 1):
-            yield number, row, 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"])
-        return
-    yield from own_rows(source)
-
-
-def own_rows(source: Source, *, report: bool = True) -> Iterator[tuple[int, Any, int]]:
-    """(line, row, bytes) of a file of JSON lines in our format. Lines that are damaged are left out and reported.
-
-    ``report``: false where ``repair`` has reported them already.
-    """
-    damaged = list[tuple[int, int | None]]()
-    try:
-        for line in lines_of(source):
-            if line.body is not None:
-                yield line.number, _decoded(source.path, line.number, line.body), len(line.body)
-            elif line.closed:
-                damaged.append((line.number, line.offset))
-            elif report and not is_held(source.path.parent.parent):
-                # While a run is written, its last line may be incomplete.
-                where = f"{source.path}: its last line is torn (byte {line.offset:,})"
-                warn(f"{where}: a writer was killed; the same `gymdata collect` command samples that rollout again")
-    finally:
-        if report:
-            report_lines(source.path, damaged, "row", "their checksums do not match; `gymdata validate` shows them")
-
-
-def _decoded(path: Path, number: int, body: bytes) -> Any:
-    try:
-        return decode_row(body)
-    except RepeatedKeyError as error:
-        raise DataError.bad_row(path, number, error.args[0], "two values", "one", _DAMAGED) from error
-    except ValueError as error:
-        raise DataError.bad_row(path, number, None, f"a line that is not JSON ({error})", "a row", _DAMAGED) from error
 
 
 def _present(schema: pa.Schema, table: Table, names: Sequence[str] | None, where: str) -> list[str]:
@@ -435,48 +509,47 @@ def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str
             columns.append(pa.chunked_array([pa.nulls(data.num_rows, field.type)]))
             continue
         column = data.column(name)
+        if unknown := list(unknown_fields(column.type, field.type, name)):
+            raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'field')} {abridged(unknown)}")
         try:
-            if column.type != field.type:
-                column = pa.chunked_array([reshape(chunk, field.type) for chunk in column.chunks], field.type)
+            column = column.cast(field.type)
         except (pa.ArrowException, ValueError) as error:
             message = f"{where}: column {name!r} of {table.name}: got {column.type}, expected {field.type}: {error}"
-            raise DataError(message) from error
+            raise DataError(message, code="S102") from error
         if not field.nullable and column.null_count:
             raise DataError(f"{where}: column {name!r} of {table.name} has {counted(column.null_count, 'null value')}")
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=table.metadata))
 
 
-def tokens_of(batch: pa.RecordBatch) -> np.ndarray:
-    """Tokens in each row, int64: from the counts if the table has them, else the lengths of its id lists, else of its
-    longest lists of numbers."""
-    names = batch.schema.names
-    if "n_context_tokens" in names:
-        total = np.zeros(batch.num_rows, np.int64)
-        for name in ("n_context_tokens", "n_generated_tokens"):
-            total += batch.column(name).to_numpy(zero_copy_only=False)
-        return total
-    lists = {n: c for n, c in zip(names, batch.columns, strict=True) if pa.types.is_list(c.type)}
-    total, longest = np.zeros(batch.num_rows, np.int64), np.zeros(batch.num_rows, np.int64)
-    for name, column in lists.items():
-        sizes = np.diff(column.offsets.to_numpy())
-        if name.endswith("_ids"):
-            total += sizes
-        elif pa.types.is_floating(column.type.value_type):
-            longest = np.maximum(longest, sizes)
-    return total if any(name.endswith("_ids") for name in lists) else longest
+def schema_of(path: Path) -> pa.Schema:
+    """The columns of a Parquet file. Raises DataError for a file that pyarrow cannot read."""
+    with opened_parquet(path) as file:
+        return file.schema_arrow
 
 
-def _leaves(schema: pa.Schema) -> dict[str, pa.DataType]:
-    """Parquet column paths of a schema, and their types."""
+@contextlib.contextmanager
+def opened_parquet(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
+    """A Parquet file, open. Raises DataError for what of it pyarrow cannot read."""
+    try:
+        with parquet_file(path, **options) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise broken_parquet(path, error) from error
 
-    def walk(kind: pa.DataType, path: str) -> Iterator[tuple[str, pa.DataType]]:
-        if pa.types.is_list(kind):
-            yield from walk(kind.value_type, path + ".list.element")
-        elif pa.types.is_struct(kind):
-            for f in kind:
-                yield from walk(f.type, f"{path}.{f.name}")
-        else:
-            yield path, kind
 
-    return {leaf: kind for f in schema for leaf, kind in walk(f.type, f.name)}
+def broken_parquet(path: Path, error: Exception) -> DataError:
+    """The error of a Parquet file that pyarrow could not read."""
+    if isinstance(error, MemoryError):
+        # Arrow's prefix, which has no information.
+        raise error
+    if re.search("bad_alloc|allocat|out of memory|malloc", str(error), re.IGNORECASE):
+        raise MemoryError(str(error)) from error
+    if not path.exists():
+        return DataError.missing_path(path)
+    if path.stat().st_size == 0:
+        return DataError.empty(path, "a Parquet file")
+    why = (str(error).splitlines() or [type(error).__name__])[0]
+    if "checksum" in why:
+        return DataError.damaged(path, f"the checksum of a page does not match ({why})")
+    return DataError.unreadable(path, why, "the file is cut off or damaged, or not Parquet: write it again")

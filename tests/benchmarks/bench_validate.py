@@ -174,7 +174,7 @@ print(rows, breaks)
 """
 RIVAL_NATIVE = """
 import sys, pyarrow.parquet as pq
-from gymdata.commands.validate.parquet import columns_read
+from gymdata.commands.validate.scan import columns_read
 file = pq.ParquetFile(sys.argv[1])
 columns = columns_read(file)
 import time
@@ -185,7 +185,7 @@ print(time.perf_counter() - began)
 """
 OURS_NATIVE = """
 import sys, time
-from gymdata.commands.validate.parquet import columns_read
+from gymdata.commands.validate.scan import columns_read
 from gymdata.commands.validate.run import validate
 import pyarrow.parquet as pq
 file = pq.ParquetFile(sys.argv[1])

@@ -18,7 +18,7 @@ from gymdata.rewards.scheduler import Flips
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.store import scan_batches
-from gymdata.store.tables import ParquetSink
+from gymdata.store.sinks import ParquetSink
 from tests.benchmarks.bench_experience import rollouts
 from tests.forks import forks
 

@@ -17,7 +17,7 @@ from gymdata.store.journal import Journal, body_of, line_of, repair, scan
 from gymdata.store.lines import encode
 from gymdata.store.paths import Source
 from gymdata.store.reading import DataWarning
-from gymdata.store.tables import own_rows
+from gymdata.store.tables import scan_source
 from tests.kills import full_disk
 
 
@@ -31,7 +31,8 @@ def journal(tmp_path: Path, row) -> Path:
 
 
 def ids(path: Path) -> list[str]:
-    return [r["rollout_id"] for _, r, _ in own_rows(Source(path, "segment"))]
+    batches = scan_source(Source(path, "segment"), ROLLOUTS, ["rollout_id"])
+    return [name for batch in batches for name in batch["rollout_id"].to_pylist()]
 
 
 def test_a_line_is_an_object_whose_last_key_is_its_checksum():
@@ -116,13 +117,13 @@ def test_a_damaged_line_where_a_torn_one_was_cut_off_is_reported(journal: Path):
     assert repair(journal) == (2, [])
 
 
-def test_a_row_whose_line_was_not_ended_stays_a_line_of_its_own(journal: Path):
+def test_a_row_whose_line_was_not_ended_stays_a_line_of_its_own(journal: Path, row):
     """Also in a journal with a damaged row: the next row does not become a part of its line."""
     content = journal.read_bytes()
     journal.write_bytes(b"?" + content[1:-1])
     rows, _ = repair(journal)
     added = Journal(journal, rows)
-    added.append(line_of(b'{"rollout_id":"next","turns":[]}'))
+    added.append(line_of(encode(row(3, rollout_id="next"))))
     added.close()
     with pytest.warns(DataWarning, match="1 damaged row left out"):
         assert ids(journal) == [f"{1:032x}", f"{2:032x}", "next"]

@@ -17,7 +17,8 @@ from gymdata.store import Run, read_run_json, read_table, tables
 from gymdata.store.lines import encode
 from gymdata.store.paths import Source
 from gymdata.store.reading import DataWarning
-from gymdata.store.tables import ParquetSink, scan_batches
+from gymdata.store.sinks import ParquetSink
+from gymdata.store.tables import scan_batches
 from tests.forks import forks
 from tests.store.conftest import make_row
 

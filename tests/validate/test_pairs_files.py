@@ -66,6 +66,19 @@ def test_planted_fault_is_found(
     assert {(v.code, v.row, v.rollout_id, v.position) for v in report.violations} == {(code, 1, "p1", position)}
 
 
+def test_a_row_that_is_no_pair_hides_no_other(tmp_path: Path) -> None:
+    """Each is named at its row with its field, and the faults of the rows between are found."""
+    path = write(tmp_path / "pairs.jsonl", [pair(0), pair(1), pair(2, margin=0.0), pair(3)])
+    lines = path.read_text().splitlines()
+    lines[1] = lines[1].replace('"chosen_ids":[5,6]', '"chosen_ids":[5,6.5]')
+    path.write_text("\n".join([*lines, "no JSON"]))
+    report = validate(path)
+    found = sorted((v.row, v.code, v.rollout_id) for v in report.violations)
+    assert found == [(1, "S102", None), (2, "P603", "p2"), (4, "S101", None)]
+    assert (report.violations[0].detail, report.violations[0].got) == ("chosen_ids[1]", "number 6.5")
+    assert report.rollouts == 3
+
+
 def test_a_task_on_both_sides_of_a_split(tmp_path: Path) -> None:
     """P605 names the task that two files of one path share, once."""
     write(tmp_path / "pairs.parquet", [pair(0), pair(1)])

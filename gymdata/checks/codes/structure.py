@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from gymdata.checks.violations import CHECKS, Check, Code, Violation
-from gymdata.rollouts.turn_columns import Evidence
+from gymdata.errors import json_value
+from gymdata.rollouts.turn_columns import STATUS, Evidence
 
 _CODES = (
     Code(
@@ -63,6 +64,8 @@ class Structure(Check):
             for r in np.flatnonzero(recorded != real[name]):
                 values = {"expected": str(real[name][r]), "got": str(recorded[r])}
                 yield self.at_rollout(e, int(r), "S102", **values, detail=f"{name} disagrees with turns")
+        for r, got in e.odd_status.items():
+            yield self.at_rollout(e, r, "S102", expected=" or ".join(STATUS), got=json_value(got), detail="status")
         temperature = e.temperature if e.temperature is not None else np.empty(0)
         for r in np.flatnonzero(~((temperature >= 0) & (temperature < np.inf))):
             got = str(temperature[r])

@@ -56,12 +56,11 @@ def _with_prompts(table: pa.Table) -> pa.ChunkedArray:
 
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.rollouts.turn_columns import with_prompts
-    from gymdata.store.columns import reshape
 
     if "turns" not in table.column_names:
         raise DataError.missing_columns("table to expand", ROLLOUTS.name, ["turns"], table.column_names)
     kind = ROLLOUTS.schema.field("turns").type
-    turns = pa.chunked_array([reshape(chunk, kind) for chunk in table["turns"].chunks], kind)
+    turns = table["turns"].cast(kind)
     ids = table["rollout_id"] if "rollout_id" in table.column_names else pa.chunked_array([pa.array(range(len(turns)))])
     return with_prompts(turns, ids)
 

@@ -70,7 +70,7 @@ def run_statement(sql: str, paths: Sequence[str], *, as_json: bool = False) -> I
                 raise
             if re.search("out of memory|bad_alloc|malloc of", str(error), re.IGNORECASE):
                 raise MemoryError(first_line(error)) from error
-            raise views.fault or UsageError(f"SQL: {first_line(error)}") from error
+            raise views.fault or _unread(error, views) or UsageError(f"SQL: {first_line(error)}") from error
 
 
 def _started(views: Views, sql: str, as_json: bool) -> pa.RecordBatchReader:
@@ -92,6 +92,8 @@ def _explain(error: duckdb.Error, views: Views, sql: str) -> GymdataError:
     message = first_line(error)
     if isinstance(error, duckdb.PermissionException):
         return UsageError(f"SQL: {message}", hint="a query reads only the files that are given after it")
+    if (unread := _unread(error, views)) is not None:
+        return unread
     if isinstance(error, duckdb.IOException):
         return DataError(f"SQL: {message}")
     # The list of views helps with an unknown name, not with a syntax error.
@@ -123,3 +125,9 @@ def _explain(error: duckdb.Error, views: Views, sql: str) -> GymdataError:
     if isinstance(error, duckdb.CatalogException) and name in _WRITERS:
         guess = f"`{_WRITERS[name]}` writes this table, which these files have not; "
     return UsageError(f"SQL: {message}", hint=f"{guess}available views:\n{listing}")
+
+
+def _unread(error: BaseException, views: Views) -> DataError | None:
+    """The error of the file that could not be read, when DuckDB failed on it: DuckDB's message has neither name nor
+    reason."""
+    return views.broken() if "stream" in str(error) or "page" in str(error) else None

@@ -15,31 +15,32 @@ import numpy as np
 
 from gymdata.checks.breaks import Reading
 from gymdata.checks.violations import Violation
-from gymdata.errors import DataError, squeezed
+from gymdata.errors import squeezed
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import scan_batches
+from gymdata.store.columns import Fault
 from gymdata.store.paths import Source
+from gymdata.store.tables import batches
 
 
 def decoded_faults(sources: Iterable[Source], reading: Reading, step: int = 1) -> Iterator[Violation]:
     """Every assistant message whose content, reasoning or tool names are not in its decoded generation; of each
     ``step``-th rollout."""
     for source in sources:
-        row = 0
-        try:
-            for batch in scan_batches(source.path, ROLLOUTS, ["rollout_id", "messages", "turns"], batch_size=256):
-                chosen = [k for k in range(len(batch)) if (row + k) % step == 0]
-                messages, turns = batch["messages"].take(chosen).to_pylist(), batch["turns"]
-                generations = turns.values.field("generation_token_ids")
-                for k, of_rollout in zip(chosen, messages, strict=True):
-                    first, last = (turns.offsets[k + end].as_py() for end in (0, 1))
-                    for v in _rollout(of_rollout or (), generations.slice(first, last - first), reading):
-                        yield v._replace(row=row + k, rollout_id=batch["rollout_id"][k].as_py(), file=str(source.path))
-                row += len(batch)
-        except DataError:
-            # The checks of structure have named what cannot be read.
-            continue
+        for part in batches(source, ROLLOUTS, ["rollout_id", "messages", "turns"], batch_size=256):
+            if isinstance(part, Fault):
+                continue  # which the checks of structure have named
+            batch = part.data
+            if not {"messages", "turns"} <= set(batch.schema.names):
+                continue
+            chosen = [k for k, row in enumerate(part.rows) if row % step == 0]
+            messages, turns = batch["messages"].take(chosen).to_pylist(), batch["turns"]
+            generations = turns.values.field("generation_token_ids")
+            for k, of_rollout in zip(chosen, messages, strict=True):
+                first, last = (turns.offsets[k + end].as_py() for end in (0, 1))
+                rollout_id = batch["rollout_id"][k].as_py()
+                for v in _rollout(of_rollout or (), generations.slice(first, last - first), reading):
+                    yield v._replace(row=int(part.rows[k]), rollout_id=rollout_id, file=str(source.path))
 
 
 def _rollout(messages: Iterable[Message], generations: Any, reading: Reading) -> Iterator[Violation]:

@@ -10,21 +10,18 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from gymdata.checks import repair
 from gymdata.checks.violations import ValidationReport, Violation
-from gymdata.commands.validate.json_rows import take_unknown
-from gymdata.errors import DataError
-from gymdata.rollouts.messages import JsonObject, RolloutRow
+from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
-from gymdata.store import scan_batches
-from gymdata.store.columns import build, to_rows
-from gymdata.store.journal import lines_of
+from gymdata.store.columns import Batch, build, to_rows
 from gymdata.store.lines import decode, encode
 from gymdata.store.paths import Source
-from gymdata.store.tables import row_batches
+from gymdata.store.tables import batches
 
 _BATCH_ROWS = 4096
 
@@ -41,19 +38,11 @@ def fixed_rollouts(
     for v in report.violations:
         if v.severity == "error":
             faults[v.file or ""][v.row].append(v)
-    # The files of rows with keys that the table does not have, which only a warning names.
-    strange = {v.file for v in report.violations if v.code == "S102" and v.severity == "warning"}
     for source in sources:
         faulty_rows = faults.get(str(source.path), {})
         unreadable = {row for row, violations in faulty_rows.items() if any(v.code.startswith("S") for v in violations)}
-        account.rows_unreadable += len(unreadable)
-        row = 0
-        for batch in _readable(source, unreadable, str(source.path) in strange):
-            rows: list[int] = []
-            while len(rows) < len(batch):
-                if row not in unreadable:
-                    rows.append(row)
-                row += 1
+        for part in _readable(source, unreadable):
+            batch, rows = part.data, part.rows.tolist()
             account.rollouts_in += len(batch)
             faulty = [i for i, row in enumerate(rows) if row in faulty_rows]
             start = 0
@@ -71,25 +60,21 @@ def fixed_rollouts(
             if start < len(batch):
                 account.rollouts_out += len(batch) - start
                 yield batch.slice(start)
+        account.rows_unreadable += len(unreadable)
 
 
-def _readable(source: Source, unreadable: set[int], is_strange: bool) -> Iterator[pa.RecordBatch]:
-    """The rows of a file without those that cannot be read, and without the keys that the table does not have."""
-    if not unreadable and not is_strange:
-        yield from scan_batches(source.path, ROLLOUTS, batch_size=_BATCH_ROWS)
-        return
-    if source.kind == "parquet":
-        why = "the file itself is damaged and its rows cannot be separated"
-        raise DataError.unreadable(source.path, why, "write it again")
-
-    def good() -> Iterator[tuple[int, JsonObject, int]]:
-        for number, line in enumerate(lines_of(source)):
-            if number not in unreadable and line.body is not None:
-                row = decode(line.body)
-                take_unknown(row)
-                yield number + 1, row, len(line.body)
-
-    yield from row_batches(good(), ROLLOUTS, ROLLOUTS.schema.names, str(source.path))
+def _readable(source: Source, unreadable: set[int]) -> Iterator[Batch]:
+    """The rows of a file without those that are ``unreadable``, to which rows that do not fit are added, and without the
+    keys that the table does not have."""
+    for part in batches(source, ROLLOUTS, batch_size=_BATCH_ROWS):
+        if isinstance(part, Batch):
+            sound = part.only(~np.isin(part.rows, list(unreadable)))
+            if len(sound.rows):
+                yield sound
+        elif part.kind == "file":
+            raise part.error()
+        elif part.kind == "row":
+            unreadable.add(part.row)
 
 
 def _rollout(

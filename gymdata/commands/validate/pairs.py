@@ -1,6 +1,6 @@
 """Validation of pairs files.
 
-Invariants: a file that is not a pairs table is a violation with the store's error; rows keep their numbers.
+Invariants: rows keep their numbers, and one that is no pair hides no other.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import pyarrow as pa
 from gymdata.checks.codes.pairs import PairChecks
 from gymdata.checks.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.commands.validate.foreign import rows
-from gymdata.errors import DataError
+from gymdata.commands.validate.scan import violation_of
 from gymdata.rollouts.ragged import Ints, Ragged
 from gymdata.rollouts.schema import PAIRS
-from gymdata.store import scan_batches
+from gymdata.store.columns import Fault
 from gymdata.store.formats import format_of
 from gymdata.store.paths import Source
+from gymdata.store.tables import batches
 
 _BATCH_ROWS = 1_024
 
@@ -34,21 +35,18 @@ def validate_pairs(
     for source in sources:
         file = str(source.path)
         row = 0
-        try:
-            for part in _batches(source):
-                if isinstance(part, Violation):
-                    violations.append(part._replace(file=file))
-                    continue
-                batch, numbers = part
-                found = checks.batch(batch, row, file)
-                violations += (v._replace(file=file, row=int(numbers[v.row - row])) for v in found)
-                lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", "chosen", "rejected")]
-                has_ids = np.stack([ids.lengths for ids in lists]).all(axis=0)
-                with_ids += ((file, int(number)) for number in numbers[has_ids])
-                row += len(batch)
-                report.tokens += sum(len(ids.values) for ids in lists)
-        except DataError as error:
-            violations.append(Violation(error.code or "S101", row, detail=error.message, file=file))
+        for part in _batches(source):
+            if isinstance(part, Violation):
+                violations.append(part._replace(file=file))
+                continue
+            batch, numbers = part
+            found = checks.batch(batch, row, file)
+            violations += (v._replace(file=file, row=int(numbers[v.row - row])) for v in found)
+            lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", "chosen", "rejected")]
+            has_ids = np.stack([ids.lengths for ids in lists]).all(axis=0)
+            with_ids += ((file, int(number)) for number in numbers[has_ids])
+            row += len(batch)
+            report.tokens += sum(len(ids.values) for ids in lists)
         report.rollouts += row
     bad = rows_with_errors(violations)
     report.trainable = sum(pair not in bad for pair in with_ids)
@@ -61,7 +59,10 @@ def _batches(source: Source) -> Iterator[tuple[pa.RecordBatch, Ints] | Violation
     if format_of(source) is not None:
         yield from rows(source)
         return
-    row = 0
-    for batch in scan_batches(source.path, PAIRS, batch_size=_BATCH_ROWS):
-        yield batch, np.arange(row, row + len(batch))
-        row += len(batch)
+    for part in batches(source, PAIRS, batch_size=_BATCH_ROWS):
+        if isinstance(part, Fault):
+            yield violation_of(part)
+            if part.kind == "file":
+                return
+        else:
+            yield part.data, part.rows

@@ -6,7 +6,6 @@ the order of files and rows; nothing is changed, and no token is judged by its t
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from gymdata.formats.nemo_gym import batches as nemo_rows
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
-from gymdata.store.paths import RunFacts, Source, find_run_json, read_facts, resolve, run_jsons, sealed
+from gymdata.store.paths import RunFacts, Source, find_run_json, read_facts, resolve, run_jsons
 from gymdata.store.run_json import agreed
 from gymdata.workers.tuning import give_back
 
@@ -63,49 +62,12 @@ def validate_rollouts(
         unweighted(run),
     )
     checks = Checks(settings, selection, load_checks(user_checks))
-    sampled_greedily = any_log_prob = False
-    #: The rows with token ids of each file.
-    with_ids: dict[str, list[Ints]] = {}
-    violations: list[Violation] = []
-    checked = (part for source in sources for part in _checked(checks, source, kind))
-    for file, of_file in itertools.groupby(checked, lambda part: part.file):
-        in_file: list[Violation] = []
-        strange: dict[str, UnknownKey] = {}
-        has_ids = logged = False
-        sampled: dict[str, tuple[int, Mapping[str, Any]]] = {}
-        for part in of_file:
-            report.rollouts += part.rollouts
-            report.turns += part.turns
-            report.tokens += part.tokens
-            sampled_greedily = sampled_greedily or part.greedy
-            any_log_prob = any_log_prob or part.log_probs
-            with_ids.setdefault(file, []).append(part.with_ids)
-            has_ids = has_ids or part.has_ids
-            logged = logged or part.log_probs
-            for row, row_settings in part.sampled:
-                sampled.setdefault(repr(row_settings), (row, row_settings))
-            in_file += part.violations
-            for key, unknown in part.strange.items():
-                strange.setdefault(key, UnknownKey(unknown.first)).rows += unknown.rows
-        for key, unknown in strange.items():
-            detail = (
-                f"unknown key {key!r} in {counted(unknown.rows, 'row')}: other commands refuse it, --fix leaves it out"
-            )
-            expected = "a column of the table"
-            in_file.append(
-                Violation("S102", unknown.first, expected=expected, got=key, detail=detail, severity="warning")
-            )
-        violations += (
-            v if v.file else v._replace(file=file) for v in downgrade_t205(sorted(in_file, key=sort_key), has_ids)
-        )
-        # Without a single log-probability none is biased.
-        for row, row_settings in sampled.values() if logged else ():
-            if biases := sampling_biases(row_settings):
-                violations.append(Violation("L304", row, detail=", ".join(biases), file=file))
+    files = {source.path: _checked(checks, source, kind, report) for source in sources}
+    violations = [v for found in files.values() for v in found.violations]
     violations += checks.finish()
-    greedy: dict[str, Any] = {"temperature": 0.0} if sampled_greedily else {}
+    greedy: dict[str, Any] = {"temperature": 0.0} if any(found.greedy for found in files.values()) else {}
     described: list[tuple[Path | None, RunFacts]] = [*runs.items()] or [(None, {})]
-    for run_json, facts in described if any_log_prob else ():
+    for run_json, facts in described if any(found.log_probs for found in files.values()) else ():
         if biases := sampling_biases({**greedy, **(facts.get("identity") or {})}):
             of_run = (file for file in report.files if len(runs) < 2 or find_run_json(file) == run_json)
             violations.append(Violation("L304", 0, detail=", ".join(biases), file=next(of_run, None)))
@@ -113,8 +75,9 @@ def validate_rollouts(
     bad: dict[str | None, list[int]] = {}
     for of, row in rows_with_errors(violations):
         bad.setdefault(of, []).append(row)
-    rows_of = {file: np.concatenate(parts) for file, parts in with_ids.items()}
-    report.trainable = sum(int((~np.isin(rows, bad.get(file, []))).sum()) for file, rows in rows_of.items())
+    report.trainable = sum(
+        int((~np.isin(rows, bad.get(str(file), []))).sum()) for file, found in files.items() for rows in found.with_ids
+    )
     order = {file: index for index, file in enumerate(report.files)}
     report.violations = sorted(selection.apply(violations), key=lambda v: (order.get(v.file or "", 0), *sort_key(v)))
     return report
@@ -127,51 +90,55 @@ UserCheck = str | type[Check]
 
 
 @dataclass(slots=True)
-class _Checked:
-    """The findings in a batch of a file, or besides its batches: all that need no other rows."""
+class _Found:
+    """The findings in a file: all that need no other one."""
 
-    file: str
-    rollouts: int = 0
-    turns: int = 0
-    tokens: int = 0
-    #: Whether any temperature is 0, and whether there is any log-probability.
+    violations: list[Violation] = field(default_factory=list)
+    #: The rows with token ids, batch by batch.
+    with_ids: list[Ints] = field(default_factory=list)
+    #: Whether any temperature is 0, and whether there is any log-probability, and any id.
     greedy: bool = False
     log_probs: bool = False
-    with_ids: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    violations: list[Violation] = field(default_factory=list)
-    #: Whether there are token ids, so that a turn without lacks them; and the settings that rows name.
     has_ids: bool = False
-    sampled: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
-    strange: dict[str, UnknownKey] = field(default_factory=dict)
 
 
-def _checked(checks: Checks, source: Source, kind: Kind) -> Iterator[_Checked]:
-    """The findings in a file, batch by batch."""
-    file = str(source.path)
-    rest = _Checked(file)
-    for batch in _scan(source, checks.texts, rest.strange, kind):
+def _checked(checks: Checks, source: Source, kind: Kind, report: ValidationReport) -> _Found:
+    """The findings in a file, which is counted in ``report``."""
+    found, file, in_file = _Found(), str(source.path), list[Violation]()
+    strange: dict[str, UnknownKey] = {}
+    #: The settings that rows name, each with its first row.
+    sampled: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    for batch in _scan(source, checks.texts, strange, kind):
         if isinstance(batch, Violation):
-            yield _Checked(file, violations=[batch])
+            in_file.append(batch)
             continue
         batch.file = file
-        has_ids = batch.turns.has_ids()
-        has_ids[list(batch.failures)] = False  # never trained
-        with_ids = batch.rows[has_ids]
-        yield _Checked(
-            file,
-            batch.n,
-            len(batch.turns),
-            batch.n_tokens,
-            batch.temperature is not None and bool((batch.temperature == 0).any()),
-            bool(np.isfinite(batch.turns.logprobs.values).any()),
-            with_ids,
-            checks.find(batch),
-            len(with_ids) > 0 if batch.foreign else batch.n_tokens > 0,
-            [(row, chosen) for row, chosen in zip(batch.rows.tolist(), batch.settings, strict=False) if chosen],
-        )
+        trained = batch.turns.has_ids()
+        trained[list(batch.failures)] = False  # never trained
+        found.with_ids.append(batch.rows[trained])
+        found.has_ids |= bool(trained.any() if batch.foreign else batch.n_tokens)
+        found.log_probs |= bool(np.isfinite(batch.turns.logprobs.values).any())
+        found.greedy |= batch.temperature is not None and bool((batch.temperature == 0).any())
+        report.rollouts += batch.n
+        report.turns += len(batch.turns)
+        report.tokens += batch.n_tokens
+        for row, settings in zip(batch.rows.tolist(), batch.settings, strict=False):
+            if settings:
+                sampled.setdefault(repr(settings), (row, settings))
+        in_file += checks.find(batch)
         # It would grow with the number of batches.
         give_back()
-    yield rest
+    for key, unknown in strange.items():
+        detail = f"unknown key {key!r} in {counted(unknown.rows, 'row')}: other commands refuse it, --fix leaves it out"
+        fault = Violation("S102", unknown.first, expected="a column of the table", got=key, detail=detail)
+        in_file.append(fault._replace(severity="warning"))
+    ordered = downgrade_t205(sorted(in_file, key=sort_key), found.has_ids)
+    found.violations += (v if v.file else v._replace(file=file) for v in ordered)
+    # Without a single log-probability none is biased.
+    for row, settings in sampled.values() if found.log_probs else ():
+        if biases := sampling_biases(settings):
+            found.violations.append(Violation("L304", row, detail=", ".join(biases), file=file))
+    return found
 
 
 def load_checks(user_checks: Sequence[UserCheck]) -> list[type[Check]]:
@@ -219,14 +186,9 @@ def _scan(
         from gymdata.commands.validate import foreign
 
         return foreign.scan(source)
-    source = sealed(source)
-    if source.kind == "parquet":
-        from gymdata.commands.validate import parquet
+    from gymdata.commands.validate import scan
 
-        return parquet.scan(source.path, texts)
-    from gymdata.commands.validate import json_rows
-
-    return json_rows.scan(source, strange)
+    return scan.scan(source, strange, texts)
 
 
 def names_reward(run: RunFacts) -> bool:
