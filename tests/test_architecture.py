@@ -50,7 +50,7 @@ EDGES = {
     ("train", "import_export"): {"run", "splitting"},
     ("train", "pairs"): {"run"},
     ("demo", "judge"): {"groups"},
-    ("filter", "query"): {"guard"},
+    ("filter", "query"): {"views"},
     ("view", "filter"): {"columns", "conditions"},
     ("view", "judge"): {"groups"},
     ("view", "train"): {"losses"},

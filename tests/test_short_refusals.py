@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import gymdata
-from gymdata.commands.filter.conditions import unknown_column
 from gymdata.commands.judge.serve.cohorts import NotAnswered
 from gymdata.commands.record.request import RequestError
 from gymdata.commands.view.answers import Missing
@@ -42,7 +41,6 @@ LONG = "x" * 5_000
         DataError.missing_columns("a.parquet", "rollouts", MANY, MANY),
         DataError.not_a_run("folder", MANY),
         DataError.nothing_to_train([Path(name) for name in MANY], "rollouts"),
-        unknown_column("wrong", MANY, "--where"),
     ],
 )
 def test_a_refusal_about_many_names_or_a_long_value_is_short(error: GymdataError) -> None:

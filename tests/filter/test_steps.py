@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 
-from gymdata.commands.filter.columns import Columns, Stored
-from gymdata.commands.filter.conditions import column_of, connection
+from gymdata.commands.filter.columns import Rollouts, evaluate
+from gymdata.commands.filter.conditions import Expression, connection
 from gymdata.commands.filter.steps import Funnel, Step
 
 rewards = st.sampled_from([0.0, 0.1, 0.5, 1.0, math.nan, math.inf])
@@ -28,7 +28,7 @@ def table_of(con: Any, given_rows: list[Any], order: list[int]) -> Funnel:
         "row": pa.array(range(len(order))),
         "rollout_id": pa.array([f"r{k}" for k in order], pa.string()),
         "rollout_index": pa.array(order, pa.int32()),
-        "group": pa.array([group for _, group, *_ in picked], pa.int32()),
+        "group_id": pa.array([group for _, group, *_ in picked], pa.int32()),
         "score": pa.array([r if math.isfinite(r) else None for _, _, r, _, _ in picked], pa.float64()),
         "category": pa.array([category for *_, category, _ in picked], pa.string()),
         "key": pa.array([key or None for *_, key in picked], pa.int64()),
@@ -94,7 +94,7 @@ def test_every_category_has_the_same_number(given_rows: list[Any]) -> None:
 
 def test_ids_tell_apart_what_is_equal_otherwise() -> None:
     """Of rollouts of one group with one score and one index, which two runs have, the first ids stay."""
-    columns = {"rollout_id": ["c", "a", "x", "b", "d"], "group": [0, 0, 1, 0, 0], "score": [1.0, 1.0, 0.0, 1.0, 0.5]}
+    columns = {"rollout_id": ["c", "a", "x", "b", "d"], "group_id": [0, 0, 1, 0, 0], "score": [1.0, 1.0, 0.0, 1.0, 0.5]}
     with connection() as con:
         con.register("given", pa.table({"row": range(5), **columns, "rollout_index": [0] * 5}))
         con.execute("CREATE TEMP TABLE rows AS FROM given")
@@ -133,14 +133,15 @@ def statistics(given_rows: list[tuple[int, float]], order: list[int], what: str)
     """Of the group of each row, by the rows' numbers in ``given_rows``."""
     table = pa.table(
         {
-            "rollout_id": [f"r{k}" for k in order], "task_id": ["t"] * len(order), "rollout_index": order,
+            "rollout_id": [f"r{k}" for k in order], "task_id": ["t"] * len(order),
+            "rollout_index": pa.array(order, pa.int32()),
             "group_id": [f"g{given_rows[k][0]}" for k in order], "reward": [given_rows[k][1] for k in order],
         }
     )  # fmt: skip
-    name = f"{what}_reward"
-    columns = Columns([], {name: "--where"}, Stored(table.select, lambda *_: []))
+    expression = Expression(f"{what}_reward", "--where", "value")
     with connection() as con:
-        found = con.execute(f"SELECT rollout_index, {column_of(name)} FROM ({columns.source(con)})").fetchall()
+        evaluate(con, {"answer": expression}, [], Rollouts(lambda names: table.select(names).to_batches()))
+        found = con.execute("SELECT rollout_index, answer FROM rows").fetchall()
     return [value for _, value in sorted(found)]
 
 

@@ -25,8 +25,8 @@ def test_a_statement_is_interrupted(tmp_path: Path, sql: str, to: list[str]) -> 
     # The command says when its SQL begins.
     program = (
         "import sys; from gymdata.cli.main import main; from gymdata.commands.query import statement\n"
-        "check = statement.check_statement\n"
-        "statement.check_statement = lambda *given: (print('begun', flush=True), check(*given))\n"
+        "views = statement.Views\n"
+        "statement.Views = lambda *given: (print('begun', flush=True), views(*given))[1]\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     process = subprocess.Popen(

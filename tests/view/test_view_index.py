@@ -201,7 +201,7 @@ def test_rollouts_without_a_reward_come_last_either_way(snapshot: Snapshot):
 @pytest.mark.parametrize(
     ("query", "error"),
     [
-        (Query(where="rewrd > 1"), "did you mean 'reward'?"),
+        (Query(where="rewrd > 1"), 'Candidate bindings: "reward"'),
         *(
             (Query(min=value), f"the least reward: got '{value}', expected a number such as 0.5")
             for value in ("abc", "nan", "1e999", "0x1")

@@ -18,18 +18,25 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.commands.filter.columns import Columns, category_name, is_of_group
-from gymdata.commands.filter.conditions import Expression, about, connection, evaluate, parse
+from gymdata.commands.filter.columns import Scores, category_name, evaluate, is_of_group
+from gymdata.commands.filter.conditions import Expression, about, connection
 from gymdata.commands.filter.settings import FilterConfig
 from gymdata.commands.filter.steps import Funnel, Step
-from gymdata.errors import RefusedError, UsageError, counted
+from gymdata.errors import DataError, RefusedError, UsageError, counted
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import taken
 from gymdata.store import StageOutput, files_of, resolve
-from gymdata.store.lineage import Paths, chosen_rows, common_identity, parents_of, refuse_other_settings
+from gymdata.store.lineage import (
+    Paths,
+    chosen_rows,
+    common_identity,
+    parents_of,
+    refuse_duplicates,
+    refuse_other_settings,
+)
 from gymdata.store.paths import RUN_JSON, files_apart, matches
 from gymdata.store.stage_output import described_by
 
@@ -117,8 +124,15 @@ def filter(
                 "there is nothing to filter by",
                 hint="give --where, --group-where, --dedupe, --best-n, --balance, --split-by task or several inputs",
             )
-        columns = Columns(sources, {name: e.where for e in expressions.values() for name in e.names})
-        kept, steps = _choose(config, expressions, columns)
+        con = stack.enter_context(connection())
+        scores = evaluate(con, expressions, sources)
+        rows = con.sql("SELECT row, rollout_id, task_id, group_id FROM rows").to_arrow_table()
+        if (np.diff(rows["row"].to_numpy()) < 0).any():
+            rows = rows.sort_by("row")
+        if not rows.num_rows:
+            raise DataError.empty(sources[0], "rollouts")
+        refuse_duplicates(rows, sources)
+        kept, steps = _choose(con, config, expressions, rows.num_rows)
         if not kept.any():
             reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in steps for reason, n in s.dropped.items())
             most = max(steps, key=lambda step: step.rows_in - step.rows_out)
@@ -127,12 +141,12 @@ def filter(
                 f"none of {counted(len(kept), 'rollout')} is left ({reasons})",
                 hint=f"nothing was written; loosen --{most.name}, which {dropped}",
             )
-        sides, task_ids = {"kept": kept}, columns.table["task_id"]
+        sides, task_ids = {"kept": kept}, rows["task_id"]
         if config.share is not None:
             test_tasks = split_tasks(task_ids.filter(pa.array(kept)).to_pylist(), config.share, config.seed)
             in_test = pc.is_in(task_ids, value_set=pa.array(sorted(test_tasks), pa.string())).to_numpy()
             sides = {"train": kept & ~in_test, "test": kept & in_test}
-        n_groups = steps[0].groups_in if steps else _distinct(columns.table["group_id"], kept)
+        n_groups = steps[0].groups_in if steps else _distinct(rows["group_id"], kept)
         report = FilterReport(
             rollouts_in=len(kept),
             rollouts_out=int(kept.sum()),
@@ -144,7 +158,18 @@ def filter(
             },
         )
         if out is not None:
-            _write(report, columns, sides, targets, sources, config, command, progress or NullProgress(), out)
+            _write(
+                report,
+                rows["rollout_id"],
+                scores,
+                sides,
+                targets,
+                sources,
+                config,
+                command,
+                progress or NullProgress(),
+                out,
+            )
         return report
 
 
@@ -154,49 +179,49 @@ def _distinct(ids: pa.ChunkedArray, mask: np.ndarray) -> int:
 
 def _expressions(config: FilterConfig) -> dict[str, Expression]:
     """What the steps take of each rollout, by its name in the table ``rows``."""
-    named = {f"where_{k}": parse(text, "--where") for k, text in enumerate(config.where)}
+    named = {f"where_{k}": Expression(text, "--where") for k, text in enumerate(config.where)}
     for k, text in enumerate(config.group_where):
-        condition = named[f"group_where_{k}"] = parse(text, "--group-where")
-        if name := next((name for name in condition.names if not is_of_group(name)), None):
+        condition = named[f"group_where_{k}"] = Expression(text, "--group-where")
+        if name := next((name for name in condition.names() if not is_of_group(name)), None):
             hint = f"its group has mean_{name}, min_{name}, max_{name}, std_{name} and sum_{name} of a number"
             raise UsageError(f"--group-where: {name!r} is no column of groups", hint=hint)
     if config.best_n:
-        named["score"] = parse(config.best_by, "--best-by", "number")
+        named["score"] = Expression(config.best_by, "--best-by", "number")
     if config.dedupe:
-        named["key"] = parse(_GENERATED, "--dedupe", "value")
+        named["key"] = Expression(_GENERATED, "--dedupe", "value")
     if config.balance:
-        quoted = category_name(config.balance).replace('"', '""')
-        named["category"] = parse(f'"{quoted}"', "--balance", "value")
+        category = category_name(config.balance)
+        path = category.split(".") if category.startswith("task.") else [category]
+        quoted = ".".join('"' + name.replace('"', '""') + '"' for name in path)
+        named["category"] = Expression(quoted, "--balance", "value")
     return named
 
 
 def _choose(
-    config: FilterConfig, expressions: Mapping[str, Expression], columns: Columns
+    con: Any, config: FilterConfig, expressions: Mapping[str, Expression], rows: int
 ) -> tuple[npt.NDArray[np.bool_], list[Step]]:
-    """Which rollouts are kept, and what each step did."""
+    """Which of the ``rows`` rollouts are kept, and what each step did."""
     if not expressions:
-        return np.ones(columns.table.num_rows, bool), []
-    # Ids decide between equals.
-    ids = ", rollout_id" if {"score", "key", "category"} & expressions.keys() else ""
-    with connection() as con, about("filter"):
-        evaluate(con, expressions, columns.source(con), f'row, "group", rollout_index{ids}')
+        return np.ones(rows, bool), []
+    with about("filter"):
         funnel = Funnel(con)
         categories = funnel.categories() if config.balance else []
         for name, expression in expressions.items():
             if expression.kind == "condition":
-                funnel.condition(expression.where.removeprefix("--"), expression.text, name)
+                funnel.condition(expression.where.removeprefix("--"), expression.line, name)
         if config.dedupe:
             funnel.dedupe(ranked="score" in expressions)
         if config.best_n:
-            funnel.best(config.best_n, expressions["score"].text)
+            funnel.best(config.best_n, expressions["score"].line)
         if config.balance:
             funnel.balance(category_name(config.balance), categories, config.seed)
-        return funnel.left(columns.table.num_rows), funnel.steps
+        return funnel.left(rows), funnel.steps
 
 
 def _write(
     report: FilterReport,
-    columns: Columns,
+    ids: pa.ChunkedArray,
+    scores: Scores,
     sides: dict[str, np.ndarray],
     targets: dict[str, Path],
     sources: Sequence[str | Path],
@@ -210,7 +235,7 @@ def _write(
 
         def batches(mask: np.ndarray = sides[side]) -> Iterator[pa.RecordBatch]:
             nonlocal done
-            for batch in chosen_rows(sources, ROLLOUTS, columns.table["rollout_id"], mask):
+            for batch in chosen_rows(sources, ROLLOUTS, ids, mask):
                 done += batch.num_rows
                 yield batch
                 progress.update(done=done, total=report.rollouts_out)
@@ -220,8 +245,8 @@ def _write(
     facts = {
         "command": list(command),
         "config": config.model_dump(mode="json"),
-        "parents": parents_of([*sources, *columns.scored_by]),
-        "scored_by": [taken(sources, name) for name in dict.fromkeys(columns.scores)],
+        "parents": parents_of([*sources, *scores.files]),
+        "scored_by": [taken(sources, name) for name in dict.fromkeys(scores.names)],
         "identity": common_identity(sources),
         "counts": {key: value for key, value in report.to_dict().items() if key != "files"},
     }

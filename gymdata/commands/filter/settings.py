@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import pydantic
@@ -41,12 +41,7 @@ class FilterConfig(Config):
     @pydantic.field_validator("where", "group_where", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return [value]
-        conditions = list(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else [value]
-        if not all(isinstance(condition, str) for condition in conditions):
-            raise ValueError('a condition as text, such as "reward > 0.5", or a list of them')
-        return conditions
+        return [value] if isinstance(value, str) else value
 
     @property
     def share(self) -> float | None:

@@ -12,11 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import xxhash
-
-#: Ids that are Python objects at a time, because they take three times as much.
-_TEXTS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +29,8 @@ class Step:
 
 
 class Funnel:
-    """The table ``rows`` of a DuckDB connection, from which steps delete: ``row``, ``rollout_id``, ``rollout_index``,
-    ``group`` (a number) and what steps need. ``steps``: how many rows each dropped, and why."""
+    """The table ``rows`` of a DuckDB connection, from which steps delete: ``row``, ``rollout_id``, ``group_id``,
+    ``rollout_index`` and what steps need. ``steps``: how many rows each dropped, and why."""
 
     def __init__(self, con: Any) -> None:
         self.steps: list[Step] = []
@@ -50,21 +45,20 @@ class Funnel:
         """Of the rows of a group with equal ``key``, keep the one with the highest ``score`` (if ``ranked``). A row without
         a key duplicates no other row."""
         order = ["score DESC NULLS LAST", "rollout_index"] if ranked else ["rollout_index"]
-        double = _after_first(1, "FROM rows WHERE key IS NOT NULL", ['"group"', "key"], order)
+        double = _after_first(1, "FROM rows WHERE key IS NOT NULL", ["group_id", "key"], order)
         self._drop("dedupe", "same generated tokens in its group", {"same as another of its group": double})
 
     def best(self, n: int, by: str) -> None:
         """Keep the ``n`` rows of each group with the highest ``score``; those without one go. Ties go to the lower index."""
-        beyond = _after_first(n, "FROM rows", ['"group"'], ["score DESC", "rollout_index"])
+        beyond = _after_first(n, "FROM rows", ["group_id"], ["score DESC", "rollout_index"])
         self._drop("best-n", f"{n} by {by}", {f"no {by}": "score IS NULL", f"not among the best {n}": beyond})
 
     def balance(self, by: str, had: Sequence[str], seed: int) -> None:
         """Keep as many rows of every ``category`` as the rarest one has left, drawn by a seeded hash of their ids. ``had``:
         the categories of the input, also those of which no row is left."""
-        self._draw(seed)
         counts = dict(self._all("SELECT category::VARCHAR, count(*) FROM rows WHERE category IS NOT NULL GROUP BY 1"))
         least = min(counts.values(), default=0)
-        over = _after_first(least, "FROM rows JOIN drawn USING (row)", ["category"], ["number"])
+        over = _after_first(least, "FROM rows", ["category"], [f"md5('{seed} ' || rollout_id)"])
         notes = [f"{category}: {n:,} before" for category, n in sorted(counts.items())]
         notes += [f"{category}: none was left" for category in sorted(set(had) - counts.keys())]
         reasons = {f"no {by}": "category IS NULL", f"over the {least:,} of the rarest": over}
@@ -88,22 +82,9 @@ class Funnel:
         dropped = {reason: n for reason, n in deleted.items() if n}
         self.steps.append(Step(name, detail, rows_in, rows_out, groups_in, groups_out, dropped, list(notes)))
 
-    def _draw(self, seed: int) -> None:
-        """Make the table ``drawn``: a random number for each row, determined by its rollout's id and the seed."""
-        ids = self._con.sql("SELECT row, rollout_id FROM rows").to_arrow_reader(_TEXTS)
-        drawn = pa.schema([("row", pa.int64()), ("number", pa.uint64())])
-        batches = [
-            pa.RecordBatch.from_arrays(
-                [rows, pa.array([xxhash.xxh3_64_intdigest(t.encode(), seed) for t in texts.to_pylist()], pa.uint64())],
-                schema=drawn,
-            )
-            for rows, texts in ids
-        ]
-        self._con.register("drawn", pa.Table.from_batches(batches, drawn))
-
     def _counts(self) -> tuple[int, int]:
         """How many rows are left, of how many groups."""
-        rows, groups = self._all('SELECT count(*), count(DISTINCT "group") FROM rows')[0]
+        rows, groups = self._all("SELECT count(*), count(DISTINCT group_id) FROM rows")[0]
         return rows, groups
 
     def _all(self, sql: str) -> list[Any]:

@@ -1,13 +1,11 @@
 """One SELECT over files, run by DuckDB in this process.
 
-Invariants: the statement can only read, and only the given files; an error in the SQL lists the views and columns that
-exist.
+Invariants: the statement can only read, and only the given files; an error in the SQL says which views there are.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -16,8 +14,7 @@ from typing import Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from gymdata.commands.query.guard import check_statement
-from gymdata.commands.query.views import Views, find_files
+from gymdata.commands.query.views import Views, find_files, said
 from gymdata.errors import DataError, GymdataError, UsageError, first_line
 
 T = TypeVar("T")
@@ -62,7 +59,7 @@ def run_statement(sql: str, paths: Sequence[str], *, as_json: bool = False) -> I
         except duckdb.OutOfMemoryException as error:
             raise MemoryError(first_line(error)) from error
         except duckdb.Error as error:
-            raise _explain(error, views, sql) from error
+            raise _explain(error, views) from error
         except OSError as error:
             # What DuckDB raises while batches are fetched arrives as Arrow's OSError, which has no errno; a real one
             # (a closed pipe, a full disk) is not about the SQL.
@@ -74,7 +71,7 @@ def run_statement(sql: str, paths: Sequence[str], *, as_json: bool = False) -> I
 
 
 def _started(views: Views, sql: str, as_json: bool) -> pa.RecordBatchReader:
-    check_statement(views.con, sql)
+    _check(views.con, sql)
     views.prepare(sql)
     result = views.con.sql(sql)
     if result is None:
@@ -86,45 +83,39 @@ def _started(views: Views, sql: str, as_json: bool) -> pa.RecordBatchReader:
     return reader
 
 
-def _explain(error: duckdb.Error, views: Views, sql: str) -> GymdataError:
+def _check(con: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Raises UsageError unless ``sql`` is one statement that only reads."""
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError.bad_value("SQL", ascii(sql[error.start : error.start + 1]), "text in UTF-8") from error
+    statements = con.extract_statements(sql)
+    if len(statements) != 1:
+        raise UsageError.bad_value("SQL", f"{len(statements)} statements", "one SELECT")
+    kinds = duckdb.StatementType
+    with contextlib.suppress(ValueError):  # DuckDB's bindings do not know all of its statements
+        if statements[0].type in (kinds.SELECT, kinds.EXPLAIN, kinds.MULTI):  # a PIVOT is several
+            return
+    hint = "`-o FILE.parquet` writes the result of a SELECT"
+    raise UsageError("SQL: got another statement, expected a SELECT: query only reads", hint=hint)
+
+
+def _explain(error: duckdb.Error, views: Views) -> GymdataError:
     if views.fault is not None:
         return views.fault
-    message = first_line(error)
+    message, hint = said(error), None
     if isinstance(error, duckdb.PermissionException):
-        return UsageError(f"SQL: {message}", hint="a query reads only the files that are given after it")
-    if (unread := _unread(error, views)) is not None:
+        hint = "a query reads only the files that are given after it"
+    elif (unread := _unread(error, views)) is not None:
         return unread
-    if isinstance(error, duckdb.IOException):
+    elif isinstance(error, duckdb.IOException):
         return DataError(f"SQL: {message}")
-    # The list of views helps with an unknown name, not with a syntax error.
-    if not isinstance(error, (duckdb.BinderException, duckdb.CatalogException)):
-        return UsageError(f"SQL: {message}")
-    try:
-        by_view = views.columns()
-    except duckdb.Error:
-        # A file whose columns do not fit the views.
-        return UsageError(f"SQL: {message}")
-    missing = re.search(r"(?:named?|column|with name) \"?([\w.]+)\"? ?(?:does not exist|not found|!)", message)
-    name = missing[1].rpartition(".")[2] if missing else ""
-    # A column is missing in the views that the statement reads, a view among all.
-    read = {view: columns for view, columns in by_view.items() if re.search(rf"\b{view}\b", sql, re.IGNORECASE)}
-    elsewhere = isinstance(error, duckdb.CatalogException) or any(name in names for names in by_view.values())
-    searched = by_view if elsewhere else read or by_view
-    words = [*searched, *(column for columns in searched.values() for column in columns)]
-    near = difflib.get_close_matches(name, words, n=1, cutoff=0.6) if name else []
-    candidates = {view: names for view, names in searched.items() if {view, *names}.intersection(near)} or searched
-    listing = "\n".join(f"  {view}: {', '.join(columns)}" for view, columns in candidates.items())
-    if other_views := [view for view in by_view if view not in candidates]:
-        listing += f"\n  other views: {', '.join(other_views)}"
-    guess = f"did you mean {near[0]!r}? " if near else ""
-    if name in near:
-        return UsageError(f"SQL: {message}", hint=f"{name} is a column of {', '.join(candidates)}")
-    if of_text := re.match(r"Binder Error: Cannot extract field '(\w+)' from expression \"(task|extra)\"", message):
-        # Written as in conditions.
-        guess = f"{of_text[2]} is JSON text: {of_text[2]}->>'{of_text[1]}' is the text of a field; "
-    if isinstance(error, duckdb.CatalogException) and name in _WRITERS:
-        guess = f"`{_WRITERS[name]}` writes this table, which these files have not; "
-    return UsageError(f"SQL: {message}", hint=f"{guess}available views:\n{listing}")
+    elif isinstance(error, (duckdb.BinderException, duckdb.CatalogException)):
+        missing = next((name for name in _WRITERS if f"with name {name} does not exist" in message), None)
+        written = f"`{_WRITERS[missing]}` writes this table, which these files have not; " if missing else ""
+        described = f"`DESCRIBE {views.names[0]}` lists its columns; of JSON text, task->>'level' is a field"
+        hint = f"{written}views: {', '.join(views.names)}; {described}"
+    return UsageError(f"SQL: {message}", hint=hint)
 
 
 def _unread(error: BaseException, views: Views) -> DataError | None:

@@ -18,12 +18,12 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.commands.query.guard import lock
-from gymdata.errors import DataError, GymdataError, abridged, counted, json_value
+from gymdata.errors import DataError, GymdataError, abridged, counted
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, check_version
 from gymdata.store.fetch import fetched
-from gymdata.store.formats import format_of
+from gymdata.store.formats import first_values, format_of
 from gymdata.store.journal import FAILURES
+from gymdata.store.lines import row_lines
 from gymdata.store.paths import RUN_JSON, Source, matches, read_facts, resolve
 from gymdata.store.reading import check_source, same_content, warn
 
@@ -106,7 +106,9 @@ def _table_of(source: Source) -> str:
             return name
         needed = {table.name: table.required() for table in TABLES.values()}
     else:
-        columns = _first_keys(source)
+        if next(row_lines(source), None) is None:
+            raise DataError.empty(source.path, "rows of a gymdata table")
+        columns = next((list(row) for row in first_values(source) if isinstance(row, dict)), [])
         needed = {
             table.name: [n for n in table.required() if not table.schema.field(n).nullable] for table in TABLES.values()
         }
@@ -114,27 +116,7 @@ def _table_of(source: Source) -> str:
     candidates = [name for name, required in needed.items() if set(required) <= set(columns)]
     if candidates:
         return max(candidates, key=lambda name: len(needed[name]))
-    near = max(needed, key=lambda name: len(set(needed[name]) & set(columns)) / len(needed[name]))
-    lacks = [name for name in needed[near] if name not in columns]
-    close = len(lacks) <= len(needed[near]) / 2
-    raise DataError(
-        f"{where}: holds none of gymdata's tables (it has {abridged(columns[:8]) or 'nothing'})",
-        hint=f"for {near} it lacks {abridged(lacks)}" if close else None,
-    )
-
-
-def _first_keys(source: Source) -> list[str]:
-    from gymdata.store.lines import decode, row_lines
-
-    for number, line in row_lines(source):
-        try:
-            row = decode(line)
-        except ValueError as error:
-            raise DataError.bad_row(source.path, number, None, f"no JSON ({error})", "a row") from error
-        if isinstance(row, dict):
-            return list(row)
-        raise DataError.bad_row(source.path, number, None, json_value(row), "an object")
-    raise DataError.empty(source.path, "rows of a gymdata table")
+    raise DataError(f"{where}: holds none of gymdata's tables (it has {abridged(columns[:8]) or 'nothing'})")
 
 
 class Views:
@@ -204,17 +186,10 @@ class Views:
         self._make(self.names, rewards=True, prompts=True)
         self.con.execute(_FIND_IDS)
 
-    def columns(self) -> dict[str, dict[str, str]]:
-        """Each view's columns and their types."""
-        with Views(self.files) as fresh:
-            fresh._make(fresh.names, rewards=True, prompts=True)
-            descriptions = {name: fresh.con.execute(f"DESCRIBE {name}").fetchall() for name in fresh.names}
-        return {name: {row[0]: row[1] for row in rows} for name, rows in descriptions.items()}
-
     def _make(self, names: Iterable[str], *, rewards: bool, prompts: bool) -> None:
         for name in names:
             if name == "failures":
-                self._add("failures", _failures(self.files.folders))
+                self._add("failures", failures(self.files.folders))
             elif name in ("turns", "messages"):
                 self._base("rollouts", rewards)
                 packed = ", ".join(f"{_text(field)}: x.{field}" for field in _UDF_FIELDS)
@@ -279,7 +254,7 @@ class Views:
     def _without_nan(self, body: str) -> str:
         """``body`` with NULL for NaN, which DuckDB sorts above all numbers and which makes every mean NaN."""
         rows = self.con.sql(body)
-        values = zip(rows.columns, map(_known, map(_quoted, rows.columns), rows.types), strict=True)
+        values = zip(rows.columns, map(known, map(_quoted, rows.columns), rows.types), strict=True)
         replaced = [f"{sql} AS {_quoted(name)}" for name, sql in values if sql != _quoted(name) and name != "turns"]
         return f"SELECT * REPLACE ({', '.join(replaced)}) FROM ({body})" if replaced else body
 
@@ -297,10 +272,12 @@ class Views:
 
     def _warn_of_copies(self, names: Iterable[str]) -> None:
         """Rows that several paths give are counted as often."""
+        from gymdata.store.tables import has_rows
+
         tables = {"rollouts" if name in ("turns", "messages") else name for name in names}
         for name in tables & set(self.files.by_table):
             files = self.files.by_table[name]
-            for path, copy in same_content(s.path for s in files if s.kind != "parquet" or _has_rows(s.path)):
+            for path, copy in same_content(s.path for s in files if len(files) > 1 and has_rows(s, TABLES[name])):
                 warn(f"{copy} holds the same bytes as {path}: their {name} are counted twice")
         for path, copy in same_content(f / FAILURES for f in self.files.folders if "failures" in tables):
             warn(f"{copy} holds the same bytes as {path}: their failures are counted twice")
@@ -345,20 +322,32 @@ def _selects_all(text: str) -> bool:
     return re.search(r"(?:^|[(;]|\b(?:all|union|except|intersect|name))\s*(?:from|table)\b", text) is not None
 
 
+def lock(con: duckdb.DuckDBPyConnection) -> None:
+    """From now on SQL on ``con`` can only read what is registered, no file (but DuckDB's own for what does not fit in
+    memory) and no network, and cannot change settings."""
+    con.execute("SET enable_external_access=false")
+    con.execute("SET lock_configuration=true")
+
+
+def said(error: duckdb.Error) -> str:
+    """What DuckDB says, without the line of the statement."""
+    return " ".join(str(error).partition("\n\nLINE")[0].split())
+
+
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _known(sql: str, kind: Any) -> str:
+def known(sql: str, kind: Any) -> str:
     """``sql``, a value of the DuckDB type ``kind``, with NULL for each NaN in it."""
     if kind.id in ("float", "double"):
         # Not isnan: there DuckDB's reader of Parquet believes a file's statistics, which know nothing of NaN.
         return f"CASE WHEN isfinite({sql}) OR isinf({sql}) THEN {sql} END"
-    if kind.id == "list" and (inner := _known("x", kind.child)) != "x":
+    if kind.id == "list" and (inner := known("x", kind.child)) != "x":
         return f"list_transform({sql}, lambda x: {inner})"
     if kind.id == "struct":
         fields = [(name, f"{sql}.{_quoted(name)}", child) for name, child in kind.children]
-        packed = [f"{_text(name)}: {_known(field, child)}" for name, field, child in fields]
+        packed = [f"{_text(name)}: {known(field, child)}" for name, field, child in fields]
         if packed != [f"{_text(name)}: {field}" for name, field, _ in fields]:
             return "{" + ", ".join(packed) + "}"
     return sql
@@ -385,24 +374,14 @@ _MESSAGES_VIEW = f"""SELECT {_KEYS}, position, m.* FROM (
   SELECT {_KEYS}, unnest(range(len(messages)))::INTEGER AS position, unnest(messages) AS m FROM rollouts)"""
 
 
-def _has_rows(path: Path) -> bool:
-    """Whether a Parquet file has rows; a file that cannot be read is reported where its rows are read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return bool(pq.read_metadata(path).num_rows)
-    except (pa.ArrowInvalid, OSError):
-        return True
-
-
-def _failures(folders: Sequence[Path]) -> pa.Table:
+def failures(paths: Iterable[str | Path]) -> pa.Table:
+    """What failed in the attempts at rollouts under ``paths``."""
     import orjson
     import pyarrow as pa
 
     from gymdata.store.journal import read_failures
 
-    rows = [record for folder in folders for record in read_failures(folder)]
+    rows = [record for path in paths for record in read_failures(path)]
     columns: dict[str, pa.Array] = {}
     for name in _FAILURE_TEXT:
         values = (row.get(name) for row in rows)

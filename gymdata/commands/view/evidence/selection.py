@@ -15,12 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.commands.filter.columns import TEXTS, Columns, Stored
-from gymdata.commands.filter.conditions import connection, evaluate, parse
+from gymdata.commands.filter.columns import TEXTS, Rollouts, evaluate
+from gymdata.commands.filter.conditions import Expression, connection
 from gymdata.commands.report.rollouts import Rewards, codes_of
 from gymdata.commands.report.sampling import mixed
 from gymdata.commands.view.evidence.tables import Snapshot
 from gymdata.errors import GymdataError, UsageError
+from gymdata.rollouts.schema import AGENTS
 from gymdata.stats import paired_difference_ci
 from gymdata.texts import command_line
 
@@ -140,7 +141,7 @@ class Query:
         criteria: list[str] = []
         for text in self.conditions():
             with contextlib.suppress(GymdataError):
-                names = parse(text, "filter").names
+                names = Expression(text, "filter").names()
                 criteria += [name for name in names if name not in _GIVEN and not name.startswith("task.")]
         return list(dict.fromkeys(criteria))
 
@@ -298,11 +299,9 @@ def _passing(snapshot: Snapshot, query: Query) -> Rows:
     texts = query.conditions()
     if not texts or not len(snapshot):
         return np.arange(len(snapshot))
-    expressions = {f"where_{k}": parse(text, "filter") for k, text in enumerate(texts)}
-    named = {name: "filter" for expression in expressions.values() for name in expression.names}
-    columns = Columns(snapshot.paths, named, Stored(snapshot.columns, snapshot.batches))
+    expressions = {f"where_{k}": Expression(text, "filter") for k, text in enumerate(texts)}
     with connection() as con:
-        evaluate(con, expressions, columns.source(con))
+        evaluate(con, expressions, snapshot.paths, Rollouts(lambda names: snapshot.batches(AGENTS, names)))
         passing = " AND ".join(expressions)
         rows: Rows = con.sql(f"SELECT row FROM rows WHERE {passing} ORDER BY row").to_arrow_table()["row"].to_numpy()
     # The texts of all rollouts may have been read.

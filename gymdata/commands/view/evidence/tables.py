@@ -163,17 +163,19 @@ class Snapshot(Rows):
         file = self.file_number(number)
         return whole_row(self.files[file], number - int(self.starts[file]))
 
-    def columns(self, names: Sequence[str]) -> pa.Table:
-        """Key columns with the schema's own types."""
-        return self.table.select(list(names)).cast(pa.schema([ROLLOUTS.schema.field(n) for n in names]))
-
     def batches(self, table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Some columns of all rows, in their order."""
+        """Some columns of all rollouts, in their order; ``reward`` is that of ``table``."""
+        names, first = list(columns), 0
+        if set(names) <= set(KEYS[ROLLOUTS.name]):
+            schema = pa.schema([ROLLOUTS.schema.field(name) for name in names])
+            yield from self.table.select(names).cast(schema).to_batches()
+            return
         for file in self.files:
-            held = file.held
-            yield from (
-                scan_batches(file.source.path, table, columns) if held is None else held.select(columns).to_batches()
-            )
+            path, held = file.source.path, file.held
+            for batch in scan_batches(path, table, names) if held is None else held.select(names).to_batches():
+                rewards = self.table["reward"].slice(first, batch.num_rows).combine_chunks()
+                first += batch.num_rows
+                yield batch.set_column(names.index("reward"), "reward", rewards) if "reward" in names else batch
 
 
 class Tables:
