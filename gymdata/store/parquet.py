@@ -1,19 +1,28 @@
-"""Opening Parquet files."""
+"""Opening and reading Parquet files.
+
+Invariants: a page is read only when its checksum agrees (pages without one, which other programs write, cannot be verified);
+a file has as many rows as its footer says; what cannot be read is an error with the file and its row group.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gymdata.errors import DataError, counted
+
 
 def parquet_file(path: str | Path, **options: Any) -> pq.ParquetFile:
     """``pyarrow.parquet.ParquetFile`` of a path. Raises pa.ArrowException or OSError for what cannot be read."""
     try:
         # pyarrow takes a relative name with a colon for a URL.
-        return pq.ParquetFile(Path(path).absolute(), **options)
+        return pq.ParquetFile(Path(path).absolute(), page_checksum_verification=True, **options)
     except UnicodeDecodeError as error:
         raise pa.ArrowInvalid(f"the name of a column is not UTF-8 ({error})") from error
 
@@ -21,4 +30,62 @@ def parquet_file(path: str | Path, **options: Any) -> pq.ParquetFile:
 def parquet_schema(path: str | Path) -> pa.Schema:
     """The columns of a Parquet file. Raises as ``parquet_file``."""
     with parquet_file(path) as file:
+        return file.schema_arrow
+
+
+@contextlib.contextmanager
+def opened_parquet(path: Path, footer: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
+    """A Parquet file, open; ``footer``: when it was read before. Raises DataError for what of it pyarrow cannot read."""
+    try:
+        with parquet_file(path, metadata=footer) as file:
+            # A row group's columns stay untouched here: pyarrow ends the process over some damage in what describes them.
+            if footer is None and sum(group_rows(file.metadata)) != file.metadata.num_rows:
+                raise DataError.damaged(path, "its row groups do not have as many rows as its footer says")
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise broken_parquet(path, error) from error
+
+
+def group_rows(footer: pq.FileMetaData) -> list[int]:
+    """The rows of each row group."""
+    return [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
+
+
+def group_batches(
+    file: pq.ParquetFile, path: Path, index: int, size: int, columns: Sequence[str], *, threads: bool = True
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one row group, ``size`` at a time: a reader of all groups, and a dataset's scanner even more, holds more
+    the longer the file is. Raises DataError for a damaged page, and for a column that ends early, as a damaged footer makes
+    it."""
+    n_read, expected = 0, file.metadata.row_group(index).num_rows
+    try:
+        for batch in file.iter_batches(size, row_groups=[index], columns=columns, use_threads=threads):
+            n_read += batch.num_rows
+            yield batch
+    except (pa.ArrowException, OSError) as error:
+        raise broken_parquet(path, error, f"row group {index}: ") from error
+    if n_read != expected:
+        raise DataError.damaged(path, f"row group {index}: {n_read:,} of {counted(expected, 'row')} can be read")
+
+
+def broken_parquet(path: Path, error: Exception, where: str = "") -> DataError:
+    """The error of a Parquet file that pyarrow could not read. ``where``: what begins its reason."""
+    if isinstance(error, MemoryError):
+        # Arrow's prefix, which has no information.
+        raise error
+    if re.search("bad_alloc|allocat|out of memory|malloc", str(error), re.IGNORECASE):
+        raise MemoryError(str(error)) from error
+    if not path.exists():
+        return DataError.missing_path(path)
+    if path.stat().st_size == 0:
+        return DataError.empty(path, "a Parquet file")
+    why = (str(error).splitlines() or [type(error).__name__])[0]
+    if "checksum" in why:
+        return DataError.damaged(path, f"{where}the checksum of a page does not match ({why})")
+    return DataError.unreadable(path, f"{where}{why}", "the file is cut off or damaged, or not Parquet: write it again")
+
+
+def schema_of(path: Path) -> pa.Schema:
+    """The columns of a Parquet file. Raises DataError for a file that pyarrow cannot read."""
+    with opened_parquet(path) as file:
         return file.schema_arrow

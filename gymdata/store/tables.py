@@ -7,7 +7,6 @@ under a temporary name and appears whole; what is read has exactly the types of 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -35,7 +34,7 @@ from gymdata.store.formats import format_of, head
 from gymdata.store.journal import Line, lines_of
 from gymdata.store.lines import RepeatedKeyError, decode, decode_row, row_lines
 from gymdata.store.lock import is_held
-from gymdata.store.parquet import parquet_file
+from gymdata.store.parquet import group_batches, opened_parquet, schema_of
 from gymdata.store.paths import RUN_JSON, Source, read_facts, resolve, sealed
 from gymdata.store.reading import check_source, report_lines, warn
 from gymdata.store.run_json import replacing
@@ -379,7 +378,7 @@ def _parquet_parts(
         return Fault("file", error.code or "S101", row, where, table, error.message, raised=error)
 
     try:
-        with opened_parquet(source.path, page_checksum_verification=True) as file:
+        with opened_parquet(source.path) as file:
             wanted = list(read.schema.names if names is None else names)
             yield from (faults := _schema_faults(file.schema_arrow, table, read, wanted, where, names is None))
             # What is left of them when a column is lost.
@@ -387,16 +386,12 @@ def _parquet_parts(
             columns = [n for n in wanted if n not in lost and (names is not None or n in file.schema_arrow.names)]
             if any(fault.misfit is None and fault.kind == "file" for fault in faults):
                 return
-            for batch in _decoded(file, known_leaves(file, columns, read), batch_size, threads):
+            for batch in _decoded(file, source.path, known_leaves(file, columns, read), batch_size, threads):
                 try:
                     yield from _shaped_parts(batch, read, columns, where, row)
                 except DataError as error:
                     yield of_file(error)
                 row += batch.num_rows
-            if row != file.metadata.num_rows:  # a damaged footer makes a column shorter than the others
-                yield of_file(
-                    DataError.damaged(where, f"{row:,} of {counted(file.metadata.num_rows, 'row')} can be read")
-                )
     except DataError as error:
         yield of_file(error)
 
@@ -435,9 +430,10 @@ def _schema_faults(
     return faults
 
 
-def _decoded(file: pq.ParquetFile, leaves: list[str], batch_size: int, threads: bool) -> Iterator[pa.RecordBatch]:
-    """Row group by row group: a reader of them all, and a dataset's scanner even more, holds more the longer the file is;
-    of a giant one fewer rows at once."""
+def _decoded(
+    file: pq.ParquetFile, path: Path, leaves: list[str], batch_size: int, threads: bool
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all row groups, of a giant one fewer at once."""
 
     def read() -> Generator[pa.RecordBatch]:
         for index in range(file.num_row_groups):
@@ -445,7 +441,7 @@ def _decoded(file: pq.ParquetFile, leaves: list[str], batch_size: int, threads: 
             rows = batch_size
             if group.total_byte_size > _GIANT_BYTES:
                 rows = min(rows, max(1, group.num_rows * _STREAM_BYTES // group.total_byte_size))
-            yield from file.iter_batches(rows, row_groups=[index], columns=leaves, use_threads=threads)
+            yield from group_batches(file, path, index, rows, leaves, threads=threads)
 
     # Closed before the file, because its thread may still be reading ahead.
     with contextlib.closing(ahead(read(), _BATCHES_AHEAD) if threads else read()) as decoded:
@@ -520,36 +516,3 @@ def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str
             raise DataError(f"{where}: column {name!r} of {table.name} has {counted(column.null_count, 'null value')}")
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=table.metadata))
-
-
-def schema_of(path: Path) -> pa.Schema:
-    """The columns of a Parquet file. Raises DataError for a file that pyarrow cannot read."""
-    with opened_parquet(path) as file:
-        return file.schema_arrow
-
-
-@contextlib.contextmanager
-def opened_parquet(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
-    """A Parquet file, open. Raises DataError for what of it pyarrow cannot read."""
-    try:
-        with parquet_file(path, **options) as file:
-            yield file
-    except (pa.ArrowException, OSError) as error:
-        raise broken_parquet(path, error) from error
-
-
-def broken_parquet(path: Path, error: Exception) -> DataError:
-    """The error of a Parquet file that pyarrow could not read."""
-    if isinstance(error, MemoryError):
-        # Arrow's prefix, which has no information.
-        raise error
-    if re.search("bad_alloc|allocat|out of memory|malloc", str(error), re.IGNORECASE):
-        raise MemoryError(str(error)) from error
-    if not path.exists():
-        return DataError.missing_path(path)
-    if path.stat().st_size == 0:
-        return DataError.empty(path, "a Parquet file")
-    why = (str(error).splitlines() or [type(error).__name__])[0]
-    if "checksum" in why:
-        return DataError.damaged(path, f"the checksum of a page does not match ({why})")
-    return DataError.unreadable(path, why, "the file is cut off or damaged, or not Parquet: write it again")

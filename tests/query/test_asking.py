@@ -11,7 +11,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.commands.query.saved import SAVED
-from gymdata.store.tables import broken_parquet
+from gymdata.store.parquet import broken_parquet
 from tests.rollout_files import rollout, two_turns, write_run
 
 

@@ -14,7 +14,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, GymdataError
-from gymdata.store import hash_file, partial_reads, read_failures, read_run_json, read_table, write_run_json
+from gymdata.store import hash_file, read_failures, read_run_json, read_table, write_run_json
 from gymdata.store.journal import line_of
 from gymdata.store.lines import encode
 from gymdata.store.reading import DataWarning, reading
@@ -137,38 +137,14 @@ def test_a_damaged_footer_is_said_by_every_command(
 
 
 def test_a_damaged_page_ends_a_query_with_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the file and the checksum; a query of other columns still has its answer."""
+    """The error names the file, the row group and the checksum; a query of other columns still has its answer."""
     alone = tmp_path / "alone.parquet"
     damaged(described(tmp_path / "run") / "rollouts" / "part-00000.parquet", alone, "reward")
     assert main(["query", "SELECT avg(reward) FROM rollouts", str(alone)]) == 1
-    assert f"{alone}: is damaged: the checksum of a page does not match" in capsys.readouterr().err
+    assert f"{alone}: is damaged: row group 0: the checksum of a page does not match" in capsys.readouterr().err
     assert main(["query", "SELECT count(*) FROM turns", str(alone)]) == 0
-    with pytest.raises(DataError, match="checksum"):
+    with pytest.raises(DataError, match="row group 0: the checksum"):
         read_table(alone, columns=["reward"])
-
-
-@pytest.mark.parametrize(
-    "sql", ["SELECT avg(reward) AS r FROM rollouts", "SELECT task_id FROM rollouts WHERE reward > 0"]
-)
-def test_a_file_that_is_replaced_during_a_query_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
-) -> None:
-    """What cannot be read, and is whole when it is looked at again, was replaced: the error says so, and blames no SQL."""
-    whole = described(tmp_path / "run") / "rollouts" / "part-00000.parquet"
-    alone = tmp_path / "alone.parquet"
-    damaged(whole, alone, "reward")
-    look = partial_reads.first_broken
-
-    def replaced(files: list[Path]) -> DataError | None:
-        alone.write_bytes(whole.read_bytes())
-        return look(files)
-
-    monkeypatch.setattr(partial_reads, "first_broken", replaced)
-    with pytest.raises(DataError) as error:
-        gymdata.query(sql, alone)
-    assert str(error.value).startswith(f"{alone}: was replaced or changed while it was read")
-    assert "run the command again" in str(error.value)
-    gymdata.query(sql, alone)
 
 
 def test_statistics_are_not_taken_for_values(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def run_statement(sql: str, paths: Sequence[str], *, as_json: bool = False) -> I
                 raise
             if re.search("out of memory|bad_alloc|malloc of", str(error), re.IGNORECASE):
                 raise MemoryError(first_line(error)) from error
-            raise views.fault or _unread(error, views) or UsageError(f"SQL: {first_line(error)}") from error
+            raise views.fault or UsageError(f"SQL: {first_line(error)}") from error
 
 
 def _started(views: Views, sql: str, as_json: bool) -> pa.RecordBatchReader:
@@ -106,8 +106,6 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
     message, hint = said(error), None
     if isinstance(error, duckdb.PermissionException):
         hint = "a query reads only the files that are given after it"
-    elif (unread := _unread(error, views)) is not None:
-        return unread
     elif isinstance(error, duckdb.IOException):
         return DataError(f"SQL: {message}")
     elif isinstance(error, (duckdb.BinderException, duckdb.CatalogException)):
@@ -116,9 +114,3 @@ def _explain(error: duckdb.Error, views: Views) -> GymdataError:
         described = f"`DESCRIBE {views.names[0]}` lists its columns; of JSON text, task->>'level' is a field"
         hint = f"{written}views: {', '.join(views.names)}; {described}"
     return UsageError(f"SQL: {message}", hint=hint)
-
-
-def _unread(error: BaseException, views: Views) -> DataError | None:
-    """The error of the file that could not be read, when DuckDB failed on it: DuckDB's message has neither name nor
-    reason."""
-    return views.broken() if "stream" in str(error) or "page" in str(error) else None

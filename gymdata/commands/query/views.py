@@ -96,7 +96,7 @@ def _table_of(source: Source) -> str:
     if foreign is not None:
         return ROLLOUTS.name
     if source.kind == "parquet":
-        from gymdata.store.tables import schema_of
+        from gymdata.store.parquet import schema_of
 
         schema = schema_of(source.path)
         columns = schema.names
@@ -262,13 +262,6 @@ class Views:
     def fault(self) -> GymdataError | None:
         """A gymdata error that was raised inside DuckDB, which keeps only its text."""
         return self._fault or next((data.fault for data in self._scanned if data.fault is not None), None)
-
-    def broken(self) -> DataError | None:
-        """The file that cannot be read, when that is why a query failed."""
-        from gymdata.store.partial_reads import first_broken
-
-        sources = (source for of_table in self.files.by_table.values() for source in of_table)
-        return first_broken([source.path.resolve() for source in sources if source.kind == "parquet"])
 
     def _warn_of_copies(self, names: Iterable[str]) -> None:
         """Rows that several paths give are counted as often."""

@@ -149,7 +149,7 @@ def _sources(path: Path, table: Table) -> list[Source]:
 
 def stage_table(path: Path) -> str | None:
     """The stage table that a Parquet file holds: by its metadata, else by its columns; None for rollouts."""
-    from gymdata.store.tables import schema_of
+    from gymdata.store.parquet import schema_of
 
     if path.suffix != ".parquet" or not path.is_file():
         return None
