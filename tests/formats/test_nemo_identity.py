@@ -131,6 +131,28 @@ def test_import_export_import_is_the_identity(tmp_path: Path, rows: list[dict[st
         assert ours.get("mask_sample") == theirs.get("mask_sample")
 
 
+def test_calls_without_ids_are_not_those_of_the_message_before_them(tmp_path: Path) -> None:
+    """A reasoning alone has the ids of its model call; the call after it is of another one, whose ids are not known."""
+    lists = {"prompt_token_ids": [1, 5], "generation_token_ids": [7, 2], "generation_log_probs": [-0.5, -0.25]}
+    output = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Add."}], **lists},
+        {"type": "function_call", "name": "add", "arguments": '{"a": 2}', "call_id": "c"},
+        {"type": "function_call_output", "call_id": "c", "output": "5"},
+    ]
+    row = {"responses_create_params": {"input": "2+3?"}, "response": {"output": output}, "reward": 1.0}
+    (first,) = imported(write_lines(tmp_path / "source.jsonl", [row]), tmp_path / "run")
+    messages = [(m["role"], m["content"] or "", m["reasoning"], m["tool_calls"], m["turn"]) for m in first["messages"]]
+    call = '[{"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]'
+    assert messages == [
+        ("user", "2+3?", None, None, None),
+        ("assistant", "", "Add.", None, 0),
+        ("assistant", "", None, call, None),
+        ("tool", "5", None, None, None),
+    ]
+    gymdata.export(tmp_path / "run", tmp_path / "back.jsonl", "nemo-gym")
+    assert same(told(imported(tmp_path / "back.jsonl", tmp_path / "again")), told([first]))
+
+
 def test_a_rollout_that_another_program_masked_is_masked_for_nemo_gym(tmp_path: Path) -> None:
     """Its number would be trained there otherwise."""
     row = {"input_prompt": "q", "output_response": "a", "score": 1.0, "stop_reason": "abort", "env_class": "e"}

@@ -87,13 +87,20 @@ def _output(messages: Sequence[Message], first: int, row: RolloutRow) -> tuple[l
     turns, prompts = row["turns"], prompts_of(row)
     output: list[JsonObject] = []
     placed: set[int] = set()
-    for number, item in items_of(messages, first):
-        if number is not None and 0 <= number < len(turns) and number not in placed:
-            placed.add(number)
-            turn = turns[number]
-            item |= {PROMPT: prompts[number], GENERATION: turn["generation_token_ids"]}
-            item |= {RENDERED: True} if turn.get("rendered") else {LOG_PROBS: turn["generation_log_probs"]}
-        output.append(item)
+    for number, message in enumerate(messages, first):
+        *others, (turn_index, last) = items_of([message], number)
+        items = [item for _, item in others] + [last]
+        if turn_index is not None and 0 <= turn_index < len(turns) and turn_index not in placed:
+            placed.add(turn_index)
+            turn = turns[turn_index]
+            last |= {PROMPT: prompts[turn_index], GENERATION: turn["generation_token_ids"]}
+            last |= {RENDERED: True} if turn.get("rendered") else {LOG_PROBS: turn["generation_log_probs"]}
+        elif (
+            items[0]["type"] == "function_call" and output and output[-1]["type"] == "message" and PROMPT in output[-1]
+        ):
+            # Calls that follow a message with ids are read as its calls; these are of another message, without ids.
+            output += [item for _, item in items_of([{"role": "assistant"}], number)]
+        output += items
     return output, placed
 
 
