@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.formats import FORMATS
 from gymdata.formats.conversion.importing import BadItem, Importing, JsonObject, TableRow
 from gymdata.formats.published._compared import finite
-from gymdata.formats.text.batched import TextFormat
-from gymdata.formats.text.chat_text import Lines
-from gymdata.formats.text.export import NEMO_RL_SIDES, preferences
+from gymdata.formats.text.export import TOOLS, TextFormat, has_tools, line, preference_parts
 from gymdata.formats.text.rows import answer, conversation, pair_row
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @FORMATS.register("nemo-rl-preference")
@@ -42,5 +38,8 @@ class NemoRlPreference(TextFormat):
         chosen, rejected = (answer(side["completion"], "completion") for side in sides)
         return pair_row(item, conversation(item["context"], "context"), (chosen, rejected), importing)
 
-    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
-        return preferences(NEMO_RL_SIDES, batch, lost)
+    def write(self, row: TableRow, lost: Counter[str]) -> bytes:
+        prompt, *sides = preference_parts(row, lost)
+        lost["margins"] += not math.isnan(row["margin"])
+        lost[TOOLS] += has_tools(row)
+        return line({"context": prompt, "completions": [{"rank": n, "completion": c} for n, c in enumerate(sides)]})

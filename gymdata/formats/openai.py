@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.formats import FORMATS, Format
 from gymdata.formats.conversion.importing import Importing, JsonObject, TableRow
-from gymdata.formats.text.chat_text import Lines
-from gymdata.formats.text.export import OPENAI, conversations
+from gymdata.formats.text.export import conversation_parts, line, tools_field
 from gymdata.formats.text.rows import answer, conversation, pair_row
 from gymdata.formats.trl import TrlMessages
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @FORMATS.register("openai")
@@ -24,8 +20,11 @@ class OpenAI(TrlMessages):
         """Rows of chat messages are ``trl-messages``, which are read in the same way."""
         return False
 
-    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
-        return conversations(b'{"messages":[', OPENAI, batch, lost)
+    def write(self, row: TableRow, lost: Counter[str]) -> bytes | None:
+        if (parts := conversation_parts(row, lost, openai=True)) is None:
+            return None
+        prompt, completion = parts
+        return line({"messages": prompt + completion} | tools_field(row))
 
 
 @FORMATS.register("openai-preference")

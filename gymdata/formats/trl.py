@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymdata.errors import DataError
 from gymdata.formats import FORMATS, Place
 from gymdata.formats.conversion.importing import BadItem, Importing, TableRow
-from gymdata.formats.text.batched import TextFormat
-from gymdata.formats.text.chat_text import Lines
-from gymdata.formats.text.export import TRL, TRL_SIDES, conversations, preferences
+from gymdata.formats.text.export import TextFormat, conversation_parts, line, preference_parts, tools_field
 from gymdata.formats.text.rows import (
     answer,
     as_text,
@@ -29,9 +27,7 @@ from gymdata.formats.text.rows import (
 from gymdata.formats.text.words import LABELS, MARKS, SCORES, score
 from gymdata.rollouts.column_names import ANSWERS, PROMPTS
 from gymdata.rollouts.messages import JsonObject, Message
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from gymdata.store.lines import name_non_finite
 
 #: Columns that become messages before an answer.
 BESIDE = ("system", "system_prompt", "history")
@@ -81,8 +77,11 @@ class TrlMessages(TextFormat):
         messages = in_context(item, conversation(item["messages"], "messages"))
         return rollout_row(item, [], messages, importing, texts=BESIDE)
 
-    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
-        return conversations(b'{"messages":[', TRL, batch, lost)
+    def write(self, row: TableRow, lost: Counter[str]) -> bytes | None:
+        if (parts := conversation_parts(row, lost)) is None:
+            return None
+        prompt, completion = parts
+        return line({"messages": prompt + completion} | tools_field(row))
 
 
 @FORMATS.register("trl-prompt-completion")
@@ -121,8 +120,11 @@ class TrlPromptCompletion(TextFormat):
         texts = (prompt_column, *(("input",) if is_instruction else ()), name, *BESIDE)
         return rollout_row(item, prompt, answer(as_text(item[name]), name), importing, texts=texts)
 
-    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
-        return conversations(b'{"prompt":[', TRL, batch, lost, split=True)
+    def write(self, row: TableRow, lost: Counter[str]) -> bytes | None:
+        if (parts := conversation_parts(row, lost)) is None:
+            return None
+        prompt, completion = parts
+        return line({"prompt": prompt, "completion": completion} | tools_field(row))
 
 
 @FORMATS.register("trl-preference")
@@ -156,8 +158,11 @@ class TrlPreference(TextFormat):
         margin = scored if margin is None or scored < 0 else margin
         return pair_row(item, prompt, (sides[0], sides[1]), importing, margin)
 
-    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
-        return preferences(TRL_SIDES, batch, lost)
+    def write(self, row: TableRow, lost: Counter[str]) -> bytes:
+        sides = dict(zip(("prompt", "chosen", "rejected"), preference_parts(row, lost), strict=True))
+        # TRL expects a number, so an imported pair without a margin has no such key.
+        margin = {} if math.isnan(row["margin"]) else {"margin": name_non_finite(row["margin"])}
+        return line(sides | tools_field(row) | margin)
 
 
 def _rating(item: JsonObject, side: str) -> float | None:

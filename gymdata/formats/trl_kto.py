@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gymdata.formats import FORMATS
-from gymdata.formats.text.chat_text import Lines
-from gymdata.formats.text.export import TRL, conversations
+from gymdata.formats.conversion.importing import TableRow
+from gymdata.formats.text.export import conversation_parts, line, tools_field
 from gymdata.formats.trl import TrlPromptCompletion
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from gymdata.formats.conversion.exporting import Export
 
 UNLABELLED = "rollouts without a label (left out: no reward, or one of exactly 0.5)"
 ABOVE_1 = "rewards above 1, labelled as all others by 0.5 (train-kto labels them by the mean of their task's)"
@@ -29,13 +32,24 @@ class TrlKto(TrlPromptCompletion):
         """Rows with a label are ``trl-prompt-completion``, whose label becomes the reward 1 or 0."""
         return False
 
-    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> Lines:
-        import pyarrow as pa
-        import pyarrow.compute as pc
+    def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:
+        yield from super().convert((_labelled(batch, export.lost) for batch in batches), export)
 
-        from gymdata.scores.chosen import DESIRABLE, labels
+    def write(self, row: TableRow, lost: Counter[str]) -> bytes | None:
+        if (parts := conversation_parts(row, lost)) is None:
+            return None
+        prompt, completion = parts
+        return line({"prompt": prompt, "completion": completion} | tools_field(row) | {"label": row["label"]})
 
-        rows, desirable = labels(pa.Table.from_batches([batch]), DESIRABLE)
-        lost[UNLABELLED] += batch.num_rows - len(rows)
-        lost[ABOVE_1] += pc.sum(pc.greater(batch["reward"], 1.0)).as_py() or 0
-        return conversations(b'{"prompt":[', TRL, batch.take(pa.array(rows)), lost, split=True, label=desirable)
+
+def _labelled(batch: pa.RecordBatch, lost: Counter[str]) -> pa.RecordBatch:
+    """The rows that have a label, with it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from gymdata.scores.chosen import DESIRABLE, labels
+
+    rows, desirable = labels(pa.Table.from_batches([batch]), DESIRABLE)
+    lost[UNLABELLED] += batch.num_rows - len(rows)
+    lost[ABOVE_1] += pc.sum(pc.greater(batch["reward"], 1.0)).as_py() or 0
+    return batch.take(pa.array(rows)).append_column("label", pa.array(desirable))

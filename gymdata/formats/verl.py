@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice
-from typing import TYPE_CHECKING, ClassVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gymdata.formats import FORMATS
-from gymdata.formats.text.batched import COLUMNS, TextFormat
-from gymdata.formats.text.chat_text import Chat
-from gymdata.formats.text.export import CALLS, EMPTY, REASONING, TOOLS, TRL, UNTRAINED, count_common, has_tools
-from gymdata.rollouts.messages import JsonObject, RolloutRow, json_text, loads, object_of
+from gymdata.formats.text.export import (
+    CALLS,
+    COLUMNS,
+    EMPTY,
+    REASONING,
+    TOOLS,
+    UNTRAINED,
+    TextFormat,
+    count_common,
+    has_tools,
+    is_untrained,
+)
+from gymdata.rollouts.messages import JsonObject, TableRow, json_text, loads, object_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,11 +43,10 @@ class Verl(TextFormat):
     holds_reward = True
     carries: ClassVar[tuple[str, ...]] = ("rewards",)
 
-    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[JsonObject]:
-        from gymdata.store.columns import to_rows
-
-        count_common(batch, Chat(batch.column("messages"), TRL), lost)
-        return [_row(row, lost) for row in to_rows(batch.drop_columns(["turns"]))]
+    def write(self, row: TableRow, lost: Counter[str]) -> Any:
+        """The row of the table."""
+        count_common(row, lost)
+        return _row(row, lost)
 
     def types(self) -> Mapping[str, pa.DataType]:
         """The columns of the file."""
@@ -61,19 +69,18 @@ class Verl(TextFormat):
             "extra_info": pa.struct(extra),
         }
 
-    def save(self, converted: Iterable[list[JsonObject]], part: Part, export: Export) -> None:
+    def save(self, converted: Iterable[JsonObject], part: Part, export: Export) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        schema, rows = pa.schema(self.types()), chain.from_iterable(converted)
+        schema, rows = pa.schema(self.types()), iter(converted)
         with pq.ParquetWriter(part.path.absolute(), schema, compression="zstd") as sink:
             while chunk := list(islice(rows, _ROWS)):
                 sink.write_table(pa.Table.from_pylist(chunk, schema=schema))
                 export.written += len(chunk)
-        export.carry_all(self.carries)
 
 
-def _row(row: RolloutRow, lost: Counter[str]) -> JsonObject:
+def _row(row: TableRow, lost: Counter[str]) -> JsonObject:
     messages = [{"role": m["role"], "content": m["content"] or ""} for m in row["messages"]]
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     lost["everything from the first answer on"] += first < len(messages)
@@ -109,27 +116,18 @@ class VerlSft(Verl):
     holds_reward = False
     carries = ()
 
-    def batch(self, batch: pa.RecordBatch, lost: Counter[str]) -> list[JsonObject]:
-        import pyarrow as pa
-
-        from gymdata.store.columns import to_rows
-
-        rows, indices = to_rows(batch.drop_columns(["turns"])), []
-        for n, row in enumerate(rows):
-            tools = has_tools(row) or any(m["tool_calls"] or m["role"] == "tool" for m in row["messages"])
-            empty = not any(m["role"] == "assistant" for m in row["messages"])
-            lost[WITH_TOOLS] += tools
-            lost[EMPTY] += empty and not tools
-            indices += [] if tools or empty else [n]
-        batch = batch.take(pa.array(indices, pa.int64()))
-        chat = Chat(batch.column("messages"), TRL)
-        count_common(batch, chat, lost)
-        lost[UNTRAINED] += int(chat.untrained().sum())
-        lost[REASONING] += sum(any(m["reasoning"] for m in rows[n]["messages"]) for n in indices)
-        return [
-            {"messages": [{"role": m["role"], "content": m["content"] or ""} for m in rows[n]["messages"]]}
-            for n in indices
-        ]
+    def write(self, row: TableRow, lost: Counter[str]) -> Any:
+        messages = row["messages"]
+        tools = has_tools(row) or any(m["tool_calls"] or m["role"] == "tool" for m in messages)
+        empty = not any(m["role"] == "assistant" for m in messages)
+        lost[WITH_TOOLS] += tools
+        lost[EMPTY] += empty and not tools
+        if tools or empty:
+            return None
+        count_common(row, lost)
+        lost[UNTRAINED] += sum(map(is_untrained, messages))
+        lost[REASONING] += any(m["reasoning"] for m in messages)
+        return {"messages": [{"role": m["role"], "content": m["content"] or ""} for m in messages]}
 
     def types(self) -> Mapping[str, pa.DataType]:
         import pyarrow as pa

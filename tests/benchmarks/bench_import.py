@@ -51,7 +51,7 @@ def main() -> list[Row]:
         write_texts(source, 4 * MEGABYTES)
         import_rollouts(source, folder / "texts")
         for name in ("trl-messages", "openai"):
-            rows += beside(folder / "texts", name, message_rows, "4 characters a token")
+            rows += beside(folder / "texts", name, message_rows, "4 characters a token", bounds=False)
         write_texts(source, 4 * MEGABYTES, alike=False)
         import_rollouts(source, folder / "unlike")
         for name in ("trl-messages", "openai"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gymdata.formats.conversion.importing import ODD
 from gymdata.formats.conversion.rows import KINDS, OF_TURNS
 from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
@@ -71,10 +72,6 @@ class Export:
         if turns is not None:
             self.lost[NO_MESSAGE] += len(self._holds["turns"][self._row]) - len(turns)
 
-    def carry_all(self, kinds: Iterable[str]) -> None:
-        """Count ``kinds``, one of which a row has at most, as written with every written row."""
-        self.carried.update({kind: min(self.totals[kind], self.written) for kind in kinds})
-
     def account(self) -> dict[str, dict[str, int]]:
         """Of each kind: how many there were, were written, and are lost. No format has a place for failed attempts."""
         totals, kinds = self.totals, KINDS[self.table.name]
@@ -114,9 +111,19 @@ class Export:
     def rows(self, batches: Iterable[pa.RecordBatch], of: Callable[[pa.RecordBatch], Iterable[Any]]) -> Iterator[Any]:
         """The rows that ``of`` makes of each batch; errors name the row that was given last."""
         for batch in batches:
-            for self._row, row in enumerate(of(batch)):
+            try:
+                rows = of(batch)
+            except ODD:
+                rows = self._one_by_one(batch, of)
+            for self._row, row in enumerate(rows):
                 self.current = row[self.key]
                 yield row
+
+    def _one_by_one(self, batch: pa.RecordBatch, of: Callable[[pa.RecordBatch], Iterable[Any]]) -> Iterator[Any]:
+        """The rows of a batch that cannot be read as a whole: the error is that of the row in which it is."""
+        for number in range(batch.num_rows):
+            self.current = batch.column(self.key)[number].as_py()
+            yield from of(batch.slice(number, 1))
 
 
 def _contents_of(batch: pa.RecordBatch) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from gymdata.errors import json_kind
 from gymdata.formats.conversion.importing import BadItem
 from gymdata.rollouts.messages import JsonObject, Message, ResponseItem
 
@@ -20,15 +21,20 @@ BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
 
 
 def text_of(content: Any, where: str) -> str:
-    """The text of content, which is text or parts of it. Raises BadItem."""
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
-    for part in parts:
-        kind = part.get("type") if isinstance(part, dict) else part
-        if not isinstance(part, dict) or kind not in _TEXTS or not isinstance(part.get("text"), str):
+    """The text of content, which is text or parts of it; LLaMA-Factory's have it as ``value``. Raises BadItem."""
+    if isinstance(content, str):
+        return content
+    if content is not None and not isinstance(content, list):
+        raise BadItem("S102", f"{where}: got {json_kind(content)}, expected text")
+    texts = []
+    for part in content or ():
+        kind, text = (part.get("type"), part.get("text", part.get("value"))) if isinstance(part, dict) else (part, None)
+        if kind not in _TEXTS or not isinstance(text, str):
             raise BadItem(
-                "S102", f"{where}: got a part of type {kind!r}, expected text (images and files are not trained)"
+                "S102", f"{where}: got a part of type {kind!r}, expected text (images and audio are not trained)"
             )
-    return "".join(part["text"] for part in parts)
+        texts.append(text)
+    return "".join(texts)
 
 
 def of_anthropic(messages: Iterable[JsonObject], system: Any = None) -> list[Message]:

@@ -1,4 +1,4 @@
-"""Rollouts and pairs as lines of messages for other trainers: TRL, OpenAI fine-tuning.
+"""Rollouts and pairs as lines of messages for other trainers: TRL, OpenAI fine-tuning, NeMo RL.
 
 Invariants: each format's writer counts what it cannot hold, so that the loss is reported; messages keep their order and
 their text. Token ids and log-probabilities are in none of these formats.
@@ -7,22 +7,20 @@ their text. Token ids and log-probabilities are in none of these formats.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import orjson
 
-from gymdata.formats.text.chat_text import COMPLETION, Chat, Lines, Mask, Pieces, Shape, add_lists, by_message, distinct
-from gymdata.rollouts.messages import JsonObject, json_text, loads
-from gymdata.rollouts.ragged import Ints, Ragged
-from gymdata.store.lines import name_non_finite
+from gymdata.formats import Format
+from gymdata.rollouts.messages import JsonObject, Message, TableRow, json_text, loads, object_of, parsed
+from gymdata.store.lines import encode_any, encode_finite
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Losses = Counter[str]
+    from gymdata.formats.conversion.exporting import Export
 
 IDS, LOG_PROBS, REWARDS = "token ids", "log-probabilities", "rewards"
 REASONING, ROLES = "messages' reasoning", "roles that the format lacks (now user)"
@@ -33,109 +31,122 @@ CALL_TEXT = "tool calls as they were sampled (a chat template writes them its ow
 EMPTY = "rollouts without an assistant message"
 UNTRAINED = "that messages of weight 0 are not trained (the format's trainer does not read it)"
 
-
-def _arguments_as_text(calls: list[Any]) -> list[Any]:
-    for call in calls:
-        function = call.get("function")
-        if isinstance(function, dict) and not isinstance(arguments := function.get("arguments"), str):
-            function["arguments"] = json_text(arguments if arguments is not None else {})
-    return calls
-
-
+#: Columns of rollouts that lines of messages are made of, and that are checked or counted.
+COLUMNS = ("rollout_id", "reward", "rewards", "n_turns", "n_breaks", "messages", "tools", "turns")
+Losses = Counter[str]
+#: Fields of a message under their names in TRL's rows, where chat templates read them, and in OpenAI's.
 _NAMES = (("tool_call_id", "tool_call_id"), ("name", "name"))
-#: As chat templates read messages: no nulls, arguments of calls as objects.
-TRL = Shape((("reasoning", "reasoning_content"), *_NAMES))
-_OPENAI_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer"})
-OPENAI = Shape(_NAMES, _OPENAI_ROLES, _arguments_as_text)
+_OF_TRL = (("reasoning", "reasoning_content"), *_NAMES)
+_OPENAI_ROLES = {"system", "user", "assistant", "tool", "function", "developer"}
 
 
-#: What is before the prompt, the chosen and the rejected messages of a line.
-TRL_SIDES = (b'{"prompt":[', b'],"chosen":[', b'],"rejected":[')
-NEMO_RL_SIDES = (b'{"context":[', b'],"completions":[{"rank":0,"completion":[', b']},{"rank":1,"completion":[')
+class TextFormat(Format):
+    """A format of messages, without what was sampled."""
+
+    suffixes = (".jsonl",)
+    columns: ClassVar[Sequence[str] | None] = COLUMNS
+    #: Not read from Parquet: even an empty list takes time.
+    unread: ClassVar[tuple[str, ...]] = ("turns.finish_reason", "turns.top_log_probs")
+
+    def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[Any]:
+        unwritten = ["turns", "rewards"] if self.table == "rollouts" else []
+        yield from super().convert((batch.drop_columns(unwritten) for batch in batches), export)
 
 
-def preferences(begins: Sequence[bytes], batch: pa.RecordBatch, lost: Losses) -> Lines:
-    """A line per pair, with its tools and its margin where the format has a place. ``begins``: one of those above."""
-    prompt, *sides = (Chat(batch.column(name), TRL) for name in ("prompt", "chosen", "rejected"))
-    has_ids, has_log_probs = (
-        np.logical_or(*(Ragged.of(batch.column(f"{side}_{suffix}")).lengths > 0 for side in ("chosen", "rejected")))
-        for suffix in ("ids", "logprobs")
-    )
-    calls = np.logical_or(*(side.rows(side.sampled()) for side in sides))
-    weighted = batch.column("weight").to_numpy(zero_copy_only=False) != 1
-    counts = {IDS: has_ids, LOG_PROBS: has_log_probs, ENDS: has_ids, CALL_TEXT: calls, "weights other than 1": weighted}
-    _add_counts(lost, counts)
-    pieces, margins = Pieces(), batch.column("margin").to_pylist()
-    # Imported pairs may have no margin; TRL expects a number, so the key is left out.
-    ends = [b"" if m != m else b',"margin":' + orjson.dumps(name_non_finite(m)) for m in margins]
-    if begins is NEMO_RL_SIDES:
-        lost["margins"] += sum(map(bool, ends))
-        ends = [b"}]"] * len(ends)
-        if "tools" in batch.schema.names:
-            lost[TOOLS] += sum(has_tools({"tools": text}) for text in batch.column("tools").to_pylist())
-            batch = batch.drop_columns(["tools"])
-    chats = zip(begins, (prompt, *sides), strict=True)
-    lists = [(begin, chat.pieces(pieces, chat.leads())) for begin, chat in chats]
-    return _lines(pieces, lists, batch, pieces.add(ends) + np.arange(len(ends)))
+def conversation_parts(
+    row: TableRow, lost: Losses, *, openai: bool = False
+) -> tuple[list[JsonObject], list[JsonObject]] | None:
+    """(prompt, completion) of a rollout: its messages before the first of the assistant, and from there on; None without
+    one. Counts what the lines of messages cannot hold."""
+    messages = row["messages"]
+    count_common(row, lost)
+    if openai:
+        lost[REASONING] += sum(message["reasoning"] is not None for message in messages)
+        lost[ROLES] += sum(message["role"] not in _OPENAI_ROLES for message in messages)
+    else:
+        lost[UNTRAINED] += sum(map(is_untrained, messages))
+    first = next((n for n, message in enumerate(messages) if message["role"] == "assistant"), None)
+    if first is None:
+        lost[EMPTY] += 1
+        return None
+    chat = [chat_message(message, openai=openai) for message in messages]
+    return chat[:first], chat[first:]
 
 
-def conversations(
-    begin: bytes, shape: Shape, batch: pa.RecordBatch, lost: Losses, *, split: bool = False, label: Mask | None = None
-) -> Lines:
-    """A line per rollout with an assistant message. ``begin``: the JSON up to the first message; ``split``: the messages
-    from the first assistant message on are in ``completion``; ``label``: of each rollout, written as its ``label``."""
-    import pyarrow as pa
-
-    chat = Chat(batch.column("messages"), shape)
-    is_assistant = chat.of_role("assistant".__eq__)
-    has_assistant = chat.rows(is_assistant)
-    count_common(batch, chat, lost)
-    lost_reasoning = chat.not_null("reasoning") & ("reasoning" not in dict(shape.texts))
-    _add_counts(lost, {REASONING: lost_reasoning, ROLES: chat.of_role(shape.lacks), EMPTY: ~has_assistant})
-    lost[UNTRAINED] += 0 if shape is OPENAI else int(chat.untrained().sum())
-    if not has_assistant.all():
-        batch, label = batch.filter(pa.array(has_assistant)), None if label is None else label[has_assistant]
-        chat = Chat(batch.column("messages"), shape)
-        is_assistant = chat.of_role("assistant".__eq__)
-    pieces, leads = Pieces(), chat.leads()
-    if split:
-        first = np.flatnonzero(is_assistant)
-        leads[first[np.searchsorted(first, chat.offsets[:-1])]] = COMPLETION
-    more = [] if label is None else [pieces.add([b',"label":false', b',"label":true']) + label]
-    return _lines(pieces, [(begin, chat.pieces(pieces, leads))], batch, *more)
+def preference_parts(row: TableRow, lost: Losses) -> list[list[JsonObject]]:
+    """The messages of the prompt, the chosen and the rejected side of a pair. Counts what a line cannot hold of the rest."""
+    has_ids = bool(len(row["chosen_ids"]) or len(row["rejected_ids"]))
+    lost[IDS] += has_ids
+    lost[ENDS] += has_ids
+    lost[LOG_PROBS] += bool(len(row["chosen_logprobs"]) or len(row["rejected_logprobs"]))
+    lost[CALL_TEXT] += _samples_calls((*row["chosen"], *row["rejected"]))
+    lost["weights other than 1"] += row["weight"] != 1
+    return [[chat_message(message) for message in row[name]] for name in ("prompt", "chosen", "rejected")]
 
 
-def _lines(pieces: Pieces, lists: Sequence[tuple[bytes, Ragged]], batch: pa.RecordBatch, *more: Ints) -> Lines:
-    """A line per row of ``batch``: each list's opening text and messages (n lists of pieces), then the tools, and of each
-    array of ``more``, (n,), the row's piece."""
-    n = batch.num_rows
-    units = np.arange(n + 1)
-    parts = [part for begin, chat in lists for part in (Ragged(np.full(n, pieces.add([begin]), np.int32), units), chat)]
-    tools = add_lists(pieces, *distinct(batch.column("tools"))) if "tools" in batch.schema.names else np.full(n, -1)
-    end = pieces.add([b"]", b'],"tools":', b"}\n"])
-    parts.append(by_message([end + (tools >= 0), tools, *more, np.full(n, end + 2)], units))
-    return Lines(n, pieces.joined(Ragged.interleaved(parts)[0].values))
+def line(fields: JsonObject) -> bytes:
+    """A line of JSON, with its newline. Raises ``importing.ODD`` for text that JSON cannot hold."""
+    return orjson.dumps(fields) + b"\n"
 
 
-def _add_counts(lost: Losses, masks: Mapping[str, Mask]) -> None:
-    for name, mask in masks.items():
-        lost[name] += int(mask.sum())
+def tools_field(row: TableRow) -> JsonObject:
+    """The column of the tools that a rollout or pair was given; none without any."""
+    tools = _json_list(row.get("tools") or "", False)
+    return {} if tools is None else {"tools": tools}
 
 
-def has_tools(row: JsonObject) -> bool:
+def chat_message(message: Message, *, openai: bool = False) -> JsonObject:
+    """A message of the table as TRL's or OpenAI's: no nulls; OpenAI has no reasoning, and arguments of calls as text."""
+    role, content = message["role"], message["content"]
+    calls = _json_list(message["tool_calls"], openai) if message["tool_calls"] else None
+    chat = {
+        "role": "user" if openai and role not in _OPENAI_ROLES else role,
+        "content": "" if content is None and calls is None else content,
+    }
+    if calls is not None:
+        chat["tool_calls"] = calls
+    for name, key in _NAMES if openai else _OF_TRL:
+        if message[name] is not None:
+            chat[key] = message[name]
+    return chat | {"weight": 0} if is_untrained(message) else chat
+
+
+@lru_cache(256)  # many rollouts have the same tools, and many calls are alike
+def _json_list(text: str, arguments_as_text: bool) -> orjson.Fragment | None:
+    """The list of a JSON text, as it is written; None for an empty list and for any other text."""
+    try:
+        values, plain = parsed(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, list) or not values:
+        return None
+    for value in values if arguments_as_text else ():
+        function = value.get("function")
+        if isinstance(function, dict) and not isinstance(arguments := function.get("arguments"), str):
+            function["arguments"] = json_text({} if arguments is None else arguments)
+    return orjson.Fragment(encode_finite(values) if plain else encode_any(values))
+
+
+def is_untrained(message: Message) -> bool:
+    """Whether a message of the assistant is one that its source does not train."""
+    extra = message["extra"] if message["role"] == "assistant" else None
+    return extra is not None and object_of(loads(extra)).get("weight") == 0
+
+
+def has_tools(row: TableRow) -> bool:
     """Whether a rollout or pair was given tools."""
-    tools = _known_tools(row.get("tools"))
-    return isinstance(tools, list) and bool(tools)
+    return bool(tools_field(row))
 
 
-#: Many rollouts have the same tools.
-_known_tools = lru_cache(16)(loads)
+def count_common(row: TableRow, lost: Losses) -> None:
+    """Count what none of the text formats can hold of a rollout."""
+    for kind in (IDS, LOG_PROBS, ENDS, "which turn wrote which message"):
+        lost[kind] += row["n_turns"] > 0
+    lost[CALL_TEXT] += _samples_calls(row["messages"])
+    lost[REWARDS] += row["reward"] is not None
+    lost["breaks and branches"] += row["n_breaks"] > 0
 
 
-def count_common(batch: pa.RecordBatch, chat: Chat, lost: Losses) -> None:
-    """Count what none of the text formats can hold of rollouts."""
-    of_turns, broken = (batch.column(name).to_numpy(zero_copy_only=False) > 0 for name in ("n_turns", "n_breaks"))
-    rewarded = batch.column("reward").is_valid().to_numpy(zero_copy_only=False)
-    by_turn = dict.fromkeys((IDS, LOG_PROBS, ENDS, "which turn wrote which message"), of_turns)
-    calls = chat.rows(chat.sampled())
-    _add_counts(lost, by_turn | {CALL_TEXT: calls, REWARDS: rewarded, "breaks and branches": broken})
+def _samples_calls(messages: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the policy called a tool in a turn."""
+    return any(message["tool_calls"] and message["turn"] is not None for message in messages)

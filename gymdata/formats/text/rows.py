@@ -22,7 +22,7 @@ from gymdata.formats.conversion.rows import (
     refuse_other_name,
     refuse_surrogates,
 )
-from gymdata.formats.text.blocks import BLOCKS, function_of, of_anthropic
+from gymdata.formats.text.blocks import BLOCKS, function_of, of_anthropic, text_of
 from gymdata.formats.text.words import is_trained, worth
 from gymdata.rollouts.messages import STRICT, JsonObject, Message, PairRow
 from gymdata.store.formats import is_own
@@ -151,8 +151,8 @@ def in_context(row: JsonObject, messages: list[Message]) -> list[Message]:
     if before:
         first = messages[0]["role"] == "system"
         messages = [*messages[:first], *conversation(before, "history"), *messages[first:]]
-    system = _text(row.get("system") or row.get("system_prompt"), "system")
-    if system is None or not system.strip():
+    system = text_of(row.get("system") or row.get("system_prompt"), "system")
+    if not system.strip():
         return messages
     if messages[0]["role"] != "system":
         return [message_of("system", system), *messages]
@@ -204,31 +204,16 @@ def _message(message: Any, where: str) -> Message:
     }
     if any(in_parts.values()):
         content = [part for part in parts if part.get("type") not in in_parts]
-    reasonings = (_text(message[name], f"{where}.{name}") for name in _REASONING if message.get(name))
+    reasonings = (text_of(message[name], f"{where}.{name}") for name in _REASONING if message.get(name))
     if reasoning := next(reasonings, "".join(in_parts["reasoning"])):
         more["reasoning"] = reasoning
     if calls := message.get("tool_calls") or message.get("function_call") or in_parts["tool_call"]:
         more["tool_calls"] = _calls(calls, where)
     if not is_trained(message, f"{where}."):
         more["extra"] = NOT_TRAINED
-    text = _text(content, f"{where}.content")
-    if text is None and "tool_calls" not in more:
+    if content is None and "tool_calls" not in more:
         raise BadItem("S102", f"{where}.content: got none, expected text")
-    return message_of(role, text, **more)
-
-
-def _text(content: Any, where: str) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise BadItem("S102", f"{where}: got {json_kind(content)}, expected text")
-    for part in content:
-        kind, text = (part.get("type"), part.get("text", part.get("value"))) if isinstance(part, dict) else (None, None)
-        if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
-            raise BadItem(
-                "S102", f"{where}: got a part of type {kind!r}, expected text (images and audio are not trained)"
-            )
-    return "".join(part.get("text", part.get("value")) for part in content)
+    return message_of(role, None if content is None else text_of(content, f"{where}.content"), **more)
 
 
 def _calls(calls: Any, where: str) -> str:

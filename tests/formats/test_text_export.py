@@ -1,4 +1,4 @@
-"""JSON lines made from columns of messages equal those of a writer that makes a dict per row."""
+"""Lines of messages for other trainers say what the rows say, and what is lost of them is counted."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 import gymdata
 from gymdata.errors import DataError
 from gymdata.formats import format_named
+from gymdata.formats.conversion.exporting import Export
 from gymdata.formats.text import export as text_export
-from gymdata.formats.text.batched import COLUMNS, TextFormat
+from gymdata.formats.text.export import COLUMNS
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
-from gymdata.store.columns import build
+from gymdata.store.columns import build, to_rows
 from tests.rollout_files import rollout, write_run
 
 OPENAI_ROLES = {"system", "user", "assistant", "tool", "function", "developer"}
@@ -99,21 +100,15 @@ def untrained(message: dict[str, Any]) -> bool:
     return message["role"] == "assistant" and message.get("extra") == '{"weight": 0}'
 
 
-def text_format(name: str) -> TextFormat:
-    made = format_named(name)
-    assert isinstance(made, TextFormat)
-    return made
+def lines_of(name: str, batch: pa.RecordBatch, lost: Counter[str]) -> list[Any]:
+    """The values of the lines that a format writes of a batch."""
+    written = [format_named(name).write(row, lost) for row in to_rows(batch)]
+    assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in written if line is not None)
+    return [json.loads(line) for line in written if line is not None]
 
 
 def sampled(messages: list[dict[str, Any]]) -> bool:
     return any(m.get("tool_calls") and m.get("turn") == 0 for m in messages)
-
-
-def parsed(lines: Any) -> list[Any]:
-    *whole, rest = bytes(lines.text).split(b"\n")
-    assert rest == b""
-    assert len(whole) == lines.rows
-    return [json.loads(line) for line in whole]
 
 
 def batch_of(chats: list[Any], tool_texts: list[str], rewards: list[float | None]) -> pa.RecordBatch:
@@ -125,17 +120,16 @@ def batch_of(chats: list[Any], tool_texts: list[str], rewards: list[float | None
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(chat, tools, known_reward), min_size=1, max_size=5), st.integers(0, 4))
-@example([([{"role": "assistant", "content": "é"}], "[]", None), ([{"role": "user", "content": "x"}], "[]", 1.5)], 0)
-def test_conversations_are_those_of_their_rows(rows: list[tuple[Any, str, float | None]], skipped: int) -> None:
-    """Each row of a batch, in any slice of it, has its messages in each format, and what is lost of them is counted."""
+@given(st.lists(st.tuples(chat, tools, known_reward), min_size=1, max_size=5))
+@example([([{"role": "assistant", "content": "é"}], "[]", None), ([{"role": "user", "content": "x"}], "[]", 1.5)])
+def test_conversations_are_those_of_their_rows(rows: list[tuple[Any, str, float | None]]) -> None:
+    """Each row has its messages in each format, and what is lost of them is counted."""
     chats, tool_texts, rewards = map(list, zip(*rows, strict=True))
-    batch = batch_of(chats, tool_texts, rewards).slice(skipped)
-    chats, tool_texts, rewards = chats[skipped:], tool_texts[skipped:], rewards[skipped:]
+    batch = batch_of(chats, tool_texts, rewards)
     with_turns = sum(reward is not None for reward in rewards)
     for name in ("trl-messages", "trl-prompt-completion", "openai"):
         lost: Counter[str] = Counter()
-        made = parsed(text_format(name).batch(batch, lost))
+        made = lines_of(name, batch, lost)
         expected: list[dict[str, Any]] = []
         for messages, texts in zip(chats, tool_texts, strict=True):
             shown = [written(m, openai=name == "openai") for m in messages]
@@ -182,26 +176,28 @@ def test_preferences_are_those_of_their_rows(rows: list[Any]) -> None:
         expected.append(made | ({} if math.isnan(margin) else {"margin": spelled(margin)}))
     lost: Counter[str] = Counter()
     batch = build(pairs, PAIRS, PAIRS.schema.names, "", range(len(pairs)))
-    assert parsed(text_export.preferences(text_export.TRL_SIDES, batch, lost)) == expected
+    assert lines_of("trl-preference", batch, lost) == expected
     assert lost[text_export.CALL_TEXT] == sum(sampled(row[1]) or sampled(row[2]) for row in rows)
 
 
 @pytest.mark.parametrize("column", ["content", "name"])
 def test_text_that_is_not_utf_8_is_refused(column: str) -> None:
-    """Also when the two halves of a character are in adjacent messages and would join to one."""
+    """With its row, also when the two halves of a character are in adjacent messages."""
     kinds = ROLLOUTS.schema.field("messages").type.value_type
-    halves = pa.array([b"\xc3", b"\xa9"], pa.binary()).view(pa.string())
+    halves = pa.array([b"x", b"\xc3", b"\xa9"], pa.binary()).view(pa.string())
     columns = [
-        pa.array(["assistant"] * 2) if f.name == "role" else halves if f.name == column else pa.nulls(2, f.type)
+        pa.array(["assistant"] * 3) if f.name == "role" else halves if f.name == column else pa.nulls(3, f.type)
         for f in kinds
     ]
     messages = pa.ListArray.from_arrays(
-        pa.array([0, 2], pa.int32()), pa.StructArray.from_arrays(columns, fields=list(kinds))
+        pa.array([0, 1, 3], pa.int32()), pa.StructArray.from_arrays(columns, fields=list(kinds))
     )
-    batch = batch_of([[{"role": "assistant", "content": "x"}]], ["[]"], [None])
+    batch = batch_of([[{"role": "assistant", "content": "x"}]] * 2, ["[]"] * 2, [None] * 2)
     batch = batch.set_column(batch.schema.get_field_index("messages"), "messages", messages)
-    with pytest.raises(ValueError, match="not UTF-8"):
-        text_format("trl-messages").batch(batch, Counter())
+    export = Export("run", "trl-messages", ROLLOUTS, None)
+    with pytest.raises(ValueError, match="can't decode"):
+        list(format_named("trl-messages").convert([batch], export))
+    assert export.current == "t-1"
 
 
 @pytest.mark.parametrize("calls", [r'[{"id": "\ud800"}]', '[{"id":' + "[" * 1000 + "]" * 1000 + "}]"])
