@@ -61,7 +61,7 @@ class Result(Entry):
     def free(self) -> Free | None:
         return self.extra
 
-    def said(self) -> Message:
+    def plain_message(self) -> Message:
         return message_of("tool", self.content, tool_call_id=self.source_call_id)
 
 
@@ -100,7 +100,7 @@ class Step(Entry):
     def free(self) -> Free | None:
         return self.extra
 
-    def said(self) -> Message:
+    def plain_message(self) -> Message:
         role = "assistant" if self.source == "agent" else self.source
         calls = [
             {"id": c.tool_call_id, "type": "function", "function": {"name": c.function_name, "arguments": c.arguments}}

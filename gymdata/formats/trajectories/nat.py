@@ -103,7 +103,7 @@ class EpisodeItem(Entry):
     def free(self) -> ItemMetadata | None:
         return self.metadata
 
-    def said(self) -> Message:
+    def plain_message(self) -> Message:
         more = self.metadata or ItemMetadata()
         return message_of(
             self.role,

@@ -181,21 +181,21 @@ class Entry(Model):
     def free(self) -> Free | None:
         raise NotImplementedError
 
-    def said(self) -> Message:
+    def plain_message(self) -> Message:
         """The message without its facts, which gymdata's own files have."""
         raise NotImplementedError
 
     def facts(self) -> Facts:
         return (self.free() or Free()).gymdata or Facts()
 
-    def told(self) -> Message:
-        """The message."""
-        return self.said() | self.facts().model_dump(exclude_unset=True, exclude={"evidence"})
+    def full_message(self) -> Message:
+        """The message with its facts."""
+        return self.plain_message() | self.facts().model_dump(exclude_unset=True, exclude={"evidence"})
 
     def beyond(self, message: Message, evidence: Evidence | None = None) -> Facts | None:
         """The facts of ``message``, which this was made of, and of its turn; None where there are none."""
-        said = self.said()
-        facts: JsonObject = {name: message.get(name) for name in said if message.get(name) != said[name]}
+        plain = self.plain_message()
+        facts: JsonObject = {name: message.get(name) for name in plain if message.get(name) != plain[name]}
         facts |= {} if evidence is None else {"evidence": evidence}
         return Facts(**facts) if facts else None
 
@@ -210,7 +210,7 @@ class Conversation:
 
     def add(self, entry: Entry, call: Call | None = None, *, aside: bool = False) -> None:
         """A message with the call that wrote it. ``aside``: only the call belongs to the rollout."""
-        message = entry.told()
+        message = entry.full_message()
         if call is not None:
             self._calls.append((message["turn"], call, None if aside else message))
         if not aside:
