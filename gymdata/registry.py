@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -38,11 +38,10 @@ class Entry(Generic[T]):
 
 class Registry(Generic[T]):
     """Objects of one kind by name. ``kind``: what they are, for errors; ``package``: the folder of the shipped ones;
-    ``group``: the entry points of other packages; ``folders``: those in the package that hold more of them."""
+    ``group``: the entry points of other packages."""
 
-    def __init__(self, kind: str, package: str, group: str, folders: Sequence[str] = ()) -> None:
+    def __init__(self, kind: str, package: str, group: str) -> None:
         self.kind, self.package, self.group = kind, package, group
-        self._packages = [package, *(f"{package}.{folder}" for folder in folders)]
         self._entries, self._loaded = dict[str, Entry[T]](), False
 
     def register(self, name: str, **facts: Any) -> Callable[[T], T]:
@@ -61,9 +60,8 @@ class Registry(Generic[T]):
         """All entries, sorted by name."""
         if not self._loaded:
             self._loaded = True
-            for package in self._packages:
-                for module in pkgutil.iter_modules(import_module(package).__path__, f"{package}."):
-                    import_module(module.name)
+            for module in pkgutil.iter_modules(import_module(self.package).__path__, f"{self.package}."):
+                import_module(module.name)
             for point in entry_points(group=self.group):
                 try:
                     point.load()

@@ -8,9 +8,9 @@ from typing import Any
 
 from gymdata.formats import FORMATS
 from gymdata.formats.conversion.importing import BadItem, Importing, JsonObject, TableRow
-from gymdata.formats.published._compared import finite
 from gymdata.formats.text.export import TOOLS, TextFormat, has_tools, line, preference_parts
 from gymdata.formats.text.rows import answer, conversation, pair_row
+from gymdata.formats.text.words import finite
 
 
 @FORMATS.register("nemo-rl-preference")

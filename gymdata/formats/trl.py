@@ -12,7 +12,9 @@ from gymdata.formats import FORMATS, Place
 from gymdata.formats.conversion.importing import BadItem, Importing, TableRow
 from gymdata.formats.text.export import TextFormat, conversation_parts, line, preference_parts, tools_field
 from gymdata.formats.text.rows import (
+    BESIDE,
     answer,
+    answered_row,
     as_text,
     column,
     conversation,
@@ -29,8 +31,6 @@ from gymdata.rollouts.column_names import ANSWERS, PROMPTS
 from gymdata.rollouts.messages import JsonObject, Message
 from gymdata.store.lines import name_non_finite
 
-#: Columns that become messages before an answer.
-BESIDE = ("system", "system_prompt", "history")
 _PROMPTS = ("prompt", *PROMPTS)
 _ANSWERS = ("completion", "response")
 #: Columns of an answer that may be a task's reference: it is trained only where that is asked for.
@@ -114,11 +114,7 @@ class TrlPromptCompletion(TextFormat):
         prompt_column, name = column(item, *_PROMPTS), column(item, *_ANSWERS, *_REFERENCES)
         if name in _REFERENCES and (ambiguous := unclear(item, prompt_column, name)):
             raise BadItem("S103", f"{', '.join(ambiguous)}: may be part of the question or its answer")
-        is_instruction = prompt_column == "instruction"
-        prompt = conversation(instruction(item) if is_instruction else item[prompt_column], prompt_column)
-        prompt = in_context(item, prompt)
-        texts = (prompt_column, *(("input",) if is_instruction else ()), name, *BESIDE)
-        return rollout_row(item, prompt, answer(as_text(item[name]), name), importing, texts=texts)
+        return answered_row(item, (prompt_column,), (name,), importing)
 
     def write(self, row: TableRow, lost: Counter[str]) -> bytes | None:
         if (parts := conversation_parts(row, lost)) is None:

@@ -75,7 +75,7 @@ class ForeignFormat:
         raise NotImplementedError
 
 
-FORMATS = Registry[type[ForeignFormat]]("format", "gymdata.formats", "gymdata.formats", ("published", "harnesses"))
+FORMATS = Registry[type[ForeignFormat]]("format", "gymdata.formats", "gymdata.formats")
 
 
 def head(source: Source) -> list[bytes]:

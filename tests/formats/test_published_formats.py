@@ -203,7 +203,7 @@ TRACE = ROWS["verifiers-traces"](5)["traces"][0]
     [
         ("alpaca-farm", {"preference": 1.5}, "a tie: neither answer is preferred"),
         ("alpaca-farm", {"preference": -1}, "preference: got -1.0, expected a number from 1 to 2"),
-        ("arena", {"winner": "tie (bothbad)"}, "winner: tie (bothbad), so neither answer is preferred"),
+        ("arena", {"winner": "tie (bothbad)"}, "a tie: neither answer is preferred"),
         ("arena", {"winner": 3}, "winner: got 3, expected model_a or model_b"),
         ("helpsteer-preference", {"overall_preference": 0}, "a tie: neither answer is preferred"),
         ("helpsteer-preference", {"overall_preference": "x"}, "overall_preference: got 'x', expected a number"),

@@ -46,6 +46,8 @@ _TEMPLATE = re.compile(r"<\|\w+\|>|<start_of_turn>|\[/?INST\]|<｜|^(?:system|us
 _PICTURE = re.compile(r"<img>[^<>\s]+</img>")
 #: What a message of Anthropic's interface has, one that it answered with included.
 _OF_ANTHROPIC = {"role", "content", "id", "type", "model", "stop_reason", "stop_sequence", "usage"}
+#: Columns that become messages before an answer.
+BESIDE = ("system", "system_prompt", "history")
 #: Default of ``rollout_row``: the columns of the row state the reward.
 AS_STATED: Any = object()
 #: Columns of pairs with a number per token.
@@ -291,6 +293,20 @@ def rollout_row(
     if truncated:
         rollout |= {"status": "truncated", "stop_reason": "length"}
     return rollout | {"rewards": dict(rewards or {})}
+
+
+def answered_row(row: JsonObject, questions: Sequence[str], answers: Sequence[str], importing: Importing) -> TableRow:
+    """The rollouts row of a row with a prompt and an answer, each in the first of these columns that is there."""
+    prompt_column, name = column(row, *questions), column(row, *answers)
+    prompt, texts = prompt_of(row, prompt_column)
+    return rollout_row(row, prompt, answer(as_text(row[name]), name), importing, texts=(name, *texts))
+
+
+def prompt_of(row: JsonObject, name: str) -> tuple[list[Message], Sequence[str]]:
+    """The messages of the prompt in a column, with what stands beside it, and the columns that they are made of."""
+    is_instruction = name == "instruction"
+    prompt = conversation(instruction(row) if is_instruction else row[name], name)
+    return in_context(row, prompt), (name, *(("input", "context") if is_instruction else ()), *BESIDE)
 
 
 def refuse_empty(messages: Iterable[Message], name: str) -> None:

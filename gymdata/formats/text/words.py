@@ -42,6 +42,14 @@ def score(value: Any, name: str) -> float | None:
     return number
 
 
+def finite(row: JsonObject, name: str) -> float:
+    """The number of a column. Raises BadItem for anything else."""
+    number = score(row.get(name), name)
+    if number is None or not math.isfinite(number):
+        raise BadItem("S102", f"{name}: got {row.get(name)!r:.100}, expected a number")
+    return number
+
+
 def named_scores(values: Mapping[str, Any], names: Iterable[str] | None = None) -> dict[str, float]:
     """The numbers of these columns, by default of all, but NaN: a reward that is not known has no name. Raises BadItem."""
     numbers = {name: score(values.get(name), name) for name in (values if names is None else names)}

@@ -6,10 +6,9 @@ from typing import Any
 
 from gymdata.formats import FORMATS, Format
 from gymdata.formats.conversion.importing import Importing, JsonObject, TableRow
-from gymdata.formats.text.rows import column, conversation, in_context, rollout_row
-from gymdata.formats.trl import BESIDE
+from gymdata.formats.text.rows import BESIDE, column, conversation, in_context, rollout_row
+from gymdata.rollouts.column_names import CONVERSATIONS
 
-_NAMES = ("conversations", "conversation")
 _EXCHANGES = ({"input", "output"}, {"human", "assistant"})
 
 
@@ -22,11 +21,11 @@ class Lima(Format):
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:
-        texts = next((row[name] for name in _NAMES if row.get(name)), None)
+        texts = next((row[name] for name in CONVERSATIONS if row.get(name)), None)
         return isinstance(texts, list) and len(texts) > 1 and all(isinstance(text, str) for text in texts)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        name = column(item, *_NAMES)
+        name = column(item, *CONVERSATIONS)
         roles = ("user", "assistant")
         messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(item[name])]
         return rollout_row(item, [], conversation(messages, name), importing, texts=(name,))
@@ -42,12 +41,12 @@ class Capybara(Format):
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:
-        exchanges = next((row[name] for name in _NAMES if row.get(name)), None)
+        exchanges = next((row[name] for name in CONVERSATIONS if row.get(name)), None)
         first = exchanges[0] if isinstance(exchanges, list) and exchanges else None
         return isinstance(first, dict) and any(names <= first.keys() for names in _EXCHANGES) and "role" not in first
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        name = column(item, *_NAMES)
+        name = column(item, *CONVERSATIONS)
         messages = []
         for exchange in item[name]:
             if exchange.get("system"):

@@ -8,9 +8,8 @@ from typing import Any
 from gymdata.errors import json_kind
 from gymdata.formats import FORMATS, Format, Place
 from gymdata.formats.conversion.importing import BadItem, Importing, JsonObject, TableRow
-from gymdata.formats.text.rows import answer, column, conversation, in_context, instruction, refuse_empty, rollout_row
+from gymdata.formats.text.rows import answer, column, prompt_of, refuse_empty, rollout_row
 from gymdata.formats.text.words import LABELS, named_scores, worth
-from gymdata.formats.trl import BESIDE
 
 _PROMPTS = ("prompt", "query", "question", "instruction")
 _RESPONSES = ("responses", "generations", "outputs", "output")
@@ -58,19 +57,18 @@ class ResponseLists(Format):
                     yield (n, number), about | {"response": response, "scored": scored}
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        name = column(item, *_PROMPTS)
-        prompt = conversation(instruction(item) if name == "instruction" else item[name], name)
+        prompt, columns = prompt_of(item, column(item, *_PROMPTS))
         written = answer(item["response"], "response")
         numbers = {n: worth({_SCORES[n]: cell})[0] for n, cell in item["scored"].items()}
         refuse_empty(written, "response")
         return rollout_row(
             item,
-            in_context(item, prompt),
+            prompt,
             written,
             importing,
             reward=next((number for number in numbers.values() if number is not None), None),
             rewards=named_scores(numbers) if len(numbers) > 1 else {},
-            texts=(name, "input", "context", "response", "scored", *BESIDE),
+            texts=("response", "scored", *columns),
         )
 
 

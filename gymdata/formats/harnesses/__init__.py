@@ -1,1 +1,0 @@
-"""Rollouts that other harnesses saved as text, a file for each harness or shape."""

@@ -1,1 +1,0 @@
-"""Data sets that are published in shapes of their own: preferences, ratings, conversations, calls of tools."""
