@@ -117,7 +117,7 @@ class Format(ForeignFormat):
             if self.holds_text:
                 value = rows_renamed(value, importing.columns)
             for (group, n), item in [((0, 0), value)] if isinstance(value, BadItem) else self._named_items(value):
-                importing.origin, n_keys = (source.path.name, line, group, n), importing.n_keys
+                importing.origin = (source.path.name, line, group, n)
                 try:
                     row = self._checked(item, importing)
                 except (BadItem, *ODD) as error:
@@ -125,7 +125,6 @@ class Format(ForeignFormat):
                     reason = self.place(value, group, n) + bad.reason
                     turn_down(bad.code, reason, source, line, text, importing.reject, self.item, error)
                 else:
-                    importing.keys.append(n_keys if importing.n_keys > n_keys else None)
                     importing.origins.append((source.path, line))
                     yield line, row
 

@@ -21,7 +21,7 @@ from gymdata.errors import EXIT_FAULTS, DataError, RefusedError, StoreError, Usa
 from gymdata.formats import Format, detect, format_named
 from gymdata.formats import exported as exported_formats
 from gymdata.formats import imported as imported_formats
-from gymdata.formats.conversion.batches import Imported, Reader, imported
+from gymdata.formats.conversion.batches import Imported, Reader
 from gymdata.formats.conversion.exporting import Export
 from gymdata.formats.conversion.importing import ODD, JsonObject, Keys, Rejected, TableRow, reason_of
 from gymdata.formats.conversion.rows import NO_TIME
@@ -152,7 +152,7 @@ def import_rollouts(
         format="jsonl" if format == "jsonl" else "parquet",
     ) as run:
         findings = _Findings(failed == "drop")
-        parts = rendered(imported(Reader(name, run.run_id, columns=columns), sources), renderer, ROLLOUTS)
+        parts = rendered(Reader(name, run.run_id, columns=columns)(sources), renderer, ROLLOUTS)
         run.write_batches(_counted(findings.gathered(parts), summary, run.sealed_rows + run.journal_rows))
         findings.count(summary)
         _write_lines(Path(output) / REJECTED, _rejected_lines(findings.rejected))
@@ -188,8 +188,7 @@ def _refuse_one_task(
     if share is None:
         return
     table = TABLES[format_named(reader.format).table]
-    parts = reader(sources) if table is PAIRS else imported(reader, sources)
-    parts = rendered(parts, None if renderer is None else renderer.uncounted(), table)
+    parts = rendered(reader(sources), None if renderer is None else renderer.uncounted(), table)
     refuse_one_task(_Findings(drop_masked).gathered(parts), share)
 
 

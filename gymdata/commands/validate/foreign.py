@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.checks.violations import Violation
-from gymdata.formats.conversion.batches import Reader, imported
+from gymdata.formats.conversion.batches import Reader
 from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
 from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
@@ -25,8 +25,7 @@ def rows(source: Source) -> Iterator[tuple[pa.RecordBatch, Ints] | Violation]:
     lines = None if source.kind == "parquet" else np.fromiter((n for n, _ in iter_lines(source)), np.int64)
     # What is the same in two files of text is an example of each.
     reader = Reader(format.name, str(source.path) if format.holds_text else "")
-    # Pairs have their ids already.
-    for part in imported(reader, [source]) if format.table == "rollouts" else reader([source]):
+    for part in reader([source]):
         for row in part.rejected:
             yield Violation(row.code, int(_numbers(lines, [row.line])[0]), detail=row.reason)
         if part.batch is not None:

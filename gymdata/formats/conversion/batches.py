@@ -6,7 +6,7 @@ Invariant: rows, ids, rejections and counts do not depend on how the rows are cu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gymdata.errors import DataError
 from gymdata.formats import format_named
-from gymdata.formats.conversion.importing import ODD, Importing, Numbering, Rejected, Unnumbered, rollout_id_of
+from gymdata.formats.conversion.importing import ODD, Importing, Numbering, Rejected
 from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
 from gymdata.store.columns import build
@@ -25,8 +25,6 @@ from gymdata.workers.tuning import rare_collections
 if TYPE_CHECKING:
     from gymdata.store.paths import Source
 
-#: Bytes of files that are read together, so that many small files do not become many small batches.
-_JOB_BYTES = 64 << 20
 #: About the bytes of a pair, which bounds how many are in memory as Python objects.
 _PAIR_BYTES = 16_384
 
@@ -37,10 +35,6 @@ class Imported:
 
     batch: pa.RecordBatch | None
     rejected: list[Rejected]
-    #: What the index of each row that was read is determined by, rejected ones as well.
-    hashes: list[tuple[bytes, str | None, str]]
-    #: For each row of the batch, its number in ``hashes``; None for one that has an index of its own.
-    keys: list[int | None]
     #: For each row of the batch, its file and line.
     origins: list[tuple[Path, int]]
 
@@ -66,8 +60,9 @@ class Reader:
                 yield from islice(self._read(sources, careful=True), done, None)
 
     def _read(self, sources: Sequence[Source], *, careful: bool) -> Iterator[Imported]:
-        format, numbering, rejected = format_named(self.format), Unnumbered(), list[Rejected]()
+        format, rejected = format_named(self.format), list[Rejected]()
         table = TABLES[format.table]
+        numbering = Numbering(text=format.holds_text)
         importing = Importing(self.run_id, numbering, rejected.append, None, self.keep_contradicting, self.columns)
         if careful:
             importing.check = lambda row: _refuse_unfit(row, table)
@@ -83,23 +78,15 @@ class Reader:
                 for line, row in chain([first], rows)
             )
             for batch in row_batches(sized, table, columns, f"imported {table.name}"):
-                yield _taken(batch, importing, numbering, rejected)
-        yield _taken(None, importing, numbering, rejected)
+                yield _taken(batch, importing, rejected)
+        yield _taken(None, importing, rejected)
 
 
-def _taken(
-    batch: pa.RecordBatch | None, importing: Importing, numbering: Unnumbered, rejected: list[Rejected]
-) -> Imported:
+def _taken(batch: pa.RecordBatch | None, importing: Importing, rejected: list[Rejected]) -> Imported:
     """What was read since the last call."""
-    imported = Imported(
-        batch,
-        rejected.copy(),
-        numbering.keys.copy(),
-        importing.keys.copy(),
-        importing.origins.copy(),
-    )
-    for gathered in (rejected, numbering.keys, importing.keys, importing.origins):
-        gathered.clear()
+    imported = Imported(batch, rejected.copy(), importing.origins.copy())
+    rejected.clear()
+    importing.origins.clear()
     return imported
 
 
@@ -110,48 +97,3 @@ def _refuse_unfit(row: TableRow, table: Table) -> None:
     except DataError as error:
         # The row's file and line are reported beside the reason.
         raise DataError(error.reason) from error
-
-
-def imported(reader: Reader, sources: Sequence[Source]) -> Iterator[Imported]:
-    """What ``reader`` makes of the files, with the ids, groups and indices of all rows."""
-    format = format_named(reader.format)
-    numbering = Numbering(text=format.holds_text)
-    job: list[Source] = []
-    jobs: list[Sequence[Source]] = []
-    size = _JOB_BYTES
-    for source in sources:
-        if size >= _JOB_BYTES:
-            job, size = [], 0
-            jobs.append(job)
-        job.append(source)
-        size += source.path.stat().st_size
-    for part in (part for job in jobs for part in reader(job)):
-        positions = [numbering.of_key(*key) for key in part.hashes]
-        if part.batch is None:
-            yield part
-            continue
-        yield replace(part, batch=_numbered(part, positions, reader.run_id))
-
-
-def _numbered(part: Imported, positions: Sequence[tuple[str, int]], run_id: str) -> pa.RecordBatch:
-    """The batch with the group and index of each row that has none of its own, and their ids."""
-    batch = part.batch
-    assert batch is not None
-    names = ("rollout_id", "task_id", "group_id", "rollout_index")
-    ids, tasks, groups, indices = (batch.column(name).to_pylist() for name in names)
-    for row, key in enumerate(part.keys):
-        if key is not None:
-            group, index = positions[key]
-            if ids[row] == rollout_id_of(run_id, part.hashes[key][1] or "", -1):
-                ids[row] = rollout_id_of(run_id, group, index)
-            if tasks[row] == groups[row]:
-                tasks[row] = group
-            groups[row] = group
-            if indices[row] < 0:
-                indices[row] = index
-    numbered = dict(zip(names, (ids, tasks, groups, indices), strict=True))
-    columns = [
-        pa.array(numbered[field.name], field.type) if field.name in numbered else column
-        for field, column in zip(batch.schema, batch.columns, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)

@@ -138,18 +138,6 @@ def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:
         raise DataError.unreadable(source.path, str(error)) from error
 
 
-class Unnumbered:
-    """Replaces ``Numbering`` when only a part of the rows is known: records what is needed to number them later."""
-
-    def __init__(self) -> None:
-        self.keys: list[tuple[bytes, str | None, str]] = []
-
-    def of_content(self, content: bytes, group: str | None, given: str = "") -> tuple[str, int]:
-        """(group, −1): no place."""
-        self.keys.append((xxhash.xxh3_128_digest(content), group, given))
-        return group or "", -1
-
-
 class Keys:
     """Hashes of 16 bytes, each with a number: a hash table in flat arrays, which takes 36 to 72 bytes per key; a dict takes
     300."""
@@ -223,10 +211,7 @@ class Numbering:
     def of_content(self, content: bytes, group: str | None, given: str = "") -> tuple[str, int]:
         """(group, index in it) of a row. Without a ``group`` the row is a group of its own. ``given``: identifies the
         prompt of a row whose group is an id of its source; the id is the group of the first prompt that has it."""
-        return self.of_key(xxhash.xxh3_128_digest(content), group, given)
-
-    def of_key(self, key: bytes, group: str | None, given: str = "") -> tuple[str, int]:
-        """``of_content`` of the content that has this xxh3 (128 bits)."""
+        key = xxhash.xxh3_128_digest(content)
         if group and given:
             group = self._of_prompt(group, given)
         packed = None if self._text else self._contents.get(key)
@@ -255,7 +240,7 @@ class Importing:
     """
 
     run_id: str
-    numbering: Numbering | Unnumbered
+    numbering: Numbering
     reject: Reject | None = None
     check: Check | None = None
     keep_contradicting: bool = False
@@ -263,11 +248,5 @@ class Importing:
     columns: Mapping[str, str] = field(default_factory=dict)
     #: File, line and indices of the row in hand.
     origin: tuple[str | int, ...] = ()
-    #: For each row that was read, its number in ``Unnumbered.keys``; None for one that has an index of its own.
-    keys: list[int | None] = field(default_factory=list)
     #: For each row that was read, its file and line.
     origins: list[tuple[Path, int]] = field(default_factory=list)
-
-    @property
-    def n_keys(self) -> int:
-        return len(self.numbering.keys) if isinstance(self.numbering, Unnumbered) else 0

@@ -62,11 +62,12 @@ def table_rows(sources: list[Source], importing: Importing | None = None) -> Ite
                 except nemo_rows.BadRow:
                     if (attempt := _unread(line, importing, of_failures)) is None:
                         raise
-                    importing.keys.append(importing.n_keys - 1)
                     yield attempt
                     continue
                 # Numbered before the check, so that rollouts are numbered alike with and without it.
                 group, index = importing.numbering.of_content(line.strip(), row.group, row.given)
+                if _own_index(row) is not None:
+                    group = row.group or group  # as gymdata wrote it, whatever the prompts of the group are
                 rollout = _rollout(row, importing.run_id, group, index)
                 if (failure := nemo_rows.failure_in(row.value, of_failures)) is not None:
                     rollout = without_reward(rollout, failure)
@@ -79,8 +80,6 @@ def table_rows(sources: list[Source], importing: Importing | None = None) -> Ite
                 reason = "; ".join(part for part in (bad.detail, ", ".join(labels), *values) if part)
                 turn_down(bad.code, reason, source, number, line, importing.reject, "a NeMo Gym rollout", error)
                 continue
-            own = object_of(row.value.get("gymdata")).get("rollout_index") == rollout["rollout_index"]
-            importing.keys.append(None if own else importing.n_keys - 1)
             importing.origins.append((source.path, number))
             yield rollout
 
@@ -98,6 +97,12 @@ def _index(value: JsonObject, index: int) -> int:
     """The index that NeMo Gym gave the rollout, which a failed attempt and its retry share; else ``index``."""
     of_gym = value.get("_ng_rollout_index")
     return of_gym if type(of_gym) is int and 0 <= of_gym < 2**31 else index
+
+
+def _own_index(row: nemo_rows.Row) -> int | None:
+    """The index of a row that gymdata wrote; None of any other row."""
+    index = object_of(row.value.get("gymdata")).get("rollout_index")
+    return index if row.rollout_id and type(index) is int and 0 <= index < 2**31 else None
 
 
 @dataclass(slots=True)
@@ -181,8 +186,8 @@ def _rollout(row: nemo_rows.Row, run: str, group: str, index: int) -> RolloutRow
     # Rows that gymdata wrote have what NeMo Gym has no place for, and which limit it was.
     own, name = object_of(value.get("gymdata")), row.rollout_id or rollout_id_of(run, group, index)
     index = _index(value, index)
-    if row.rollout_id and type(own.get("rollout_index")) is int and 0 <= own["rollout_index"] < 2**31:
-        index = own["rollout_index"]
+    if (own_index := _own_index(row)) is not None:
+        index = own_index
     neutral = {"policy_hash": f"served:{model}", "policy_version": 0, "duration_s": 0.0}
     if status == "truncated" and isinstance(own.get("stop_reason"), str):
         why = own["stop_reason"]
