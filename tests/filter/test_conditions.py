@@ -137,7 +137,6 @@ def test_a_rank_that_is_no_number_is_missing() -> None:
     """A number that is ranked by is null where its arithmetic has no result."""
     rows = [{"reward": 0.0, "duration_s": 0.0}, {"reward": 1.0}]
     assert answers("reward / duration_s", rows, "number") == [None] * 2
-    assert answers("pow(reward - 5, 0.5)", rows, "number") == [None] * 2
 
 
 @pytest.mark.parametrize(
@@ -178,6 +177,28 @@ def test_what_is_no_condition_is_refused(condition: str, told: str) -> None:
     """A mistake is told with what was meant."""
     with pytest.raises(UsageError, match=f"(?s){told}"):
         answers(condition, ROWS)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "reward * 1e308 * 10 - reward * 1e308 * 10 > 0",
+        "'nan'::double > n_turns",
+        "list_sum([reward, 'nan']) > 0",
+        "not pow(reward - 2, 0.5) < 1",
+        "list_contains([k FOR k IN [1.0] IF k > 0], pow(-reward, 0.5))",
+    ],
+)
+def test_nan_that_is_computed_is_refused(condition: str) -> None:
+    """DuckDB holds it to be above all numbers."""
+    with pytest.raises(UsageError, match=r"computes with NaN for \d rollout"):
+        answers(condition, ROWS)
+
+
+def test_a_case_leaves_out_rollouts_whose_result_would_be_nan() -> None:
+    """What does not come out of it is not looked at."""
+    rows = [{"reward": 4.0}, {"reward": -4.0}]
+    assert answers("CASE WHEN reward > 0 THEN pow(reward, 0.5) END > 1", rows) == [True, None]
 
 
 def test_an_error_of_duckdb_is_about_the_expression() -> None:

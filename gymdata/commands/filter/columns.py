@@ -25,7 +25,7 @@ from pyarrow.fs import LocalFileSystem
 
 from gymdata.commands.filter.conditions import Expression, about, connection
 from gymdata.commands.query.views import failures, known
-from gymdata.errors import GymdataError, UsageError
+from gymdata.errors import GymdataError, UsageError, counted
 from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.schema import AGENTS, ROLLOUTS
 from gymdata.scores.chosen import default_score, scores_of, with_score
@@ -121,19 +121,24 @@ def evaluate(
     under ``sources``, and each of ``expressions`` by its name. All are checked before a row is evaluated.
 
     ``rollouts``: where they are in memory, their rewards chosen. Raises UsageError for an expression that names an unknown
-    column, is of another kind, or that DuckDB cannot evaluate.
+    column, is of another kind, that DuckDB cannot evaluate, or that computes with NaN.
     """
     read = rollouts or Rollouts(lambda names: (b for source in sources for b in scan_batches(source, AGENTS, names)))
     named = {name: expression.where for expression in expressions.values() for name in expression.names()}
     try:
         with about("; ".join(expression.subject for expression in expressions.values())):
             scores = _make_view(con, read, sources, named, chosen=rollouts is not None)
-            for expression in expressions.values():
-                expression.check(con)
-            made = "".join(f", {expression.sql} AS {name}" for name, expression in expressions.items())
+            nan = {name: expression.check(con) for name, expression in expressions.items()}
+            made = "".join(f", {e.sql} AS {name}, {nan[name]} AS nan_{name}" for name, e in expressions.items())
             con.execute(f"CREATE TEMP TABLE rows AS SELECT {', '.join(_KEYS)}{made} FROM rollouts")
     except UsageError as error:
         raise read.fault or error from error.__cause__
+    for name, expression in expressions.items():
+        if n := con.execute(f"SELECT count(*) FROM rows WHERE nan_{name}").fetchall()[0][0]:
+            raise UsageError(
+                f"{expression.subject}: computes with NaN for {counted(n, 'rollout')}",
+                hint="CASE WHEN … THEN … END leaves these out",
+            )
     return scores
 
 

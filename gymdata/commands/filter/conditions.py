@@ -1,7 +1,8 @@
 """Expressions of ``gymdata filter`` and ``view``: DuckDB's, over the view ``rollouts`` of ``columns``.
 
 Missing values have three-valued logic: a comparison with one is neither true nor false, and a row is kept only where its
-condition is true. A stored NaN is missing, and so is what is divided by 0.
+condition is true. A stored NaN is missing, and so is what is divided by 0; an expression that makes another NaN, which
+DuckDB holds to be above all numbers, is refused.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ from gymdata.errors import UsageError
 _HINT = (
     "a field of tasks is task.NAME, a text is in single quotes, and of its group a rollout has mean_reward, n_scored …"
 )
+#: What may be no number where its parts are numbers, in DuckDB's tree of a statement.
+_COMPUTED = ("FUNCTION", "CAST", "CASE", "OPERATOR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +50,60 @@ class Expression:
 
     def names(self) -> list[str]:
         """The columns that it names, of tasks with their field (``task.level``); none where it cannot be read."""
-        with connection() as con, about(self.subject):
-            tree = json.loads(con.execute("SELECT json_serialize_sql(?)", [f"SELECT {self.sql}"]).fetchall()[0][0])
-        parameters = {path[0] for node in _nodes(tree) if node["class"] == "LAMBDA" for path in _paths(node["lhs"])}
+        tree = self._tree()
+        parameters = _parameters(tree)
         paths = (path[path[0] == "rollouts" and len(path) > 1 :] for path in _paths(tree))
         names = (".".join(path) if path[0] == "task" else path[0] for path in paths)
         return list(dict.fromkeys(name for name in names if name not in parameters))
 
-    def check(self, con: Any) -> None:
-        """Raises UsageError for what is no expression over one row of ``rollouts``, or of another kind."""
+    def check(self, con: Any) -> str:
+        """SQL of whether it computes with NaN. Raises UsageError for what is no expression over one row of ``rollouts``, or
+        of another kind."""
         import duckdb
 
         with about(self.subject):
             duckdb.SQLExpression(self.text)  # it is one
+            parts = self._parts() if self.kind != "value" else []
             # Also as a condition of rows, in which there are no aggregates.
-            kind = con.sql(f"SELECT {self.sql} FROM rollouts WHERE {self.sql} IS NULL").types[0]
+            columns = ", ".join([self.sql, *parts])
+            kind, *kinds = con.sql(f"SELECT {columns} FROM rollouts WHERE {self.sql} IS NULL").types
         if self.kind == "condition" and kind.id != "boolean":
             expected = f'a condition, such as "reward > 0.5"; this is {str(kind).lower()}'
             raise UsageError.bad_value(self.where, self.text, expected)
+        floats = [part for part, kind in zip(parts, kinds, strict=True) if kind.id in ("float", "double")]
+        return " OR ".join(f"coalesce(isnan(TRY({part})), false)" for part in floats) or "false"
+
+    def _tree(self) -> Any:
+        """DuckDB's tree of a statement that selects it."""
+        with connection() as con, about(self.subject):
+            return json.loads(con.execute("SELECT json_serialize_sql(?)", [f"SELECT {self.sql}"]).fetchall()[0][0])
+
+    def _parts(self) -> list[str]:
+        """What is computed in it, each part as SQL; of a list, a CASE and a subquery what comes out of it."""
+        tree, parts = self._tree(), list[str]()
+        select, parameters = tree["statements"][0]["node"], _parameters(tree)
+        for node in list(_nodes(select["select_list"], but=("then_expr", "else_expr", "subquery"))):
+            if node["class"] in _COMPUTED and parameters.isdisjoint(path[0] for path in _paths(node)):
+                select["select_list"] = [{**node, "alias": ""}]
+                with connection() as con:
+                    sql = con.execute("SELECT json_deserialize_sql(?)", [json.dumps(tree)]).fetchall()[0][0]
+                parts.append(sql.removeprefix("SELECT "))
+        return parts
 
 
-def _nodes(tree: Any) -> Iterator[Any]:
-    """The nodes of DuckDB's tree of a statement."""
+def _nodes(tree: Any, but: Collection[str] = ()) -> Iterator[Any]:
+    """The nodes of DuckDB's tree of a statement, ``but`` those below these keys."""
     if isinstance(tree, dict):
         if "class" in tree:
             yield tree
-        tree = list(tree.values())
+        tree = [child for key, child in tree.items() if key not in but]
     for child in tree if isinstance(tree, list) else ():
-        yield from _nodes(child)
+        yield from _nodes(child, but)
+
+
+def _parameters(tree: Any) -> set[str]:
+    """The names of the parameters of lambdas."""
+    return {path[0] for node in _nodes(tree) if node["class"] == "LAMBDA" for path in _paths(node["lhs"])}
 
 
 def _paths(tree: Any) -> list[list[str]]:
