@@ -10,7 +10,7 @@ import typer
 from gymdata.commands.import_export.settings import ExportConfig
 from gymdata.errors import counted
 
-from .console import command_words, finish, note
+from .console import finish, note
 from .flags import Json, Overwrite, with_flags
 
 _Path = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, file or glob; pairs for pair formats.")]
@@ -27,14 +27,7 @@ def export(
     from gymdata.commands.import_export.run import export as run
 
     format = settings.format
-    done = run(
-        path,
-        output,
-        format,
-        reward=settings.reward,
-        overwrite=overwrite,
-        command=command_words(),
-    )
+    done = run(path, output, format, reward=settings.reward, overwrite=overwrite)
     # The table shows people what is lost; a script that reads stdout may log this.
     for part, n in done.lost.items() if json else ():
         note(f"{format} cannot hold: {part} ({n:,} of {counted(done.rows_out + done.skipped, 'row')})")

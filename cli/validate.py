@@ -14,7 +14,7 @@ import typer
 from gymdata.commands.validate.settings import ValidateConfig
 from gymdata.errors import UsageError, counted, printable
 
-from .console import command_words, emit_json, facts, finish, folded, grid, note, paragraphs
+from .console import emit_json, facts, finish, folded, grid, note, paragraphs
 from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _fix(
     if output is None:
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
         raise UsageError("--fix needs -o: nothing is repaired in place", hint=hint)
-    account = fix(path, choice, output, overwrite=overwrite, command=command_words())
+    account = fix(path, choice, output, overwrite=overwrite)
 
     def show() -> None:
         columns = ("", "removed", "shortened", "split", "rollouts after", "turns lost", "tokens lost")
@@ -97,6 +97,8 @@ def _fix(
         facts("fix", account.rows())
 
     exit_code = finish(account, show, json=as_json)
+    for text in account.notes:
+        note(text)
     if not account.rollouts_out:
         note(f"--fix {choice} leaves no rollout: the table above has what the other choices keep")
     return exit_code

@@ -61,6 +61,7 @@ class FixReport(Report):
     errors_after: int = 0
     by_code: dict[str, int] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=lambda: {c: Cost() for c in CHOICES})
+    notes: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:

@@ -127,7 +127,7 @@ def _describing(key: str) -> Iterator[str]:
     """Keys of the run.jsons that may describe a file, or a folder, from outside it."""
     folder = PurePosixPath(key).parent
     above = [folder / "run.json", *([folder.parent / "run.json"] if folder.name == "rollouts" else [])]
-    yield from (f"{key}.run.json", *map(str, above))
+    yield from map(str, above)
 
 
 def _from_store(scheme: str, place: str) -> Path:

@@ -12,15 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, RefusedError, StoreError, UsageError, counted, option
+from gymdata.errors import DataError, RefusedError, UsageError, counted, option
 from gymdata.public import Paths as Paths
 from gymdata.rollouts.failures import failures_in, short_reason
+from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.schema import ROLLOUTS, Table
-from gymdata.settings import Config
 from gymdata.store import hash_file, read_run_json, scan_batches
 from gymdata.store.fetch import copy_of, is_url
 from gymdata.store.paths import (
-    RUN_JSON,
     Identity,
     RunFacts,
     Source,
@@ -32,7 +31,6 @@ from gymdata.store.paths import (
     run_jsons,
 )
 from gymdata.store.reading import SCORED, content_of
-from gymdata.store.run_json import differences
 from gymdata.store.tables import files_of, scan_source
 
 #: Stages whose output is made from rollouts in other folders.
@@ -84,7 +82,7 @@ def rollouts_behind(source: str | Path) -> Iterator[str | Path]:
             yield path
             continue
         # A run that was moved whole still has its stages inside.
-        outer = run_json.parent.parent if run_json.name == RUN_JSON else run_json.parent
+        outer = run_json.parent.parent
         parents = [copy_of(parent) if is_url(parent) else Path(parent) for parent in parent_paths(facts)]
         waiting += [parent if parent.exists() else outer for parent in parents]
 
@@ -191,14 +189,23 @@ def chosen_rows(
                 yield batch if mask.all() else batch.filter(pa.array(mask))
 
 
-def refuse_other_settings(target: Path, config: Config, noun: str, overwrite: bool) -> None:
-    """Raises StoreError when ``target`` holds ``noun`` with another ``config``."""
-    if overwrite or not target.exists():
-        return
-    recorded = read_run_json(target).get("config", {})
-    other = differences(recorded, config.model_dump(mode="json"), config.defaults())
-    if other:
-        raise StoreError.other_settings(target, noun, other)
+def single_file(file: Path, sources: Sequence[str | Path]) -> list[str]:
+    """What an output that is one file, and has no run.json, does not record of how ``sources`` were sampled, as a note.
+
+    Raises UsageError for a file in the folder of an output that ``sources`` do not come from: its run.json would be taken
+    for that of the file.
+    """
+    runs = [facts for source in sources for facts in lineage(source)]
+    if (around := find_run_json(file)) is not None:
+        if read_facts(around) not in runs:
+            hint = "give a file elsewhere, or a folder"
+            raise UsageError(f"-o {file}: {around} would count as its run.json", hint=hint)
+        return []
+    identities = [identity for run in runs if (identity := run.get("identity"))]
+    biases = sorted({reason for identity in identities for reason in sampling_biases(identity)})
+    sampled = f" ({', '.join(biases)}: L304)" if biases else ""
+    lost = f"how its rollouts were sampled{sampled}, and with which tokenizer, is not known to later commands"
+    return [f"{file} is a single file, without a run.json: {lost}; a folder has one"] if identities else []
 
 
 def stage_folder(sources: Sequence[str | Path], stage: str, name: str) -> Path:
@@ -217,7 +224,7 @@ def own_run(sources: Sequence[str | Path]) -> Path | None:
 
 def run_folder(source: str | Path) -> Path | None:
     run_json = find_run_json(source)
-    return run_json.parent if run_json is not None and run_json.name == "run.json" else None
+    return None if run_json is None else run_json.parent
 
 
 def runs_of(sources: Iterable[str | Path]) -> list[Path]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError, option
+from gymdata.errors import DataError, StoreError, UsageError, option
 from gymdata.store.fetch import copy_command, is_copy, is_url, url_of
 
 if TYPE_CHECKING:
@@ -99,24 +99,24 @@ def matches(path: str | Path) -> list[Path]:
 
 def run_jsons(path: str | Path) -> list[Path]:
     """Every run.json that describes a path argument, each once: of a glob those of all that it matches."""
-    return [run_json for run_json in _beside_or_above(path) if run_json is not None]
+    return [run_json for run_json in _in_or_above(path) if run_json is not None]
 
 
 def find_run_json(path: str | Path) -> Path | None:
-    """The run.json that describes a path argument: beside or above it; of a glob the one for all that it matches."""
-    described = _beside_or_above(path)
+    """The run.json that describes a path argument: in it, or above it; of a glob the one for all that it matches."""
+    described = _in_or_above(path)
     return described.pop() if len(described) == 1 else None
 
 
-def _beside_or_above(path: str | Path) -> list[Path | None]:
+def _in_or_above(path: str | Path) -> list[Path | None]:
     """The run.json files of a path argument, each once, with None where something has none."""
     source = Path(path)
     if not source.exists() and globbing.has_magic(str(path)):
-        return list(dict.fromkeys(run_json for match in _expand(str(path)) for run_json in _beside_or_above(match)))
+        return list(dict.fromkeys(run_json for match in _expand(str(path)) for run_json in _in_or_above(match)))
     if source.is_dir():
         candidates = [source / RUN_JSON, *([source.parent / RUN_JSON] if source.name == ROLLOUTS_FOLDER else [])]
     else:
-        candidates = [beside(source), source.parent / RUN_JSON]
+        candidates = [source.parent / RUN_JSON]
         if source.parent.name == ROLLOUTS_FOLDER:
             candidates.append(source.parent.parent / RUN_JSON)
     return [next((c for c in candidates if c.is_file()), None)]
@@ -150,42 +150,9 @@ def read_facts(file: Path) -> RunFacts:
     return facts
 
 
-def beside(file: Path) -> Path:
-    """The path of the run.json of a stage output that is a single file."""
-    return file.with_name(file.name + ".run.json")
-
-
-def new_files(run_json: Path) -> Path:
-    """The folder of an output's files until all are on disk."""
-    return run_json.with_name(f".{run_json.name}.new")
-
-
-def being_replaced(run_json: Path) -> list[str] | None:
-    """The names of the files of an output while they are partly the old ones and partly the new ones, else None."""
-    try:
-        facts = json.loads(run_json.read_bytes())
-        return [*(entry["path"] for entry in facts["files"]), *facts["replacing"]["gone"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # whoever reads it says what is wrong
-
-
-def refuse_unfinished(run_json: Path, file: Path | None = None) -> None:
-    """Raise DataError while the output that ``run_json`` describes (of it ``file``, when given) is being replaced."""
-    names = being_replaced(run_json)
-    if names is None or (file is not None and file.name not in names):
-        return
-    # Its writer is at work, or was killed between its decision and the last rename: a fault of the data.
-    error = DataError(
-        f"{file or run_json.parent}: is unfinished: its new content is decided ({run_json.name}) and not all in place",
-        hint="run the command that writes it again: it finishes this first (or is at work now: wait for it)",
-    )
-    error.exit_code = EXIT_FAULTS
-    raise error
-
-
 def local_output(output: str | Path) -> Path:
     """An output as a path. Raises UsageError for a URL, for a place beside what was fetched, and for ``-``, which elsewhere
-    means standard output: what is written here are files, beside a run.json."""
+    means standard output: what is written here are files and folders."""
     if str(output) == "-":
         raise UsageError(
             "-o -: writing to standard output is not supported",
@@ -205,55 +172,21 @@ def local_output(output: str | Path) -> Path:
     return Path(output)
 
 
-def output_file(output: str | Path, name: str) -> Path:
-    """The output that ``-o`` means: a ``.parquet`` or ``.jsonl`` file, or a folder for the file ``name``.
-
-    Raises UsageError for the name of a file of another kind, which would become a folder.
-    """
-    target = local_output(output)
-    if target.suffix in (".parquet", ".jsonl"):
-        return target
-    if target.suffix.lower() in _OTHER_FILES and not target.is_dir():
+def is_table_file(output: Path) -> bool:
+    """Whether ``-o`` names a ``.parquet`` or ``.jsonl`` file, not a folder. Raises UsageError for the name of a file of
+    another kind, which would become a folder."""
+    if output.suffix.lower() in _OTHER_FILES and not output.is_dir():
         raise UsageError.bad_value("-o", str(output), "a name ending in .parquet or .jsonl, or a folder")
-    return target / name
+    return output.suffix in (".parquet", ".jsonl") and not output.is_dir()
 
 
-def output_files(output: str | Path, name: str, *, split: bool) -> dict[str, Path]:
-    """The files of an output by side: "kept", which is ``output_file``, or the "train" and "test" sides of a split. The
-    test side of a file is ``NAME.test.SUFFIX`` beside it."""
-    target = output_file(output, name)
-    if not split:
-        return {"kept": target}
-    if target.name == name:
-        return {side: target.with_name(f"{side}.parquet") for side in ("train", "test")}
-    return {"train": target, "test": target.with_name(f"{target.stem}.test{target.suffix}")}
-
-
-def files_apart(
-    output: str | Path | None,
-    name: str,
-    sources: Iterable[str | Path],
-    table: Table,
-    done: str,
-    *,
-    split: bool = False,
-    dry_run: bool = True,
-) -> dict[str, Path]:
-    """``output_files`` of a command whose output has to be given. Raises UsageError without one (``dry_run``: whether the
-    command can do without) and for one of the files of ``sources``, which are ``done``, such as "merged"."""
-    if output is None:
-        without = f"; {option('dry_run', True)} only counts" if dry_run else ""
-        raise UsageError("-o is missing", hint=f"-o FOLDER, FILE.parquet or FILE.jsonl{without}")
-    targets = output_files(output, name, split=split)
-    refuse_inputs(targets.values(), sources, table, done)
-    return targets
-
-
-def refuse_inputs(targets: Iterable[Path], sources: Iterable[str | Path], table: Table, done: str) -> None:
-    """Raises UsageError for a target that is one of the files of ``sources``, which are ``done``, such as "merged"."""
-    read = {file.path.resolve() for source in sources for file in resolve(source, table)}
-    if same := next((target for target in targets if target.resolve() in read), None):
-        raise UsageError(f"-o {same}: is one of the files that are {done}", hint="give another name")
+def refuse_inputs(place: Path, sources: Iterable[str | Path], table: Table, done: str) -> None:
+    """Raises UsageError for an output that is one of the files of ``sources``, or a folder that holds one: they are
+    ``done``, such as "merged"."""
+    at = place.resolve()
+    if any(at in (path, *path.parents) for path in (f.path.resolve() for s in sources for f in resolve(s, table))):
+        holds = "holds" if place.is_dir() else "is"
+        raise UsageError(f"-o {place}: {holds} one of the files that are {done}", hint="give another name")
 
 
 def segments(folder: Path) -> list[Source]:
@@ -311,7 +244,6 @@ def _resolve_one(path: Path, table: str) -> list[Source]:
     if path.is_dir():
         if path.name == ROLLOUTS_FOLDER and table == ROLLOUTS_FOLDER and (path.parent / RUN_JSON).is_file():
             return _sealed_by_run_json(path.parent)
-        refuse_unfinished(path / RUN_JSON)
         if not (path / RUN_JSON).is_file():
             raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
         if table == ROLLOUTS_FOLDER:
@@ -319,22 +251,19 @@ def _resolve_one(path: Path, table: str) -> list[Source]:
             return files or _sealed_by_run_json(path)
         if sources := _tables_in(path, table):
             return sources
-        return [s for inner in sorted(path.iterdir()) if (inner / RUN_JSON).is_file() for s in _tables_in(inner, table)]
+        # One that is being made, or was renamed away, has a hidden name.
+        inside = [p for p in sorted(path.iterdir()) if p.name[0] != "." and (p / RUN_JSON).is_file()]
+        return [source for folder in inside for source in _tables_in(folder, table)]
     if not path.exists():
         raise DataError.missing_path(path)
     DataError.refuse_pipe(path)
-    for described in (beside(path), path.parent / RUN_JSON):
-        refuse_unfinished(described, path)
     return [_classify(path)]
 
 
 def _tables_in(folder: Path, table: str) -> list[Source]:
     """Files named after the table: ``pairs.parquet``, ``pairs-00000.jsonl.gz``."""
     named = re.compile(re.escape(table) + r"(-[\w.]+?)?\.(parquet|(jsonl|ndjson)(\.gz|\.zst)?)")
-    files = [p for p in sorted(folder.iterdir()) if named.fullmatch(p.name) and p.is_file()]
-    if files:
-        refuse_unfinished(folder / RUN_JSON)
-    return [_classify(p) for p in files]
+    return [_classify(p) for p in sorted(folder.iterdir()) if named.fullmatch(p.name) and p.is_file()]
 
 
 def _classify(path: Path) -> Source:

@@ -163,7 +163,7 @@ class Run:
         if rows_per_file is not None and rows_per_file < 1:
             raise UsageError.bad_value("rows per file", rows_per_file, "at least 1")
         path = Path(folder)
-        refuse_other_kind(path / RUN_JSON, str(facts.get("stage") or "collect"))
+        refuse_other_kind(path, str(facts.get("stage") or "collect"))
         refuse_foreign(path)
         with made_folder(path):
             lock = Lock(path)
@@ -202,7 +202,7 @@ class Run:
     ) -> None:
         """Raise what ``open`` would raise, and write nothing."""
         path = Path(folder)
-        refuse_other_kind(path / RUN_JSON, "collect")
+        refuse_other_kind(path, "collect")
         refuse_foreign(path)
         refuse_held(path)
         if not overwrite:

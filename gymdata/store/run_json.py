@@ -20,23 +20,18 @@ import xxhash
 from filelock import Timeout
 
 from gymdata.errors import DataError, StoreError, redacted_all
-from gymdata.store.lock import LOCK, claim, is_held
-from gymdata.store.paths import EXPERIMENT, RUN_JSON, TAGS, FileEntry, RunFacts, beside, find_run_json, read_facts
+from gymdata.store.lock import claim, is_held
+from gymdata.store.paths import EXPERIMENT, RUN_JSON, TAGS, FileEntry, RunFacts, find_run_json, read_facts
 
 _OPTIONS = (
     orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
 )
 
 
-def write_run_json(target: str | Path, facts: RunFacts) -> Path:
-    """Write the run.json of a stage output: into a folder, or beside a ``.parquet``/``.jsonl`` file (FILE.run.json).
-
-    ``facts``: as ``complete`` takes them. Returns where it was written. Raises StoreError.from_os.
-    """
-    base = Path(target)
-    is_file = base.suffix in (".parquet", ".jsonl", ".gz", ".zst") and not base.is_dir()
-    path = base if base.name.endswith(RUN_JSON) else beside(base) if is_file else base / RUN_JSON
-    return write_json(path, {key: redacted_all(value) for key, value in complete(facts).items()})
+def write_run_json(folder: str | Path, facts: RunFacts) -> Path:
+    """Write the run.json of a folder. ``facts``: as ``complete`` takes them. Returns where it was written. Raises
+    StoreError.from_os."""
+    return write_json(Path(folder, RUN_JSON), {key: redacted_all(value) for key, value in complete(facts).items()})
 
 
 def write_json(path: Path, value: Any) -> Path:
@@ -74,7 +69,7 @@ def read_run_json(path: str | Path) -> RunFacts:
     """The facts that describe a path argument (run or stage folder, file, glob, or a run.json itself). Raises DataError
     when it is missing or does not parse."""
     argument = Path(path)
-    run_json = argument if argument.name.endswith(RUN_JSON) and argument.is_file() else find_run_json(argument)
+    run_json = argument if argument.name == RUN_JSON and argument.is_file() else find_run_json(argument)
     if run_json is None:
         if argument.is_dir():
             raise DataError.not_a_run(argument, sorted(p.name for p in argument.iterdir()))
@@ -101,8 +96,8 @@ def state_of(run_json: Path, facts: RunFacts) -> str:
 
 def is_written(run_json: Path) -> bool:
     """Whether a process of this machine is writing the output that ``run_json`` describes."""
-    of_folder = run_json.name == RUN_JSON
-    return is_held(run_json.parent, LOCK if of_folder else f".{run_json.name.removesuffix(f'.{RUN_JSON}')}.lock")
+    folder = run_json.parent.absolute()
+    return is_held(folder) or is_held(temporary_of(folder))
 
 
 def state_left(facts: RunFacts) -> str:
@@ -113,7 +108,7 @@ def state_left(facts: RunFacts) -> str:
     if last is not None and "ended_at" in last and (last["ended_at"] is None or last.get("outcome") != "closed"):
         return "interrupted"
     # Trainings and finetune have no attempts, or closed ones: a status.
-    if facts.get("status") in ("running", "failed") or "replacing" in facts:
+    if facts.get("status") in ("running", "failed"):
         return "interrupted"
     operation, counts = (last or {}).get("operation"), facts.get("counts")
     gave_up = isinstance(operation, dict) and operation.get("give_up")

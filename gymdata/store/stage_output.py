@@ -1,15 +1,18 @@
-"""An output of a command: data files and the run.json that describes them, which appear together or not at all.
+"""An output of a command that can be computed again: a folder with data files and the run.json that describes them, or one
+file without a run.json. It appears whole, and the output that it replaces goes whole.
 
-Invariants: one process writes an output; a folder or file that holds another kind of output is refused, also with
-overwrite; nothing that is there changes before all of the new output is on disk, in a hidden folder beside it. Then the
-new run.json replaces the old one, with the key ``replacing``: from then on the new output counts, and readers refuse it
-until its files are renamed and that key is gone. A process killed before that leaves the old output; after one killed
-later, the next process that opens the output completes it.
+Invariants: one process writes an output; a folder that holds another kind of output is refused, also with overwrite;
+nothing that is there changes before all of the new output is on disk, in the hidden folder ``.NAME.tmp``. Then the old
+folder is renamed to ``.NAME.old``, the new one gets its name, what others put into the old one moves to the new one, and
+the old one is removed. A process killed before that leaves the old output, one killed between the renames both: whoever
+opens the output next gives the old one its name back. The command is repeated whole.
 """
 
 from __future__ import annotations
 
 import contextlib
+import filecmp
+import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +21,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gymdata import __version__
-from gymdata.errors import DataError, StoreError, option
+from gymdata.errors import StoreError, option
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.settings import Config
 from gymdata.store.journal import FAILURES
-from gymdata.store.lock import LOCK, Lock, made_folder
+from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import (
     DERIVED,
     PART,
@@ -31,18 +34,17 @@ from gymdata.store.paths import (
     SESSIONS_FOLDER,
     FileEntry,
     RunFacts,
-    being_replaced,
-    beside,
+    is_table_file,
     local_output,
-    new_files,
     read_facts,
+    refuse_unwritable,
 )
 from gymdata.store.run_json import (
-    complete,
     describe_file,
     differences,
     refuse_link,
     sync,
+    temporary_of,
     write_run_json,
 )
 
@@ -74,22 +76,13 @@ STAGES = {
 }
 
 
-def described_by(target: Path, *names: str) -> Path:
-    """The run.json of an output whose first file is ``target``: that of its folder when it is called one of ``names``,
-    which are what the command itself calls it, else the one beside the file."""
-    return target.parent / RUN_JSON if target.name in names else beside(target)
-
-
-def refuse_other_kind(run_json: Path, stage: str, files: Iterable[str] = ()) -> None:
-    """Raises StoreError when what ``run_json`` describes, or the folder that it would describe, holds the output of another
-    stage, or one of ``files`` beside it belongs to another output; UsageError for a place that is no local path."""
-    folder = local_output(run_json).parent
-    of_folder = run_json.name == RUN_JSON
-    kind = kind_held(folder) if of_folder else _kind_of(read_facts(run_json)) if run_json.is_file() else None
+def refuse_other_kind(folder: Path, stage: str) -> None:
+    """Raises StoreError when ``folder`` holds the output of another stage, or would be a part of another output; UsageError
+    for a place that is no local path."""
+    kind = kind_held(local_output(folder))
     if kind is not None and kind != kind_of_stage(stage):
-        raise StoreError.other_kind(folder if of_folder else run_json.with_suffix("").with_suffix(""), _name(kind))
-    for part in [folder] if of_folder else [folder / name for name in files]:
-        refuse_owned(part)
+        raise StoreError.other_kind(folder, _name(kind))
+    refuse_owned(folder)
 
 
 def refuse_owned(part: Path) -> None:
@@ -164,43 +157,81 @@ class Part:
 
 
 class StageOutput:
-    """The output that ``run_json`` describes, open for writing; a context manager.
+    """The output at ``place``, open for writing; a context manager.
 
-    ``stage``: the command in its run.json; ``kind``: of output, where a stage has several. ``names``: of the files,
-    each of which must be missing or of this output; the first is the main one. ``facts``: the existing run.json, after
-    a killed process's work was completed; empty without one. Opening raises StoreError for another kind of output, a
-    file of that name that no run.json describes (without ``overwrite``), a symbolic link, and while another process
-    writes here; UsageError for what is no local path.
+    ``stage``: the command in its run.json; ``kind``: of output, where a stage has several. ``name``: of its main file; a
+    place called .parquet or .jsonl is that file alone (``is_file``), and with ``alone`` any place is. ``main``: the main
+    file's path. ``kept``: the folder also holds what was paid for, so its files are replaced one by one. ``facts``: the
+    existing run.json; empty without one. Opening raises StoreError for another kind of output, a folder with files that no
+    run.json describes (without ``overwrite``), a symbolic link, and while another process writes here; UsageError for what
+    is no local path.
     """
 
     def __init__(
-        self, run_json: Path, stage: str, names: Sequence[str], *, overwrite: bool = False, kind: str | None = None
+        self,
+        place: Path,
+        stage: str,
+        name: str = "",
+        *,
+        overwrite: bool = False,
+        kind: str | None = None,
+        alone: bool = False,
+        kept: bool = False,
     ) -> None:
-        self.run_json, self.stage, self.names, self.overwrite = run_json, stage, names, overwrite
-        self.folder = run_json.parent
+        self.place, self.stage, self.overwrite = local_output(place), stage, overwrite
+        self.is_file = alone or (bool(name) and is_table_file(self.place))
+        self.main = self.place if self.is_file else self.place / name
         self.facts: RunFacts = {}
+        self._kind, self._kept = kind or stage, kept
         self._parts: dict[str, Part] = {}
         self._schemas: dict[str, int] = {}
-        self._kind, self._new = kind or stage, new_files(run_json)
-        refuse_other_kind(run_json, self._kind, names)
+        # User code may change the current folder.
+        self._at = self.place.absolute() if self.is_file else self.place.resolve()
+        self.new, self._old = temporary_of(self._at), self._at.with_name(f".{self._at.name}.old")
+        self._refuse()
+
+    def _refuse(self) -> None:
+        if self.is_file:
+            refuse_owned(self.place)
+            refuse_link(self.place)
+            return
+        refuse_other_kind(self.place, self._kind)
+        refuse_unwritable(self.place)
+        is_mount = self._at.is_mount()
+        if not self._kept and (is_mount or Path.cwd().is_relative_to(self._at)):
+            is_fixed = "is a mounted disk" if is_mount else "holds the current folder"
+            raise StoreError(f"{self.place}: {is_fixed}, which no output replaces", hint="give a folder in it")
+        found = sorted(path.name for path in self._at.iterdir()) if self._at.is_dir() else []
+        foreign = [name for name in found if name not in (LOCK, *LOG_FILES)]
+        if foreign and RUN_JSON not in found and not self.overwrite:
+            raise StoreError(
+                f"{self.place}: is not empty, and no run.json says what it holds ({', '.join(foreign[:6])})",
+                hint=f"give another output folder ({option('overwrite', True)} writes into this one, and keeps its files)",
+            )
 
     def __enter__(self) -> StageOutput:
-        of_folder = self.run_json.name == RUN_JSON
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(made_folder(self.folder))
-            about = {"stage": self.stage, "files": list(self.names)}
-            stack.callback(Lock(self.folder, LOCK if of_folder else f".{self.names[0]}.lock", about=about).remove)
-            refuse_link(self._new)
-            stack.callback(self._drop_new)
-            if being_replaced(self.run_json) is not None:
-                self._put_in_place()
-            self._drop_new()
-            # Another process may have written here until now.
-            refuse_other_kind(self.run_json, self._kind, self.names)
-            self.facts = read_facts(self.run_json) if self.run_json.is_file() else {}
-            self._refuse_unknown(self.names)
-            stack.callback(leave_log, self.folder)
+            stack.enter_context(made_folder(self._at.parent))
+            if self._kept:
+                stack.enter_context(made_folder(self._at))
+            for path in (self.new, self._old):
+                refuse_link(path)
+            try:
+                self.new.mkdir(exist_ok=True)
+            except OSError as error:
+                raise StoreError.from_os(self.new, error) from error
+            stack.callback(self._remove_new)
+            self._lock = Lock(self.new, about={"stage": self.stage})
+            stack.callback(self._lock.remove)
+            stack.callback(self._tidy)
+            self._tidy()
+            # Another process may have written here until now, or is about to remove what it replaced.
+            self._refuse()
+            refuse_held(self._at)
+            run_json = self._at / RUN_JSON
+            self.facts = read_facts(run_json) if not self.is_file and run_json.is_file() else {}
+            stack.callback(leave_log, self.place)
             self._stack = stack.pop_all()
         return self
 
@@ -209,17 +240,42 @@ class StageOutput:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
+    def _clear(self) -> None:
+        """Remove what a killed process, or an error, left of a new output."""
+        for path in self.new.iterdir() if self.new.is_dir() else ():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+
+    def _tidy(self) -> None:
+        self._clear()
+        if self._old.exists():
+            self._settle()
+
+    def _remove_new(self) -> None:
+        with contextlib.suppress(OSError):
+            self.new.rmdir()
+
+    def _settle(self) -> None:
+        """Remove the output that was renamed away, or give it its name back where no new one has it."""
+        if not self._at.exists():
+            self._old.rename(self._at)
+            return
+        run_json = self._old / RUN_JSON
+        named = _named(read_facts(run_json)) if run_json.is_file() else []
+        ours = {RUN_JSON, LOCK, *(Path(name).parts[0] for name in named)}
+        for path in self._old.iterdir():
+            if path.name not in ours and not (self._at / path.name).exists():
+                path.rename(self._at / path.name)
+        shutil.rmtree(self._old)
+
     def refuse_other(
-        self,
-        key: str,
-        now: Config | Mapping[str, Any],
-        noun: str,
-        keep: Iterable[Path] = (),
-        parents: Sequence[Mapping[str, Any]] = (),
+        self, key: str, now: Config | Mapping[str, Any], noun: str, parents: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         """Raises StoreError when ``noun`` would be replaced and was made with another ``facts[key]`` than ``now``, or
-        from other runs than ``parents`` (as run.json has them). ``keep``: files that would stay (see ``finish``)."""
-        if self.overwrite or not self.facts or (self.facts.get("files") and not self._replaced(keep)):
+        from other runs than ``parents`` (as run.json has them)."""
+        if self.overwrite or not self.facts:
             return
         recorded = self.facts.get("parents") or []
         was, present = _sources(recorded), _sources(parents)
@@ -241,21 +297,20 @@ class StageOutput:
         if other:
             raise StoreError.other_settings(self.place, noun, other)
 
-    @property
-    def place(self) -> Path:
-        """The folder, or the main file where the output is not a folder's."""
-        return self.folder if self.run_json.name == RUN_JSON else self.folder / self.names[0]
-
     def part(self, name: str, **more: Any) -> Part:
-        """A file to write, with ``more`` for its entry in run.json. It gets its name in ``finish``. A second call for a name
-        starts that file again. Raises StoreError as opening does."""
-        self._refuse_unknown([name])
-        self._parts[name] = part = Part(name, self._new / name, more=more)
+        """A file to write, with ``more`` for its entry in run.json. A second call for a name starts that file again. Raises
+        StoreError for a file of that name in the folder that its run.json does not name."""
+        there, ours = self.place / name, self.is_file or self._kept or name in _named(self.facts)
+        if not ours and os.path.lexists(self._at / name):
+            raise StoreError(
+                f"{there}: no run.json names it, so gymdata did not make it and does not replace it",
+                hint="move it away, or give another output folder",
+            )
+        self._parts[name] = part = Part(name, self.new / name, more=more)
         try:
-            self._new.mkdir(exist_ok=True)
             part.path.write_bytes(b"")
         except OSError as error:
-            raise StoreError.from_os(self.folder / name, error) from error
+            raise StoreError.from_os(there, error) from error
         return part
 
     def batches(
@@ -269,7 +324,7 @@ class StageOutput:
         try:
             part.rows = stream_batches(batches, part.path, Path(name).suffix, table, schema)
         except OSError as error:
-            raise StoreError.from_os(self.folder / name, error) from error
+            raise StoreError.from_os(self.place / name, error) from error
         return part
 
     def table(self, name: str, data: pa.Table, table: Table, **more: Any) -> Part:
@@ -280,85 +335,42 @@ class StageOutput:
         return self.batches(name, rows.to_batches(), table, rows.schema, **more)
 
     def begin(self, facts: RunFacts) -> None:
-        """Describe an output whose files come later, unless there is one: for stages that must not lose paid
-        results."""
+        """Describe a ``kept`` output whose files come later, unless there is one."""
         if not self.facts:
-            write_run_json(self.run_json, {**facts, "stage": self.stage})
-        log_to(self.folder)
+            write_run_json(self.place, {**facts, "stage": self.stage})
+        log_to(self.place)
 
-    def finish(self, facts: RunFacts, *, keep: Iterable[Path] = (), copies: Sequence[str] = ()) -> RunFacts:
-        """Make the parts and run.json the output; returns its content (``facts`` as ``run_json.complete`` has them).
-
-        Files that only the earlier run.json names are removed, except ``keep``. ``copies``: names of files that get a
-        run.json of their own.
-        """
-        files = []
+    def finish(self, facts: RunFacts) -> None:
+        """Make the parts, and a run.json with ``facts``, the output. Raises StoreError for a single file that is there and
+        has other content, without ``overwrite``: nothing records what it is."""
+        parts = self._parts.values()
         try:
-            for part in self._parts.values():
+            for part in parts:
                 sync(part.path)
-                files.append(describe_file(part.path, part.rows, path=part.name, xxh3=part.xxh3, **part.more))
-            if files:
-                sync(self._new)
-        except OSError as error:
-            raise StoreError.from_os(self.place, error) from error
-        ours = {"gymdata": __version__, "stage": self.stage, "schemas": self._schemas, "files": files}
-        description = complete({**facts, **ours})
-        spared = {path.resolve() for path in keep}
-        gone = [name for name in self._stale(self._parts) if (self.folder / name).resolve() not in spared]
-        write_run_json(self.run_json, {**description, "replacing": {"gone": gone, "copies": list(copies)}})
-        self._put_in_place()
-        self.facts = description
-        return description
-
-    def _replaced(self, keep: Iterable[Path]) -> bool:
-        """Whether a file that is there would be written or removed."""
-        spared = {path.resolve() for path in keep}
-        touched = (self.folder / name for name in [*self.names, *self._stale(self.names)])
-        return any(path.exists() and path.resolve() not in spared for path in touched)
-
-    def _stale(self, new: Iterable[str]) -> list[str]:
-        """Names that only the earlier run.json has. Beside a file only those called after it: its other sides."""
-        stem, new = Path(self.names[0]).stem, set(new)
-        of_folder = self.run_json.name == RUN_JSON
-        names = [n for n in dict.fromkeys(_named(self.facts)) if n not in new and Path(n).name == n]
-        return [n for n in names if of_folder or (n.startswith(f"{stem}.") and n != self.names[0])]
-
-    def _put_in_place(self) -> None:
-        """Rename the new files, and finish run.json. Every step may have been done before, by a killed process."""
-        facts = read_facts(self.run_json)
-        steps, names = facts.pop("replacing"), _named(facts)
-        if any(Path(name).name != name for name in [*names, *steps["gone"], *steps["copies"]]):
-            raise DataError.unreadable(
-                self.run_json, "it names files elsewhere", "remove it, and run the command again"
-            )
-        try:
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):
-                    (self._new / name).replace(self.folder / name)
-            for name in steps["gone"]:
-                (self.folder / name).unlink(missing_ok=True)
-                beside(self.folder / name).unlink(missing_ok=True)
-            sync(self.folder)
-            for name in steps["copies"]:
-                write_run_json(beside(self.folder / name), facts)
-            write_run_json(self.run_json, facts)
+            if self.is_file:
+                (part,) = parts
+                if self._at.exists() and not self.overwrite and not filecmp.cmp(self._at, part.path, shallow=False):
+                    raise StoreError.not_described(self.place)
+                part.path.replace(self._at)
+            else:
+                files = [describe_file(part.path, part.rows, xxh3=part.xxh3, **part.more) for part in parts]
+                ours = {"gymdata": __version__, "stage": self.stage, "schemas": self._schemas, "files": files}
+                self._put_in_place({**facts, **ours})
+            sync(self._at.parent)
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error
 
-    def _drop_new(self) -> None:
-        # Once run.json names them they are the output, whatever stopped this process: the next to open it needs them.
-        if being_replaced(self.run_json) is None:
-            shutil.rmtree(self._new, ignore_errors=True)
-
-    def _refuse_unknown(self, names: Sequence[str]) -> None:
-        ours = set(_named(self.facts)) or (set(self.names) if self.facts else set())
-        for name in names:
-            file = self.folder / name
-            refuse_link(file)
-            if beside(file).is_file() and self.run_json != beside(file):
-                refuse_other_kind(beside(file), self._kind)
-            elif file.exists() and name not in ours and not self.overwrite:
-                raise StoreError.not_described(file)
+    def _put_in_place(self, facts: RunFacts) -> None:
+        if self._kept:
+            for part in self._parts.values():
+                part.path.replace(self._at / part.name)
+            write_run_json(self._at, facts)
+            return
+        write_run_json(self.new, facts)
+        if self._at.exists():
+            self._at.rename(self._old)
+        self.new.rename(self._at)
+        self._lock.moved(self._at / LOCK)
 
 
 def wipe(folder: Path) -> None:
@@ -372,7 +384,7 @@ def wipe(folder: Path) -> None:
         file.unlink()
     for stage in derived(folder):
         # Here, too, the describing file is removed last.
-        shutil.rmtree(new_files(stage / RUN_JSON), ignore_errors=True)
+        shutil.rmtree(temporary_of(stage), ignore_errors=True)
         for file in stage.iterdir():
             if file.suffix in (".parquet", ".jsonl", ".tmp") or file.name in LOG_FILES:
                 file.unlink()

@@ -53,8 +53,10 @@ COMMANDS = {
     "filter --where": "filter {run} -o {out}/made.parquet --where reward>0.2",
     "filter --dedupe": "filter {run} -o {out}/made.parquet --dedupe",
     "filter --best-n --balance": "filter {run} -o {out}/made.parquet --best-n 4 --balance reward",
-    "filter --split-by": "filter {run} -o {out}/made.parquet --split-by task --test-share 0.5",
-    "filter of two": "filter {filter --split-by}/made.parquet {filter --split-by}/made.test.parquet -o {out}/made.parquet",
+    "filter --split-by": "filter {run} -o {out}/made --split-by task --test-share 0.5",
+    "filter of two": (
+        "filter {filter --split-by}/made/train.parquet {filter --split-by}/made/test.parquet -o {out}/made.parquet"
+    ),
     "pairs best-worst": "pairs {run} -o {out}/made.parquet",
     "pairs all, at most 4 a task": "pairs {run} -o {out}/made.parquet --strategy all --max-pairs-per-task 4",
     "pairs adjacent, forked": "pairs {run} -o {out}/made.parquet --strategy adjacent --fork",

@@ -15,7 +15,7 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
-from gymdata.store import read_run_json, read_table, write_run_json, write_table
+from gymdata.store import find_run_json, read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 
 
@@ -115,16 +115,19 @@ def test_texts_of_messages_are_columns(tmp_path: Path, where: str, kept: list[st
     assert names(tmp_path / "o.parquet") == kept
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
-def test_kept_rows_are_the_rows_that_were_read(run: Path, tmp_path: Path, suffix: str) -> None:
-    """All columns of a kept row equal the source's, its digests hold, and the output leads back to the run."""
-    out = tmp_path / f"o.{suffix}"
+@pytest.mark.parametrize("name", ["o", "o.parquet", "o.jsonl"])
+def test_kept_rows_are_the_rows_that_were_read(run: Path, tmp_path: Path, name: str) -> None:
+    """All columns of a kept row equal the source's, its digests hold, and a folder leads back to the run."""
+    out = tmp_path / name
     gymdata.filter(run, out, where="reward > 0.4")
     source = read_table(run)
     expected = source.filter(pc.is_in(source["rollout_id"], value_set=pa.array(names(out))))
     assert read_table(out).equals(expected)
     gymdata.expand_turns(read_table(out))
     assert not [v for v in gymdata.validate(out).violations if v.code.startswith(("S", "T", "L"))]
+    if out.is_file():
+        assert find_run_json(out) is None
+        return
     facts = read_run_json(out)
     assert facts["parents"][0]["run_id"] == "run-1"
     assert facts["identity"] == {"model": "tiny", "top_p": 1.0}
@@ -175,9 +178,8 @@ def test_a_split_keeps_tasks_apart(run: Path, tmp_path: Path) -> None:
     assert not {n.split("-")[0] for n in train} & {n.split("-")[0] for n in test}
     assert sorted(train + test) == sorted(names(run))
     assert report.sides["test"] == {"rollouts": 8, "tasks": 2}
-    gymdata.filter(run, tmp_path / "b.jsonl", split_by="task", test_share=0.34, seed=5)
-    assert names(tmp_path / "b.test.jsonl") == test
-    assert read_run_json(tmp_path / "b.test.jsonl")["stage"] == "filter"
+    with pytest.raises(UsageError, match="is one file, and a split has two"):
+        gymdata.filter(run, tmp_path / "b.jsonl", split_by="task", test_share=0.34, seed=5)
 
 
 def test_scores_made_afterwards_are_columns(run: Path, tmp_path: Path) -> None:
@@ -189,9 +191,9 @@ def test_scores_made_afterwards_are_columns(run: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
     write_table(pa.Table.from_pylist(rows, schema=SCORES.schema), run / "scores-later/scores.parquet", SCORES)
     write_run_json(run / "scores-later", {"stage": "score"})
-    gymdata.filter(run, tmp_path / "o.parquet", where="reward_later > 0", group_where="mean_reward_later > 0")
-    assert names(tmp_path / "o.parquet") == [f"t{t}-2" for t in range(6)]
-    assert [Path(p["path"]).name for p in read_run_json(tmp_path / "o.parquet")["parents"]] == ["run", "scores-later"]
+    gymdata.filter(run, tmp_path / "o", where="reward_later > 0", group_where="mean_reward_later > 0")
+    assert names(tmp_path / "o") == [f"t{t}-2" for t in range(6)]
+    assert [Path(p["path"]).name for p in read_run_json(tmp_path / "o")["parents"]] == ["run", "scores-later"]
 
 
 @pytest.mark.parametrize(
@@ -229,17 +231,20 @@ def test_nothing_is_written_when_nothing_is_left(run: Path, tmp_path: Path, caps
 
 def test_what_is_there_is_not_replaced_unasked(run: Path, tmp_path: Path) -> None:
     """Other settings, a run of its own, or an input file as output are refused; the same settings are not."""
-    out = tmp_path / "o.parquet"
-    gymdata.filter(run, out, where="reward > 0.4")
-    gymdata.filter(run, out, where="reward > 0.4")
+    out, file = tmp_path / "o", tmp_path / "o.parquet"
+    for place in (out, file, out, file):
+        gymdata.filter(run, place, where="reward > 0.4")
+    with pytest.raises(StoreError, match=r"o\.parquet: exists, and no run\.json says what it is"):
+        gymdata.filter(run, file, where="reward > 0.6")
     with pytest.raises(StoreError, match="other settings"):
         gymdata.filter(run, out, where="reward > 0.6")
     gymdata.filter(run, out, where="reward > 0.6", overwrite=True)
     assert len(names(out)) == 6
     with pytest.raises(StoreError, match="holds a collected run"):
         gymdata.filter(out, run, where="reward > 0.6")
-    with pytest.raises(UsageError, match="one of the files"):
-        gymdata.filter(out, out, where="reward > 0.6", overwrite=True)
+    for place in (out, file):
+        with pytest.raises(UsageError, match="one of the files"):
+            gymdata.filter(place, place, where="reward > 0.6", overwrite=True)
 
 
 def test_rollouts_of_several_files_are_filtered_together(run: Path, tmp_path: Path) -> None:
@@ -275,31 +280,29 @@ def test_many_categories_are_not_all_printed(tmp_path: Path, capsys: pytest.Capt
     assert len(json.loads(capsys.readouterr().out)["steps"][0]["notes"]) == 20
 
 
-@pytest.mark.parametrize("out", ["o", "o.parquet"])
-def test_an_output_holds_one_choice(run: Path, tmp_path: Path, out: str) -> None:
+def test_an_output_holds_one_choice(run: Path, tmp_path: Path) -> None:
     """What an earlier filter wrote with a split is gone when it is replaced without one, and the other way about."""
     split = {"split_by": "task", "test_share": 0.34}
-    place = tmp_path / "f" / out
+    place = tmp_path / "f" / "o"
     for settings in ({"where": "reward >= 0"}, split, {"where": "reward == 1"}, split):
         report = gymdata.filter(run, place, overwrite=True, **settings)
         there = {p.name for p in (tmp_path / "f").rglob("*.parquet")}
         assert there == {p.name for p in report.files.values()}
-        assert len(list((tmp_path / "f").rglob("*run.json"))) == (1 if out == "o" else len(there))
+        assert len(list((tmp_path / "f").rglob("*run.json"))) == 1
     with pytest.raises(StoreError, match="other settings"):
         gymdata.filter(run, place, where="reward == 1")
 
 
 def test_only_what_a_filter_wrote_is_removed(run: Path, tmp_path: Path) -> None:
-    """Files of others in the folder, and the file that is filtered into its own folder, stay."""
-    out = tmp_path / "o"
-    out.mkdir()
-    (out / "train.parquet").write_text("mine")
-    gymdata.filter(run, out, where="reward >= 0")
-    assert (out / "train.parquet").read_text() == "mine"
+    """Files of others in the folder stay, and so does a file that would be filtered into its own folder: it is refused."""
     own = tmp_path / "p"
     gymdata.filter(run, own, where="reward >= 0")
-    gymdata.filter(own / "rollouts.parquet", own, split_by="task", test_share=0.34)
-    assert {p.name for p in own.glob("*.parquet")} == {"rollouts.parquet", "train.parquet", "test.parquet"}
+    (own / "train.parquet").write_text("mine")
+    gymdata.filter(run, own, where="reward >= 0")
+    assert (own / "train.parquet").read_text() == "mine"
+    with pytest.raises(UsageError, match="holds one of the files that are filtered"):
+        gymdata.filter(own / "rollouts.parquet", own, split_by="task", test_share=0.34, overwrite=True)
+    assert {p.name for p in own.glob("*.parquet")} == {"rollouts.parquet", "train.parquet"}
 
 
 def test_long_numbers_are_balanced_apart(tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ from tests.store.conftest import make_row
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A run of two rollouts, and pairs made from it: in a folder of it, and as a file."""
+    """A run of two rollouts, and pairs made from it: in a folder of it, and in one beside it."""
     run = write_run(tmp_path / "runs" / "x", [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)])
     facts = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**facts, "stage": "collect"}))
     gymdata.pairs(run)
-    gymdata.pairs(run, output=tmp_path / "runs" / "best.parquet")
+    gymdata.pairs(run, output=tmp_path / "runs" / "best")
     return tmp_path / "runs"
 
 
@@ -34,7 +34,7 @@ def test_a_run_and_what_was_made_from_it_are_listed(runs: Path):
     """Each with its kind, rows and parents; a stage folder inside a run is its own."""
     found = {o.path: (o.kind, o.rows, o.parents, o.state) for o in gymdata.ls(runs).outputs}
     assert found == {
-        "best.parquet": ("pairs", 1, ("x",), "complete"),
+        "best": ("pairs", 1, ("x",), "complete"),
         "x": ("collect", 2, (), "complete"),
         "x/pairs-reward": ("pairs", 1, ("x",), "complete"),
     }
@@ -49,7 +49,7 @@ def test_every_byte_is_counted_once(runs: Path):
 def test_a_parent_that_is_gone_is_a_state(runs: Path):
     """The pairs outlive their run, and say so."""
     shutil.rmtree(runs / "x")
-    assert [(o.path, o.state) for o in gymdata.ls(runs).outputs] == [("best.parquet", "parents missing")]
+    assert [(o.path, o.state) for o in gymdata.ls(runs).outputs] == [("best", "parents missing")]
 
 
 def test_a_damaged_run_json_is_listed_and_ends_with_1(runs: Path, capsys: pytest.CaptureFixture[str]):
@@ -81,7 +81,7 @@ def test_the_table_has_a_line_per_output(runs: Path, capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     assert all(re.search(r" [1-9][\d.,]* (bytes|kB) ", line) for line in lines if "complete" in line)
     assert [line.split()[:3] for line in lines if "complete" in line] == [
-        ["best.parquet", "pairs", "1"], ["x", "collect", "2"], ["x/pairs-reward", "pairs", "1"],
+        ["best", "pairs", "1"], ["x", "collect", "2"], ["x/pairs-reward", "pairs", "1"],
     ]  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def test_a_narrow_terminal_shows_whole_paths(
         run = write_run(
             tmp_path / "experiments" / f"a-name-of-some-length-{name}", [rollout("t", 0, 1.0, two_turns(4, 20))]
         )
-        gymdata.filter(run, tmp_path / f"kept-{name}.parquet", where="reward > 0")
+        gymdata.filter(run, tmp_path / f"kept-{name}", where="reward > 0")
     assert main(["ls", str(tmp_path)]) == 0
     assert "parents" in capsys.readouterr().out
     monkeypatch.setenv("TERM", "dumb")
@@ -192,44 +192,45 @@ def test_rejected_lines_are_no_rows(tmp_path: Path) -> None:
 def left_by_a_kill(runs: Path) -> None:
     """What SIGKILL leaves of a filter to a folder, pairs in a run and a filter to a file: copies from before it ended."""
     run, live = runs / "x", runs.with_name("live")
-    for output, stage, names in (
-        (runs / "kept", "filter", ["rollouts.parquet"]),
-        (run / "pairs-other", "pairs", ["pairs.parquet"]),
-        (runs / "some.parquet", "filter", ["some.parquet"]),
+    for place, stage, name in (
+        (runs / "kept", "filter", "rollouts.parquet"),
+        (run / "pairs-other", "pairs", "pairs.parquet"),
+        (runs / "some.parquet", "filter", "some.parquet"),
     ):
-        whole = not output.suffix
-        run_json = live / "run.json" if whole else live / f"{names[0]}.run.json"
-        with StageOutput(run_json, stage, names) as out:
-            out.part(names[0]).path.write_bytes(b"half")
-            shutil.copytree(live, output if whole else runs, dirs_exist_ok=True)
+        with StageOutput(live, stage) as out:
+            out.part(name).path.write_bytes(b"half")
+            shutil.copytree(out.new, place.with_name(f".{place.name}.tmp"))
 
 
 def test_what_a_kill_left_of_a_stage_output_is_interrupted(runs: Path, capsys: pytest.CaptureFixture[str]):
     """It has no run.json yet: a folder, a folder in a run and a file are listed, with their bytes, each counted once; while
-    the command runs it is being written; once it was run again, complete."""
+    the command runs it is being written; once it was run again, complete, and a single file is no output any more."""
     left_by_a_kill(runs)
     assert states(runs) == {
-        "best.parquet": "complete", "kept": "interrupted", "some.parquet": "interrupted", "x": "complete",
+        "best": "complete", "kept": "interrupted", "some.parquet": "interrupted", "x": "complete",
         "x/pairs-other": "interrupted", "x/pairs-reward": "complete",
     }  # fmt: skip
     test_every_byte_is_counted_once(runs)
     assert main(["ls", str(runs)]) == 0
     shown = capsys.readouterr()
-    assert [line.split()[:2] for line in shown.out.splitlines() if "interrupted" in line] == [
-        ["some.parquet", "filter"], ["kept", "filter"], ["x/pairs-other", "pairs"],
+    assert sorted(line.split()[:2] for line in shown.out.splitlines() if "interrupted" in line) == [
+        ["kept", "filter"], ["some.parquet", "filter"], ["x/pairs-other", "pairs"],
     ]  # fmt: skip
     assert "interrupted: rows may be missing" in shown.err
-    with StageOutput(runs / "kept" / "run.json", "filter", ["rollouts.parquet"]):
-        assert states(runs)["kept"] == "being written"
+    for place, state in (("kept", "being written"), ("best", "being written")):
+        with StageOutput(runs / place, "filter" if place == "kept" else "pairs"):
+            assert states(runs)[place] == state
     for output in ("kept", "some.parquet"):
         gymdata.filter(runs / "x", runs / output, where="reward > 0")
-        assert states(runs)[output] == "complete"
+    assert states(runs)["kept"] == "complete"
+    assert "some.parquet" not in states(runs)
 
 
 def test_a_lock_that_says_nothing_of_an_output_is_not_listed(tmp_path: Path):
-    """A file called lock that gymdata did not write, and the lock of a command that makes no output."""
-    (tmp_path / "lock").write_text("mine")
-    (tmp_path / ".page.html.lock").write_text('{"pid": 1, "host": "h", "since": "2026-01-01"}')
+    """Folders with a file called lock that gymdata did not write, and with the lock of a command that makes no output."""
+    for name, text in ((".a.tmp", "mine"), (".b.tmp", '{"pid": 1, "host": "h", "since": "2026-01-01"}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lock").write_text(text)
     assert gymdata.ls(tmp_path).outputs == ()
 
 

@@ -37,7 +37,7 @@ def runs(tmp_path: Path) -> Path:
         facts = json.loads((run / "run.json").read_text())
         (run / "run.json").write_text(json.dumps({**facts, "stage": "collect", "run_id": name}))
         gymdata.pairs(run)
-    gymdata.filter(top / "y", top / "good.parquet", where="reward > 0.5")
+    gymdata.filter(top / "y", top / "good", where="reward > 0.5")
     write_model(top / "model", top / "x" / "pairs-reward")
     return top
 
@@ -51,7 +51,7 @@ def test_what_the_model_was_made_from_is_needed_and_the_rest_is_listed(runs: Pat
     before = sorted(runs.rglob("*"))
     sizes = {output.path: output.bytes for output in gymdata.ls(runs).outputs}
     listed = {output.path: output.bytes for output in gymdata.ls(runs, unused=True).outputs}
-    assert listed == {path: sizes[path] for path in ("good.parquet", "y", "y/pairs-reward")}
+    assert listed == {path: sizes[path] for path in ("good", "y", "y/pairs-reward")}
     assert sorted(runs.rglob("*")) == before
 
 
@@ -65,7 +65,7 @@ def test_the_printed_line_removes_what_is_listed_and_only_that(
     said = capsys.readouterr()
     line = said.out.splitlines()[-1]
     assert "the rm line removes it" in said.err
-    assert line == "rm -r 'my runs/good.parquet' 'my runs/good.parquet.run.json' 'my runs/y'"
+    assert line == "rm -r 'my runs/good' 'my runs/y'"
     subprocess.run(line, shell=True, check=True)
     assert {output.path for output in gymdata.ls("my runs").outputs} == {"model", "x", "x/pairs-reward"}
     assert main(["ls", "--unused", "my runs", "--json"]) == 0
@@ -78,7 +78,7 @@ def test_a_run_behind_a_linked_folder_of_rollouts_is_needed(runs: Path) -> None:
     facts = json.loads((runs / "y" / "run.json").read_text())
     (runs / "linked" / "run.json").write_text(json.dumps({**facts, "run_id": "z"}))
     (runs / "linked" / "rollouts").symlink_to("../y/rollouts")
-    assert unused(runs) == {"linked", "good.parquet", "y/pairs-reward"}
+    assert unused(runs) == {"linked", "good", "y/pairs-reward"}
     size = next(output.bytes for output in gymdata.ls(runs, unused=True).outputs if output.path == "linked")
     assert size < (runs / "y" / "rollouts" / "part-00000.parquet").stat().st_size
 
@@ -88,7 +88,7 @@ def test_nothing_reached_through_a_link_is_listed(runs: Path, tmp_path: Path) ->
     shutil.copytree(runs / "y", tmp_path / "far")
     (runs / "near").symlink_to(tmp_path / "far")
     (runs / "up").symlink_to(tmp_path)
-    (runs / "good-link").symlink_to("good.parquet")
+    (runs / "good-link").symlink_to("good")
     assert unused(runs) == {"y/pairs-reward"}
 
 
@@ -99,27 +99,27 @@ def test_a_model_behind_a_link_needs_its_lineage(runs: Path, tmp_path: Path) -> 
     (tmp_path / "near" / "far").symlink_to(tmp_path / "far")
     (tmp_path / "far" / "back").symlink_to(tmp_path / "near")
     (runs / "near").symlink_to(tmp_path / "near")
-    assert unused(runs) == {"good.parquet"}
+    assert unused(runs) == {"good"}
 
 
 def test_in_a_copied_tree_the_copies_are_needed(runs: Path, tmp_path: Path) -> None:
     """Though the original is where the model names it, and has the recorded hash."""
     shutil.copytree(runs, tmp_path / "backup")
-    assert unused(tmp_path / "backup") == {"good.parquet", "y", "y/pairs-reward"}
+    assert unused(tmp_path / "backup") == {"good", "y", "y/pairs-reward"}
 
 
 def test_what_was_moved_is_found_by_its_id(runs: Path) -> None:
     """Also where another run has taken its path, which then is needed, too."""
     (runs / "x").rename(runs / "old")
-    assert unused(runs) == {"good.parquet", "y", "y/pairs-reward"}
+    assert unused(runs) == {"good", "y", "y/pairs-reward"}
     (runs / "y").rename(runs / "x")
-    assert unused(runs) == {"good.parquet"}
+    assert unused(runs) == {"good"}
 
 
 def test_a_folder_that_contains_what_is_needed_is_needed(runs: Path) -> None:
     """A model in the folder of a run it was not made from."""
     (runs / "model").rename(runs / "y" / "model")
-    assert unused(runs) == {"good.parquet", "y/pairs-reward"}
+    assert unused(runs) == {"good", "y/pairs-reward"}
 
 
 def test_a_finetuning_run_needs_all_that_is_in_it(runs: Path) -> None:
@@ -129,13 +129,13 @@ def test_a_finetuning_run_needs_all_that_is_in_it(runs: Path) -> None:
     facts: dict[str, Any] = {"stage": "finetune", "parents": [], "files": []}
     (runs / "ft" / "run.json").write_text(json.dumps(facts))
     shutil.move(runs / "y", runs / "ft" / "epoch-0" / "rollouts")
-    assert unused(runs) == {"good.parquet", "x", "x/pairs-reward"}
+    assert unused(runs) == {"good", "x", "x/pairs-reward"}
 
 
 def test_a_run_that_is_being_written_is_needed(runs: Path) -> None:
     """It is not listed while its writer is at work."""
     lock = Lock(runs / "y")
-    assert unused(runs) == {"good.parquet", "y/pairs-reward"}
+    assert unused(runs) == {"good", "y/pairs-reward"}
     lock.remove()
     assert "y" in unused(runs)
 
@@ -143,7 +143,7 @@ def test_a_run_that_is_being_written_is_needed(runs: Path) -> None:
 def test_where_what_is_needed_is_not_known_nothing_is_listed(runs: Path) -> None:
     """A damaged run.json, a training and a command that have not recorded their inputs yet."""
     with (
-        StageOutput(runs / "new" / "run.json", "filter", ["rollouts.parquet"]),
+        StageOutput(runs / "new", "filter"),
         pytest.raises(StoreError, match="new: is not finished"),
     ):
         unused(runs)

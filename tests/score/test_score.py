@@ -108,7 +108,7 @@ def test_one_scores_at_a_time(run: Path, tmp_path: Path) -> None:
     for output in (None, tmp_path / "scores.parquet"):
         target = output or run / "scores-numeric" / "scores.parquet"
         with (
-            StageOutput(target.parent / "run.json", "score", [target.name]),
+            StageOutput(output or target.parent, "score", target.name),
             pytest.raises(StoreError, match="another process"),
         ):
             score(path=str(run), reward=["numeric"], output=output)

@@ -37,14 +37,14 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: an address; {out}: its output.
 COMMANDS = {
     "pairs": "pairs {run} -o {out} --split 0.5 --seed 1",
-    "pairs, files": "pairs {run} -o {out}/p.jsonl --split 0.5 --seed 1",
+    "pairs, a file": "pairs {run} -o {out}/p.jsonl",
     "experience": "experience {run} -o {out} --estimator rloo",
     "score": "score {run} -o {out} --reward regex:4",
     "score, per turn": "score {run} -o {out} --reward {turns}:steps",
     "score, a file": "score {run} -o {out}/s.parquet --reward regex:4",
     "judge": "judge {run} -o {out} --endpoint {judge} -m judge",
     "filter": "filter {run} -o {out} --where reward>0.4",
-    "filter, files": "filter {run} -o {out}/f.parquet --split-by task --test-share 0.5",
+    "filter, split": "filter {run} -o {out} --split-by task --test-share 0.5",
     "filter, several inputs": "filter {run} {clean} -o {out}",
     "import": "import {nemo} -o {out} --run-id imported",
     "import of pairs": "import {dpo} -o {out} --run-id imported",
@@ -59,7 +59,7 @@ for name, form in exported().items():
 
 
 #: Of each way to write, one: the folder of a command, single files, a run, and an export.
-REPRESENTATIVES = {"pairs", "pairs, files", "score", "import", "filter, files", "export nemo-gym"}
+REPRESENTATIVES = {"pairs", "pairs, a file", "score", "import", "filter, split", "export nemo-gym"}
 #: Each process of these runs a model, or draws.
 SLOW = {
     "audit": "audit {clean} -m {policy} -o {out} -n 2 --write-as ref_logprobs",

@@ -173,3 +173,29 @@ def test_a_run_that_grew_has_its_earlier_rollouts(tmp_path: Path) -> None:
         grown.append(rollout("t", 2, 1.0, two_turns(4, 50)))
     refuse_replaced(tmp_path / "pairs")
     assert {one.path: one.state for one in gymdata.ls(tmp_path).outputs}["pairs"] == "complete"
+
+
+def test_a_single_file_says_what_it_does_not_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its rows have their temperature and policy; that it has no run.json with the other settings is said by whoever
+    writes it. In the folder of its run it has that of the run, and in another's it is refused."""
+    run, other = (
+        write_run(tmp_path / name, [rollout("t", k, float(k), [([1, 5], [40 + k, 2])], text=f"{k}") for k in range(2)])
+        for name in ("run", "other")
+    )
+    facts = read_run_json(run)
+    write_run_json(run, {**facts, "identity": {"top_p": 0.9, "tokenizer_hash": "abc", "temperature": 1.0}})
+    for words in ("filter {run} --where reward>=0 -o {file}", "validate {run} --fix drop -o {file}", "pairs {run} -o {file}",
+                  "experience {run} --estimator rloo -o {file}"):  # fmt: skip
+        written = {}
+        for place in (tmp_path / "made", run):
+            file = place / f"{words.split()[0]}.parquet"
+            assert main(words.format(run=run, file=file).split()) == 0
+            said = " ".join("".join(capsys.readouterr()).split())
+            told = f"{file} is a single file, without a run.json: how its rollouts were sampled (top_p 0.9: L304)"
+            assert (told in said) == (place != run)
+            assert find_run_json(file) == (run / "run.json" if place == run else None)
+            written[place] = file.read_bytes()
+        assert len(set(written.values())) == 1
+        assert main([*words.format(run=run, file=other / "x.parquet").split(), "--overwrite"]) == 2
+        assert f"{other / 'run.json'} would count as its run.json" in " ".join(capsys.readouterr().err.split())
+        assert not (other / "x.parquet").exists()

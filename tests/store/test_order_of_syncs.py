@@ -96,14 +96,14 @@ def test_without_an_interval_each_row_is_on_the_disk_when_append_returns(open_ru
 
 
 def test_a_derived_output_is_named_when_it_is_on_the_disk(tmp_path: Path, operations: list[Operation]):
-    """What a command wrote is on the disk before run.json names it; that its files have other names is said until then."""
+    """What a command wrote, and its run.json, are on the disk before the folder gets its name."""
     row = {"rollout_id": "r", "name": "s", "value": 1.0, "status": "scored", "source": "x", "run_id": "run-1"}
-    with StageOutput(tmp_path / "run.json", "score", ["scores.parquet"], overwrite=False) as output:
+    with StageOutput(tmp_path / "out", "score", overwrite=False) as output:
         output.table("scores.parquet", pa.Table.from_pylist([row], schema=SCORES.schema), SCORES)
         output.finish({})
     refuse_unsynced_content(operations)
-    decided, placed, finished = (at for at, _, _ in renames(operations))
-    assert [new.name for _, _, new in renames(operations)] == ["run.json", "scores.parquet", "run.json"]
-    assert Operation("sync", tmp_path / ".run.json.new") in operations[:decided]
-    assert Operation("sync", tmp_path) in operations[decided:placed]
-    assert Operation("sync", tmp_path) in operations[placed:finished]
+    described, named = (at for at, _, _ in renames(operations))
+    assert [new.name for _, _, new in renames(operations)] == ["run.json", "out"]
+    assert Operation("sync", tmp_path / ".out.tmp" / "scores.parquet") in operations[:described]
+    assert Operation("sync", tmp_path / ".out.tmp") in operations[described:named]
+    assert Operation("sync", tmp_path) in operations[named:]

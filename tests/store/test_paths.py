@@ -66,15 +66,13 @@ def test_other_tables_come_from_the_stage_folders(run: Path):
 
 
 def test_the_run_json_of_anything_is_found(run: Path, tmp_path: Path):
-    """Folders, files inside them, globs, and single files with their own run.json."""
+    """Folders, files inside them, and globs; a single file elsewhere has none."""
     part = run / "rollouts" / "part-00000.parquet"
     for path in (run, run / "rollouts", part, f"{run}/rollouts/part*", run / "run.json"):
         assert read_run_json(path)["identity"]["model"] == "tiny", path
     assert read_run_json(run / "scores-a" / "scores.parquet")["name"] == "a"
     file = write_table(score("c", "x"), tmp_path / "out" / "c.parquet", SCORES)
     assert find_run_json(file) is None
-    assert write_run_json(file, {"name": "c"}) == tmp_path / "out" / "c.parquet.run.json"
-    assert read_run_json(file)["name"] == "c"
     with pytest.raises(DataError, match="no such file"):
         read_run_json(tmp_path / "nothing")
     with pytest.raises(DataError, match=r"has no run\.json"):

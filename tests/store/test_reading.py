@@ -33,8 +33,8 @@ QUERIES = [
 #: Commands that read rollouts, light enough for a test; RUN and OUT are replaced.
 READERS = [
     ["query", "SELECT avg(reward) FROM rollouts", "RUN"],
-    ["pairs", "RUN", "-o", "OUT.parquet"],
-    ["experience", "RUN", "-o", "OUT.parquet"],
+    ["pairs", "RUN", "-o", "OUT"],
+    ["experience", "RUN", "-o", "OUT"],
     ["filter", "RUN", "--where", "reward >= 0", "-o", "OUT.parquet"],
     ["score", "RUN", "--reward", "regex:5", "-o", "OUT.parquet"],
     ["export", "RUN", "-o", "OUT.jsonl", "--format", "trl-messages"],
@@ -252,7 +252,7 @@ def test_what_is_built_is_made_of_the_recorded_bytes(
     assert not list(tmp_path.glob("out*"))
     assert main([*told, "--allow-changed"]) == 0
     assert capsys.readouterr().err.count(f"warning: {why}") == 1
-    made = read_run_json(tmp_path / "out.parquet") if command[0] != "export" else {"notes": [why]}
+    made = read_run_json(tmp_path / "out") if command[0] != "export" else {"notes": [why]}
     assert why in made["notes"]
 
 

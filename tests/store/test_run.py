@@ -14,7 +14,6 @@ from gymdata.commands.pairs.run import pairs
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json, write_table
-from gymdata.store.paths import beside
 from gymdata.store.reading import DataWarning, reading
 from gymdata.store.run_json import state_left
 from tests.kills import full_disk
@@ -155,7 +154,7 @@ def test_a_lock_on_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, open_r
     locked = [
         open_run,
         lambda: State.open(tuned, {}, {}),
-        lambda: StageOutput(beside(file), "export", [file.name]).__enter__(),
+        lambda: StageOutput(file, "export", alone=True).__enter__(),
     ]
     for lock in locked:
         with full_disk(), pytest.raises(StoreError, match=r"lock: could not be written: (.|\n)*free space") as error:

@@ -29,19 +29,17 @@ def run_of(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "described", "schemas"),
+    ("words", "schemas"),
     [
-        (["filter", "RUN", "-o", "OUT", "--where", "reward > 0"], "run.json", {"rollouts"}),
-        (["filter", "RUN", "-o", "OUT.jsonl", "--split-by", "task"], "OUT.jsonl.run.json", {"rollouts"}),
-        (["pairs", "RUN", "-o", "OUT"], "run.json", {"pairs"}),
-        (["experience", "RUN", "-o", "OUT"], "run.json", {"experiences"}),
-        (["score", "RUN", "--reward", "REWARD.py:length", "-o", "OUT"], "run.json", {"scores"}),
-        (["export", "RUN", "-o", "OUT.jsonl", "--format", "nemo-gym"], "OUT.jsonl.run.json", set()),
-        (["validate", "RUN", "--fix", "drop", "-o", "OUT.parquet"], "OUT.parquet.run.json", {"rollouts"}),
+        (["filter", "RUN", "-o", "OUT", "--where", "reward > 0"], {"rollouts"}),
+        (["filter", "RUN", "-o", "OUT", "--split-by", "task"], {"rollouts"}),
+        (["pairs", "RUN", "-o", "OUT"], {"pairs"}),
+        (["experience", "RUN", "-o", "OUT"], {"experiences"}),
+        (["score", "RUN", "--reward", "REWARD.py:length", "-o", "OUT"], {"scores"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_every_command_writes_the_same_model(tmp_path: Path, words: list[str], described: str, schemas: set[str]):
+def test_every_command_writes_the_same_model(tmp_path: Path, words: list[str], schemas: set[str]):
     """The run.json of each command fits schemas/run.schema.json, with the command as a list of words as typed."""
     jsonschema = pytest.importorskip("jsonschema")
     run = run_of(tmp_path / "run")
@@ -51,8 +49,7 @@ def test_every_command_writes_the_same_model(tmp_path: Path, words: list[str], d
     out, reward = str(tmp_path / "out"), str(tmp_path / "reward")
     typed = [w.replace("RUN", str(run)).replace("OUT", out).replace("REWARD", reward) for w in words]
     main(typed)
-    file = tmp_path / "out" / described if described == "run.json" else Path(described.replace("OUT", out))
-    facts = json.loads(file.read_text())
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(facts)
     assert facts.keys() >= KEYS
     assert facts["command"] == ["gymdata", *typed]

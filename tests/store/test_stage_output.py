@@ -18,9 +18,10 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import StoreError
 from gymdata.rollouts.schema import SCORES
-from gymdata.store import Run, StageOutput, read_run_json, read_table
+from gymdata.store import Run, StageOutput, read_run_json, read_table, resolve
 from gymdata.store.journal import Journal
 from gymdata.store.run_json import hash_file, replacing
+from tests.kills import full_disk
 from tests.rollout_files import rollout, write_run
 
 ROWS = [
@@ -57,7 +58,7 @@ def score_rows(*values: float) -> pa.Table:
 
 
 def write_scores(folder: Path, value: float, *, fail: bool = False, overwrite: bool = True) -> None:
-    with StageOutput(folder / "run.json", "score", ["scores.parquet"], overwrite=overwrite) as out:
+    with StageOutput(folder, "score", overwrite=overwrite) as out:
         out.table("scores.parquet", score_rows(value), SCORES)
         if fail:
             raise RuntimeError("stopped")
@@ -101,11 +102,16 @@ def test_another_kind_of_output_is_refused(
 def test_a_file_of_another_output_is_refused(
     writes: str, words: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither a file that another command wrote, nor one that a folder's run.json names, nor one among a run's rollouts."""
+    """Neither one that a folder's run.json names, nor one among a run's rollouts; nor, without --overwrite, any other with
+    another content, because nothing says what it is."""
     mine = tmp_path / "mine.jsonl"
     assert main(["pairs", words["run"], "-o", str(mine)]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl"]
+    before = mine.read_bytes()
+    assert main([*FILES[writes].format(**words).split(), str(mine)]) == 2
+    assert f"{mine}: exists, and no run.json says what it is" in capsys.readouterr().err
+    assert mine.read_bytes() == before
     places = {
-        mine: "holds pairs",
         Path(words["pairs"], "pairs.parquet"): "pairs.parquet is part of it",
         Path(words["run"], "rollouts", "x.jsonl"): "among the rollouts of a run",
     }
@@ -133,73 +139,35 @@ def test_what_a_run_keeps_its_rows_in_is_no_output(
         assert tree(Path(words["run"])) == before
 
 
-def stopped_at_data(file: Path, target: Path) -> Path:
-    """In place of Path.replace: a process that is stopped before it renames a data file."""
-    if target.suffix == ".parquet":
-        raise KeyboardInterrupt
-    file.rename(target)
-    return target
-
-
-READS = {
-    "query": "query select(count(*))from(scores) {out}",
-    "a query of the file": "query select(count(*))from(scores) {out}/scores.parquet",
-    "pairs": "pairs {rollouts} -o {new}",
-    "filter": "filter {rollouts}/rollouts.parquet --where reward>=0 -o {new}",
-    "validate": "validate {rollouts}",
-    "export": "export {rollouts} --format nemo-gym -o {new}.jsonl",
-}
-
-
-@pytest.mark.parametrize("reads", READS)
-def test_an_output_between_old_and_new_is_read_by_nobody(
-    reads: str,
-    words: dict[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A writer killed after its decision leaves what readers call unfinished, exit 1; the same command then finishes it."""
-    scores, rollouts = tmp_path / "s", tmp_path / "f"
-    write_scores(scores, 0.0)
-    assert main(["filter", words["run"], "--where", "reward>=0", "-o", str(rollouts)]) == 0
-
-    again = ["filter", words["run"], "--where", "reward>=1", "-o", str(rollouts), "--overwrite"]
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", stopped_at_data)
-        with pytest.raises(KeyboardInterrupt):
-            write_scores(scores, 1.0)
-        main(again)
-    command = READS[reads].format(out=scores, rollouts=rollouts, new=tmp_path / "new", **words).split()
-    capsys.readouterr()
-    assert main(command) == 1
-    said = capsys.readouterr().err
-    assert "unfinished" in said
-    assert "run the command that writes it again" in said
-    write_scores(scores, 1.0)
-    assert main(again) == 0
-    # One rollout of each group is left, of which no pair can come.
-    assert main(command) == (1 if reads == "pairs" else 0), capsys.readouterr().err
-
-
 def test_a_link_at_any_name_leads_nowhere(tmp_path: Path) -> None:
-    """Links planted at the lock, the temporary names and the output's own names are named, and what they lead to is not
-    touched."""
+    """Links planted at the temporary name and at a single file's are named; those in a folder make it none of ours, or go
+    with the output that is replaced. What they lead to is not touched."""
     victim = tmp_path / "victim"
-    for name in ("lock", ".run.json.new", "scores.parquet", "run.json", ".run.json.tmp"):
-        victim.write_text("untouched")
-        folder = tmp_path / name.strip(".")
-        folder.mkdir()
-        (folder / name).symlink_to(victim)
-        if name == "run.json":
-            victim.write_text('{"stage": "score"}')
-        before = victim.read_bytes()
+    victim.mkdir()
+    (victim / "mine").write_text("untouched")
+    (tmp_path / ".s.tmp").symlink_to(victim)
+    (tmp_path / "file.parquet").symlink_to(victim / "mine")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "scores.parquet").symlink_to(victim / "mine")
+    (tmp_path / ".t.old").symlink_to(victim)
+    for name in "st":
         with pytest.raises(StoreError, match="is a symbolic link"):
-            write_scores(folder, 1.0)
-        assert victim.read_bytes() == before
-        assert (folder / name).is_symlink()
+            write_scores(tmp_path / name, 1.0)
+    with pytest.raises(StoreError, match="is a symbolic link"), StageOutput(tmp_path / "file.parquet", "score", "s"):
+        pass
+    for overwrite, said in ((False, "is not empty"), (True, "no run.json names it")):
+        with pytest.raises(StoreError, match=said):
+            write_scores(tmp_path / "other", 1.0, overwrite=overwrite)
     with pytest.raises(StoreError, match="symbolic link"):
-        Journal(tmp_path / "scores.parquet" / "scores.parquet")
+        Journal(tmp_path / "file.parquet")
+    replaced = tmp_path / "replaced"
+    write_scores(replaced, 1.0)
+    (replaced / "scores.parquet").unlink()
+    (replaced / "scores.parquet").symlink_to(victim / "mine")
+    write_scores(replaced, 2.0)
+    assert read_table(replaced, SCORES)["value"].to_pylist() == [2.0]
+    assert tree(victim) == {"mine": hash_file(victim / "mine")}
+    assert (victim / "mine").read_text() == "untouched"
 
 
 def test_a_run_does_not_follow_links(tmp_path: Path) -> None:
@@ -280,15 +248,16 @@ def test_a_task_file_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_two_writers_never_share_an_output(tmp_path: Path) -> None:
     """The second is refused while the first writes, and what the first had made is untouched."""
-    place = tmp_path / "out" / "run.json"
-    with StageOutput(place, "score", ["scores.parquet"]) as first:
+    place = tmp_path / "out"
+    with StageOutput(place, "score") as first:
         first.table("scores.parquet", score_rows(1.0), SCORES)
-        with pytest.raises(StoreError, match="another process writes"), StageOutput(place, "score", ["scores.parquet"]):
+        with pytest.raises(StoreError, match="another process writes"), StageOutput(place, "score"):
             pass
         first.finish({"name": "s"})
-    assert read_table(place.parent, SCORES)["value"].to_pylist() == [1.0]
+    assert read_table(place, SCORES)["value"].to_pylist() == [1.0]
     assert [f["path"] for f in read_run_json(place)["files"]] == ["scores.parquet"]
-    assert sorted(p.name for p in place.parent.iterdir()) == ["run.json", "scores.parquet"]
+    assert sorted(p.name for p in place.iterdir()) == ["run.json", "scores.parquet"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("command", ["pairs {file}", "experience {file}", "score {file} --reward regex:q"])
@@ -314,7 +283,7 @@ def test_a_file_is_no_folder_of_an_output(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with (
         pytest.raises(StoreError, match="is a file, expected a folder"),
-        StageOutput(tmp_path / "file" / "run.json", "score", ["scores.parquet"]),
+        StageOutput(tmp_path / "file", "score"),
     ):
         pass
     assert (tmp_path / "file").read_text() == "mine"
@@ -333,22 +302,100 @@ def test_an_error_leaves_the_old_output(tmp_path: Path) -> None:
     assert tree(out) == before
 
 
-def test_an_interrupt_after_the_decision_loses_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C, or a full disk, after the new run.json is there keeps the new files for whoever opens the output next."""
-    for folder, values in (("new", []), ("replaced", [0.0])):
-        out = tmp_path / folder
-        for value in values:
-            write_scores(out, value)
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", stopped_at_data)
-            with pytest.raises(KeyboardInterrupt):
-                write_scores(out, 1.0, overwrite=False)
-        with StageOutput(out / "run.json", "score", ["scores.parquet"]):
-            pass
-        assert read_table(out, SCORES)["value"].to_pylist() == [1.0]
-        assert read_run_json(out)["files"][0]["xxh3"] == hash_file(out / "scores.parquet")
-        assert "replacing" not in read_run_json(out)
-        assert sorted(p.name for p in out.iterdir()) == ["run.json", "scores.parquet"]
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_stop_at_any_rename_leaves_the_old_or_the_new_whole(
+    renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, or a full disk, before each of the renames: the next command finds the old output, or the new one."""
+    out, done = tmp_path / "out", list[Path]()
+    write_scores(out, 0.0)
+    (out / "notes.txt").write_text("mine")
+    rename = Path.rename
+
+    def stopping(path: Path, target: Path) -> Path:
+        if len(done) == renames:
+            raise KeyboardInterrupt
+        done.append(path)
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            write_scores(out, 1.0, overwrite=False)
+    # What was renamed away has a run.json, and is no table of the folder around it.
+    (tmp_path / "run.json").write_text('{"stage": "collect"}')
+    assert len(resolve(tmp_path, SCORES)) == (0 if renames == 1 else 1)
+    with StageOutput(out, "score"):
+        pass
+    assert read_table(out, SCORES)["value"].to_pylist() == [1.0 if renames == 2 else 0.0]
+    assert read_run_json(out)["files"][0]["xxh3"] == hash_file(out / "scores.parquet")
+    assert sorted(p.name for p in out.iterdir()) == ["notes.txt", "run.json", "scores.parquet"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "run.json"]
+
+
+def test_what_others_put_into_an_output_stays(tmp_path: Path) -> None:
+    """Notes and an output that was made from it are in the folder that replaces it; its own earlier files are not. A file
+    of somebody else's is not replaced, and a folder that is no output is written into with --overwrite alone."""
+    out = tmp_path / "out"
+    write_scores(out, 0.0)
+    (out / "notes.txt").write_text("mine")
+    write_scores(out / "judge-x", 5.0)
+    with StageOutput(out, "score") as again:
+        again.table("others.parquet", score_rows(1.0), SCORES)
+        again.finish({})
+    assert sorted(p.name for p in out.iterdir()) == ["judge-x", "notes.txt", "others.parquet", "run.json"]
+    assert read_table(out / "judge-x", SCORES)["value"].to_pylist() == [5.0]
+    (out / "scores.parquet").write_text("mine")
+    mine = tmp_path / "mine"
+    (mine / "thesis").mkdir(parents=True)
+    (mine / "thesis" / "scores.parquet").write_text("mine")
+    with pytest.raises(StoreError, match=r"is not empty, and no run.json says what it holds \(thesis\)"):
+        write_scores(mine, 1.0, overwrite=False)
+    write_scores(mine, 1.0)
+    assert read_table(mine, SCORES)["value"].to_pylist() == [1.0]
+    assert (mine / "thesis" / "scores.parquet").read_text() == "mine"
+    (mine / "run.json").unlink()
+    for place, overwrite in itertools.product((out, mine), (True, False)):
+        before = tree(place)
+        with pytest.raises(StoreError, match=r"no run.json (names|says)"):
+            write_scores(place, 1.0, overwrite=overwrite)
+        assert tree(place) == before
+
+
+def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell in it, or below it, would be nowhere afterwards; a folder in it is an output as any other."""
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "below")
+    for place in (".", "..", tmp_path / "here"):
+        with pytest.raises(StoreError, match=r"holds the current folder(.|\n)*give a folder in it"):
+            write_scores(Path(place), 1.0)
+    write_scores(Path("out"), 1.0)
+    assert read_table(tmp_path / "here" / "below" / "out", SCORES)["value"].to_pylist() == [1.0]
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet", "out.jsonl"])
+def test_a_disk_that_fills_at_any_byte_leaves_the_old_output(name: str, tmp_path: Path) -> None:
+    """Of a folder and of a single file, whichever of its writes is refused; with room it is replaced."""
+    place = tmp_path / name
+
+    def write(value: float) -> None:
+        with StageOutput(place, "score", "scores.parquet", overwrite=True) as out:
+            out.table(out.main.name, score_rows(*[value] * 40), SCORES)
+            out.finish({"notes": ["a note " * 100]})
+
+    write(1.0)
+    before = tree(tmp_path)
+    refused = 0
+    for at in range(0, 6_000, 250):
+        try:
+            with full_disk(at=at):
+                write(2.0)
+        except StoreError as error:
+            refused += 1
+            assert "free space" in str(error.hint)
+            assert tree(tmp_path) == before
+    assert refused >= 4
+    assert read_table(place, SCORES)["value"].to_pylist() == [2.0] * 40
 
 
 def test_a_run_json_that_names_files_elsewhere_is_not_carried_out(tmp_path: Path) -> None:
@@ -356,10 +403,8 @@ def test_a_run_json_that_names_files_elsewhere_is_not_carried_out(tmp_path: Path
     (tmp_path / "precious").write_text("mine")
     out = tmp_path / "out"
     out.mkdir()
-    planted = {"stage": "score", "files": [], "replacing": {"gone": ["../precious"], "copies": []}}
-    (out / "run.json").write_text(json.dumps(planted))
-    with pytest.raises(Exception, match="names files elsewhere"), StageOutput(out / "run.json", "score", ["s.parquet"]):
-        pass
+    (out / "run.json").write_text(json.dumps({"stage": "score", "files": [{"path": "../precious"}]}))
+    write_scores(out, 1.0)
     assert (tmp_path / "precious").read_text() == "mine"
 
 

@@ -62,7 +62,7 @@ def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", base=base)
     out.mkdir()
     (out / "model.safetensors").write_text("precious")
-    with pytest.raises(StoreError, match=r"model.safetensors: exists, and no run.json says what it is"):
+    with pytest.raises(StoreError, match=r"is not empty, and no run.json says what it holds .model.safetensors."):
         gymdata.merge_adapter(adapter, out)
     assert [(path.name, path.read_text()) for path in out.iterdir()] == [("model.safetensors", "precious")]
     for merged in (adapter, base):

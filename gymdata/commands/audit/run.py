@@ -64,7 +64,7 @@ def audit(
         if target is None and (config.write_as is not None or own_run(sources) is not None):
             target = stage_folder(sources, "audit", Path(named).resolve().name or "model")
         if target is not None:
-            refuse_other_kind(target / RUN_JSON, "audit")  # before a model is loaded
+            refuse_other_kind(target, "audit")  # before a model is loaded
         rollouts = pa.concat_tables([read_table(p, ROLLOUTS, _SCALARS) for p in sources])
         if not rollouts.num_rows:
             raise DataError.empty(sources[0], "rollouts")
@@ -79,8 +79,7 @@ def audit(
             target = target.with_name(f"{target.name}-{facts['policy_hash'][:8]}") if other else target
         out = None
         if target is not None:
-            stage_output = StageOutput(target / RUN_JSON, "audit", ["violations.parquet"], overwrite=overwrite)
-            out = stack.enter_context(stage_output)
+            out = stack.enter_context(StageOutput(target, "audit", overwrite=overwrite))
             out.refuse_other("identity", identity, "an audit that was made", parents=parents_of(sources))
         report, work = _compare(sources, rollouts, runs, loaded, facts, config, progress)
         if out is not None:
@@ -145,7 +144,7 @@ def _write(
     for table, rows in tables:
         out.table(f"{table.name}.parquet", rows, table)
     model = report.model["path"]
-    report.path = out.folder
+    report.path = out.place
     summary = {key: value for key, value in report.to_dict().items() if key not in ("path", "violations", "worst")}
     out.finish(
         {

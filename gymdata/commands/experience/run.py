@@ -30,10 +30,9 @@ from gymdata.rollouts.logprobs import SampledLogProbs
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.scores.chosen import default_score, scores_of, taken
 from gymdata.store import StageOutput, read_run_json, scan_batches
-from gymdata.store.lineage import Paths, lineage, parents_of, refuse_replaced, runs_of, stage_folder
-from gymdata.store.paths import output_file, refuse_inputs
+from gymdata.store.lineage import Paths, lineage, parents_of, refuse_replaced, runs_of, single_file, stage_folder
+from gymdata.store.paths import local_output, refuse_inputs
 from gymdata.store.reading import check_content
-from gymdata.store.stage_output import described_by
 from gymdata.store.task_contents import other_contents, refuse_others, task_contents
 from gymdata.workers.tuning import ahead
 
@@ -51,9 +50,10 @@ def experience(
     """Write experiences of the scored rollouts under ``path`` (run folder, file, glob, or several of them).
 
     ``config`` is an ``ExperienceConfig``. Written to ``RUN/experiences-<estimator>/experiences.parquet`` unless
-    ``output`` names a folder or a .parquet/.jsonl file. Raises RefusedError when no rollout is scored (R501), all groups
-    lack variance (R503), token data or log-probs are missing (T205, L301 to L303), ids are outside the vocabulary (T206), or
-    a rollout is listed twice (D701); StoreError when the output holds experiences that were made with other settings.
+    ``output`` names a folder, or a .parquet/.jsonl file, which has no run.json. Raises RefusedError when no rollout is
+    scored (R501), all groups lack variance (R503), token data or log-probs are missing (T205, L301 to L303), ids are
+    outside the vocabulary (T206), or a rollout is listed twice (D701); StoreError when the output holds experiences
+    that were made with other settings.
     """
     config = ExperienceConfig.called_with(experience, config, settings)
     sources = paths_of(path, "experience")
@@ -64,11 +64,11 @@ def experience(
         reward, note = default_score(sources, config.reward)
         config = config.model_copy(update={"reward": reward})
         notes += [note] if note else []
-    folder = output or stage_folder(sources, "experiences", config.estimator)
-    target = output_file(folder, "experiences.parquet")
-    refuse_inputs([target], sources, ROLLOUTS, "read")
-    described = described_by(target, *(f"experiences{suffix}" for suffix in (".parquet", ".jsonl")))
-    with StageOutput(described, "experiences", [target.name], overwrite=overwrite) as out:
+    place = local_output(output or stage_folder(sources, "experiences", config.estimator))
+    out = StageOutput(place, "experiences", "experiences.parquet", overwrite=overwrite)
+    refuse_inputs(place, sources, ROLLOUTS, "read")
+    notes += single_file(place, sources) if out.is_file else []
+    with out:
         out.refuse_other("config", config, "experiences that were made", parents=parents_of(sources))
         by_name = (
             ALL[config.estimator].reads == "parts" or config.reward is not None or config.rewards == "steps+outcome"
@@ -80,7 +80,7 @@ def experience(
         work = Crediting(sources, rollouts, values, config, score, allowed, parts, baselines)
         if ALL[config.estimator].compares:
             notes += mixed_tasks(sources)
-        report = ExperiencesReport(target, config.estimator, score, notes=notes)
+        report = ExperiencesReport(out.main, config.estimator, score, notes=notes)
         models: dict[str, dict[str, Any]] = {}
         named = {"reference": config.reference, "critic": config.critic, "teacher": config.teacher}
         for name, model in named.items():
@@ -93,7 +93,7 @@ def experience(
         progress = progress or NullProgress()
         if models:
             _score(work, shaped, models, config, sources, progress)
-        _write(out, target.name, work, shaped, report, progress)
+        _write(out, out.main.name, work, shaped, report, progress)
         parents = [*sources, *scored_by, config.token_columns, config.baseline, *named.values()]
         facts = {
             "command": list(command),

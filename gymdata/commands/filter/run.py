@@ -22,23 +22,22 @@ from gymdata.commands.filter.columns import Scores, category_name, evaluate, is_
 from gymdata.commands.filter.conditions import Expression, about, connection
 from gymdata.commands.filter.settings import FilterConfig
 from gymdata.commands.filter.steps import Funnel, Step
-from gymdata.errors import DataError, RefusedError, UsageError, counted
+from gymdata.errors import DataError, RefusedError, UsageError, counted, option
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Figures, Report, Row, paths_of
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import taken
-from gymdata.store import StageOutput, files_of, resolve
+from gymdata.store import StageOutput, files_of
 from gymdata.store.lineage import (
     Paths,
     chosen_rows,
     common_identity,
     parents_of,
     refuse_duplicates,
-    refuse_other_settings,
+    single_file,
 )
-from gymdata.store.paths import RUN_JSON, files_apart, matches
-from gymdata.store.stage_output import described_by
+from gymdata.store.paths import local_output, matches, refuse_inputs
 
 #: A hash of all that a rollout generated, none where nothing was.
 _GENERATED = "CASE WHEN n_generated_tokens > 0 THEN nullif(generation_hash, 0) END"
@@ -91,32 +90,34 @@ def filter(
     """Write the rollouts under ``path`` (run folder, file, glob, or several of them) that pass every step.
 
     ``config`` is a ``FilterConfig``; conditions are DuckDB expressions over the columns of one rollout and its group.
-    ``output``: a folder (``rollouts.parquet``; with a split ``train.parquet`` and ``test.parquet``) or a .parquet/.jsonl
-    file (its test side is ``NAME.test.SUFFIX``). With ``dry_run`` (or ``write`` false) nothing is written.
+    ``output``: a folder (``rollouts.parquet``; with a split ``train.parquet`` and ``test.parquet``), or a .parquet/.jsonl
+    file, which has no run.json. With ``dry_run`` (or ``write`` false) nothing is written.
     Several inputs become one output, with or without a condition.
     Raises UsageError for a condition that cannot be read or names an unknown column, and for a single input without one;
     RefusedError when nothing would be left, and (D701) for a rollout that is there twice; StoreError when the output holds
     rollouts that were filtered with other settings, or something else.
     """
     config = FilterConfig.called_with(filter, config, settings)
-    sources = paths_of(path, "filter")
+    sources, progress = paths_of(path, "filter"), progress or NullProgress()
     for source in sources:
         files_of(source)
     with contextlib.ExitStack() as stack:
         out, targets = None, dict[str, Path]()
         if write and not dry_run:
-            targets = files_apart(
-                output, "rollouts.parquet", sources, ROLLOUTS, "filtered", split=config.share is not None
-            )
-            names = [target.name for target in targets.values()]
-            described = described_by(next(iter(targets.values())), "rollouts.parquet", "train.parquet", "test.parquet")
-            out = stack.enter_context(StageOutput(described, "filter", names, overwrite=overwrite))
-            # By a side, or the sides of another split.
-            noun = "rollouts that were filtered"
-            out.refuse_other("config", config, noun, keep=_read_by(sources), parents=parents_of(sources))
-            for target in targets.values():
-                # The test side of a file may have been the -o of another filter.
-                refuse_other_settings(target, config, noun, out.overwrite)
+            if output is None:
+                without = f"; {option('dry_run', True)} only counts"
+                raise UsageError("-o is missing", hint=f"-o FOLDER, FILE.parquet or FILE.jsonl{without}")
+            out = StageOutput(local_output(output), "filter", "rollouts.parquet", overwrite=overwrite)
+            refuse_inputs(out.place, sources, ROLLOUTS, "filtered")
+            targets = {"kept": out.main}
+            if config.share is not None:
+                targets = {side: out.place / f"{side}.parquet" for side in ("train", "test")}
+                if out.is_file:
+                    raise UsageError(f"-o {output}: is one file, and a split has two", hint="give a folder")
+            for note in single_file(out.place, sources) if out.is_file else ():
+                progress.message(note)
+            stack.enter_context(out)
+            out.refuse_other("config", config, "rollouts that were filtered", parents=parents_of(sources))
         expressions = _expressions(config)
         several = sum(len(matches(source)) for source in sources) > 1
         if not (several or expressions or config.share):
@@ -158,18 +159,7 @@ def filter(
             },
         )
         if out is not None:
-            _write(
-                report,
-                rows["rollout_id"],
-                scores,
-                sides,
-                targets,
-                sources,
-                config,
-                command,
-                progress or NullProgress(),
-                out,
-            )
+            _write(report, rows["rollout_id"], scores, sides, targets, sources, config, command, progress, out)
         return report
 
 
@@ -250,11 +240,4 @@ def _write(
         "identity": common_identity(sources),
         "counts": {key: value for key, value in report.to_dict().items() if key != "files"},
     }
-    # Files of an earlier filter in the folder would be read as part of this one: they are removed, unless they are the
-    # input.
-    in_folder = out.run_json.name == RUN_JSON
-    out.finish(facts, keep=_read_by(sources), copies=() if in_folder else out.names[1:])
-
-
-def _read_by(sources: Sequence[str | Path]) -> list[Path]:
-    return [file.path for source in sources for file in resolve(source, ROLLOUTS)]
+    out.finish(facts)

@@ -17,7 +17,6 @@ from gymdata.public import Figures
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, read_run_json, read_table, scan_batches
 from gymdata.store.lineage import parents_of
-from gymdata.store.paths import RUN_JSON
 from gymdata.store.run_json import plain, write_json
 
 SELECTION = "selection.json"
@@ -125,7 +124,7 @@ def _copy(source: Source, folder: Path, group_ids: set[str], epoch: int) -> int:
 
     file = folder / "rollouts.parquet"
     # A stopped stage is run again, so existing files may be replaced.
-    with StageOutput(folder / RUN_JSON, "select", [file.name], overwrite=True) as out:
+    with StageOutput(folder, "select", overwrite=True) as out:
         rows = out.batches(file.name, chosen(), ROLLOUTS, schema).rows or 0
         out.finish(
             {
@@ -145,7 +144,7 @@ def _copy(source: Source, folder: Path, group_ids: set[str], epoch: int) -> int:
 
 
 def _copy_verdicts(judge: Path, folder: Path, rollout_ids: pa.Array) -> None:
-    with StageOutput(folder / RUN_JSON, "judge", ["scores.parquet"], overwrite=True) as out:
+    with StageOutput(folder, "judge", overwrite=True) as out:
         for table, key in ((SCORES, "rollout_id"), (COMPARISONS, "rollout_i")):
             file = judge / f"{table.name}.parquet"
             if file.is_file():

@@ -17,7 +17,7 @@ from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.public import Figures
 from gymdata.settings import Settings
 from gymdata.store.lock import Lock, made_folder
-from gymdata.store.paths import RUN_JSON, Identity, RunFacts
+from gymdata.store.paths import Identity, RunFacts
 from gymdata.store.run_json import differences, now, plain, write_json
 from gymdata.store.stage_output import refuse_other_kind
 
@@ -35,7 +35,7 @@ class State:
     def open(cls, folder: Path, identity: Identity, defaults: Settings, *, overwrite: bool = False) -> State:
         """Start or resume. Raises StoreError when the folder belongs to something else, is in use, or was begun with
         other settings."""
-        refuse_other_kind(folder / RUN_JSON, "finetune")
+        refuse_other_kind(folder, "finetune")
         if folder.is_dir() and not (folder / STATE).is_file():
             inside = sorted(
                 p.name

@@ -31,13 +31,13 @@ from gymdata.rollouts.column_names import TEXT_FIELDS, columns_of, fields_in
 from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
 from gymdata.rollouts.messages import loads, object_of
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
-from gymdata.scores.chosen import default_score, rescorings, taken
+from gymdata.scores.chosen import default_score
 from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
 from gymdata.store.columns import to_rows
 from gymdata.store.journal import FAILURES, line_of
-from gymdata.store.lineage import parents_of, vocabulary
+from gymdata.store.lineage import vocabulary
 from gymdata.store.lines import encode_any
-from gymdata.store.paths import RUN_JSON, RunFacts, beside, local_output, refuse_inputs
+from gymdata.store.paths import RUN_JSON, RunFacts, local_output, refuse_inputs
 from gymdata.store.reading import check_content, warn
 from gymdata.store.run_json import differences, replacing, writing_into
 from gymdata.workers.tuning import rare_collections
@@ -130,11 +130,9 @@ def import_rollouts(
     if renderer is not None:
         identity |= rendered_identity(renderer, str(model), facts)
     if known_format.table == PAIRS.name:
-        with StageOutput(
-            Path(output) / RUN_JSON, "import", ["pairs.parquet"], overwrite=overwrite, kind="import-pairs"
-        ) as out:
+        with StageOutput(output, "import", overwrite=overwrite, kind="import-pairs") as out:
             if out.facts and not overwrite and (other := differences(out.facts.get("identity") or {}, identity)):
-                raise StoreError.other_identity(out.folder, other)
+                raise StoreError.other_identity(out.place, other)
             run_id = run_id or Path(output).name
             reader = Reader(name, run_id, keep_contradicting=keep_contradicting, columns=columns)
             facts |= {"identity": identity, "run_id": run_id}
@@ -370,18 +368,18 @@ def export(
     *,
     reward: str | None = None,
     overwrite: bool = False,
-    command: Sequence[str] = (),
 ) -> ExportSummary:
     """Write the rollouts under ``path`` in another project's format.
 
     ``reward``: the score that is written as the reward, by default the only re-scoring, else the total of ``collect``.
 
-    The table in `gymdata docs your-data` says of each format what it is made of (rollouts, pairs or experiences: ``path`` is
-    a file or folder of them, or a run that holds one) and whether it has token ids. ``verl`` and ``verl-sft`` write Parquet;
-    ``nat-trajectories`` and ``nat-dpo-items`` write a collection to ``.json`` and a trajectory per line to ``.jsonl``;
-    ``atif`` a trajectory per line, or one to ``.json``; the others JSON lines. Raises UsageError for an unknown format or an
-    output that exists, DataError when there is nothing to export, RefusedError for ids or log-probabilities that no consumer
-    may take (T206, L301 to L303).
+    The table in `gymdata docs your-data` says of each format what it is made of (rollouts, pairs or experiences:
+    ``path`` is a file or folder of them, or a run that holds one) and whether it has token ids. ``verl`` and
+    ``verl-sft`` write Parquet; ``nat-trajectories`` and ``nat-dpo-items`` write a collection to ``.json`` and a
+    trajectory per line to ``.jsonl``; ``atif`` a trajectory per line, or one to ``.json``; the others JSON lines.
+    Raises UsageError for an unknown format, StoreError for a file that is there and has other content (without
+    ``overwrite``), DataError when there is nothing to export, RefusedError for ids or log-probabilities that no
+    consumer may take (T206, L301 to L303).
     """
     path = path_of(path, "export")
     target = local_output(output)
@@ -397,16 +395,12 @@ def export(
             warn(note)
     elif reward is not None:
         raise UsageError(f"--reward {reward}: {format} holds no rewards", hint="leave it out")
-    refuse_inputs([target], [path], TABLES[to.table], "exported")
-    settings = {"format": format, "path": str(Path(path).resolve()), **({"reward": reward} if reward else {})}
-    with StageOutput(beside(target), "export", [target.name], overwrite=overwrite) as out:
-        out.refuse_other("config", settings, "an export that was made")
+    out = StageOutput(target, "export", alone=True, overwrite=overwrite)
+    refuse_inputs(target, [path], TABLES[to.table], "exported")
+    with out:
         account = Export(str(path), format, TABLES[to.table], vocabulary(path), reward)
         summary = _export(path, resolve(path, to.table), target, account, out)
-        parents = parents_of((path, *(rescorings([path], reward) if reward else ())))
-        described = {"command": list(command), "config": settings, "parents": parents, "counts": summary.to_dict()}
-        described |= {"scored_by": [taken([path], reward)]} if to.holds_reward else {}
-        out.finish(described)
+        out.finish({})
     return summary
 
 
@@ -418,7 +412,7 @@ def _export(
     with _naming_the_row(account), writing_into(target):
         batches = (batch for source in sources for batch in account.batches(source, to.columns, to.unread))
         to.save(to.convert(batches, account), part, account)
-    part.rows = summary.rows_out = account.written
+    summary.rows_out = account.written
     if not account.read:
         # Why there is no row to export, and what to do.
         table = account.table

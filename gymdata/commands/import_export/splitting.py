@@ -12,7 +12,6 @@ from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import Table
 from gymdata.store import StageOutput, read_table, scan_batches
 from gymdata.store.lineage import chosen_rows, common_identity, parents_of
-from gymdata.store.paths import RUN_JSON
 
 #: The folder in an import, or beside the tokens of a training, with ``train.parquet`` and ``test.parquet``.
 SPLIT = "split"
@@ -43,7 +42,7 @@ def split_by_task(
     # Pairs have optional columns.
     names = next(scan_batches(source, table, None, 1)).schema.names
     schema = pa.schema([table.schema.field(name) for name in names], metadata=table.metadata)
-    with StageOutput(output / RUN_JSON, "filter", [f"{side}.parquet" for side in counts], overwrite=True) as out:
+    with StageOutput(output, "filter", overwrite=True) as out:
         for side, mask in (("train", ~in_test), ("test", in_test)):
             batches = chosen_rows([source], table, rows[key], mask)
             out.batches(f"{side}.parquet", batches, table, schema, side=side)

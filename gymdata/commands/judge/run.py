@@ -40,7 +40,7 @@ from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, find_run_json, read_table
 from gymdata.store.fetch import fetched
 from gymdata.store.lineage import masked_rollouts, parents_of, refuse_duplicates
-from gymdata.store.paths import RUN_JSON, RunFacts, local_output
+from gymdata.store.paths import RunFacts, local_output
 from gymdata.workers.tuning import rare_collections
 
 
@@ -128,8 +128,7 @@ def judge(
         config.name or folder.name.removeprefix("judge-"), "the name of the scores", "give another with --name"
     )
     with contextlib.ExitStack() as stack:
-        names = ["comparisons.parquet", "scores.parquet"]
-        out = stack.enter_context(StageOutput(folder / RUN_JSON, "judge", names, overwrite=config.overwrite))
+        out = stack.enter_context(StageOutput(folder, "judge", overwrite=config.overwrite, kept=True))
         if the_judge is None:
             if not (folder / "comparisons.parquet").is_file():
                 raise DataError.missing_path(folder / "comparisons.parquet", "comparisons that were judged before")
@@ -152,11 +151,6 @@ def judge(
         }
         out.refuse_other("identity", identity, "comparisons that were made", parents=parents_of([config.path]))
         stack.enter_context(rare_collections())
-        verdicts = VerdictCache(folder / "verdicts.journal")
-        stack.callback(verdicts.close)
-        progress = progress or NullProgress()
-        for repair in verdicts.repairs:
-            progress.message(f"repaired after a crash: {repair}")
         facts: RunFacts = {
             "command": list(command),
             "config": config.model_dump(mode="json"),
@@ -164,6 +158,11 @@ def judge(
             "parents": parents_of([config.path]),
         }
         out.begin({**facts, "finished": False})
+        verdicts = VerdictCache(folder / "verdicts.journal")
+        stack.callback(verdicts.close)
+        progress = progress or NullProgress()
+        for repair in verdicts.repairs:
+            progress.message(f"repaired after a crash: {repair}")
         if isinstance(the_judge, Served):
             the_judge.wait_for_server(config.wait_for_server, progress.message)
         pairwise = PairwiseJudge(config, the_judge, verdicts, retry_unparsed=config.retry_unparsed, stop_when_gone=True)
@@ -202,7 +201,7 @@ def _finish(
     cached: int,
 ) -> JudgeSummary:
     """Aggregate, write comparisons, rewards and run.json."""
-    folder = out.folder
+    folder = out.place
     rewards, report, _ = rewards_of(comparisons, field, how)
     judge_is = str(facts.get("judge"))
     name = folder.name.removeprefix("judge-") if config.name is None else config.name
@@ -242,7 +241,7 @@ def _finish(
 def _folder(config: JudgeConfig, source: Path | None, judge: Judge | None) -> Path:
     if config.output is not None:
         return config.output
-    if source is None or source.name != "run.json" or not Path(config.path).is_dir():
+    if source is None or not Path(config.path).is_dir():
         raise UsageError(
             f"{config.path} is not a run folder, so its comparisons have no place", hint="give one with -o"
         )

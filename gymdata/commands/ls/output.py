@@ -3,18 +3,17 @@ they were complete."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gymdata.commands.ls.running import RunProgress
 from gymdata.store.fetch import is_url
 from gymdata.store.lock import LOCK, holder_of, is_held
-from gymdata.store.paths import RUN_JSON, RunFacts, new_files
+from gymdata.store.paths import RUN_JSON, RunFacts
+from gymdata.store.run_json import temporary_of
 
 #: Rows that an import rejected, in a file beside its output.
 _REJECTED = "rejected.jsonl"
-_LOCK_BESIDE = f".{LOCK}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +52,6 @@ def parent_path(run_json: Path, path: str) -> Path:
     return named if named.is_absolute() or is_url(path) or named.exists() else run_json.parent / named
 
 
-def described_path(run_json: Path) -> Path:
-    """The folder or file that a run.json describes."""
-    folder, name = run_json.parent, run_json.name
-    return folder if name == RUN_JSON else folder / name.removesuffix(f".{RUN_JSON}")
-
-
 @dataclass(frozen=True, slots=True)
 class Unfinished:
     """An unfinished output. ``run_json``: its path once complete; ``files``: all that the command has written, including
@@ -71,30 +64,23 @@ class Unfinished:
 
     @property
     def path(self) -> Path:
-        return described_path(self.run_json)
+        return self.run_json.parent
 
 
-def unfinished_in(folder: Path, names: Iterable[str]) -> Iterator[Unfinished]:
-    """The unfinished outputs whose locks are among ``names``, the files of ``folder``."""
-    file_names = set(names)
-    for name in sorted(file_names):
-        is_folder = name == LOCK
-        if not is_folder and not (name.startswith(".") and name.endswith(_LOCK_BESIDE)):
-            continue
-        described = RUN_JSON if is_folder else f"{name.removeprefix('.').removesuffix(_LOCK_BESIDE)}.{RUN_JSON}"
-        holder = {} if described in file_names else holder_of(folder / name)
-        files, stage = holder.get("files"), holder.get("stage")
-        if isinstance(files, list) and isinstance(stage, str):
-            named = [str(file) for file in files if Path(str(file)).name == file]
-            run_json = folder / described
-            paths = [new_files(run_json) / file for file in named]
-            existing = tuple(f for f in [*paths, folder / name] if f.is_file() and not f.is_symlink())
-            state = "being written" if is_held(folder, name) else "interrupted"
-            yield Unfinished(run_json, existing, stage, state)
+def is_temporary(folder: Path) -> bool:
+    """Whether a command makes its output in ``folder``, or was killed while it did."""
+    return folder == temporary_of(_made_in(folder)) and "stage" in holder_of(folder / LOCK)
 
 
-def is_unfinished(folder: Path) -> bool:
-    """Whether the folder itself is an unfinished output."""
-    if not (folder / LOCK).is_file() or (folder / RUN_JSON).is_file():
-        return False
-    return any(unfinished_in(folder, [LOCK]))
+def unfinished(folder: Path) -> Unfinished | None:
+    """The output that a command makes in ``folder``, or was making; None where another one has its place."""
+    place = _made_in(folder)
+    if place.is_file() or (place / RUN_JSON).is_file():
+        return None
+    files = tuple(file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+    state = "being written" if is_held(folder) else "interrupted"
+    return Unfinished(place / RUN_JSON, files, str(holder_of(folder / LOCK)["stage"]), state)
+
+
+def _made_in(folder: Path) -> Path:
+    return folder.with_name(folder.name.removeprefix(".").removesuffix(".tmp") or "_")

@@ -13,15 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from gymdata.commands.ls.output import (
-    Output,
-    Unfinished,
-    described_path,
-    is_unfinished,
-    parent_path,
-    row_counts,
-    unfinished_in,
-)
+from gymdata.commands.ls.output import Output, Unfinished, is_temporary, parent_path, row_counts, unfinished
 from gymdata.commands.ls.running import cells_of, progress_of
 from gymdata.commands.ls.unused import removal
 from gymdata.commands.ls.unused import unused as unused_outputs
@@ -35,8 +27,6 @@ from gymdata.store.reading import warn
 from gymdata.store.run_json import state_of
 
 __all__ = ["LsReport", "Output", "ls"]
-
-_BESIDE = f".{RUN_JSON}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -105,9 +95,10 @@ def below(top: Path, onerror: Callable[[OSError], None] | None = None) -> Iterat
     be read."""
     for root, inside, files in os.walk(top, onerror=onerror):
         folder = Path(root)
-        inside.sort()
-        yield from (folder / name for name in sorted(files) if name == RUN_JSON or name.endswith(_BESIDE))
-        yield from unfinished_in(folder, files)
+        temporary = [folder / name for name in sorted(inside) if is_temporary(folder / name)]
+        inside[:] = sorted({*inside} - {path.name for path in temporary})
+        yield from (folder / name for name in files if name == RUN_JSON)
+        yield from filter(None, map(unfinished, temporary))
 
 
 def unfinished_output(top: Path, output: Unfinished) -> Output:
@@ -128,14 +119,14 @@ def _latest(files: Sequence[os.stat_result]) -> str:
 
 
 def output_of(top: Path, run_json: Path) -> Output:
-    path, is_folder = described_path(run_json), run_json.name == RUN_JSON
+    path = run_json.parent
     facts: RunFacts = {}
     damaged = False
     try:
         facts = read_facts(run_json)
     except DataError:
         damaged = True
-    files = [file.lstat() for file in (own_files(path) if is_folder else (run_json, path)) if file.is_file()]
+    files = [file.lstat() for file in own_files(path) if file.is_file()]
     parents = [
         parent_path(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")
     ]
@@ -144,7 +135,7 @@ def output_of(top: Path, run_json: Path) -> Output:
     state = "damaged" if damaged else state_of(run_json, facts)
     if state == "interrupted" and facts.get("stage") == "sweep" and any(map(is_held, cells_of(path))):
         state = "being written"
-    host = holder_of(path / LOCK).get("host") if state == "interrupted" and is_folder else None
+    host = holder_of(path / LOCK).get("host") if state == "interrupted" else None
     if host not in (None, os.uname().nodename):
         state = f"on {host}"
     if state == "complete" and not lost:
@@ -153,10 +144,9 @@ def output_of(top: Path, run_json: Path) -> Output:
             state = "parents changed"
     # Rows of the files that run.json names, and of the segment that is still open; None where nothing has rows.
     counts = row_counts(facts)
-    if path.is_dir():
-        for segment in (source.path for source in segments(path) if is_open(source, facts)):
-            with segment.open("rb") as file:
-                counts.append(sum(block.count(b"\n") for block in iter(partial(file.read, 1 << 20), b"")))
+    for segment in (source.path for source in segments(path) if is_open(source, facts)):
+        with segment.open("rb") as file:
+            counts.append(sum(block.count(b"\n") for block in iter(partial(file.read, 1 << 20), b"")))
     shown = Output(
         path=below_top(top, path),
         kind=str(facts.get("stage", "unknown")),
@@ -168,7 +158,7 @@ def output_of(top: Path, run_json: Path) -> Output:
         experiment=facts.get("experiment"),
         tags=tuple(facts.get("tags") or ()),
     )
-    if is_folder and (shown.is_running or shown.state in ("interrupted", "rollouts pending")):
+    if shown.is_running or shown.state in ("interrupted", "rollouts pending"):
         try:
             return replace(shown, progress=progress_of(path, facts, is_running=shown.is_running))
         except DataError as error:
@@ -180,10 +170,8 @@ def own_files(top: Path) -> Iterator[Path]:
     """The files of a folder, without those of other outputs in it."""
     for root, inside, files in os.walk(top):
         folder = Path(root)
-        inside[:] = [n for n in inside if not (folder / n / RUN_JSON).is_file() and not is_unfinished(folder / n)]
-        described = {name.removesuffix(_BESIDE) for name in files if name.endswith(_BESIDE)}
-        begun = {file.name for output in unfinished_in(folder, files) for file in output.files}
-        yield from (folder / n for n in files if n.removesuffix(_BESIDE) not in described and n not in begun)
+        inside[:] = [n for n in inside if not (folder / n / RUN_JSON).is_file() and not is_temporary(folder / n)]
+        yield from (folder / name for name in files)
 
 
 def below_top(top: Path, path: Path) -> str:

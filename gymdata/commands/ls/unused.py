@@ -11,10 +11,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gymdata.commands.ls.output import Output, described_path, parent_path
+from gymdata.commands.ls.output import Output, parent_path
 from gymdata.errors import DataError, StoreError
 from gymdata.store import hash_file
-from gymdata.store.paths import RUN_JSON, beside, read_facts, run_jsons
+from gymdata.store.paths import RUN_JSON, read_facts, run_jsons
 from gymdata.store.stage_output import kind_of_stage
 
 #: Outputs that are wanted for their own sake.
@@ -48,7 +48,7 @@ def unused(top: Path, outputs: Mapping[Path, Output]) -> list[Output]:
             by_name.setdefault(str(name), []).append(run_json)
     waiting = [file for file, o in outputs.items() if kind_of_stage(o.kind) in _ROOTS or o.is_running]
     for target in _link_targets(top):
-        waiting += [file for file in outputs if described_path(file.resolve()) in (target, *target.parents)]
+        waiting += [file for file in outputs if file.resolve().parent in (target, *target.parents)]
         waiting += [Path(folder, RUN_JSON) for folder, _, files in os.walk(target) if RUN_JSON in files]
         waiting += [file for file in outputs if target in file.resolve().parents]
     needed: set[Path] = set()
@@ -59,8 +59,8 @@ def unused(top: Path, outputs: Mapping[Path, Output]) -> list[Output]:
             continue
         needed.add(run_json)
         # `rm -r` of a folder takes what is in it; a finetuning run is resumed from what is in it.
-        above = described_path(run_json.resolve()).parents
-        waiting += [file for file in outputs if described_path(file.resolve()) in above]
+        above = run_json.resolve().parent.parents
+        waiting += [file for file in outputs if file.resolve().parent in above]
         if run_json in outputs and outputs[run_json].kind == "finetune":
             waiting += [file for file in outputs if run_json.parent in file.parents]
         for parent in read_facts(run_json).get("parents") or [] if run_json.is_file() else []:
@@ -77,8 +77,7 @@ def removal(folder: str, outputs: Sequence[Output]) -> str | None:
     one goes with it."""
     paths = {Path(folder, output.path) for output in outputs}
     outermost = sorted(path for path in paths if paths.isdisjoint(path.parents))
-    named = [p for path in outermost for p in (path, beside(path)) if p == path or p.is_file()]
-    return f"rm -r {' '.join(shlex.quote(str(path)) for path in named)}" if named else None
+    return f"rm -r {' '.join(shlex.quote(str(path)) for path in outermost)}" if outermost else None
 
 
 def _link_targets(top: Path) -> Iterator[Path]:

@@ -36,11 +36,11 @@ from gymdata.store.lineage import (
     masked_rollouts,
     parents_of,
     refuse_duplicates,
+    single_file,
     stage_folder,
 )
-from gymdata.store.paths import output_file, refuse_inputs
+from gymdata.store.paths import local_output, refuse_inputs
 from gymdata.store.reading import check_content
-from gymdata.store.stage_output import described_by
 from gymdata.store.tables import held_instead
 from gymdata.workers.tuning import give_back
 
@@ -160,7 +160,8 @@ def pairs(
     """Build preference pairs from the scored rollouts under ``path`` (run folder, file, glob, or several of them).
 
     ``config`` is a ``PairsConfig``. Written to ``RUN/pairs-<reward name or "reward">/pairs.parquet`` unless
-    ``output`` names a folder or a .parquet/.jsonl file; held-out pairs go to ``heldout.parquet`` beside it.
+    ``output`` names a folder, where held-out pairs go to ``heldout.parquet``, or a .parquet/.jsonl file, which has no
+    run.json.
     Raises RefusedError for rollouts with breaks (T200), without token data (T205), with ids or log-probabilities that cannot
     be used (T206, L301 to L303), with ids rendered from text (T213; not with ``allow_rendered``) or listed twice (D701);
     StoreError when the output holds pairs that were made with other settings.
@@ -178,22 +179,21 @@ def pairs(
             chosen = config.source or config.reward or "reward"
             if config.source == "comparisons":
                 chosen = config.judge or chosen
-            target = output_file(output or stage_folder(sources, "pairs", chosen), "pairs.parquet")
-            heldout = target.with_name(f"heldout{target.suffix}")
-            if target.name != "pairs.parquet":
-                heldout = target.with_name(f"{target.stem}.heldout{target.suffix}")
-            names = [target.name] if config.split is None else [target.name, heldout.name]
-            refuse_inputs((target, heldout), sources, ROLLOUTS, "paired")
-            out = StageOutput(described_by(target, "pairs.parquet"), "pairs", names, overwrite=overwrite)
+            place = local_output(output or stage_folder(sources, "pairs", chosen))
+            out = StageOutput(place, "pairs", "pairs.parquet", overwrite=overwrite)
+            refuse_inputs(place, sources, ROLLOUTS, "paired")
+            if out.is_file:
+                notes += single_file(place, sources)
+                if config.split is not None:
+                    raise UsageError(f"-o {place}: is one file, and a split has two", hint="give a folder")
             stack.enter_context(out)
-            noun = "pairs that were made"
-            out.refuse_other("config", config, noun, parents=parents_of(sources))
-        folder = out.folder if out is not None else None
+            out.refuse_other("config", config, "pairs that were made", parents=parents_of(sources))
+        folder = out.new if out is not None else None
         report, scored_by, pairs_of = _build(sources, config, folder, notes, stack)
         if out is not None and report.ok:
-            for name, (side, batches) in zip(out.names, pairs_of.items(), strict=True):
-                out.batches(name, batches, PAIRS, batches.schema, side=side)
-            # The held-out side of an earlier split is removed: its tasks are in the training side now.
+            files = {side: out.main if side == "train" else out.place / f"{side}.parquet" for side in pairs_of}
+            for side, batches in pairs_of.items():
+                out.batches(files[side].name, batches, PAIRS, batches.schema, side=side)
             out.finish(
                 {
                     "command": list(command),
@@ -204,7 +204,7 @@ def pairs(
                     "notes": report.notes,
                 }
             )
-            report.files.update({side: out.folder / name for side, name in zip(pairs_of, out.names, strict=True)})
+            report.files.update(files)
             report._written.update({side: _state(path) for side, path in report.files.items()})
         else:
             report._tables.update({side: batches.table() for side, batches in pairs_of.items()})

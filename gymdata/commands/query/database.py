@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gymdata.commands.query.views import Views, find_files
 from gymdata.errors import StoreError, UsageError, option
-from gymdata.store.paths import beside, local_output
+from gymdata.store.paths import local_output
 
 
 def write_database(target: str | Path, paths: Sequence[str | Path], *, overwrite: bool = False) -> tuple[str, ...]:
@@ -19,7 +19,7 @@ def write_database(target: str | Path, paths: Sequence[str | Path], *, overwrite
     files are copied. Raises UsageError for another name, StoreError for a file that is there, without ``overwrite``.
     """
     from gymdata.store.run_json import replacing
-    from gymdata.store.stage_output import refuse_other_kind
+    from gymdata.store.stage_output import refuse_owned
 
     path = local_output(target)
     if path.suffix != ".duckdb":
@@ -27,7 +27,7 @@ def write_database(target: str | Path, paths: Sequence[str | Path], *, overwrite
     if not paths:
         raise UsageError("no path given", hint="gymdata query PATH --database FILE.duckdb")
     files = find_files(paths)
-    refuse_other_kind(beside(path), "query", [path.name])
+    refuse_owned(path)
     if path.exists() and not overwrite:
         raise StoreError(f"{path}: is there already", hint=f"{option('overwrite', True)} replaces it")
     path.parent.mkdir(parents=True, exist_ok=True)

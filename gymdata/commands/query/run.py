@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from gymdata.errors import StoreError, UsageError, counted
 from gymdata.public import path_of, wrong_argument
-from gymdata.store.paths import beside, local_output
+from gymdata.store.paths import local_output
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +42,7 @@ def query(sql: str, *paths: str | Path) -> pa.Table:
 def check_target(target: str | Path, *paths: str | Path) -> None:
     """Raises UsageError unless a result of a query over ``paths`` may be written to ``target``."""
     from gymdata.commands.query.views import find_files
-    from gymdata.store.stage_output import refuse_other_kind
+    from gymdata.store.stage_output import refuse_owned
 
     path = local_output(target)
     if path.suffix not in _SUFFIXES:
@@ -50,8 +50,7 @@ def check_target(target: str | Path, *paths: str | Path) -> None:
     sources = [s.path.resolve() for of_table in find_files(paths).by_table.values() for s in of_table]
     if path.resolve() in sources:
         raise UsageError(f"-o {path}: is one of the files that the query reads", hint="give another name")
-    # A result has no run.json: what has one was written by another command.
-    refuse_other_kind(beside(path), "query", [path.name])
+    refuse_owned(path)
 
 
 def write_result(reader: pa.RecordBatchReader, target: str | Path, *, overwrite: bool = False) -> int:

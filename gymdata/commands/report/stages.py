@@ -31,7 +31,7 @@ CURVES = (
 def figures(path: Path) -> Figures:
     """``pairs``, ``scores``, ``judge``, ``experiences``, ``training``, ``epochs`` and ``lineage`` of a folder and the stage
     folders in it."""
-    folders = [path, *sorted(p.parent for p in path.glob("*/run.json"))] if path.is_dir() else []
+    folders = [path, *sorted(p.parent for p in path.glob("[!.]*/run.json"))] if path.is_dir() else []
     described = [(folder, read_run_json(folder)) for folder in folders if (folder / "run.json").is_file()]
     return {
         "pairs": list(_pairs(path)),

@@ -42,8 +42,7 @@ from gymdata.stats import mean_ci
 from gymdata.store import StageOutput, find_run_json, read_table, scan_batches
 from gymdata.store.fetch import fetched
 from gymdata.store.lineage import parents_of, refuse_duplicates
-from gymdata.store.paths import RunFacts, local_output, output_file, refuse_inputs
-from gymdata.store.stage_output import described_by
+from gymdata.store.paths import RunFacts, local_output, refuse_inputs
 from gymdata.user_code import in_thread
 from gymdata.workers.signals import run_async
 
@@ -147,16 +146,17 @@ def score(
             f"the recipe and a reward of it are both named {name!r}", hint=f"give it another with {option('name')}"
         )
     if config.output is not None:
-        target = output_file(config.output, "scores.parquet")
-    elif source is not None and source.name == "run.json" and Path(config.path).is_dir():
-        target = local_output(source.parent / f"scores-{name}") / "scores.parquet"
+        place = local_output(config.output)
+    elif source is not None and Path(config.path).is_dir():
+        place = local_output(source.parent / f"scores-{name}")
     else:
         raise UsageError(
             f"{config.path} is not a run folder, so its scores have no place", hint=f"give one with {option('output')}"
         )
-    refuse_inputs([target], [config.path], ROLLOUTS, "scored")
-    described = described_by(target, "scores.parquet").absolute()  # user code may change the current folder
-    with StageOutput(described, "score", [target.name], overwrite=config.overwrite) as out:
+    out = StageOutput(place, "score", "scores.parquet", overwrite=config.overwrite)
+    refuse_inputs(place, [config.path], ROLLOUTS, "scored")
+    with out:
+        there = out.main.absolute()  # user code may change the current folder
         # Other rewards are added to what is there, other rollouts are not: run.json names those of all rows.
         out.refuse_other("", {}, "scores", parents=parents_of([config.path]))
         parts, parents = tallies(sources.rewards), parents_of((config.path, *sources.models))
@@ -166,12 +166,12 @@ def score(
         # With the types of the scores table, a batch at a time.
         tables = (pa.Table.from_batches([batch]).cast(SCORES.arrow) for batch in scored.to_batches())
         rows: Iterable[pa.RecordBatch] = (batch for table in tables for batch in table.to_batches())
-        if (there := out.folder / target.name).exists() and not config.overwrite:
+        if out.facts and not config.overwrite:
             rows = itertools.chain(scan_batches(there, SCORES), _changed(rows, there))
-        out.batches(target.name, rows, SCORES, SCORES.arrow)
+        out.batches(there.name, rows, SCORES, SCORES.arrow)
         mean, low, high = mean_ci(np.frombuffer(values), tasks)
         summary = ScoreSummary(
-            path=str(target.parent if config.output is None else target),
+            path=str(out.main if config.output is not None else place),
             name=name,
             rollouts=len(values),
             scored=int(np.isfinite(values).sum()),

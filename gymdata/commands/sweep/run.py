@@ -39,7 +39,7 @@ from gymdata.progress import NullProgress, Progress
 from gymdata.public import Figures, Report, Row, markdown_table, rate_text
 from gymdata.store import find_run_json, write_run_json
 from gymdata.store.lock import Lock, is_held
-from gymdata.store.paths import CELL, RUN_JSON, local_output
+from gymdata.store.paths import CELL, local_output
 from gymdata.store.run_json import write_json, write_text
 from gymdata.store.stage_output import refuse_other_kind
 
@@ -137,7 +137,7 @@ def sweep(
     stem = "sweep" if file is None else Path(file).stem
     folder = local_output(config.output or Path("runs") / stem)
     cells = config.cells(folder)
-    refuse_other_kind(folder / RUN_JSON, "sweep")
+    refuse_other_kind(folder, "sweep")
     if dry_run:
         first = {cell.name: 0 if overwrite else _steps_done(cell) for cell in cells}
         commands = {cell.name: [shlex.join(words) for words in cell.commands[first[cell.name] :]] for cell in cells}

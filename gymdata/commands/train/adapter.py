@@ -75,7 +75,7 @@ def merge_adapter(
             raise UsageError(f"{out}: is itself merged here, and would be lost", hint="give another output folder")
     parents = [parent_of(adapter), parent_of(facts["base"])]
     identity = {"policy_hash": facts["policy_hash"]}
-    with StageOutput(out / RUN_JSON, "merged-model", ["config.json"], overwrite=overwrite) as stage:
+    with StageOutput(out, "merged-model", overwrite=overwrite) as stage:
         stage.refuse_other("identity", identity, "a merged adapter that was made")
         files = stage.facts.get("files") or []
         sizes = {file["path"]: path.stat().st_size for file in files if (path := out / file["path"]).is_file()}
@@ -85,7 +85,7 @@ def merge_adapter(
                 write_merged(str(adapter), Path(folder))
                 for path in sorted(Path(folder).iterdir()):
                     if path.is_dir():  # of more chat templates; the files that run.json lists are in no folder
-                        shutil.copytree(path, out / path.name, dirs_exist_ok=True)
+                        shutil.copytree(path, stage.new / path.name)
                     else:
                         shutil.move(path, stage.part(path.name).path)
             config = {"adapter": str(adapter), "output": str(output)}

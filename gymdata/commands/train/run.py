@@ -244,7 +244,7 @@ def train(
         raise DataError.other_table(source, table, settings.table.name)
     if text is None and not any(has_rows(file, settings.table) for file in files):
         raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], settings.table.name)
-    refuse_other_kind(out / RUN_JSON, stage)
+    refuse_other_kind(out, stage)
     refuse_unwritable(out)
     others = {p.name for p in out.iterdir()} - {LOCK, JOB, TEXT, *LOG_FILES} if out.is_dir() else set()
     if others and not _is_training(out):

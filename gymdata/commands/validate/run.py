@@ -19,7 +19,7 @@ from gymdata.errors import DataError, GymdataError, MissingExtraError, UsageErro
 from gymdata.public import path_of
 from gymdata.store.formats import ANSWERED, format_of, head, refuse_unknown
 from gymdata.store.lines import decode
-from gymdata.store.paths import RunFacts, Source, beside, local_output, read_facts, resolve, run_jsons
+from gymdata.store.paths import RunFacts, Source, local_output, read_facts, resolve, run_jsons
 from gymdata.store.reading import fault_of, reading
 from gymdata.store.run_json import agreed, state_of
 from gymdata.workers.tuning import rare_collections
@@ -117,15 +117,13 @@ def validate(
 
 
 @reading(allow_changed=True)
-def fix(
-    path: str | Path, choice: Choice, output: str | Path, *, overwrite: bool = False, command: Sequence[str] = ()
-) -> FixReport:
+def fix(path: str | Path, choice: Choice, output: str | Path, *, overwrite: bool = False) -> FixReport:
     """Write a copy of the rollouts at ``path`` without errors, and say what that cost.
 
     ``choice``: ``split`` starts a new rollout at a break, ``truncate`` keeps the head before the first fault, ``drop``
-    leaves the rollout out. ``output``: a new .parquet or .jsonl file. The source is never changed. Raises UsageError when
-    ``output`` exists (without ``overwrite``) or is the source, and for rows that are no rollouts of gymdata; DataError when
-    a file cannot be read at all.
+    leaves the rollout out. ``output``: a new .parquet or .jsonl file. The source is never changed. Raises UsageError
+    when ``output`` is the source, StoreError when it has other content (without ``overwrite``), UsageError for rows
+    that are no rollouts of gymdata; DataError when a file cannot be read at all.
     """
     from gymdata.checks.repair import CHOICES, FixReport
 
@@ -146,35 +144,20 @@ def fix(
         held_kinds = ", ".join(words.get(kind, kind) for kind in sorted(kinds)) or "nothing"
         hint = f"`gymdata import {path} -o RUN` first" if kinds and kinds <= words.keys() else "give one file or run"
         raise UsageError(f"{path}: holds {held_kinds}; --fix repairs rollouts", hint=hint)
-    account = FixReport(str(path), str(output), choice)
-    settings = {"choice": choice, "path": str(Path(path).resolve())}
     from gymdata.rollouts.schema import ROLLOUTS
     from gymdata.store import StageOutput
-    from gymdata.store.lineage import parents_of
+    from gymdata.store.lineage import single_file
 
-    with StageOutput(beside(target), "fix", [target.name], overwrite=overwrite) as out:
-        out.refuse_other("config", settings, "rollouts that were repaired")
+    account = FixReport(str(path), str(output), choice)
+    with StageOutput(target, "fix", alone=True, overwrite=overwrite) as out:
+        account.notes += single_file(target, [path])
         report = validate(path)
         # A changed file is not a fault of its rows.
         report.violations = [v for v in report.violations if v.code != "T209" or v.turn is not None]
         from gymdata.commands.validate.fix import fixed_rollouts
 
         out.batches(target.name, fixed_rollouts(sources, report, choice, account), ROLLOUTS, ROLLOUTS.arrow)
-        # The facts of how the rollouts were sampled are copied: validation of the copy reads them.
-        run = agreed(list(_run_jsons(path).values()))
-        counts = {"rollouts_in": account.rollouts_in, "rollouts_out": account.rollouts_out, "by_code": account.by_code}
-        sampled_by: RunFacts = {
-            k: run[k] for k in ("identity", "engine", "policy", "chat", "rewards", "reward") if k in run
-        }
-        out.finish(
-            {
-                **sampled_by,
-                "command": list(command),
-                "config": settings,
-                "parents": parents_of([path]),
-                "counts": counts,
-            }
-        )
+        out.finish({})
     account.errors_after = validate(target).errors if account.rollouts_out else 0
     return account
 

@@ -11,7 +11,7 @@ from gymdata.commands.view.settings import ViewConfig
 from gymdata.errors import DataError
 from gymdata.public import paths_of
 from gymdata.store.lineage import Paths
-from gymdata.store.paths import RUN_JSON, beside, find_run_json, read_facts
+from gymdata.store.paths import RUN_JSON, find_run_json, read_facts
 from gymdata.urls import LOOPBACK, address_of, listening_socket
 from gymdata.workers.signals import sigterm_interrupts
 
@@ -88,7 +88,7 @@ def _started_at(path: Path) -> str:
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
     inner: Sequence[Path] = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     for path in inner:
-        if (path / RUN_JSON).is_file() or beside(path).is_file():
+        if (path / RUN_JSON).is_file():
             yield path
         elif depth > 1:
             yield from _runs_in(path, depth - 1)

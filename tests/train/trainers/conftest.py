@@ -139,14 +139,14 @@ def pair_table(rows: dict[str, list[Any]]) -> pa.Table:
 
 
 def write_pairs(folder: Path, rows: dict[str, list[Any]], identity: dict[str, Any] | None = None) -> Path:
-    """A pairs file whose run.json leads to a run with ``identity``."""
+    """A pairs file in a folder whose run.json leads to a run with ``identity``."""
     path = folder / "pairs.parquet"
     write_table(pair_table(rows), path, PAIRS)
     parents = []
     if identity is not None:
         write_run_json(folder / "run", {"run_id": "run", "identity": identity})
         parents = [{"path": str(folder / "run"), "run_id": "run"}]
-    write_run_json(path, {"stage": "pairs", "parents": parents})
+    write_run_json(folder, {"stage": "pairs", "parents": parents})
     return path
 
 

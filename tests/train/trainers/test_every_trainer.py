@@ -240,7 +240,9 @@ def told_file(algorithm: str, policy: Path, folder: Path) -> Path:
         write_run_json(file, {**read_run_json(file), "identity": identity})
     else:
         write_run_json(folder / "run", {"run_id": "run", "identity": identity})
-        write_run_json(file, {"stage": "experiences", "parents": [{"path": str(folder / "run"), "run_id": "run"}]})
+        write_run_json(
+            file.parent, {"stage": "experiences", "parents": [{"path": str(folder / "run"), "run_id": "run"}]}
+        )
     return file
 
 

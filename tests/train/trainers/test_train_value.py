@@ -165,12 +165,12 @@ def test_the_critic_is_used_by_experience(policy: Path, told_run: Path, tmp_path
     assert "before training, on held-out tasks: explained variance 0" in done.stderr
     assert f"explained variance {training['last']['explained_variance']:.3g}"[:20] in " ".join(done.stdout.split())
 
-    made = gymdata.experience(told_run, tmp_path / "credited.parquet", critic=str(out), estimator="gae", lam=0.9)
+    made = gymdata.experience(told_run, tmp_path / "credited", critic=str(out), estimator="gae", lam=0.9)
     assert made.notes == []
     rows = read_table(made.path, EXPERIENCES).to_pylist()
     deciding, later = (np.array([np.abs(row["advantages"][3 + i]) for row in rows]) for i in (0, 1))
     assert deciding.mean() > 3 * later.mean()
-    assert read_run_json(tmp_path / "credited.parquet")["critic"]["path"] == str(out)
+    assert read_run_json(tmp_path / "credited")["critic"]["path"] == str(out)
 
 
 @pytest.mark.full

@@ -58,7 +58,7 @@ def serve_genrm(
         if isinstance(judge, Served):
             judge.wait_for_server(config.wait_for_server, say)
         if folder is not None:
-            refuse_other_kind(folder / RUN_JSON, "serve-genrm")
+            refuse_other_kind(folder, "serve-genrm")
             with made_folder(folder):
                 stack.callback(Lock(folder).release)
             run_json = read_run_json(folder) if (folder / RUN_JSON).is_file() else {}
