@@ -115,7 +115,7 @@ gymdata train-rl runs/x/experiences-grpo -m sample_data/policy \\
 gymdata query "SELECT task_id, avg(reward) FROM rollouts GROUP BY 1" runs/x""",
         'gymdata query "SELECT * FROM turns LIMIT 5" runs/x -o runs/turns.csv',
     ),
-    "ls": ("gymdata ls runs", "gymdata ls runs/x --json", "gymdata ls --unused runs"),
+    "ls": ("gymdata ls runs", "gymdata ls runs/x --json"),
     "import": ("gymdata import sample_data/rollouts/nemo_gym.jsonl -o runs/gym",),
     "export": (
         "gymdata export runs/x --format trl-messages -o runs/messages.jsonl",

@@ -16,9 +16,6 @@ _SPARED = ("parents", "size", "changed (UTC)", "kind")
 _Path = Annotated[Path, typer.Argument(metavar="[PATH]", help="Folder to look below (default: this one).")]
 
 
-_Unused = Annotated[bool, typer.Option("--unused", help="List only what no trained model below PATH was made from.")]
-
-
 _Experiment = Annotated[
     str | None, typer.Option("--experiment", metavar="NAME", help="Only outputs of this experiment.")
 ]
@@ -29,7 +26,6 @@ _Tags = Annotated[
 
 def ls(
     path: _Path = Path(),
-    unused: _Unused = False,
     experiment: _Experiment = None,
     tag: _Tags = None,
     json: Json = False,
@@ -37,16 +33,15 @@ def ls(
     """Kind, rows, size, last change, state and parents of each, from its run.json; of what is not complete what is done,
     the rate, the time left, failed attempts, and whether a server is away.
 
-    --unused lists what no trained model needs, with the `rm` command to copy; nothing is removed. Exit code 1 when a
-    run.json is damaged.
+    Exit code 1 when a run.json is damaged.
     """
     from gymdata.commands.ls.run import ls as run
 
-    report = run(path, unused=unused, experiment=experiment, tags=tag or ())
+    report = run(path, experiment=experiment, tags=tag or ())
 
     def show() -> None:
         if not report.outputs:
-            paragraphs(f"{'nothing unused' if unused else 'no runs'} below {report.folder}")
+            paragraphs(f"no runs below {report.folder}")
             return
         rows = [
             (o.path, o.kind, o.rows, decimal(o.bytes), o.changed[:16].replace("T", " "), o.state, ", ".join(o.parents))
@@ -63,16 +58,11 @@ def ls(
         for output in report.outputs:
             if output.progress is not None:
                 say(f"{output.path}: {output.progress}")
-        if report.removal is not None:
-            say(report.removal)
         if count:
             note(f"left out on this terminal: {', '.join(_SPARED[:count])} (--json gives all)")
 
     code = finish(report, show, json=json)
-    if report.removal is not None:
-        size = decimal(sum(output.bytes for output in report.outputs))
-        note(f"{size} that no model below {report.folder} was made from; the rm line removes it, folders and all")
-    elif report.unfinished:
+    if report.unfinished:
         states = ", ".join(sorted({output.state for output in report.unfinished}))
         note(f"{states}: rows may be missing; rerun the same command to resume")
     return code

@@ -10,7 +10,7 @@ import contextlib
 import datetime as dt
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -43,12 +43,9 @@ def claim(path: Path, *, wait: bool = False) -> FileLock:
 class Lock:
     """Held from construction until ``release``. Raises StoreError.locked naming the holder, StoreError.from_os when
     nothing can be written there; a lock file that was made for it is removed again. ``wait``: wait for the holder instead
-    of raising StoreError.locked; ``about``: more facts for the lock file, which ``holder_of`` returns, also after this
-    process was killed."""
+    of raising StoreError.locked."""
 
-    def __init__(
-        self, folder: Path, name: str = LOCK, *, wait: bool = False, about: Mapping[str, object] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, name: str = LOCK, *, wait: bool = False) -> None:
         self._path = folder / name
         is_new = not self._path.exists()
         started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
@@ -60,7 +57,7 @@ class Lock:
         except OSError as error:
             raise StoreError.from_os(self._path, error) from error
         try:
-            self._path.write_bytes(orjson.dumps({**holder, **(about or {})}))
+            self._path.write_bytes(orjson.dumps(holder))
         except OSError as error:
             if is_new:
                 self._path.unlink(missing_ok=True)
@@ -85,10 +82,10 @@ class Lock:
         self._lock.release()
 
 
-def refuse_held(folder: Path, name: str = LOCK) -> None:
+def refuse_held(folder: Path) -> None:
     """Raise StoreError.locked when another process writes to ``folder``; nothing is made there."""
-    path = folder / name
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    path = folder / LOCK
+    with contextlib.suppress(OSError):
         # FileLock would make the file, and needs the right to write it. A pipe of that name would block.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -99,10 +96,10 @@ def refuse_held(folder: Path, name: str = LOCK) -> None:
             os.close(fd)
 
 
-def is_held(folder: Path, name: str = LOCK) -> bool:
+def is_held(folder: Path) -> bool:
     """Whether a process, this one too, writes to ``folder`` now."""
     try:
-        refuse_held(folder, name)
+        refuse_held(folder)
     except StoreError:
         return True
     return False
@@ -127,8 +124,8 @@ def made_folder(folder: Path) -> Iterator[Path]:
 
 
 def holder_of(path: Path) -> dict[str, object]:
-    """The process that holds the lock ``path``, or held it and was killed: ``pid``, ``host``, ``since``, and what
-    ``Lock`` got as ``about``. Empty for a released lock, and for a file that is not a lock."""
+    """The process that holds the lock ``path``, or held it and was killed: ``pid``, ``host`` and ``since``. Empty for a
+    released lock, and for a file that is not a lock."""
     try:
         holder = orjson.loads(path.read_bytes() if path.is_file() else b"")
     except (OSError, orjson.JSONDecodeError):

@@ -222,7 +222,7 @@ class StageOutput:
             except OSError as error:
                 raise StoreError.from_os(self.new, error) from error
             stack.callback(self._remove_new)
-            self._lock = Lock(self.new, about={"stage": self.stage})
+            self._lock = Lock(self.new)
             stack.callback(self._lock.remove)
             stack.callback(self._tidy)
             self._tidy()

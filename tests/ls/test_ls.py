@@ -189,49 +189,19 @@ def test_rejected_lines_are_no_rows(tmp_path: Path) -> None:
     assert [output.rows for output in gymdata.ls(tmp_path).outputs] == [2]
 
 
-def left_by_a_kill(runs: Path) -> None:
-    """What SIGKILL leaves of a filter to a folder, pairs in a run and a filter to a file: copies from before it ended."""
-    run, live = runs / "x", runs.with_name("live")
-    for place, stage, name in (
-        (runs / "kept", "filter", "rollouts.parquet"),
-        (run / "pairs-other", "pairs", "pairs.parquet"),
-        (runs / "some.parquet", "filter", "some.parquet"),
-    ):
-        with StageOutput(live, stage) as out:
-            out.part(name).path.write_bytes(b"half")
-            shutil.copytree(out.new, place.with_name(f".{place.name}.tmp"))
-
-
-def test_what_a_kill_left_of_a_stage_output_is_interrupted(runs: Path, capsys: pytest.CaptureFixture[str]):
-    """It has no run.json yet: a folder, a folder in a run and a file are listed, with their bytes, each counted once; while
-    the command runs it is being written; once it was run again, complete, and a single file is no output any more."""
-    left_by_a_kill(runs)
-    assert states(runs) == {
-        "best": "complete", "kept": "interrupted", "some.parquet": "interrupted", "x": "complete",
-        "x/pairs-other": "interrupted", "x/pairs-reward": "complete",
-    }  # fmt: skip
-    test_every_byte_is_counted_once(runs)
-    assert main(["ls", str(runs)]) == 0
-    shown = capsys.readouterr()
-    assert sorted(line.split()[:2] for line in shown.out.splitlines() if "interrupted" in line) == [
-        ["kept", "filter"], ["some.parquet", "filter"], ["x/pairs-other", "pairs"],
-    ]  # fmt: skip
-    assert "interrupted: rows may be missing" in shown.err
-    for place, state in (("kept", "being written"), ("best", "being written")):
-        with StageOutput(runs / place, "filter" if place == "kept" else "pairs"):
-            assert states(runs)[place] == state
-    for output in ("kept", "some.parquet"):
-        gymdata.filter(runs / "x", runs / output, where="reward > 0")
-    assert states(runs)["kept"] == "complete"
-    assert "some.parquet" not in states(runs)
-
-
-def test_a_lock_that_says_nothing_of_an_output_is_not_listed(tmp_path: Path):
-    """Folders with a file called lock that gymdata did not write, and with the lock of a command that makes no output."""
-    for name, text in ((".a.tmp", "mine"), (".b.tmp", '{"pid": 1, "host": "h", "since": "2026-01-01"}')):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "lock").write_text(text)
-    assert gymdata.ls(tmp_path).outputs == ()
+def test_what_is_being_made_has_no_place_yet(runs: Path) -> None:
+    """Nor has what a killed command left of it: it is listed once it is complete. One that is being replaced is written."""
+    with StageOutput(runs / "kept", "filter") as out:
+        out.part("rollouts.parquet").path.write_bytes(b"half")
+        shutil.copytree(out.new, runs / ".killed.tmp")
+        assert set(states(runs)) == {"best", "x", "x/pairs-reward"}
+    with StageOutput(runs / "best", "pairs"):
+        assert states(runs)["best"] == "being written"
+    gymdata.filter(runs / "x", runs / "killed", where="reward > 0")
+    gymdata.filter(runs / "x", runs / "rows.parquet", where="reward > 0")
+    assert set(states(runs).items()) - {("killed", "complete")} == {
+        (n, "complete") for n in ("best", "x", "x/pairs-reward")
+    }
 
 
 def test_an_experiment_and_tags_find_outputs(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,8 +13,7 @@ import pytest
 from gymdata.cli.main import main
 from gymdata.commands.collect.run import collect
 from gymdata.commands.collect.settings import CollectConfig
-from gymdata.commands.ls.output import Output
-from gymdata.commands.ls.run import ls
+from gymdata.commands.ls.run import Output, ls
 from gymdata.commands.ls.running import RunProgress, find_outages
 from gymdata.store.lock import Lock
 from gymdata.store.reading import DataWarning

@@ -286,7 +286,6 @@ OUTPUTS = {
     "scores of what was fetched": ("score {url} --reward regex:q", "nothing is written beside what was fetched"),
     "doctor": ("doctor s3://bucket/runs", "s3://bucket/runs: outputs are written to local paths"),
     "ls": ("ls s3://bucket/runs", "s3://bucket/runs: is a URL, expected a local folder"),
-    "what is unused": ("ls --unused {url}", "is a URL, expected a local folder"),
 }  # fmt: skip
 
 

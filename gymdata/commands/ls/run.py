@@ -1,22 +1,18 @@
-"""``gymdata ls``: every run and stage output below a folder, from its run.json and the files beside it.
+"""``gymdata ls``: every run, stage output and trained model below a folder, from its run.json.
 
-Invariants: nothing is written; a file is counted once: for the nearest run.json above or beside it, or for an
-unfinished output.
+Invariants: nothing is written; a file is counted once, for the nearest run.json above it. Folders with a hidden name are not
+looked into: an output is made in one.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
-from gymdata.commands.ls.output import Output, Unfinished, is_temporary, parent_path, row_counts, unfinished
-from gymdata.commands.ls.running import cells_of, progress_of
-from gymdata.commands.ls.unused import removal
-from gymdata.commands.ls.unused import unused as unused_outputs
+from gymdata.commands.ls.running import RunProgress, cells_of, progress_of
 from gymdata.errors import DataError, UsageError
 from gymdata.public import Report, Row, path_of
 from gymdata.store.fetch import is_url, url_of
@@ -28,15 +24,40 @@ from gymdata.store.run_json import state_of
 
 __all__ = ["LsReport", "Output", "ls"]
 
+#: Rows that an import rejected, in a file of its output.
+_REJECTED = "rejected.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An output as its run.json describes it. ``path`` and ``parents``: below the folder that was listed, where they
+    are; ``rows``: of a run that is open, with those of its journal; ``bytes``: on disk; ``changed``: ISO 8601, UTC;
+    ``state``: complete, being written, on HOST (another machine holds its lock), interrupted, rollouts pending, parents
+    missing, parents changed (its run was overwritten), or damaged; ``experiment``, ``tags``: as its command named them;
+    ``progress``: how far a collection, recording, training, loop or sweep of this machine is that is not complete."""
+
+    path: str
+    kind: str
+    rows: int | None
+    bytes: int
+    changed: str
+    parents: tuple[str, ...]
+    state: str
+    experiment: str | None = None
+    tags: tuple[str, ...] = ()
+    progress: RunProgress | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == "being written" or self.state.startswith("on ")
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LsReport(Report):
-    """All outputs below ``folder``, by path; with ``unused`` those that no trained model was made from. ``removal``: the
-    shell command that removes these, None when there are none. ``ok``: none is damaged."""
+    """All outputs below ``folder``, by path. ``ok``: none is damaged."""
 
     folder: str
     outputs: tuple[Output, ...]
-    removal: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -51,21 +72,12 @@ class LsReport(Report):
         return tuple(output for output in self.outputs if output.state in ("interrupted", "rollouts pending"))
 
 
-def ls(
-    path: str | Path = ".", *, unused: bool = False, experiment: str | None = None, tags: Sequence[str] = ()
-) -> LsReport:
-    """Every run, stage output and trained model below the folder ``path``. Nothing is removed.
+def ls(path: str | Path = ".", *, experiment: str | None = None, tags: Sequence[str] = ()) -> LsReport:
+    """Every run, stage output and trained model below the folder ``path``.
 
-    ``experiment``, ``tags``: only outputs of that experiment, and with all of these tags.
-
-    ``unused``: only those that no trained model below ``path`` was made from. A finetuning run needs all that is in it, and
-    what a link leads to is needed. Raises DataError when ``path`` is no folder, UsageError for a URL; with ``unused`` also
-    for a damaged run.json and a folder that cannot be read, StoreError for what is begun and has no run.json yet.
+    ``experiment``, ``tags``: only outputs of that experiment, and with all of these tags. Raises DataError when ``path`` is
+    no folder, UsageError for a URL.
     """
-
-    def matching(outputs: Iterable[Output]) -> tuple[Output, ...]:
-        return tuple(o for o in outputs if experiment in (None, o.experiment) and set(tags) <= set(o.tags))
-
     if isinstance(path, (str, Path)) and is_url(path):
         hint = "copy what is there to a local folder, with the tool of its server"
         raise UsageError(f"{url_of(path)}: is a URL, expected a local folder", hint=hint)
@@ -74,107 +86,86 @@ def ls(
         raise DataError.missing_path(top, "a folder")
 
     def unreadable(error: OSError) -> None:
-        if unused:
-            raise DataError.unreadable(error.filename, str(error), "a model may be in it: make it readable") from error
         warn(f"{error.filename}: cannot be read: {error.strerror}")
 
-    outputs = {
-        output.run_json if isinstance(output, Unfinished) else output: (
-            unfinished_output(top, output) if isinstance(output, Unfinished) else output_of(top, output)
-        )
-        for output in below(top, unreadable)
-    }
-    if not unused:
-        return LsReport(str(top), matching(outputs.values()))
-    idle = unused_outputs(top, outputs)
-    return LsReport(str(top), tuple(idle), removal(str(top), idle))
+    outputs = []
+    for root, inside, files in os.walk(top, onerror=unreadable):
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        outputs += [_output(top, Path(root, RUN_JSON))] if RUN_JSON in files else []
+    chosen = (one for one in outputs if experiment in (None, one.experiment) and set(tags) <= set(one.tags))
+    return LsReport(str(top), tuple(chosen))
 
 
-def below(top: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[Path | Unfinished]:
-    """Every run.json below a folder, and every output without one yet. ``onerror`` is called for every folder that cannot
-    be read."""
-    for root, inside, files in os.walk(top, onerror=onerror):
-        folder = Path(root)
-        temporary = [folder / name for name in sorted(inside) if is_temporary(folder / name)]
-        inside[:] = sorted({*inside} - {path.name for path in temporary})
-        yield from (folder / name for name in files if name == RUN_JSON)
-        yield from filter(None, map(unfinished, temporary))
-
-
-def unfinished_output(top: Path, output: Unfinished) -> Output:
-    files = [file.stat() for file in output.files]
-    return Output(
-        path=below_top(top, output.path),
-        kind=output.stage,
-        rows=None,
-        bytes=sum(file.st_size for file in files),
-        changed=_latest(files),
-        parents=(),
-        state=output.state,
-    )
-
-
-def _latest(files: Sequence[os.stat_result]) -> str:
-    return dt.datetime.fromtimestamp(max(f.st_mtime for f in files), dt.UTC).isoformat(timespec="seconds")
-
-
-def output_of(top: Path, run_json: Path) -> Output:
-    path = run_json.parent
+def _output(top: Path, run_json: Path) -> Output:
+    folder = run_json.parent
     facts: RunFacts = {}
     damaged = False
     try:
         facts = read_facts(run_json)
     except DataError:
         damaged = True
-    files = [file.lstat() for file in own_files(path) if file.is_file()]
-    parents = [
-        parent_path(run_json, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")
-    ]
-    # A parent that was fetched is not checked.
-    lost = any(not (is_url(parent) or parent.exists() or run_jsons(parent)) for parent in parents)
-    state = "damaged" if damaged else state_of(run_json, facts)
-    if state == "interrupted" and facts.get("stage") == "sweep" and any(map(is_held, cells_of(path))):
-        state = "being written"
-    host = holder_of(path / LOCK).get("host") if state == "interrupted" else None
-    if host not in (None, os.uname().nodename):
-        state = f"on {host}"
-    if state == "complete" and not lost:
-        runs = [read_facts(file) for parent in parents for file in run_jsons(parent)]
-        if replaced_content(facts, {str(run.get("run_id")): run for run in runs}) is not None:
-            state = "parents changed"
-    # Rows of the files that run.json names, and of the segment that is still open; None where nothing has rows.
-    counts = row_counts(facts)
-    for segment in (source.path for source in segments(path) if is_open(source, facts)):
-        with segment.open("rb") as file:
-            counts.append(sum(block.count(b"\n") for block in iter(partial(file.read, 1 << 20), b"")))
+    files = [file.lstat() for file in _own_files(folder) if file.is_file()] or [run_json.lstat()]
+    parents = [_parent(folder, str(parent["path"])) for parent in facts.get("parents") or [] if parent.get("path")]
     shown = Output(
-        path=below_top(top, path),
+        path=_below_top(top, folder),
         kind=str(facts.get("stage", "unknown")),
-        rows=sum(counts) if counts else None,
+        rows=_rows(folder, facts),
         bytes=sum(file.st_size for file in files),
-        changed=_latest(files or [run_json.lstat()]),
-        parents=tuple(below_top(top, parent) for parent in parents),
-        state="parents missing" if lost and state == "complete" else state,
+        changed=dt.datetime.fromtimestamp(max(f.st_mtime for f in files), dt.UTC).isoformat(timespec="seconds"),
+        parents=tuple(_below_top(top, parent) for parent in parents),
+        state="damaged" if damaged else _state(run_json, facts, parents),
         experiment=facts.get("experiment"),
         tags=tuple(facts.get("tags") or ()),
     )
     if shown.is_running or shown.state in ("interrupted", "rollouts pending"):
         try:
-            return replace(shown, progress=progress_of(path, facts, is_running=shown.is_running))
+            return replace(shown, progress=progress_of(folder, facts, is_running=shown.is_running))
         except DataError as error:
             warn(f"{shown.path}: {error}")
     return shown
 
 
-def own_files(top: Path) -> Iterator[Path]:
+def _state(run_json: Path, facts: RunFacts, parents: Sequence[Path]) -> str:
+    folder, state = run_json.parent, state_of(run_json, facts)
+    if state == "interrupted":
+        if facts.get("stage") == "sweep" and any(map(is_held, cells_of(folder))):
+            return "being written"
+        host = holder_of(folder / LOCK).get("host")
+        return state if host in (None, os.uname().nodename) else f"on {host}"
+    if state != "complete":
+        return state
+    # A parent that was fetched is not checked.
+    if any(not (is_url(parent) or parent.exists() or run_jsons(parent)) for parent in parents):
+        return "parents missing"
+    runs = [read_facts(file) for parent in parents for file in run_jsons(parent)]
+    changed = replaced_content(facts, {str(run.get("run_id")): run for run in runs}) is not None
+    return "parents changed" if changed else state
+
+
+def _rows(folder: Path, facts: RunFacts) -> int | None:
+    """Rows of the files that run.json names, and of the segment that is still open; None where nothing has rows."""
+    counts = [entry.get("rows") for entry in facts.get("files") or [] if entry.get("path") != _REJECTED]
+    for segment in (source.path for source in segments(folder) if is_open(source, facts)):
+        with segment.open("rb") as file:
+            counts.append(sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")))
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _own_files(top: Path) -> Iterator[Path]:
     """The files of a folder, without those of other outputs in it."""
     for root, inside, files in os.walk(top):
-        folder = Path(root)
-        inside[:] = [n for n in inside if not (folder / n / RUN_JSON).is_file() and not is_temporary(folder / n)]
-        yield from (folder / name for name in files)
+        inside[:] = [name for name in inside if not Path(root, name, RUN_JSON).is_file()]
+        yield from (Path(root, name) for name in files)
 
 
-def below_top(top: Path, path: Path) -> str:
+def _parent(folder: Path, path: str) -> Path:
+    """The ``path`` of a parent that the run.json in ``folder`` names: where it leads to from here, or from there."""
+    named = Path(path)
+    return named if named.is_absolute() or is_url(path) or named.exists() else folder / named
+
+
+def _below_top(top: Path, path: Path) -> str:
     """``path`` relative to the folder that was listed, when it is below it."""
     try:
         return str(path.resolve().relative_to(top.resolve()))
