@@ -202,7 +202,9 @@ class StageOutput:
             is_fixed = "is a mounted disk" if is_mount else "holds the current folder"
             raise StoreError(f"{self.place}: {is_fixed}, which no output replaces", hint="give a folder in it")
         found = sorted(path.name for path in self._at.iterdir()) if self._at.is_dir() else []
-        foreign = [name for name in found if name not in (LOCK, *LOG_FILES)]
+        # A process that was killed while it began a kept output leaves the half of a run.json.
+        ours = (LOCK, *LOG_FILES, temporary_of(Path(RUN_JSON)).name)
+        foreign = [name for name in found if name not in ours]
         if foreign and RUN_JSON not in found and not self.overwrite:
             raise StoreError(
                 f"{self.place}: is not empty, and no run.json says what it holds ({', '.join(foreign[:6])})",

@@ -362,6 +362,17 @@ def test_what_others_put_into_an_output_stays(tmp_path: Path) -> None:
         assert tree(place) == before
 
 
+def test_half_of_a_run_json_is_no_file_of_others(tmp_path: Path) -> None:
+    """A folder whose first run.json was being written when its process was killed is begun again, kept or not."""
+    for name, kept in (("judge", True), ("score", False)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".run.json.tmp").write_text('{"stage"')
+        with StageOutput(tmp_path / name, name, kept=kept) as out:
+            out.table("scores.parquet", score_rows(1.0), SCORES)
+            out.finish({})
+        assert read_table(tmp_path / name, SCORES)["value"].to_pylist() == [1.0]
+
+
 def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell in it, or below it, would be nowhere afterwards; a folder in it is an output as any other."""
     (tmp_path / "here" / "below").mkdir(parents=True)
