@@ -43,7 +43,7 @@ import numpy as np
 from gymdata.errors import OutsideError, RewardError, UsageError, counted, option, raised
 from gymdata.rewards.port import TRIES, TaskRow, Value, View
 from gymdata.rollouts.turns import expand_prompts, main_turns
-from gymdata.user_code import end_forked, exit_raises, place_of, raised_at
+from gymdata.user_code import place_of, raised_at
 
 #: Calls of an async function of one rollout that are awaited together.
 CONCURRENT = 32
@@ -127,14 +127,13 @@ class UserReward:
         at a time, the fault is in the place of its rollout."""
         if self.useless is not None:
             raise self.useless
-        with exit_raises():
-            if self.single:
-                return cast("list[Value]", self._run(self._score_singly(rollouts)))
-            values = self._batch(rollouts)
-            if not self._counts and len(rollouts) == 1:
-                self._batch([*rollouts, *rollouts])
-            self._counts = True
-            return values
+        if self.single:
+            return cast("list[Value]", self._run(self._score_singly(rollouts)))
+        values = self._batch(rollouts)
+        if not self._counts and len(rollouts) == 1:
+            self._batch([*rollouts, *rollouts])
+        self._counts = True
+        return values
 
     async def _score_singly(self, rollouts: Sequence[View]) -> list[Value]:
         room = asyncio.Semaphore(self.concurrent)
@@ -220,7 +219,6 @@ class UserReward:
 
     def _raised(self, error: BaseException, rollouts: Sequence[View]) -> RewardError:
         """The fault of what the function raised. A Ctrl-C of the command's is raised again."""
-        end_forked()
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise error
         where = raised_at(error, self.function, self._defined)
@@ -238,7 +236,6 @@ class UserReward:
 
     def value_of(self, value: Any, rollout: View) -> Value:
         """The value of ``rollout`` from what the function returned. Raises RewardError for an invalid one."""
-        end_forked()
         if value is None:
             return None
         if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1):

@@ -47,13 +47,9 @@ class Box:
         """Exit."""
         raise SystemExit(3)
 
-    def quit(self) -> str:
-        """End the process."""
-        os._exit(0)
-
-    async def quits(self) -> str:
-        """End the process later."""
-        os._exit(0)
+    async def leaves(self) -> str:
+        """Exit later."""
+        raise SystemExit(0)
 
     def late(self) -> str:
         """Wait for another system in vain."""
@@ -196,8 +192,7 @@ def test_no_call_ends_the_episode_with_the_environments_reward(file: Path) -> No
     [
         ("fail", {}, "no such thing"),
         ("leave", {}, "SystemExit: 3"),
-        ("quit", {}, "SystemExit: 0"),
-        ("quits", {}, "SystemExit: 0"),
+        ("leaves", {}, "SystemExit: 0"),
         ("late", {}, "TimeoutError: no route"),
         ("dropped", {}, "CancelledError: gone"),
         ("nothing", {}, "there is no tool 'nothing'"),
@@ -298,7 +293,7 @@ def test_schemas_come_from_signatures_and_docstrings(file: Path) -> None:
     environment: Any = load_environment(f"{file}:Box")
     names = [s["function"]["name"] for s in environment.schemas]
     assert names[:6] == ["broken", "data", "dropped", "echo", "fail", "flood"]
-    assert names[6:] == ["hang", "late", "later", "leave", "quit", "quits"]
+    assert names[6:] == ["hang", "late", "later", "leave", "leaves"]
     echo = environment.schemas[names.index("echo")]["function"]
     assert echo["description"] == "Say it."
     assert echo["parameters"]["properties"] == {"text": {"type": "string", "description": "what to say"}}

@@ -136,7 +136,7 @@ def test_messages_where_a_text_was_expected_are_named(load: Load, text: str) -> 
             "return [1.0, 2.0, 3.0]",
             "returned 3 values for a rollout with 1 turn, expected a number, or one per turn",
         ),
-        ("import os; os._exit(3)", "raised SystemExit: 3"),
+        ("raise SystemExit(3)", "raised SystemExit: 3"),
         ("raise __import__('asyncio').CancelledError", "CancelledError"),
     ],
 )

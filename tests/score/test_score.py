@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,21 +248,6 @@ def test_a_reward_may_change_the_current_folder(run: Path, tmp_path: Path, monke
             summary = score(path=path, reward=["c.py:away"], output=output)
             assert (summary.scored, summary.path) == (16, written)
         assert read_table(tmp_path / written, SCORES).num_rows == 16
-
-
-def test_a_process_that_a_reward_forks_never_goes_on_with_the_scoring(run: Path, tmp_path: Path) -> None:
-    """Returning from the call, or raising in it, ends it."""
-    rows = write_table(read_table(run).slice(0, 3), tmp_path / "rows.jsonl", ROLLOUTS)
-    for child in ("return 7.0", "raise KeyError"):
-        (tmp_path / "f.py").write_text(
-            f"import os\ndef forks(completion) -> float:\n    open({str(tmp_path / child)!r}, 'a').write('.')\n"
-            "    child = os.fork()\n"
-            f"    if child == 0:\n        {child}\n    return os.waitpid(child, 0)[1]\n"
-        )
-        words = ["score", rows, "--reward", f"{tmp_path / 'f.py'}:forks", "-o", tmp_path / "s.jsonl", "--overwrite"]
-        subprocess.run([sys.executable, "-m", "gymdata", *map(str, words)], check=True)
-        assert [row["value"] for row in read_table(tmp_path / "s.jsonl", SCORES).to_pylist()] == [0.0] * 3
-        assert (tmp_path / child).read_text() == "..."
 
 
 def test_a_rollout_that_is_there_twice_is_refused(run: Path, tmp_path: Path) -> None:
