@@ -1,18 +1,14 @@
-"""Settings of commands: defaults, then the file, then flags, then ``--set``; and the fields of other packages' dataclasses.
+"""Settings of commands: defaults, then the file, then flags, then ``--set``.
 
-``None`` from the command line means "not given", never "set to nothing". Fields of a dataclass of another package are read
-from its source, because importing it would load torch for seconds; a class whose source is not understood is None.
+``None`` from the command line means "not given", never "set to nothing".
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import shlex
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
@@ -303,10 +299,6 @@ def _kinds(annotation: Any) -> set[Any]:
     return set().union(*map(_kinds, inner)) if inner else {annotation} if isinstance(annotation, Hashable) else set()
 
 
-#: Levels of lists and mappings in a YAML document.
-_MAX_DEPTH = 64
-
-
 def read_yaml(file: Path) -> Settings:
     """A YAML mapping. Numbers such as ``1e-6`` are numbers, as people expect, and duplicate keys are errors."""
     import yaml
@@ -322,9 +314,11 @@ def read_yaml(file: Path) -> Settings:
         raise UsageError(text, hint="save it as UTF-8, or give another file") from error
     try:
         data = yaml.load(text, Loader=_loader())
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         # An invalid date is a ValueError of PyYAML's.
-        reason = re.sub(r'\n\s*in "[^"]*", (?=line)', " at ", str(error))
+        fault: Any = error
+        mark = getattr(error, "problem_mark", None)
+        reason = f"{fault.problem} at line {mark.line + 1}, column {mark.column + 1}" if mark else error
         raise UsageError(f"{file}: is not valid YAML: {reason}") from error
     if data is None:
         return {}
@@ -344,7 +338,7 @@ def parse_value(text: str) -> Any:
 
     try:
         return yaml.load(text, Loader=_loader())
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 
@@ -362,46 +356,17 @@ def section_of(values: Settings, words: Sequence[str], called: str) -> tuple[Set
 
 def _loader() -> Any:
     import yaml
-    from yaml.composer import Composer
 
-    bases: tuple[Any, ...] = (yaml.SafeLoader,)
-    if yaml.__with_libyaml__:
-        # libyaml reads four times as fast. Its own composer has no limit of depth and would end the process.
-        bases = (Composer, yaml.CSafeLoader)
-
-    class Loader(*bases):  # type: ignore[misc]  # chosen above, which mypy cannot follow
+    class Loader(yaml.SafeLoader):
         """YAML 1.1 reads 1e-6 as a string and lets a second key win silently; neither is what a user means."""
 
-        def __init__(self, stream: str) -> None:
-            bases[-1].__init__(self, stream)
-            self.anchors: dict[str, Any] = {}
-            self.depth = 0
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            """A few lines of aliases make a document of billions of values, and deep ones end in Python's recursion."""
-            event = self.peek_event()
-            mark: Any = event.start_mark
-            if isinstance(event, yaml.AliasEvent):
-                raise yaml.composer.ComposerError(
-                    None, None, f"the alias *{event.anchor} is not read here: write its value out", mark
-                )
-            if self.depth == _MAX_DEPTH:
-                raise yaml.composer.ComposerError(None, None, f"it is nested more than {_MAX_DEPTH} levels deep", mark)
-            self.depth += 1
-            node = super().compose_node(parent, index)
-            self.depth -= 1
-            return node
-
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys: set[Any] = set()
-            for child, _ in node.value:
-                key = self.construct_object(child, deep=deep)
-                # Invalid keys are refused below, with YAML's own error.
-                if not isinstance(key, Hashable):
-                    continue
-                if key in keys:
-                    raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", child.start_mark)
-                keys.add(key)
+            keys = set[tuple[str, str]]()
+            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+                if (key.tag, str(key.value)) in keys:
+                    text = f"key {key.value!r} is given twice"
+                    raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
+                keys.add((key.tag, str(key.value)))
             mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
             return mapping
 
@@ -409,7 +374,8 @@ def _loader() -> Any:
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
     )
     # A library that vLLM imports (lm-format-enforcer) makes dates text for every loader of the process.
-    Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.constructor.SafeConstructor.construct_yaml_timestamp)
+    timestamp: Any = yaml.constructor.SafeConstructor.construct_yaml_timestamp
+    Loader.add_constructor("tag:yaml.org,2002:timestamp", timestamp)
     return Loader
 
 
@@ -496,99 +462,3 @@ Abandoned = Annotated[
     Literal["keep", "drop"],
     pydantic.Field(description="Unread turns: retries that nothing continues, clients that disconnected."),
 ]
-
-Fields = Mapping[str, Set[type]]
-_PLAIN: dict[str, type] = {kind.__name__: kind for kind in (int, float, bool, str, list, dict)}
-_PLAIN |= {"List": list, "Dict": dict}
-#: Packages that hand their classes out by a table of names instead of imports.
-_HOMES = {("transformers", "TrainingArguments"): "transformers.training_args"}
-
-
-@cache
-def source_fields(module: str, name: str) -> Fields | None:
-    """Field → the plain types that it takes (none: not known) of the dataclass ``name``; inherited ones included.
-
-    None when the package is not installed, or its source does not show the class.
-    """
-    tree = _parsed(module)
-    for node in tree.body if tree is not None else ():
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return _fields_of(node, module)
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    home = _HOMES.get((node.module or "", alias.name), node.module or "")
-                    if node.level:
-                        above = module.split(".")[: -node.level]
-                        home = ".".join([*above, *([node.module] if node.module else [])])
-                    return source_fields(home, alias.name)
-        if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets) and isinstance(node.value, ast.Name):
-            return source_fields(module, node.value.id)
-    return None
-
-
-@cache
-def values_compared(module: str, name: str) -> tuple[str, ...]:
-    """The texts that the source of a module compares the variable or attribute ``name`` with by ``==``, in their order; none
-    when the package is not installed."""
-    tree = _parsed(module)
-    compared = [
-        node.comparators[0].value
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.Compare)
-        and isinstance(node.ops[0], ast.Eq)
-        and ast.unparse(node.left).rpartition(".")[2] == name
-        and isinstance(node.comparators[0], ast.Constant)
-    ]
-    return tuple(dict.fromkeys(value for value in compared if isinstance(value, str)))
-
-
-def _fields_of(node: ast.ClassDef, module: str) -> Fields | None:
-    fields: dict[str, Set[type]] = {}
-    for base in reversed([base for base in node.bases if ast.unparse(base) != "msgspec.Struct"]):
-        inherited = source_fields(module, base.id) if isinstance(base, ast.Name) else None
-        if inherited is None:
-            return None
-        fields |= inherited
-    for line in node.body:
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-            kind, value = ast.unparse(line.annotation), line.value
-            hidden = isinstance(value, ast.Call) and any(
-                k.arg == "init" and isinstance(k.value, ast.Constant) and k.value.value is False for k in value.keywords
-            )
-            if not hidden and "ClassVar" not in kind:
-                fields[line.target.id] = _fields_kinds(line.annotation)
-    return fields
-
-
-def _fields_kinds(hint: ast.expr) -> set[type]:
-    """The plain types that a hint allows; empty when it has none that can be checked."""
-    if isinstance(hint, ast.Constant) and isinstance(hint.value, str):
-        return _fields_kinds(ast.parse(hint.value, mode="eval").body)
-    if isinstance(hint, ast.BinOp) and isinstance(hint.op, ast.BitOr):
-        return _union([hint.left, hint.right])
-    if isinstance(hint, ast.Subscript):
-        outer = ast.unparse(hint.value).rpartition(".")[2]
-        if outer in ("Optional", "Union"):
-            return _union(hint.slice.elts if isinstance(hint.slice, ast.Tuple) else [hint.slice])
-        return _fields_kinds(hint.value)
-    return {_PLAIN[hint.id]} if isinstance(hint, ast.Name) and hint.id in _PLAIN else set()
-
-
-def _union(members: list[ast.expr]) -> set[type]:
-    kinds = [_fields_kinds(m) for m in members if not (isinstance(m, ast.Constant) and m.value is None)]
-    return set().union(*kinds) if all(kinds) else set()
-
-
-@cache
-def _parsed(module: str) -> ast.Module | None:
-    package, *below = module.split(".")
-    try:
-        spec = find_spec(package) if package else None
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        path = Path(next(iter(spec.submodule_search_locations)), *below)
-        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        return ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError):
-        return None

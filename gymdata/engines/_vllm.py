@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from importlib.util import find_spec
@@ -28,11 +28,11 @@ from typing import Any, get_args
 
 from gymdata.engines.parent_death import ENGINE_OF
 from gymdata.engines.port import FinishReason, Generation, SampleRequest
-from gymdata.engines.sampling import Sampling, best_alternatives, check_generation, refuse_unknown_parameters
+from gymdata.engines.sampling import Sampling, best_alternatives, check_generation
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.models._transformers import local_folder
 from gymdata.models.model_identity import base_of, model_config, stored_dtype
-from gymdata.settings import Settings, source_fields
+from gymdata.settings import Settings
 from gymdata.store.paths import Facts
 
 OnTokens = Callable[[int, Sequence[int]], None]
@@ -116,8 +116,7 @@ class VllmSampler:
         self.log_probs = log_probs
         self.sampling = Sampling.of(sampling or {})
         self.engine_args = dict(engine_args or {})
-        refuse_unknown_arguments(self.engine_args)
-        refuse_unknown_parameters(self.sampling.more)
+        refuse_unknown(self.engine_args, self.sampling.more)
         self.seed = seed
         self._runs_at_once(int(self.engine_args.get("max_num_seqs") or DEFAULT_MAX_NUM_SEQS))
         self._engine: Any = None
@@ -374,10 +373,6 @@ class VllmSampler:
     def _engine_args(self) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs
 
-        names = [f.name for f in fields(AsyncEngineArgs)]
-        for key in self.engine_args:
-            if key not in names:
-                raise UsageError.unknown_key(key, names, "--set engine")
         needed, adapter = arguments_for(self.model, self.engine_args)
         needed |= {
             "seed": self.seed or 0,
@@ -434,19 +429,29 @@ class VllmSampler:
         }
 
 
-def refuse_unknown_arguments(args: Settings) -> None:
-    """Raises UsageError for engine arguments that vLLM has not or cannot take, or that are given in another way."""
+def refuse_unknown(args: Settings, sampling: Iterable[str] = ()) -> None:
+    """Raises UsageError for engine arguments, or sampling parameters, that vLLM has not or cannot take, or that are given in
+    another way."""
     for key, instead in _FIXED.items():
         if key in args:
             raise UsageError(f"engine.{key} cannot be set", hint=instead)
-    # Read from vLLM's source: importing it takes many seconds.
-    names = source_fields("vllm.engine.arg_utils", "AsyncEngineArgs")
-    unknown = [key for key in args if names is not None and key not in names]
-    if names is not None and unknown:
-        raise UsageError.several(UsageError.unknown_key(key, names, "--set engine") for key in unknown)
     dtype = str(args.get("dtype", "auto")).removeprefix("torch.")
     if dtype not in _DTYPES:
         raise UsageError.unknown_choice("--set engine.dtype", dtype, _DTYPES)
+    given = {"--set engine": tuple(args), "--set sampling": tuple(sampling)}
+    if not any(given.values()):
+        return
+    set_environment()
+    with needs("engine"):
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.sampling_params import SamplingParams
+    known = {
+        "--set engine": [f.name for f in fields(AsyncEngineArgs)],
+        "--set sampling": SamplingParams.__struct_fields__,
+    }
+    faults = [(key, where) for where, keys in given.items() for key in keys if key not in known[where]]
+    if faults:
+        raise UsageError.several(UsageError.unknown_key(key, known[where], where) for key, where in faults)
 
 
 def arguments_for(model: str, args: Settings) -> tuple[Settings, Path | None]:

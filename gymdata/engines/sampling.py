@@ -21,7 +21,6 @@ from gymdata.engines.port import Generation
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE, truncations
 from gymdata.rollouts.messages import JsonObject
-from gymdata.settings import source_fields
 
 #: vLLM's HTTP routes write this for -inf, which JSON cannot hold; no model gives a sampled token so little, and neither is
 #: an alternative.
@@ -90,13 +89,6 @@ class Sampling:
 
 _NEUTRAL = Sampling().request_fields()
 _NAMES = [f.name for f in fields(Sampling) if f.name != "more"]
-
-
-def refuse_unknown_parameters(keys: Iterable[str]) -> None:
-    """Raises UsageError for sampling parameters that the vLLM of this machine has not."""
-    names = source_fields("vllm.sampling_params", "SamplingParams") or {}
-    if faults := [UsageError.unknown_key(key, names, "--set sampling") for key in keys if names and key not in names]:
-        raise UsageError.several(faults)
 
 
 def best_alternatives(entries: Iterable[tuple[int, float]], k: int) -> list[tuple[int, float]]:

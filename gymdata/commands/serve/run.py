@@ -91,7 +91,7 @@ def server_line(config: ServerConfig, port: int) -> tuple[list[str], dict[str, s
     """The server's flags, the variables that it needs, and what to say about them. Raises UsageError and DataError."""
     from gymdata.engines import _vllm
 
-    _vllm.refuse_unknown_arguments(config.engine)
+    _vllm.refuse_unknown(config.engine)
     logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"))
     before = dict(os.environ)
     arguments, adapter = _vllm.arguments_for(config.model, config.engine)

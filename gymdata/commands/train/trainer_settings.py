@@ -1,7 +1,7 @@
 """The trainer's own settings: which key belongs to which class of TRL, and a clear error for one that belongs to none.
 
-The command checks the keys by the source of the classes, before anything is written or torch is loaded; the training
-process sorts them by the classes themselves.
+The command checks the names, and the numbers that have limits, before anything is written or torch is loaded; the training
+process, which has the classes, checks the types and sorts the keys.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Set
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from gymdata.commands.train.settings import OWN_PAIR_LOSSES
 from gymdata.errors import UsageError
-from gymdata.settings import Dtype, Fields, Settings, as_set, place_of, source_fields, values_compared
+from gymdata.settings import Dtype, Settings, as_set, place_of
 
-_MODEL = ("trl.trainer.model_config", "ModelConfig")
+#: Key → the plain types that it takes; none where they are not known.
+Fields = Mapping[str, Set[type]]
 #: Keys that gymdata sets, or that would silently lose tokens → what to do instead.
 RESERVED = {
     "output_dir": "use -o",
@@ -39,6 +42,8 @@ RESERVED = {
     "do_train": "it always trains",
     "eval_strategy": "collect held-out rollouts with the checkpoint instead",
 }
+#: Trainers whose class of settings is TRL's.
+_OF_TRL = ("dpo", "kto", "reward")
 #: Short names of other trainers' options, and the setting of each.
 _SHORT = dict.fromkeys(("epochs", "num_epochs", "n_epochs"), "num_train_epochs")
 _SHORT |= {"batch_size": "per_device_train_batch_size", "lr": "learning_rate"}
@@ -97,11 +102,10 @@ def check_settings(
         if service != "all" and find_spec(_MODULES.get(service, service)) is None:
             package = _PACKAGES.get(service, service)
             raise UsageError(f"{called('report_to')}: {service} is not installed", hint=f"pip install {package}")
-    fields = _source_fields(algorithm)
-    if all(fields.values()):  # else the training process checks them, a little later
-        sort_settings(values, fields, own, called)
+    known: Fields = {name: {float} if name in LIMITS else set() for name in _names(algorithm)}
+    sort_settings(values, {"trainer": known}, own, called)
     # TRL refuses a loss that it does not have in its first step.
-    losses = values_compared(f"trl.trainer.{algorithm}_trainer", "loss_type")
+    losses = _written(r'\bloss_type == "(\w+)"', f"trl/trainer/{algorithm}_trainer.py")
     chosen = values.get("loss_type")
     for loss in [chosen] if isinstance(chosen, str) else chosen if isinstance(chosen, list) else ():
         loss_types = [*losses, *(OWN_PAIR_LOSSES if algorithm == "dpo" else ())]
@@ -121,10 +125,21 @@ def check_settings(
         )
 
 
-def _source_fields(algorithm: str) -> dict[str, Fields]:
-    """The fields of the classes that a trainer's keys are of, by their source; empty where that does not show them."""
-    classes = {"trainer": (f"gymdata.commands.train.trainers.{algorithm}", "CONFIG"), "model": _MODEL}
-    return {name: source_fields(*symbol) or {} for name, symbol in classes.items()}
+def _names(algorithm: str) -> list[str]:
+    """The keys of a trainer's own class and of TRL's ModelConfig."""
+    own = f"trl/trainer/{algorithm}_config.py" if algorithm in _OF_TRL else "gymdata/commands/train/trainers/rl.py"
+    return _written(r"^    (\w+): ", "transformers/training_args.py", own, "trl/trainer/model_config.py")
+
+
+def _written(pattern: str, *files: str) -> list[str]:
+    """What a pattern finds in files of packages, which are not imported: that takes seconds."""
+    found: dict[str, None] = {}
+    for package, _, path in (file.partition("/") for file in files):
+        spec = find_spec(package)
+        for folder in (spec.submodule_search_locations if spec else None) or ():
+            if (file := Path(folder, path)).is_file():
+                found |= dict.fromkeys(re.findall(pattern, file.read_text("utf-8"), re.MULTILINE))
+    return list(found)
 
 
 def instead_of_flag(algorithm: str, flag: str, value: str | None) -> str | None:
@@ -134,7 +149,7 @@ def instead_of_flag(algorithm: str, flag: str, value: str | None) -> str | None:
     key = _SHORT.get(key, key)
     if key in RESERVED:
         return RESERVED[key]
-    return as_set(key, value) if any(key in fields for fields in _source_fields(algorithm).values()) else None
+    return as_set(key, value) if key in _names(algorithm) else None
 
 
 def reported_to(values: Mapping[str, Any]) -> set[str]:
@@ -177,8 +192,15 @@ def sort_settings(
 
 
 def fields_of(cls: type) -> Fields:
-    """Field → the plain types that it takes (none: not known) of a dataclass, by its source where that shows them."""
-    return source_fields(cls.__module__, cls.__name__) or {f.name: set() for f in dataclasses.fields(cls) if f.init}
+    """The fields of a dataclass, and the plain types that each takes."""
+    hints = get_type_hints(cls)
+    return {field.name: _plain_kinds(hints[field.name]) for field in dataclasses.fields(cls) if field.init}
+
+
+def _plain_kinds(hint: Any) -> set[type]:
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = {get_origin(member) or member for member in members} - {NoneType}
+    return kinds if kinds <= {int, float, bool, str, list, dict} else set()
 
 
 def _coerced(key: str, value: Any, kinds: Set[type], name: str) -> Any:
