@@ -253,18 +253,6 @@ class DataError(GymdataError):
         )
 
     @classmethod
-    def nothing_to_train(cls, files: Sequence[Path], table: str) -> DataError:
-        """Files without a single row of what a trainer reads."""
-        hints = {
-            "pairs": "pairs need rollouts of one task with different rewards: `gymdata pairs RUN` prints what became of "
-            "every group; collect more rollouts per task, or at a higher temperature",
-            "experiences": "`gymdata experience RUN` prints which rollouts and groups it drops, and why",
-            "rollouts": "`gymdata collect` or `gymdata import` writes rollouts; `gymdata filter` prints what it drops",
-        }
-        named = ", ".join(map(str, files[:3])) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-        return cls(f"{named}: got 0 {table}, expected at least 1 to train on", hint=hints.get(table))
-
-    @classmethod
     def other_table(cls, path: Path | str, table: str, expected: str) -> DataError:
         """A folder with rows of one table where another is read."""
         error = cls(f"{path}: contains {table}, expected {expected}", hint=_instead(path, table, expected))
@@ -457,34 +445,26 @@ class StoreError(GymdataError):
         )
 
     @classmethod
-    def link(cls, path: Path) -> StoreError:
-        return cls(
-            f"{path}: is a symbolic link, and gymdata does not write through links",
-            hint="remove the link, or give another output folder",
-        )
-
-    @classmethod
     def from_os(cls, path: Path, error: OSError, *, journaled: bool = False) -> StoreError:
-        """An error of the operating system while ``path`` was written."""
+        """An error of the operating system while ``path`` was written. ``journaled``: there are rows in a journal, which the
+        same command resumes from."""
         if error.errno == errno.ELOOP:
-            return cls.link(path)
+            return cls(
+                f"{path}: is a symbolic link, and gymdata does not write through links",
+                hint="remove the link, or give another output folder",
+            )
         # Arrow has a text of its own for an error of the system.
         why = os.strerror(error.errno) if error.errno else error.strerror or str(error)
-        return cls.disk(path, why, journaled=journaled)
-
-    @classmethod
-    def disk(cls, path: Path, why: str, *, journaled: bool = False) -> StoreError:
-        """``journaled``: there are rows in a journal, which the same command resumes from."""
-        full = why in {os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         todo = "free space" if full else "make it writable or give another output folder"
-        error = cls(
+        fault = cls(
             f"{path}: could not be written: {why}",
             hint=f"rows journaled so far are safe; {todo} and run the same command to resume"
             if journaled
             else f"{todo} and run the same command again",
         )
-        error.exit_code = EXIT_OUTSIDE
-        return error
+        fault.exit_code = EXIT_OUTSIDE
+        return fault
 
 
 class OutsideError(GymdataError):
@@ -536,11 +516,6 @@ class OutsideError(GymdataError):
         fault.exit_code = EXIT_FAULTS
         return fault
 
-    @classmethod
-    def no_reward(cls, name: str, value: object) -> OutsideError:
-        """An environment's reward that is not a finite number."""
-        return cls("environment", f"{name} gave {brief(value)}, expected a finite number or None")
-
     def to_dict(self) -> dict[str, object]:
         return super().to_dict() | {name: getattr(self, name) for name in ("system", "reason", *self._repeating)}
 
@@ -553,10 +528,6 @@ class RewardError(OutsideError):
 
     def __init__(self, message: str, *, hint: str | None = None, retryable: bool = False, fatal: bool = False) -> None:
         super().__init__("reward", message, hint=hint, retryable=retryable, fatal=fatal)
-
-    @classmethod
-    def no_number(cls, name: str, value: object, where: str) -> RewardError:
-        return cls(f"{name} returned {brief(value)} for a rollout, expected a finite number or None ({where})")
 
 
 def reported(document: Mapping[str, Any]) -> GymdataError:

@@ -56,10 +56,10 @@ def reward_of(value: Any, source: str) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise OutsideError.no_reward(source, value) from error
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
     if not math.isfinite(number):
-        raise OutsideError.no_reward(source, value)
+        raise OutsideError("environment", f"{source} gave {brief(value)}, expected a finite number or None")
     return number
 
 

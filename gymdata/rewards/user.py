@@ -40,7 +40,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from gymdata.errors import OutsideError, RewardError, UsageError, counted, option, raised
+from gymdata.errors import OutsideError, RewardError, UsageError, brief, counted, option, raised
 from gymdata.rewards.port import TRIES, TaskRow, Value, View
 from gymdata.rollouts.turns import expand_prompts, main_turns
 from gymdata.user_code import place_of, raised_at
@@ -253,10 +253,11 @@ class UserReward:
             if isinstance(value, (str, bytes, bytearray, np.complexfloating, np.timedelta64)):  # float() takes them
                 raise TypeError
             number = float(value)
-        except BaseException as error:  # user code
-            raise RewardError.no_number(self.name, value, self._defined) from error
+        except BaseException:  # noqa: BLE001 - user code
+            number = math.inf
         if math.isinf(number):
-            raise RewardError.no_number(self.name, value, self._defined)
+            got = f"{self.name} returned {brief(value)} for a rollout"
+            raise RewardError(f"{got}, expected a finite number or None ({self._defined})")
         return None if math.isnan(number) else number
 
     def lacking(self, task: TaskRow) -> list[str]:

@@ -137,7 +137,7 @@ def repair(path: Path, *, ours: bool = True) -> tuple[int, list[Repair]]:
 
 
 def put_aside(torn: Path, faulty: Iterable[tuple[Repair, bytes]]) -> None:
-    """Add what was damaged to ``torn``, and bring it to the disk. Raises StoreError.from_os, StoreError.link."""
+    """Add what was damaged to ``torn``, and bring it to the disk. Raises StoreError.from_os."""
     try:
         fd = os.open(torn, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         with os.fdopen(fd, "ab") as file:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import errno
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,8 +169,8 @@ def describe_file(
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name to write under; on leaving, its content is ``path``, on disk, whole. Removed on any error.
 
-    Raises StoreError.from_os when the disk refuses, StoreError.written when another process is at it, StoreError.link when
-    there is a symbolic link under either name.
+    Raises StoreError.from_os when the disk refuses, or there is a symbolic link under either name, and StoreError.written
+    when another process is at it.
     """
     refuse_link(path)
     temporary = temporary_of(path)
@@ -220,9 +221,9 @@ def temporary_of(path: Path) -> Path:
 
 
 def refuse_link(path: Path) -> None:
-    """Raises StoreError.link when ``path`` is a symbolic link, which an output would replace or follow."""
+    """Raises StoreError when ``path`` is a symbolic link, which an output would replace or follow."""
     if path.is_symlink():
-        raise StoreError.link(path)
+        raise StoreError.from_os(path, OSError(errno.ELOOP, ""))
 
 
 def sync(path: Path) -> None:

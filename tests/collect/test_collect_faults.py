@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -352,7 +353,7 @@ def test_a_full_disk_loses_nothing_that_was_journaled(play: Play, tmp_path: Path
 
     def append(self: Run, row: Any) -> None:
         if next(rows_until_full, "full") == "full":
-            raise StoreError.disk(self.folder, "No space left on device")
+            raise StoreError.from_os(self.folder, OSError(errno.ENOSPC, ""))
         real(self, row)
 
     with monkeypatch.context() as patch:

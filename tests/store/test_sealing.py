@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import shutil
@@ -139,7 +140,7 @@ def test_a_fault_while_sealing_reaches_the_caller(tmp_path: Path, open_run, row,
     """A segment that cannot be sealed stops the run with the cause, and its rows stay lines."""
 
     def no_room(*_: object) -> int:
-        raise StoreError.disk(tmp_path, "No space left on device")
+        raise StoreError.from_os(tmp_path, OSError(errno.ENOSPC, ""))
 
     monkeypatch.setattr(importlib.import_module("gymdata.store.run"), "write_batches", no_room)
     run = open_run(rows_per_file=2)

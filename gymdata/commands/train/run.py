@@ -34,7 +34,7 @@ from gymdata.commands.train.settings import (
     TrainValueConfig,
 )
 from gymdata.commands.train.trainer_settings import check_settings
-from gymdata.errors import DataError, GymdataError, StoreError, UsageError, counted
+from gymdata.errors import DataError, GymdataError, StoreError, UsageError, abridged, counted
 from gymdata.models.model_identity import ModelFacts, model_facts
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
 from gymdata.public import Figures, Report, Row, path_of, rate_text
@@ -59,6 +59,13 @@ CHECKPOINTS = "checkpoints"
 Runner = Callable[[Path, Progress], Figures]
 #: Keys of run.json that are fields of the report.
 _REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training")
+#: What to do about a table without a row.
+_NO_ROWS = {
+    "pairs": "pairs need rollouts of one task with different rewards: `gymdata pairs RUN` prints what became of every "
+    "group; collect more rollouts per task, or at a higher temperature",
+    "experiences": "`gymdata experience RUN` prints which rollouts and groups it drops, and why",
+    "rollouts": "`gymdata collect` or `gymdata import` writes rollouts; `gymdata filter` prints what it drops",
+}
 #: In a job file, but not part of what is trained: free to change on a resume.
 _OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys", "asked", "set_by_text")
 
@@ -243,7 +250,9 @@ def train(
     if text is None and not files and (table := held_instead(source, settings.table)) is not None:
         raise DataError.other_table(source, table, settings.table.name)
     if text is None and not any(has_rows(file, settings.table) for file in files):
-        raise DataError.nothing_to_train([file.path for file in files] or [Path(source)], settings.table.name)
+        named = abridged([file.path for file in files] or [source])
+        why = f"{named}: got 0 {settings.table.name}, expected at least 1 to train on"
+        raise DataError(why, hint=_NO_ROWS[settings.table.name])
     refuse_other_kind(out, stage)
     refuse_unwritable(out)
     others = {p.name for p in out.iterdir()} - {LOCK, JOB, TEXT, *LOG_FILES} if out.is_dir() else set()
