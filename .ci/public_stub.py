@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -60,25 +59,8 @@ def definition(module: str, name: str) -> tuple[str, ast.stmt] | None:
     for node in tree_of(module).body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
             return module, node
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name and isinstance(node.value, ast.Call):
-            return made_function(module, node.value)
     home = imports_of(module).get(name)
     return definition(*home) if home and home[0].startswith("gymdata.") else None
-
-
-def made_function(module: str, call: ast.Call) -> tuple[str, ast.stmt] | None:
-    """The function that ``_public(first argument's name, settings class, text)`` makes of ``_trained``."""
-    there = definition(module, "_trained") if ast.unparse(call.func) == "_public" else None
-    if there is None:
-        return None
-    home, node = there
-    node = copy.deepcopy(node)
-    assert isinstance(node, ast.FunctionDef)
-    del node.args.args[0]
-    node.args.args[0].arg = ast.literal_eval(call.args[0])
-    config = next(arg for arg in node.args.kwonlyargs if arg.arg == "config")
-    config.annotation = ast.parse(f"{ast.unparse(call.args[1])} | str | Path | None", mode="eval").body
-    return home, node
 
 
 def fields_of(module: str, name: str) -> Iterator[tuple[str, ast.AnnAssign]]:

@@ -14,7 +14,7 @@ This install: doctor, tour.
 Maths: credit, genrm, curriculum, tokens.
 
 Functions take the path first and settings as keywords: those of the class named like the function (PairsConfig for pairs),
-which ``config=`` takes as an object too. What they return has ``to_dict()``.
+which ``config=`` takes as an object too, and whose texts `gymdata docs settings` has. What they return has ``to_dict()``.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ _HOME = {
     "serve_genrm": "commands.judge.serve.run",
     "sweep": "commands.sweep.run",
     "tour": "commands.tour.run",
-    "train_dpo": "commands.train.run",
-    "train_kto": "commands.train.run",
-    "train_reward": "commands.train.run",
-    "train_rl": "commands.train.run",
-    "train_sft": "commands.train.run",
-    "train_value": "commands.train.run",
+    "train_dpo": "commands.train.functions",
+    "train_kto": "commands.train.functions",
+    "train_reward": "commands.train.functions",
+    "train_rl": "commands.train.functions",
+    "train_sft": "commands.train.functions",
+    "train_value": "commands.train.functions",
     "validate": "commands.validate.run",
     "view": "commands.view.run",
 }
@@ -122,9 +122,9 @@ def __getattr__(name: str) -> Any:
         missing = UsageError.missing_module(error)
         raise AttributeError(f"gymdata.{name}: {missing or error}") from error
     if isinstance(value, FunctionType):
-        from gymdata.public import checked_flags, with_keywords
+        from gymdata.public import checked_flags
 
-        value = checked_flags(with_keywords(value))
+        value = checked_flags(value)
     globals()[name] = value
     return value
 

@@ -8,12 +8,10 @@ import functools
 import inspect
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import gymdata
 from gymdata.errors import EXIT_FAULTS, EXIT_OK, UsageError
 from gymdata.store.fetch import fetched, is_url
 
@@ -43,32 +41,6 @@ def paths_of(value: Paths, function: str, expected: str = f"{_PATH}, or several 
             return paths
         raise UsageError(f"gymdata.{function}: got no paths, expected {expected}")
     return [path_of(value, function, expected)]
-
-
-def with_keywords(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, whose ``**settings`` are the fields of its parameter ``config``: ``inspect.signature`` has each with its
-    type and default, and ``help`` its text."""
-    signature = inspect.signature(function).parameters
-    if "settings" not in signature:
-        return function
-    kind = getattr(gymdata, re.findall(r"\w+Config", signature["config"].annotation)[0])
-    fields = {name: field for name, field in kind.model_fields.items() if name not in {*signature, "trainer", "path"}}
-    keywords = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.get_default(call_default_factory=True),
-            annotation=field.annotation,
-        )
-        for name, field in fields.items()
-    ]
-    # A trainer takes the keys of the library's own settings as well.
-    rest = [signature["settings"]] if "trainer" in kind.model_fields else []
-    parameters = [parameter for name, parameter in signature.items() if name != "settings"]
-    texts = "\n".join(f"{name}: {field.description}" for name, field in fields.items() if field.description)
-    function.__signature__ = inspect.Signature([*parameters, *keywords, *rest])  # type: ignore[attr-defined]  # inspect reads it
-    function.__doc__ = f"{inspect.getdoc(function)}\n\nSettings\n--------\n{texts}"
-    return function
 
 
 def checked_flags(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,6 @@ Invariant: the output folder says SUCCESS only when the model in it was trained 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import shutil
 import tempfile
@@ -26,18 +25,12 @@ from gymdata.commands.train.settings import (
     RenderedConfig,
     RolloutsConfig,
     TrainConfig,
-    TrainDpoConfig,
-    TrainKtoConfig,
-    TrainRewardConfig,
-    TrainRlConfig,
-    TrainSftConfig,
-    TrainValueConfig,
 )
 from gymdata.commands.train.trainer_settings import check_settings
 from gymdata.errors import DataError, GymdataError, StoreError, UsageError, abridged, counted
 from gymdata.models.model_identity import ModelFacts, model_facts
 from gymdata.progress import FIGURES, LOG_FILES, NullProgress, Progress, leave_log, log_to
-from gymdata.public import Figures, Report, Row, path_of, rate_text
+from gymdata.public import Figures, Report, Row, rate_text
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score, taken
 from gymdata.settings import Settings
@@ -146,78 +139,6 @@ class TrainReport(Report):
         if proof["equal"] or not fed.get("equal"):
             return {True: "match", False: "MISMATCH"}.get(proof["equal"])
         return f"match as far as they went: {fed['count']:,} of {counted(proof['file']['count'], 'token')}"
-
-
-def _trained(
-    kind: type[TrainConfig],
-    source: str | Path,
-    model: str | Path | None = None,
-    output: str | Path | None = None,
-    *,
-    config: TrainConfig | str | Path | None = None,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    **settings: Any,
-) -> TrainReport:
-    source = path_of(source, f"train_{kind.algorithm}")
-    resolve(source, kind.table)  # reports a missing path first
-    if isinstance(config, TrainConfig):
-        settings, config = {**config.model_dump(exclude_unset=True), **settings}, None
-    settings |= {"model": model and str(model), "output": output and str(output)}
-    resolved = kind.load(None if config is None else Path(config), settings)
-    return train(source, resolved, overwrite=overwrite, dry_run=dry_run, progress=progress)
-
-
-def _public(source: str, kind: type[TrainConfig], text: str) -> Callable[..., TrainReport]:
-    """The public function of a trainer: ``_trained``, whose first argument is called ``source``."""
-
-    def function(*args: Any, **named: Any) -> TrainReport:
-        return _trained(kind, *([named.pop(source)] if source in named else args), **named)
-
-    changes: dict[str, Settings] = {
-        "source": {"name": source},
-        "config": {"annotation": f"{kind.__name__} | str | Path | None"},
-    }
-    _, *parameters = inspect.signature(_trained).parameters.values()
-    parameters = [parameter.replace(**changes.get(parameter.name, {})) for parameter in parameters]
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it
-    function.__name__ = function.__qualname__ = f"train_{kind.algorithm}"
-    function.__doc__ = (
-        f"{text}, and save it to ``output``.\n\nSettings are those of ``{kind.__name__}`` and of {kind.library}. A "
-        "training that is there is resumed from its last checkpoint, ``overwrite`` starts again, ``dry_run`` checks the "
-        "data and proves the batches only."
-    )
-    return function
-
-
-train_sft = _public(
-    "rollouts", TrainSftConfig, "Train ``model`` on the exact tokens of the rollouts that their rewards choose"
-)
-train_dpo = _public("pairs", TrainDpoConfig, "Train ``model`` with DPO on the saved ids and masks of ``pairs``")
-train_kto = _public(
-    "rollouts",
-    TrainKtoConfig,
-    "Train ``model`` with KTO on the exact tokens of rollouts, each desirable or not by its reward",
-)
-train_reward = _public(
-    "pairs",
-    TrainRewardConfig,
-    "Train a reward model from ``model`` on the saved ids of ``pairs`` (``heldout`` of the result: how it ranks pairs of "
-    "other tasks)",
-)
-train_value = _public(
-    "experiences",
-    TrainValueConfig,
-    "Train a critic, which ``gymdata.experience(critic=…)`` reads, from ``model`` on the saved returns of ``experiences`` "
-    "(``heldout`` of the result: the variance of returns of other tasks that it explains, before and after)",
-)
-train_rl = _public(
-    "experiences",
-    TrainRlConfig,
-    "Train ``model`` on the saved advantages and log-probs of ``experiences`` (``ratio`` of the result: how far the model "
-    "was from the sampler before the first step)",
-)
 
 
 def train(
