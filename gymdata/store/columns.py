@@ -501,7 +501,7 @@ def _sure(kind: pa.DataType, nullable: bool) -> Callable[[Any], bool]:
         check = lambda v: type(v) is list and all(map(item, v))  # noqa: E731 - one of several
     elif pa.types.is_struct(kind):
         of = {f.name: _sure(f.type, f.nullable) for f in kind}
-        check = lambda v: v.keys() <= of.keys() and all(one(v.get(name)) for name, one in of.items())  # noqa: E731
+        check = lambda v: v.keys() <= of.keys() and all(one(v.get(k)) for k, one in of.items())  # noqa: E731 - as above
     elif pa.types.is_integer(kind):
         most = 1 << (kind.bit_width - 1)
         check = lambda v: type(v) is int and -most <= v < most  # noqa: E731 - one of several
