@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
 import sysconfig
 import threading
@@ -32,7 +33,8 @@ from gymdata.errors import UsageError, nearest_beside, raised
 _files: set[Path] = set()
 _helpers: set[str] = set()
 _folders: list[str] = []
-_STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
+#: What the path of an installed module begins with, or has in it.
+_STANDARD, _INSTALLED = sysconfig.get_path("stdlib"), f"{os.sep}site-packages{os.sep}"
 
 
 def load_symbol(spec: str, flag: str) -> tuple[Any, str]:
@@ -98,10 +100,10 @@ def _beside(folders: set[Path]) -> dict[str, Path]:
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__dict__", {}).get("__file__")  # some modules import what they are asked for
         ours = name == "__main__" or name.startswith(("gymdata.", "gymdata_user_"))
-        if isinstance(file, str) and file.endswith(".py") and not ours:
+        # Told by its text: there may be ten thousand modules, and to resolve a path takes many calls of the system.
+        if isinstance(file, str) and not (ours or file.startswith(_STANDARD) or _INSTALLED in file):
             path = Path(file).resolve()
-            installed = "site-packages" in path.parts or path.is_relative_to(_STANDARD)
-            if any(map(path.is_relative_to, folders)) and not installed:
+            if path.suffix == ".py" and any(map(path.is_relative_to, folders)):
                 found[name] = path
     return found
 

@@ -212,7 +212,7 @@ def test_rollouts_that_are_gone_or_overwritten_give_no_texts(run: Path, tmp_path
         (run / "run.json").write_text(json.dumps(facts))
 
     seal()
-    path = gymdata.experience(run, tmp_path / "apart.parquet", estimator="grpo").path
+    path = gymdata.experience(run, tmp_path / "apart", estimator="grpo").path
     (batch,) = gymdata.load_experiences(path, 8)
     assert batch.prompts is not None
     changed = [{**row, "messages": row["messages"][1:]} for row in gymdata.load_rollouts(run).to_pylist()]

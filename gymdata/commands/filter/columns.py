@@ -135,10 +135,8 @@ def evaluate(
         raise read.fault or error from error.__cause__
     for name, expression in expressions.items():
         if n := con.execute(f"SELECT count(*) FROM rows WHERE nan_{name}").fetchall()[0][0]:
-            raise UsageError(
-                f"{expression.subject}: computes with NaN for {counted(n, 'rollout')}",
-                hint="CASE WHEN … THEN … END leaves these out",
-            )
+            hint = "CASE WHEN … THEN … END leaves these out"
+            raise UsageError(f"{expression.subject}: computes with NaN for {counted(n, 'rollout')}", hint=hint)
     return scores
 
 
