@@ -25,8 +25,8 @@ def test_a_statement_is_interrupted(tmp_path: Path, sql: str, to: list[str]) -> 
     # The command says when its SQL begins.
     program = (
         "import sys; from gymdata.cli.main import main; from gymdata.commands.query import statement\n"
-        "views = statement.Views\n"
-        "statement.Views = lambda *given: (print('begun', flush=True), views(*given))[1]\n"
+        "pool = statement.ThreadPoolExecutor\n"
+        "statement.ThreadPoolExecutor = lambda *given: (print('begun', flush=True), pool(*given))[1]\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     process = subprocess.Popen(

@@ -140,14 +140,14 @@ class Views:
 
         # For this alone: DuckDB lets SQL read all that is in it.
         self._spill = tempfile.TemporaryDirectory(prefix="gymdata-query-")
-        self._con = duckdb.connect(self._database or ":memory:")
-        for setting in (
-            f"temp_directory={_text(self._spill.name)}",
-            "python_enable_replacements=false",
-            "autoload_known_extensions=false",
-            "autoinstall_known_extensions=false",
-        ):
-            self._con.execute(f"SET {setting}")
+        off = ("python_enable_replacements", "autoload_known_extensions", "autoinstall_known_extensions")
+        try:
+            self._con = duckdb.connect(self._database or ":memory:")
+            for setting in (f"temp_directory={_text(self._spill.name)}", *(f"{name}=false" for name in off)):
+                self._con.execute(f"SET {setting}")
+        except BaseException:  # Ctrl-C, too
+            self._spill.cleanup()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
