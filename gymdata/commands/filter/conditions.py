@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gymdata.commands.query.views import lock, said
+from gymdata.commands.query.views import error_message, lock
 from gymdata.errors import UsageError
 
 #: How columns are named whose names are no columns of files.
@@ -140,4 +140,4 @@ def about(subject: str) -> Iterator[None]:
         yield
     except duckdb.Error as error:
         hint = _HINT if isinstance(error, duckdb.BinderException) else None
-        raise UsageError(f"{subject}: {said(error)}", hint=hint) from error
+        raise UsageError(f"{subject}: {error_message(error)}", hint=hint) from error

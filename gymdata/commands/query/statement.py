@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from gymdata.commands.query.views import Views, find_files, said
+from gymdata.commands.query.views import Views, error_message, find_files
 from gymdata.errors import DataError, GymdataError, UsageError, first_line
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ def _check(con: duckdb.DuckDBPyConnection, sql: str) -> None:
 def _explain(error: duckdb.Error, views: Views) -> GymdataError:
     if views.fault is not None:
         return views.fault
-    message, hint = said(error), None
+    message, hint = error_message(error), None
     if isinstance(error, duckdb.PermissionException):
         hint = "a query reads only the files that are given after it"
     elif isinstance(error, duckdb.IOException):

@@ -322,7 +322,7 @@ def lock(con: duckdb.DuckDBPyConnection) -> None:
     con.execute("SET lock_configuration=true")
 
 
-def said(error: duckdb.Error) -> str:
+def error_message(error: duckdb.Error) -> str:
     """What DuckDB says, without the line of the statement."""
     return " ".join(str(error).partition("\n\nLINE")[0].split())
 
