@@ -99,48 +99,50 @@ def scores_of(
     have no score, whoever scored them. Raises UsageError for an unknown name, and for a re-scoring that one source has and
     another lacks: a stored reward of its name may be another one.
     """
-    name, scores, folders = _scores_of(sources, rollouts, name, setting)
-    if name != TOTAL and (masked := masked_rollouts(sources)):
-        is_masked = pc.is_in(rollouts["rollout_id"], value_set=pa.array(list(masked)))
-        scores = pc.if_else(is_masked, pa.scalar(None, pa.float64()), scores)
-    return name, scores, folders
-
-
-def _scores_of(
-    sources: Sequence[str | Path], rollouts: pa.Table, name: str | None, setting: str
-) -> tuple[str, pa.ChunkedArray, list[Path]]:
     if name is None or name == TOTAL:
         return TOTAL, _known(rollouts["reward"]), []
     places = {path: run_folder(path) for source in sources for path in matches(source)}
     tables = {path: None if run is None else _rescored(run, name) for path, run in places.items()}
-    rescored = list({table[0]: table for table in tables.values() if table is not None}.values())
+    rescored = dict(table for table in tables.values() if table is not None)
     if rescored and (lacking := [path for path, table in tables.items() if table is None]):
         raise UsageError(
-            f"{option(setting)} {name}: {rescored[0][0]} re-scores some rollouts, and {lacking[0]} has no such scores",
+            f"{option(setting)} {name}: {next(iter(rescored))} re-scores some rollouts, and {lacking[0]} has no such scores",
             hint=f"`gymdata score {lacking[0]} --name {name} …` scores them alike, or give the runs one at a time",
         )
     if rescored:
-        rows = pa.concat_tables([table for _, table in rescored])
-        # The value of each rollout, null for none. Re-scoring adds rows: the last row of a rollout counts.
-        import polars as pl
+        scores = _last_values(rollouts["rollout_id"], pa.concat_tables(rescored.values()))
+    else:
+        scores = _stored_part(rollouts["rewards"].combine_chunks(), name)
+        if scores is None:
+            parts = pc.unique(rollouts["rewards"].combine_chunks().flatten().field("name")).to_pylist()
+            have = list(dict.fromkeys([*sorted(parts), *_rescorings(sources)]))
+            there = f"available: {', '.join(have)}" if have else "no named rewards here: `gymdata score` writes them"
+            raise UsageError(f"{option(setting)}: got {name!r}, not a score of these rollouts", hint=there)
+    if masked := masked_rollouts(sources):
+        is_masked = pc.is_in(rollouts["rollout_id"], value_set=pa.array(list(masked)))
+        scores = pc.if_else(is_masked, pa.scalar(None, pa.float64()), scores)
+    return name, _known(scores), list(rescored)
 
-        ids = pl.LazyFrame({"rollout_id": pl.from_arrow(rollouts["rollout_id"])})
-        scores = pl.DataFrame(pl.from_arrow(rows.select(["rollout_id", "value"]))).lazy()
-        last = scores.unique("rollout_id", keep="last")
-        joined = ids.join(last, on="rollout_id", how="left", maintain_order="left").collect()["value"]
-        return name, _known(pa.chunked_array([joined.to_arrow()])), [folder for folder, _ in rescored]
-    parts = rollouts["rewards"].combine_chunks()
-    flat = parts.flatten()
-    names = flat.field("name")
-    if name not in pc.unique(names).to_pylist():
-        have = named_scores(sources, rollouts)
-        there = f"available: {', '.join(have)}" if have else "no named rewards here: `gymdata score` writes them"
-        raise UsageError(f"{option(setting)}: got {name!r}, not a score of these rollouts", hint=there)
-    owner = np.repeat(np.arange(len(parts)), np.diff(parts.offsets.to_numpy()))
-    is_it = pc.equal(names, name).to_numpy(zero_copy_only=False)
-    values_of = np.full(len(parts), np.nan)
-    values_of[owner[is_it]] = pc.fill_null(flat.field("value").filter(pa.array(is_it)), np.nan).to_numpy()
-    return name, _known(pa.chunked_array([pa.array(values_of)])), []
+
+def _last_values(rollout_ids: pa.ChunkedArray, scores: pa.Table) -> pa.ChunkedArray:
+    """The value of each rollout, null for none. Re-scoring adds rows: the last row of a rollout counts."""
+    import polars as pl
+
+    ids = pl.LazyFrame({"rollout_id": pl.from_arrow(rollout_ids)})
+    last = pl.DataFrame(pl.from_arrow(scores.select(["rollout_id", "value"]))).lazy().unique("rollout_id", keep="last")
+    joined = ids.join(last, on="rollout_id", how="left", maintain_order="left").collect()["value"]
+    return pa.chunked_array([joined.to_arrow()])
+
+
+def _stored_part(rewards: pa.ListArray, name: str) -> pa.ChunkedArray | None:
+    """The reward ``name`` of each rollout, NaN for none; None where no rollout has one of the name."""
+    parts = rewards.flatten()
+    is_it = pc.equal(parts.field("name"), name).to_numpy(zero_copy_only=False)
+    if not is_it.any():
+        return None
+    values, owner = np.full(len(rewards), np.nan), pc.list_parent_indices(rewards).to_numpy()
+    values[owner[is_it]] = pc.fill_null(parts.field("value").filter(pa.array(is_it)), np.nan).to_numpy()
+    return pa.chunked_array([pa.array(values)])
 
 
 def with_score(sources: Sequence[str | Path], rollouts: pa.Table, name: str | None) -> tuple[pa.Table, list[Path]]:
@@ -155,30 +157,20 @@ def _known(scores: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(known_rewards(scores), from_pandas=True)])
 
 
-def named_scores(sources: Sequence[str | Path], rollouts: pa.Table) -> list[str]:
-    """The names that ``scores_of`` accepts: rewards that ``collect`` stored, and re-scorings."""
-    parts = rollouts["rewards"].combine_chunks().flatten().field("name")
-    names = [*sorted(set(pc.unique(parts).to_pylist())), *_rescorings(sources)]
-    return list(dict.fromkeys(names))
-
-
 def unscored_hint(sources: Sequence[str | Path], refused: str | None = None) -> str:
-    """What to do about rollouts without a reward; scores that were made of them are named, with or without values.
-    ``refused``: the requested score, which has no values; the most common reason is named."""
+    """What to do about rollouts without a reward: the scores that have values. ``refused``: the requested score, which has
+    none; the most common reason is named."""
     reasons = {name: _why_without(sources, name) for name in _rescorings(sources)}
-    good = [name for name, why in reasons.items() if why is None and name != refused]
-    bad = [name for name, why in reasons.items() if why is not None]
-    if refused in bad:
-        why = f"; {refused} has no value for any rollout, most often: {reasons[refused]}"
-    else:
-        why = f"; {counted(len(bad), 'score has', 'scores have')} no value: {', '.join(bad)}" if bad else ""
-    if good:
-        return f"choose a score that was made since: --reward {' or '.join(good)}{why}"
-    parts = pa.concat_tables([read_table(source, ROLLOUTS, ("rewards",)) for source in sources])["rewards"]
-    stored = parts.combine_chunks().flatten()
-    finite = stored.filter(pc.is_finite(pc.fill_null(stored.field("value"), np.nan)))
-    if named := [name for name in sorted(pc.unique(finite.field("name")).to_pylist()) if name != refused]:
-        return f"choose one of the scores that they have: --reward {' or '.join(named)}{why}"
+    reason = reasons.pop(refused or "", None)
+    why = f"; {refused} has no value for any rollout, most often: {reason}" if reason else ""
+    names = [name for name, without in reasons.items() if without is None]
+    if not names:
+        rewards = pa.concat_tables([read_table(source, ROLLOUTS, ("rewards",)) for source in sources])["rewards"]
+        parts = rewards.combine_chunks().flatten()
+        finite = parts.filter(pc.is_finite(pc.fill_null(parts.field("value"), np.nan)))
+        names = sorted(set(pc.unique(finite.field("name")).to_pylist()) - {refused})
+    if names:
+        return f"choose a score that has values: --reward {' or '.join(names)}{why}"
     run = sources[0] if len(sources) == 1 else "RUN"
     return f"score them with `gymdata score {run} --reward …`, then choose that score: --reward NAME{why}"
 

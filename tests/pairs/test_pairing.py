@@ -144,7 +144,7 @@ def test_duplicate_and_unscored_rollouts_are_refused(tmp_path: Path, run: Path) 
     with pytest.raises(RefusedError, match="R501"):
         gymdata.pairs(none := write_run(tmp_path / "none", group("a", 5, [None, None])))
     gymdata.score(none, reward=length)
-    with pytest.raises(RefusedError, match="choose a score that was made since: --reward length"):
+    with pytest.raises(RefusedError, match="choose a score that has values: --reward length"):
         gymdata.pairs(none, reward="reward")
     assert gymdata.pairs(none, write=False).score == "length"
 
