@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +27,6 @@ __all__ = ["RunProgress", "cells_of", "progress_of"]
 
 #: The rate is that of the last rows: those that ended in this many seconds before the latest.
 WINDOW_S = 600.0
-_COLUMNS = ("started_at", "duration_s", "n_generated_tokens")
 _METRICS, _STATE = "metrics.jsonl", "state.json"
 
 
@@ -67,13 +66,18 @@ def progress_of(folder: Path, facts: RunFacts, *, is_running: bool) -> RunProgre
     """How far the output in ``folder`` is; None for one whose command is repeated whole, and before there is anything to
     count. Raises DataError for what cannot be read."""
     stage = str(facts.get("stage"))
+    shown: RunProgress | None = None
     if stage in ("collect", "record"):
-        return _rollouts(folder, facts, is_running=is_running)
-    if stage == "sweep":
-        return _cells(folder, facts)
-    if stage == "finetune" and (folder / _STATE).is_file():
-        return _stages(folder, is_running=is_running)
-    return _steps(folder, facts, is_running=is_running) if stage.startswith("train-") else None
+        shown = _rollouts(folder, facts, is_running=is_running)
+    elif stage == "sweep":
+        shown = _cells(folder, facts)
+    elif stage == "finetune" and (folder / _STATE).is_file():
+        shown = _stages(folder, is_running=is_running)
+    elif stage.startswith("train-"):
+        shown = _steps(folder, facts)
+    if shown is None or not is_running or shown.wanted is None or not shown.per_minute or shown.away_s is not None:
+        return shown
+    return replace(shown, eta_s=max(0, shown.wanted - shown.done) / shown.per_minute * 60.0)
 
 
 def cells_of(sweep: Path) -> list[Path]:
@@ -84,37 +88,27 @@ def cells_of(sweep: Path) -> list[Path]:
 def _rollouts(run: Path, facts: RunFacts, *, is_running: bool) -> RunProgress:
     extent, attempt = facts.get("extent") or {}, ((facts.get("attempts") or [])[-1:] or [{}])[0]
     tasks, per_task = extent.get("tasks"), extent.get("num_rollouts")
-    wanted = tasks * per_task if isinstance(tasks, int) and isinstance(per_task, int) else None
-    table = read_table(run, ROLLOUTS, _COLUMNS)
-    per_minute, tokens_per_s = None, None
+    table = read_table(run, ROLLOUTS, ("started_at", "duration_s", "n_generated_tokens"))
     outages, away_s = find_outages(attempt, is_running=is_running)
-    if table.num_rows:
-        started = table["started_at"].cast(pa.int64()).to_numpy() / 1e6
-        ended = started + table["duration_s"].to_numpy()
-        latest, began = float(ended.max()), moment(attempt.get("started_at"))
-        # The time between two attempts is no work, nor is the start of the engine, nor the time without a server.
-        since = max([latest - WINDOW_S, *([] if began is None else [began.timestamp()])])
-        recent = ended >= since
-        since = max(since, float(started[recent].min(initial=latest)))
-        work = latest - since - sum(max(0.0, min(end, latest) - max(start, since)) for start, end in outages)
-        if work > 0 and recent.any():
-            per_minute = 60.0 * int(recent.sum()) / work
-            tokens_per_s = float(table["n_generated_tokens"].to_numpy()[recent].sum()) / work
+    started = table["started_at"].cast(pa.int64()).to_numpy() / 1e6
+    ended = started + table["duration_s"].to_numpy()
+    latest, began = float(ended.max(initial=0.0)), moment(attempt.get("started_at"))
+    # The time between two attempts is no work, nor is the start of the engine, nor the time without a server.
+    since = max(latest - WINDOW_S, began.timestamp() if began is not None else 0.0)
+    recent = ended >= since
+    since = max(since, float(started[recent].min(initial=latest)))
+    work = latest - since - sum(max(0.0, min(end, latest) - max(start, since)) for start, end in outages)
+    is_known = work > 0 and bool(recent.any())
     return RunProgress(
         unit="rollouts",
         done=table.num_rows,
-        wanted=wanted,
-        per_minute=per_minute,
-        tokens_per_s=tokens_per_s,
-        eta_s=_left(table.num_rows, wanted, per_minute) if is_running and away_s is None else None,
+        wanted=tasks * per_task if isinstance(tasks, int) and isinstance(per_task, int) else None,
+        per_minute=60.0 * int(recent.sum()) / work if is_known else None,
+        tokens_per_s=float(table["n_generated_tokens"].to_numpy()[recent].sum()) / work if is_known else None,
         # What an outage ended is made again, and counts as no attempt.
         failures=dict(Counter(str(f.get("kind")) for f in read_failures(run) if f.get("counts", True))),
         away_s=away_s,
     )
-
-
-def _left(done: int, wanted: int | None, per_minute: float | None) -> float | None:
-    return None if wanted is None or not per_minute else max(0, wanted - done) / per_minute * 60.0
 
 
 def find_outages(attempt: RunFacts, *, is_running: bool) -> tuple[list[tuple[float, float]], float | None]:
@@ -131,7 +125,7 @@ def find_outages(attempt: RunFacts, *, is_running: bool) -> tuple[list[tuple[flo
     return spans, away_s
 
 
-def _steps(folder: Path, facts: RunFacts, *, is_running: bool) -> RunProgress | None:
+def _steps(folder: Path, facts: RunFacts) -> RunProgress | None:
     """Of a training, from metrics.jsonl."""
     rows = read_metrics(folder / _METRICS)
     if not rows:
@@ -149,8 +143,7 @@ def _steps(folder: Path, facts: RunFacts, *, is_running: bool) -> RunProgress | 
     resumed = max((n for n in range(1, len(rows)) if seconds[n] < seconds[n - 1]), default=0)
     before = int(rows[resumed - 1].get("step") or 0) if resumed else 0
     per_minute = 60.0 * (step - before) / seconds[-1] if seconds[-1] else None
-    left = _left(step, wanted, per_minute) if is_running else None
-    return RunProgress("steps", step, wanted, per_minute, rows[-1].get("tokens_per_s"), left)
+    return RunProgress("steps", step, wanted, per_minute, rows[-1].get("tokens_per_s"))
 
 
 def _cells(folder: Path, facts: RunFacts) -> RunProgress:
