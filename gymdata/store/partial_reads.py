@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -55,12 +55,13 @@ class RowGroup:
 
 
 class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow has no types
-    """Files of one schema, of which ``scanner`` filters rows after their pages were verified, and reads no more than that
-    takes. They are read by the thread that wants the rows, so no dataset of Arrow's reads them."""
+    """Row groups of one schema, of which ``scanner`` filters rows that were read and verified, and reads no more than that
+    takes. They are read by the thread that wants the rows, so no dataset of Arrow's reads them. ``groups``: those with some
+    columns."""
 
-    def __init__(self, files: Sequence[Path], schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, groups: Callable[[Sequence[str]], Iterable[RowGroup]]) -> None:
         super().__init__([], schema, ds.ParquetFileFormat(), LocalFileSystem())
-        self._files = files
+        self._groups = groups
         #: A gymdata error that was raised inside the reader, which may keep only its text.
         self.fault: GymdataError | None = None
 
@@ -80,7 +81,7 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
         columns = list(dict.fromkeys([*names, *named])) or self.schema.names[:1]
         first = named if filter is not None and set(columns) - set(named) else []
         try:
-            for group in (group for path in self._files for group in _parquet_groups(path, columns)):
+            for group in self._groups(columns):
                 if not first or any(self._passing(batch, filter).num_rows for batch in group.batches(first)):
                     for batch in group.batches(columns):
                         yield from self._passing(batch, filter).select(names).to_batches()
@@ -117,7 +118,12 @@ def verified_datasets(files: Sequence[Path], table: Table) -> list[VerifiedDatas
     alike: dict[tuple[tuple[str, str], ...], list[Path]] = defaultdict(list)
     for file in files:
         alike[tuple((f.name, str(f)) for f in _checked_schema(file, table))].append(file)
-    return [VerifiedDataset(same, schema_of(same[0]).remove_metadata()) for same in alike.values()]
+
+    def groups(same: Sequence[Path], columns: Sequence[str]) -> Iterator[RowGroup]:
+        return (group for file in same for group in _parquet_groups(file, columns))
+
+    schemas = ((schema_of(same[0]).remove_metadata(), same) for same in alike.values())
+    return [VerifiedDataset(schema, partial(groups, same)) for schema, same in schemas]
 
 
 def _checked_schema(file: Path, table: Table) -> pa.Schema:

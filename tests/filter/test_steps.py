@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 
-from gymdata.commands.filter.columns import Rollouts, evaluate
+from gymdata.commands.filter.columns import dataset_of, evaluate
 from gymdata.commands.filter.conditions import Expression, connection
 from gymdata.commands.filter.steps import Funnel, Step
 
@@ -49,7 +49,7 @@ def kept(given_rows: list[Any], order: list[int], step: str) -> tuple[set[str], 
             funnel.best(2, "reward")
         else:
             funnel.balance("category", funnel.categories(), seed=3)
-        return {f"r{order[k]}" for k in np.flatnonzero(funnel.left(len(order)))}, funnel.steps
+        return set(funnel.left()["rollout_id"].to_pylist()), funnel.steps
 
 
 STEPS = ["dedupe", "best of doubles", "best", "balance"]
@@ -100,7 +100,7 @@ def test_ids_tell_apart_what_is_equal_otherwise() -> None:
         con.execute("CREATE TEMP TABLE rows AS FROM given")
         funnel = Funnel(con)
         funnel.best(2, "reward")
-        assert np.flatnonzero(funnel.left(5)).tolist() == [1, 2, 3]
+        assert sorted(funnel.left()["rollout_id"].to_pylist()) == ["a", "b", "x"]
 
 
 @given(rows)
@@ -140,7 +140,7 @@ def statistics(given_rows: list[tuple[int, float]], order: list[int], what: str)
     )  # fmt: skip
     expression = Expression(f"{what}_reward", "--where", "value")
     with connection() as con:
-        evaluate(con, {"answer": expression}, [], Rollouts(lambda names: table.select(names).to_batches()))
+        evaluate(con, {"answer": expression}, [], dataset_of(lambda names: table.select(names).to_batches()))
         found = con.execute("SELECT rollout_index, answer FROM rows").fetchall()
     return [value for _, value in sorted(found)]
 

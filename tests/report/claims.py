@@ -18,7 +18,7 @@ import duckdb
 import numpy as np
 
 from gymdata.checks.violations import CODES
-from gymdata.commands.query.views import Views, find_files
+from gymdata.commands.query.views import Views, find_files, open_views
 
 Twin = Callable[..., Any]
 _Z = 1.959963984540054
@@ -29,7 +29,7 @@ PARTS = "(SELECT task_id, p.name AS name, p.value AS value FROM (SELECT task_id,
 @functools.cache
 def views(*paths: Path) -> Views:
     """gymdata's views over the files, opened once: each call of ``gymdata.query`` would look them up again."""
-    opened = OPEN.enter_context(Views(find_files(paths)))
+    opened = OPEN.enter_context(open_views(find_files(paths)))
     opened.prepare("")
     return opened
 

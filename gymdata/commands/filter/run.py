@@ -102,20 +102,8 @@ def filter(
     for source in sources:
         files_of(source)
     with contextlib.ExitStack() as stack:
-        out, targets = None, dict[str, Path]()
-        if write and not dry_run:
-            if output is None:
-                without = f"; {option('dry_run', True)} only counts"
-                raise UsageError("-o is missing", hint=f"-o FOLDER, FILE.parquet or FILE.jsonl{without}")
-            out = StageOutput(local_output(output), "filter", "rollouts.parquet", overwrite=overwrite)
-            refuse_inputs(out.place, sources, ROLLOUTS, "filtered")
-            targets = {"kept": out.main}
-            if config.share is not None:
-                targets = {side: out.place / f"{side}.parquet" for side in ("train", "test")}
-                if out.is_file:
-                    raise UsageError(f"-o {output}: is one file, and a split has two", hint="give a folder")
-            for note in single_file(out.place, sources) if out.is_file else ():
-                progress.message(note)
+        out = _output(output, sources, config, overwrite, progress) if write and not dry_run else None
+        if out is not None:
             stack.enter_context(out)
             out.refuse_other("config", config, "rollouts that were filtered", parents=parents_of(sources))
         expressions = _expressions(config)
@@ -127,44 +115,59 @@ def filter(
             )
         con = stack.enter_context(connection())
         scores = evaluate(con, expressions, sources)
-        rows = con.sql("SELECT row, rollout_id, task_id, group_id FROM rows").to_arrow_table()
-        if (np.diff(rows["row"].to_numpy()) < 0).any():
-            rows = rows.sort_by("row")
-        if not rows.num_rows:
+        rollouts = con.sql("SELECT rollout_id FROM rows ORDER BY row").to_arrow_table()
+        if not rollouts.num_rows:
             raise DataError.empty(sources[0], "rollouts")
-        refuse_duplicates(rows, sources)
-        kept, steps = _choose(con, config, expressions, rows.num_rows)
-        if not kept.any():
+        refuse_duplicates(rollouts, sources)
+        with about("filter"):
+            funnel = Funnel(con)
+            _, groups_in = funnel.counts()
+            _run_steps(funnel, config, expressions)
+            left = funnel.left()
+        steps = funnel.steps
+        if not left.num_rows:
             reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in steps for reason, n in s.dropped.items())
             most = max(steps, key=lambda step: step.rows_in - step.rows_out)
             dropped = f"dropped {sum(most.dropped.values()):,} ({most.detail})"
             raise RefusedError(
-                f"none of {counted(len(kept), 'rollout')} is left ({reasons})",
+                f"none of {counted(rollouts.num_rows, 'rollout')} is left ({reasons})",
                 hint=f"nothing was written; loosen --{most.name}, which {dropped}",
             )
-        sides, task_ids = {"kept": kept}, rows["task_id"]
+        sides = {"kept": left}
         if config.share is not None:
-            test_tasks = split_tasks(task_ids.filter(pa.array(kept)).to_pylist(), config.share, config.seed)
-            in_test = pc.is_in(task_ids, value_set=pa.array(sorted(test_tasks), pa.string())).to_numpy()
-            sides = {"train": kept & ~in_test, "test": kept & in_test}
-        n_groups = steps[0].groups_in if steps else _distinct(rows["group_id"], kept)
+            test_tasks = split_tasks(left["task_id"].to_pylist(), config.share, config.seed)
+            in_test = pc.is_in(left["task_id"], value_set=pa.array(sorted(test_tasks), pa.string()))
+            sides = {"train": left.filter(pc.invert(in_test)), "test": left.filter(in_test)}
         report = FilterReport(
-            rollouts_in=len(kept),
-            rollouts_out=int(kept.sum()),
-            groups_in=n_groups,
-            groups_out=steps[-1].groups_out if steps else n_groups,
+            rollouts_in=rollouts.num_rows,
+            rollouts_out=left.num_rows,
+            groups_in=groups_in,
+            groups_out=pc.count_distinct(left["group_id"]).as_py(),
             steps=steps,
             sides={
-                side: {"rollouts": int(mask.sum()), "tasks": _distinct(task_ids, mask)} for side, mask in sides.items()
+                side: {"rollouts": rows.num_rows, "tasks": pc.count_distinct(rows["task_id"]).as_py()}
+                for side, rows in sides.items()
             },
         )
         if out is not None:
-            _write(report, rows["rollout_id"], scores, sides, targets, sources, config, command, progress, out)
+            _write(report, rollouts["rollout_id"], scores, sides, sources, config, command, progress, out)
         return report
 
 
-def _distinct(ids: pa.ChunkedArray, mask: np.ndarray) -> int:
-    return int(pc.count_distinct(ids.filter(pa.array(mask))).as_py())
+def _output(
+    output: str | Path | None, sources: Sequence[str | Path], config: FilterConfig, overwrite: bool, progress: Progress
+) -> StageOutput:
+    """Where the rollouts go. Raises UsageError for a place where they may not go."""
+    if output is None:
+        without = f"; {option('dry_run', True)} only counts"
+        raise UsageError("-o is missing", hint=f"-o FOLDER, FILE.parquet or FILE.jsonl{without}")
+    out = StageOutput(local_output(output), "filter", "rollouts.parquet", overwrite=overwrite)
+    refuse_inputs(out.place, sources, ROLLOUTS, "filtered")
+    if out.is_file and config.share is not None:
+        raise UsageError(f"-o {output}: is one file, and a split has two", hint="give a folder")
+    for note in single_file(out.place, sources) if out.is_file else ():
+        progress.message(note)
+    return out
 
 
 def _expressions(config: FilterConfig) -> dict[str, Expression]:
@@ -187,33 +190,24 @@ def _expressions(config: FilterConfig) -> dict[str, Expression]:
     return named
 
 
-def _choose(
-    con: Any, config: FilterConfig, expressions: Mapping[str, Expression], rows: int
-) -> tuple[npt.NDArray[np.bool_], list[Step]]:
-    """Which of the ``rows`` rollouts are kept, and what each step did."""
-    if not expressions:
-        return np.ones(rows, bool), []
-    with about("filter"):
-        funnel = Funnel(con)
-        categories = funnel.categories() if config.balance else []
-        for name, expression in expressions.items():
-            if expression.kind == "condition":
-                funnel.condition(expression.where.removeprefix("--"), expression.line, name)
-        if config.dedupe:
-            funnel.dedupe(ranked="score" in expressions)
-        if config.best_n:
-            funnel.best(config.best_n, expressions["score"].line)
-        if config.balance:
-            funnel.balance(category_name(config.balance), categories, config.seed)
-        return funnel.left(rows), funnel.steps
+def _run_steps(funnel: Funnel, config: FilterConfig, expressions: Mapping[str, Expression]) -> None:
+    categories = funnel.categories() if config.balance else []
+    for name, expression in expressions.items():
+        if expression.kind == "condition":
+            funnel.condition(expression.where.removeprefix("--"), expression.line, name)
+    if config.dedupe:
+        funnel.dedupe(ranked="score" in expressions)
+    if config.best_n:
+        funnel.best(config.best_n, expressions["score"].line)
+    if config.balance:
+        funnel.balance(category_name(config.balance), categories, config.seed)
 
 
 def _write(
     report: FilterReport,
     ids: pa.ChunkedArray,
     scores: Scores,
-    sides: dict[str, np.ndarray],
-    targets: dict[str, Path],
+    sides: Mapping[str, pa.Table],
     sources: Sequence[str | Path],
     config: FilterConfig,
     command: Sequence[str],
@@ -221,9 +215,12 @@ def _write(
     out: StageOutput,
 ) -> None:
     done = 0
-    for side, target in targets.items():
+    for side, rows in sides.items():
+        target = out.main if side == "kept" else out.place / f"{side}.parquet"
+        mask = np.zeros(len(ids), bool)
+        mask[rows["row"].to_numpy()] = True
 
-        def batches(mask: np.ndarray = sides[side]) -> Iterator[pa.RecordBatch]:
+        def batches(mask: npt.NDArray[np.bool_] = mask) -> Iterator[pa.RecordBatch]:
             nonlocal done
             for batch in chosen_rows(sources, ROLLOUTS, ids, mask):
                 done += batch.num_rows

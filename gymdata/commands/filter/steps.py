@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Funnel:
     def __init__(self, con: Any) -> None:
         self.steps: list[Step] = []
         self._con = con
-        self._left = self._counts()
+        self._left = self.counts()
 
     def condition(self, name: str, text: str, column: str) -> None:
         """Keep the rows for which ``column`` is true."""
@@ -68,21 +67,19 @@ class Funnel:
         """The distinct values of ``category`` that are left, as text."""
         return [text for (text,) in self._all("SELECT DISTINCT category::VARCHAR FROM rows WHERE category IS NOT NULL")]
 
-    def left(self, rows: int) -> npt.NDArray[np.bool_]:
-        """Of ``rows`` rows, which are left."""
-        mask = np.zeros(rows, bool)
-        mask[self._con.sql("SELECT row FROM rows").to_arrow_table()["row"].to_numpy()] = True
-        return mask
+    def left(self) -> pa.Table:
+        """The rows that are left."""
+        return self._con.sql("FROM rows").to_arrow_table()
 
     def _drop(self, name: str, detail: str, reasons: Mapping[str, str], notes: Sequence[str] = ()) -> None:
         """Delete the rows for which any of ``reasons`` (text → SQL) is true; each is counted under the first that is."""
         rows_in, groups_in = self._left
         deleted = {reason: self._all(f"DELETE FROM rows WHERE {sql}")[0][0] for reason, sql in reasons.items()}
-        rows_out, groups_out = self._left = self._counts()
+        rows_out, groups_out = self._left = self.counts()
         dropped = {reason: n for reason, n in deleted.items() if n}
         self.steps.append(Step(name, detail, rows_in, rows_out, groups_in, groups_out, dropped, list(notes)))
 
-    def _counts(self) -> tuple[int, int]:
+    def counts(self) -> tuple[int, int]:
         """How many rows are left, of how many groups."""
         rows, groups = self._all("SELECT count(*), count(DISTINCT group_id) FROM rows")[0]
         return rows, groups

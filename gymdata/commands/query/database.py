@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from gymdata.commands.query.views import Views, find_files
+from gymdata.commands.query.views import find_files, open_views
 from gymdata.errors import StoreError, UsageError, option
 from gymdata.store.paths import local_output
 
@@ -33,7 +33,7 @@ def write_database(target: str | Path, paths: Sequence[str | Path], *, overwrite
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, tempfile.TemporaryDirectory(prefix="gymdata-query-") as folder:
         made = Path(folder, "views.duckdb")
-        with Views(files, made) as views:
+        with open_views(files, made) as views:
             views.store()
         shutil.copyfile(made, temporary)
     return views.names

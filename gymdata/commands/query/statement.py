@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from gymdata.commands.query.views import Views, error_message, find_files
+from gymdata.commands.query.views import Views, error_message, find_files, open_views
 from gymdata.errors import DataError, GymdataError, UsageError, first_line
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def run_statement(sql: str, paths: Sequence[str], *, as_json: bool = False) -> I
 
     ``as_json``: each value is the text of its JSON, as DuckDB writes it, and a missing one null.
     """
-    with Views(find_files(paths)) as views, ThreadPoolExecutor(1, "gymdata-query") as thread:
+    with open_views(find_files(paths)) as views, ThreadPoolExecutor(1, "gymdata-query") as thread:
 
         def run(work: Callable[[], T]) -> T:
             # In a thread: neither DuckDB nor Arrow hears Ctrl-C while it reads.

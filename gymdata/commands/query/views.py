@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
@@ -41,6 +40,14 @@ _UDF_FIELDS = {
     "generation_log_probs": "FLOAT[]",
     "digest": "BIGINT",
 }
+_REBUILT = (
+    f"{_UDF}(list_transform(turns, lambda x: {{{', '.join(f'{name}: x.{name}' for name in _UDF_FIELDS)}}}), rollout_id)"
+)
+#: What may mean all columns of a view; ``FROM rollouts`` and ``TABLE rollouts`` do so without a star.
+_ALL_COLUMNS = re.compile(
+    r"\*(?!\s*\))|columns|describe|summarize|\bshow\b"
+    r"|(?:^|[(;]|\b(?:all|union|except|intersect|name))\s*(?:from|table)\b"
+)
 _KEYS = "rollout_id, run_id, task_id, group_id, rollout_index"
 _FAILURE_TEXT = ("kind", "place", "message", "rollout_id", "run_id", "group_id", "task_id", "at", "turns", "messages")
 
@@ -119,53 +126,40 @@ def _table_of(source: Source) -> str:
     raise DataError(f"{where}: holds none of gymdata's tables (it has {abridged(columns[:8]) or 'nothing'})")
 
 
+@contextlib.contextmanager
+def open_views(files: Files, database: Path | None = None) -> Iterator[Views]:
+    """``Views`` on a connection of their own. ``database``: the file that ``Views.store`` makes, for any DuckDB client."""
+    import duckdb
+
+    # For this alone: DuckDB lets SQL read all that is in it.
+    with tempfile.TemporaryDirectory(prefix="gymdata-query-") as spill:
+        off = ("python_enable_replacements", "autoload_known_extensions", "autoinstall_known_extensions")
+        config: Any = {"temp_directory": spill, **dict.fromkeys(off, False)}
+        with duckdb.connect(database or ":memory:", config=config) as con:
+            try:
+                yield Views(con, files, is_file=database is not None)
+            finally:
+                # Left registered, the function makes DuckDB's bindings complain on stderr when the process ends. What
+                # ended the block is reported, not that there is none or that a result is open.
+                with contextlib.suppress(duckdb.Error):
+                    con.remove_function(_UDF)
+
+
 class Views:
-    """A DuckDB connection over files. Use as a context manager: leaving it removes what was registered.
+    """The views of ``files`` on a DuckDB connection, made when ``prepare`` or ``store`` says which."""
 
-    ``database``: the file that ``store`` makes, with views that any DuckDB client reads."""
-
-    def __init__(self, files: Files, database: Path | None = None) -> None:
-        self.files = files
-        self._database = database
-        always = _ALWAYS if "rollouts" in files.by_table else ("failures",) if files.folders else ()
+    def __init__(self, con: duckdb.DuckDBPyConnection, files: Files, *, is_file: bool) -> None:
+        self.con, self.files = con, files
+        always = _ALWAYS if ROLLOUTS.name in files.by_table else ("failures",) if files.folders else ()
         self.names: tuple[str, ...] = tuple(dict.fromkeys((*always, *files.by_table)))
+        self._is_file = is_file
         self._fault: DataError | None = None
         self._scanned: list[Any] = []
-        self._made: set[str] = set()
-        self._udf = False
-        self._con: duckdb.DuckDBPyConnection | None = None
-
-    def __enter__(self) -> Views:
-        import duckdb
-
-        # For this alone: DuckDB lets SQL read all that is in it.
-        self._spill = tempfile.TemporaryDirectory(prefix="gymdata-query-")
-        off = ("python_enable_replacements", "autoload_known_extensions", "autoinstall_known_extensions")
-        try:
-            self._con = duckdb.connect(self._database or ":memory:")
-            for setting in (f"temp_directory={_text(self._spill.name)}", *(f"{name}=false" for name in off)):
-                self._con.execute(f"SET {setting}")
-        except BaseException:  # Ctrl-C, too
-            self._spill.cleanup()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        import duckdb
-
-        if self._con is not None:
-            # Left registered, the function makes DuckDB's bindings complain on stderr when the process ends.
-            if self._udf:
-                with contextlib.suppress(duckdb.Error):  # what ended the block is reported, not that a result is open
-                    self._con.remove_function(_UDF)
-            self._con.close()
-            self._spill.cleanup()
 
     @property
-    def con(self) -> duckdb.DuckDBPyConnection:
-        if self._con is None:
-            raise RuntimeError("Views is used outside its with-block")
-        return self._con
+    def fault(self) -> GymdataError | None:
+        """A gymdata error that was raised inside DuckDB, which keeps only its text."""
+        return self._fault or next((data.fault for data in self._scanned if data.fault is not None), None)
 
     def prepare(self, sql: str) -> None:
         """Make the views that ``sql`` names (all, when it names none), then lock everything else out.
@@ -173,95 +167,64 @@ class Views:
         What costs to find out, reward names and prompts, is looked at only when the text can need it.
         """
         text = sql.lower()
-        named = [name for name in self.names if re.search(rf"\b{name}\b", text)]
-        everything = bool(re.search(r"\*(?!\s*\))|columns|describe|summarize|\bshow\b", text)) or _selects_all(text)
+        named = [name for name in self.names if re.search(rf"\b{name}\b", text)] or self.names
+        everything = _ALL_COLUMNS.search(text) is not None
         rewards, prompts = (everything or word in text for word in ("reward_", "prompt_token_ids"))
-        self._make(named or self.names, rewards=rewards, prompts=prompts)
-        self._warn_of_copies(named or self.names)
-        self.con.execute(_FIND_IDS)
+        self._make(named, rewards=rewards, prompts=prompts)
+        self._warn_of_copies(named)
         lock(self.con)
 
     def store(self) -> None:
         """Write all views to the database. Parquet stays where it is, what is in other files is copied."""
         self._make(self.names, rewards=True, prompts=True)
-        self.con.execute(_FIND_IDS)
 
     def _make(self, names: Iterable[str], *, rewards: bool, prompts: bool) -> None:
-        for name in names:
-            if name == "failures":
-                self._add("failures", failures(self.files.folders))
-            elif name in ("turns", "messages"):
-                self._base("rollouts", rewards)
-                packed = ", ".join(f"{_text(field)}: x.{field}" for field in _UDF_FIELDS)
-                rebuilt = f"{_UDF}(list_transform(turns, lambda x: {{{packed}}}), rollout_id)"
-                if self._database is not None:
-                    rebuilt = _PROMPTS
-                elif name == "turns" and prompts:
-                    self._register_prompts()
-                rebuilt, shown = (f", unnest({rebuilt}) AS p", ", p AS prompt_token_ids") if prompts else ("", "")
-                turns_view = f"""SELECT {_KEYS}, turn, t.*{shown} FROM (
-  SELECT {_KEYS}, unnest(range(len(turns)))::INTEGER AS turn, unnest(turns) AS t{rebuilt} FROM rollouts)"""
-                view = self._without_nan(turns_view) if name == "turns" else _MESSAGES_VIEW
-                self.con.execute(f"CREATE VIEW {name} AS {view}")
-            else:
-                self._base(name, rewards)
+        tables = dict.fromkeys(ROLLOUTS.name if name in ("turns", "messages") else name for name in names)
+        for name in tables:
+            rows = self._rows(name)
+            named = _named_rewards(self.con, rows) if rewards and name == ROLLOUTS.name else ""
+            self._create(name, f"SELECT *{named} FROM ({rows})")
+        if "turns" in names:
+            if prompts and not self._is_file:
+                self._register_prompts()
+            rebuilt = _PROMPTS if self._is_file else _REBUILT
+            unnested, shown = (f", unnest({rebuilt}) AS p", ", p AS prompt_token_ids") if prompts else ("", "")
+            self._create("turns", _TURNS.format(prompts=unnested, shown=shown))
+        if "messages" in names:
+            self._create("messages", _MESSAGES)
+        self.con.execute(_FIND_IDS)
 
-    def _base(self, name: str, rewards: bool) -> None:
-        if name in self._made:
-            return
-        self._made.add(name)
-        from gymdata.store.partial_reads import verified_datasets
+    def _create(self, name: str, sql: str) -> None:
+        self.con.execute(f"CREATE VIEW {name} AS {without_nan(self.con, sql)}")
+
+    def _rows(self, name: str) -> str:
+        """SQL of the rows of a table."""
+        if name == "failures":
+            return self._registered(name, [failures(self.files.folders)])
         from gymdata.store.tables import read_source
 
         sources, table = self.files.by_table[name], TABLES[name]
-        # DuckDB's own reader ignores checksums and trusts a file's statistics.
-        files = [s.path.resolve() for s in sources if s.kind == "parquet"]
-        scanned = verified_datasets(files, table)
-        self._scanned += scanned
-        parts, loaded = [], list[Any]()
-        if self._database is None:
-            loaded += scanned
-        elif files:
+        files = [source.path.resolve() for source in sources if source.kind == "parquet"]
+        data: list[Any] = [read_source(source, table, None) for source in sources if source.kind != "parquet"]
+        if self._is_file and files:
             names_of_files = ", ".join(_text(escape(str(file))) for file in files)
-            parts.append(f"SELECT * FROM read_parquet([{names_of_files}], union_by_name = true)")
-        loaded += [read_source(source, table, None) for source in sources if source.kind != "parquet"]
-        for number, data in enumerate(loaded or ([] if parts else [table.arrow.empty_table()])):
-            self._add(f"gymdata_{name}_{number}", data)
-            parts.append(f"SELECT * FROM gymdata_{name}_{number}")
-        body = self._without_nan(" UNION ALL BY NAME ".join(parts))
-        if name == "rollouts" and rewards:
-            distinct = f"SELECT DISTINCT unnest(rewards).name AS n FROM ({body}) ORDER BY n"
-            names = [name for (name,) in self.con.execute(distinct).fetchall() if name is not None]
-            # SQL ignores case: names that differ only in case are numbered.
-            counts, ordinal, extra = Counter(map(str.lower, names)), Counter[str](), ""
-            for reward in names:
-                ordinal[reward.lower()] += 1
-                shown = reward if counts[reward.lower()] == 1 else f"{reward}_{ordinal[reward.lower()]}"
-                of_name = f"list_filter(rewards, lambda r: r.name = {_text(reward)})[1].value"
-                extra += f", {of_name} AS {_quoted(f'reward_{shown}')}"
-            body = f"SELECT *{extra} FROM ({body})"
-        self.con.execute(f"CREATE VIEW {name} AS {body}")
+            parquet = f"SELECT * FROM read_parquet([{names_of_files}], union_by_name = true)"
+            return " UNION ALL BY NAME ".join([parquet, *([self._registered(name, data)] if data else [])])
+        if files:
+            # It loads pandas, where that is installed: half of the time that a query of JSON lines takes to begin.
+            from gymdata.store.partial_reads import verified_datasets
 
-    def _add(self, name: str, data: Any) -> None:
-        """``data`` as a table: read where it is, or copied into the database."""
-        if self._database is None:
-            self.con.register(name, data)
-            return
-        self.con.register("gymdata_data", data)
-        self.con.execute(f"CREATE TABLE {name} AS FROM gymdata_data")
-        self.con.unregister("gymdata_data")
+            # DuckDB's own reader ignores checksums and trusts a file's statistics.
+            scanned = verified_datasets(files, table)
+            self._scanned += scanned
+            data = [*scanned, *data]
+        return self._registered(name, data or [table.arrow.empty_table()])
 
-    def _without_nan(self, body: str) -> str:
-        """``body`` with NULL for NaN, which DuckDB sorts above all numbers and which makes every mean NaN."""
-        rows = self.con.sql(body)
-        values = zip(rows.columns, map(known, map(_quoted, rows.columns), rows.types), strict=True)
-        replaced = [f"{sql} AS {_quoted(name)}" for name, sql in values if sql != _quoted(name) and name != "turns"]
-        return f"SELECT * REPLACE ({', '.join(replaced)}) FROM ({body})" if replaced else body
-
-    @property
-    def fault(self) -> GymdataError | None:
-        """A gymdata error that was raised inside DuckDB, which keeps only its text."""
-        return self._fault or next((data.fault for data in self._scanned if data.fault is not None), None)
+    def _registered(self, name: str, parts: Sequence[Any]) -> str:
+        if not self._is_file:
+            return registered(self.con, name, parts)
+        self.con.execute(f"CREATE TABLE gymdata_{name} AS {registered(self.con, 'copied', parts)}")
+        return f"SELECT * FROM gymdata_{name}"
 
     def _warn_of_copies(self, names: Iterable[str]) -> None:
         """Rows that several paths give are counted as often."""
@@ -307,12 +270,6 @@ class Views:
         # The stubs know only the types that DuckDB has by name, not the text of a nested one.
         create: Any = self.con.create_function
         create(_UDF, prompts, [f"STRUCT({fields})[]", "VARCHAR"], "INTEGER[][]", type="arrow")
-        self._udf = True
-
-
-def _selects_all(text: str) -> bool:
-    """Whether all columns are meant without a star: ``FROM rollouts``, ``TABLE rollouts``, also inside of a statement."""
-    return re.search(r"(?:^|[(;]|\b(?:all|union|except|intersect|name))\s*(?:from|table)\b", text) is not None
 
 
 def lock(con: duckdb.DuckDBPyConnection) -> None:
@@ -327,20 +284,48 @@ def error_message(error: duckdb.Error) -> str:
     return " ".join(str(error).partition("\n\nLINE")[0].split())
 
 
+def registered(con: duckdb.DuckDBPyConnection, name: str, parts: Sequence[Any]) -> str:
+    """SQL of the rows of ``parts``, tables and datasets of Arrow that are read where they are."""
+    names = [f"gymdata_{name}_{number}" for number in range(len(parts))]
+    for part, data in zip(names, parts, strict=True):
+        con.register(part, data)
+    return " UNION ALL BY NAME ".join(f"SELECT * FROM {part}" for part in names)
+
+
+def without_nan(con: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """``sql`` with NULL for NaN, which DuckDB sorts above all numbers and which makes every mean NaN; but not in turns,
+    whose digests hold it."""
+    rows = con.sql(sql)
+    columns = [(_quoted(name), kind) for name, kind in zip(rows.columns, rows.types, strict=True) if name != "turns"]
+    replaced = [f"{_known(name, kind)} AS {name}" for name, kind in columns if _known(name, kind) != name]
+    return f"SELECT * REPLACE ({', '.join(replaced)}) FROM ({sql})" if replaced else sql
+
+
+def _named_rewards(con: duckdb.DuckDBPyConnection, rows: str) -> str:
+    """SQL of a column ``reward_NAME`` for each name. SQL ignores case: names that differ only in case are numbered."""
+    names = f"""SELECT name, name || CASE WHEN count(*) OVER (PARTITION BY lower(name)) > 1
+    THEN '_' || row_number() OVER (PARTITION BY lower(name) ORDER BY name) ELSE '' END
+  FROM (SELECT DISTINCT unnest(rewards).name AS name FROM ({rows})) WHERE name IS NOT NULL ORDER BY name"""
+    return "".join(
+        f", list_filter(rewards, lambda r: r.name = {_text(name)})[1].value AS {_quoted(f'reward_{shown}')}"
+        for name, shown in con.execute(names).fetchall()
+    )
+
+
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def known(sql: str, kind: Any) -> str:
+def _known(sql: str, kind: Any) -> str:
     """``sql``, a value of the DuckDB type ``kind``, with NULL for each NaN in it."""
     if kind.id in ("float", "double"):
         # Not isnan: there DuckDB's reader of Parquet believes a file's statistics, which know nothing of NaN.
         return f"CASE WHEN isfinite({sql}) OR isinf({sql}) THEN {sql} END"
-    if kind.id == "list" and (inner := known("x", kind.child)) != "x":
+    if kind.id == "list" and (inner := _known("x", kind.child)) != "x":
         return f"list_transform({sql}, lambda x: {inner})"
     if kind.id == "struct":
         fields = [(name, f"{sql}.{_quoted(name)}", child) for name, child in kind.children]
-        packed = [f"{_text(name)}: {known(field, child)}" for name, field, child in fields]
+        packed = [f"{_text(name)}: {_known(field, child)}" for name, field, child in fields]
         if packed != [f"{_text(name)}: {field}" for name, field, _ in fields]:
             return "{" + ", ".join(packed) + "}"
     return sql
@@ -363,7 +348,9 @@ _PROMPTS = """list_transform(list_reduce(list_transform(turns, lambda t:
   lambda done, t: list_append(done, {k: t[1].k, p: list_concat(CASE WHEN t[1].k[1] < 0 THEN []::INTEGER[] ELSE
     list_concat(done[t[1].k[1] + 1].p, done[t[1].k[1] + 1].g)[:t[1].k[2]] END, t[1].p), g: t[1].g}), []), lambda t: t.p)"""
 
-_MESSAGES_VIEW = f"""SELECT {_KEYS}, position, m.* FROM (
+_TURNS = f"""SELECT {_KEYS}, turn, t.*{{shown}} FROM (
+  SELECT {_KEYS}, unnest(range(len(turns)))::INTEGER AS turn, unnest(turns) AS t{{prompts}} FROM rollouts)"""
+_MESSAGES = f"""SELECT {_KEYS}, position, m.* FROM (
   SELECT {_KEYS}, unnest(range(len(messages)))::INTEGER AS position, unnest(messages) AS m FROM rollouts)"""
 
 
@@ -374,13 +361,11 @@ def failures(paths: Iterable[str | Path]) -> pa.Table:
 
     from gymdata.store.journal import read_failures
 
-    rows = [record for path in paths for record in read_failures(path)]
-    columns: dict[str, pa.Array] = {}
-    for name in _FAILURE_TEXT:
-        values = (row.get(name) for row in rows)
-        texts = [v if v is None or isinstance(v, str) else orjson.dumps(v, default=str).decode() for v in values]
-        columns[name] = pa.array(texts, pa.string())
-    for name, kind in (("attempt", pa.int64()), ("rollout_index", pa.int64()), ("counts", pa.bool_())):
-        columns[name] = pa.array([row.get(name) for row in rows], kind)
-    columns["duration_s"] = pa.array([row.get("duration_s") for row in rows], pa.float64())
-    return pa.table(columns)
+    texts = {name: pa.string() for name in _FAILURE_TEXT}
+    numbers = {"attempt": pa.int64(), "rollout_index": pa.int64(), "counts": pa.bool_(), "duration_s": pa.float64()}
+    rows = [dict(record) for path in paths for record in read_failures(path)]
+    for row in rows:
+        for name, value in row.items():
+            if name in texts and value is not None and not isinstance(value, str):
+                row[name] = orjson.dumps(value, default=str).decode()
+    return pa.Table.from_pylist(rows, pa.schema({**texts, **numbers}))
