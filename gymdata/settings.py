@@ -444,18 +444,10 @@ Names = Annotated[tuple[str, ...], pydantic.BeforeValidator(_names)]
 #: Fields of settings that start replicas.
 RayAddress = Annotated[
     str | None,
-    pydantic.Field(
-        pattern=r"^(auto|local|[^/]+:\d{1,5})$",
-        description="Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here).",
-    ),
+    pydantic.Field(pattern=r"^(auto|local|[^/]+:\d{1,5})$"),
+    pydantic.Field(description="Ray cluster of --replicas: auto, local or HOST:PORT (default: local, started here)."),
 ]
-ReplicaNeeds = Annotated[
-    dict[str, Any],
-    pydantic.Field(
-        description="What a replica takes of its node: num_cpus (default: 1), num_gpus (default: those of its parallel "
-        "parts) and resources, Ray's own by name."
-    ),
-]
+ReplicaNeeds = Annotated[Settings, pydantic.Field(description="Resources per replica: num_cpus, num_gpus, resources.")]
 
 #: Affects only speed: not compared on a resume.
 Abandoned = Annotated[

@@ -24,13 +24,13 @@ from ray.exceptions import RayError
 from gymdata.engines._vllm import DEFAULT_MAX_NUM_SEQS, VllmSampler
 from gymdata.engines.port import Generation, Sampler, SampleRequest
 from gymdata.errors import DataError, GymdataError, OutsideError, UsageError, first_line
-from gymdata.models._transformers import local_folder
-from gymdata.models.model_identity import base_of, policy_facts
+from gymdata.models.model_identity import policy_facts
 from gymdata.settings import Settings
 from gymdata.store.paths import Facts
 
 #: Seconds that closing engines have, and in which the head of a cluster must take a connection.
 _CLOSED_S, _REACH_S = 20.0, 10.0
+_ALIKE = "`ray status` must answer there; every node needs this machine's Python and install, with the extra ray"
 _AGAIN: Settings = {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100_000}
 Make = Callable[[], Sampler]
 
@@ -57,12 +57,11 @@ class _Replica:
             if self._sampler is None:
                 await self.start()
         try:
-            generations = await self._sampler.sample(request)
+            return [replace(each, server=self._server) for each in await self._sampler.sample(request)]
         except OutsideError as error:
             if running and error.fatal:
                 os._exit(1)
             raise
-        return [replace(generation, server=self._server) for generation in generations]
 
     async def close(self) -> None:
         if self._sampler is not None:
@@ -78,8 +77,7 @@ class RaySampler:
     def __init__(self, count: int, make: Make, address: str, needs: Settings, parts: int = 1, each: int = 512) -> None:
         self.count, self.default_concurrency = count, count * each
         self._make, self._address, self._needs, self._parts = make, address, {"num_cpus": 1, **needs}, parts
-        self._actors: list[Any] = []
-        self._joined = False
+        self._joined, self._actors = False, list[Any]()
 
     async def start(self) -> Facts:
         """Start every replica. Raises UsageError where they can never have room, or a node lacks the model."""
@@ -100,8 +98,7 @@ class RaySampler:
         """Continue one prompt; those of a group go to one replica, which has their beginning in its cache."""
         key = (request.group or request.request_id).encode("utf-8", "surrogatepass")
         actor = self._actors[xxhash.xxh3_64_intdigest(key) % self.count]
-        generations: list[Generation] = await _answer(actor.sample.remote(replace(request, on_tokens=None)))
-        return generations
+        return list(await _answer(actor.sample.remote(replace(request, on_tokens=None))))
 
     async def close(self) -> None:
         """End every replica, and Ray where it was started or joined here. Safe to call twice."""
@@ -111,7 +108,6 @@ class RaySampler:
             if closing := [actor.close.remote() for actor in actors]:
                 await asyncio.to_thread(ray.wait, closing, num_returns=len(closing), timeout=_CLOSED_S)
         if self._joined:
-            self._joined = False
             ray.shutdown()
 
     def _check_room(self) -> None:
@@ -122,8 +118,7 @@ class RaySampler:
         room = sum(min([self.count, *(int(node.get(n, 0) / a) for n, a in taken.items() if a)]) for node in nodes)
         if room < self.count:
             text = f"{self.count} replicas of {taken} can never be placed: room for {room} on {len(nodes)} nodes"
-            hint = "lower --replicas, --set replica.num_cpus, .num_gpus or .resources, or join a larger cluster"
-            raise UsageError(text, hint=hint)
+            raise UsageError(text)
 
 
 async def _answer(call: Any) -> Any:
@@ -138,8 +133,7 @@ async def _answer(call: Any) -> Any:
         cause = getattr(error, "cause", error)
         if isinstance(cause, GymdataError):
             raise cause from None
-        hint = "does `ray status` answer? Every node needs the same install as this machine, with the extra ray"
-        raise OutsideError("engine", f"a replica: {first_line(cause)}", hint=hint, fatal=True) from error
+        raise OutsideError("engine", f"a replica: {first_line(cause)}", hint=_ALIKE, fatal=True) from error
 
 
 def _join(address: str) -> None:
@@ -153,8 +147,7 @@ def _join(address: str) -> None:
         ray.init(address, **quiet)
     except (OSError, RayError, RuntimeError, ValueError) as error:
         text = f"no Ray cluster answers at {address}: {first_line(error)}"
-        hint = "`ray status` on a node of it must answer, with the Ray and the Python of this machine"
-        raise OutsideError("engine", text, hint=hint, fatal=True) from error
+        raise OutsideError("engine", text, hint=_ALIKE, fatal=True) from error
 
 
 def replicated(count: int, address: str | None, needs: Settings, model: str, args: Settings, **more: Any) -> RaySampler:
@@ -172,7 +165,6 @@ def engine(model: str, *, policy_hash: str, kind: Callable[..., Sampler] = VllmS
     """vLLM in an actor, with the very weights that the machine of the command has."""
     node = os.uname().nodename
     try:
-        local_folder(base_of(model)[0])
         found = policy_facts(model)["policy_hash"]
     except DataError as error:
         found = error.message
