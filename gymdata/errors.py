@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Self, cast
 from gymdata.installed import NAME, install_command, update_advice
 from gymdata.texts import *  # noqa: F403 - who words an error imports all from here
 from gymdata.texts import (
+    MOST,
     REFUSAL,
     abridged,
     brief,
     choices,
-    named_changes,
     nearest,
     nearest_beside,
     option,
@@ -30,7 +30,7 @@ from gymdata.texts import (
     raised,
     redacted,
     refusal,
-    shortened,
+    short,
 )
 
 EXIT_OK = 0
@@ -60,17 +60,18 @@ class GymdataError(Exception):
     exit_code = EXIT_USAGE
     #: What kind of error this is, for programs: usage, data, refused, store, outside.
     kind: ClassVar[str] = "error"
-    code: str | None = None
     #: The parts of the message, where it has them: the file, row, field or flag; what was there; what should be.
     where: str | None = None
     got: Any = None
     expected: Any = None
 
-    def __init__(self, message: str, *, hint: str | None = None, exit_code: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, code: str | None = None, exit_code: int | None = None
+    ) -> None:
         # No message has the secrets of a URL.
         message, hint = redacted(message), redacted(hint) if hint is not None else None
         super().__init__(message)
-        self.exit_code = type(self).exit_code if exit_code is None else exit_code
+        self.code, self.exit_code = code, type(self).exit_code if exit_code is None else exit_code
         self.message = message
         self.hint = hint
         #: The message without the place, where a caller has another place to name.
@@ -110,12 +111,17 @@ class UsageError(GymdataError):
     listed = False
 
     def shown(self, most: int) -> str:
-        title = f"{len(self.faults)} errors:"
-        whole = "\n".join([title, *(f"- {fault.shown(most)}" for fault in self.faults)])
         if not self.faults:
             return super().shown(most)
+        lines = [f"{len(self.faults)} errors:"]
+        whole = "\n".join(lines + [f"- {fault.shown(most)}" for fault in self.faults])
+        if self.listed or len(whole) <= most:
+            return whole
         # Without hints, which each has when it is the last one.
-        return whole if self.listed or len(whole) <= most else shortened(title, [f.message for f in self.faults], most)
+        rest = [f"- {short(fault.message, MOST)}" for fault in self.faults]
+        while rest and len("\n".join([*lines, rest[0], f"- and {len(rest)} more"])) <= most:
+            lines.append(rest.pop(0))
+        return "\n".join([*lines, f"- and {len(rest)} more"] if rest else lines)
 
     def to_dict(self) -> dict[str, object]:
         return super().to_dict() | ({"faults": [fault.to_dict() for fault in self.faults]} if self.faults else {})
@@ -134,10 +140,9 @@ class UsageError(GymdataError):
 
     def within(self, where: str) -> UsageError:
         """This error of settings that are a section, ``where``, of a file."""
-        named = [
-            (f"{where}: {fault.message.removeprefix('settings: ')}", fault.hint) for fault in self.faults or (self,)
-        ]
-        return UsageError.several(UsageError(message, hint=hint) for message, hint in named)
+        faults = self.faults or (self,)
+        named = (f"{where}: {fault.message.removeprefix('settings: ')}" for fault in faults)
+        return UsageError.several(UsageError(text, hint=f.hint) for text, f in zip(named, faults, strict=True))
 
     @classmethod
     def unknown_key(cls, key: str, keys: Iterable[str], where: str, value: object = None) -> UsageError:
@@ -180,28 +185,17 @@ class MissingExtraError(UsageError):
     """A library that an extra brings is not installed."""
 
 
-#: Table → the command that makes it of rollouts, and the commands that train on it.
-_MADE_BY = {"pairs": "pairs", "experiences": "experience"}
-_TRAINED_BY = {
+#: What to do with a table where another one is read, by the one that is read, then by the one that is there.
+_MADE_BY = {
+    "pairs": "`gymdata pairs RUN` makes pairs of the rollouts of a run",
+    "experiences": "`gymdata experience RUN` makes experiences of the rollouts of a run",
+}
+_READ_BY = {
     "rollouts": "train-sft and train-kto read rollouts",
     "pairs": "train-dpo and train-reward read pairs",
     "experiences": "train-value and train-rl read experiences",
+    "tasks": "`gymdata collect TASKS -m MODEL -o RUN` samples rollouts of tasks; then pass RUN",
 }
-
-
-def _instead(path: Path | str, table: str, needed: str) -> str | None:
-    """What to do with a ``table`` where another one is ``needed``."""
-    run, origin = (str(path), "of them") if table == "rollouts" else ("RUN", "of the rollouts of a run")
-    conversion = f"`gymdata {_MADE_BY[needed]} {run}` makes {needed} {origin}" if needed in _MADE_BY else None
-    reads = None if table == "rollouts" and conversion else _TRAINED_BY.get(table)
-    return "; ".join(filter(None, (conversion, reads))) or None
-
-
-def foreign_row_hint(keys: Sequence[str], table: str) -> str:
-    """What to do about a row that has the keys of no table where ``table`` is read."""
-    reads = "`gymdata docs your-data` lists which rows of other systems are read"
-    advice = "; ".join(filter(None, (_instead("RUN", "", table), reads)))
-    return f"this does not look like the table {table}: its first keys are {abridged(keys[:4])}; {advice}"
 
 
 class DataError(GymdataError):
@@ -209,27 +203,19 @@ class DataError(GymdataError):
 
     kind = "data"
 
-    def __init__(
-        self, message: str, *, hint: str | None = None, code: str | None = None, exit_code: int | None = None
-    ) -> None:
-        super().__init__(message, hint=hint, exit_code=exit_code)
-        self.code = code
-
     @classmethod
     def missing_path(
         cls, path: Path | str, expected: str = "a run folder, a file or a glob", *, folders: bool = False
     ) -> DataError:
         """``folders``: nothing but a folder can have been meant."""
         location = Path(path)
-        if location.is_symlink() and not location.exists():
-            return cls(f"{path}: is a link to {location.readlink()}, which does not exist (expected {expected})")
         if location.exists():
             kind = "folder" if location.is_dir() else "file"
             return cls(f"{path}: is a {kind}, expected {expected}").at(path, kind, expected)
-        error = cls(
-            f"{path}: no such file or folder (expected {expected})", hint=nearest_beside(location, folders=folders)
-        )
-        return error.at(path, "nothing", expected)
+        fault, hint = "no such file or folder", nearest_beside(location, folders=folders)
+        if location.is_symlink():
+            fault, hint = f"is a link to {location.readlink()}, which does not exist", None
+        return cls(f"{path}: {fault} (expected {expected})", hint=hint).at(path, "nothing", expected)
 
     @classmethod
     def empty(cls, path: Path | str, expected: str) -> DataError:
@@ -246,23 +232,14 @@ class DataError(GymdataError):
     def unknown_id(cls, path: Path | str, column: str, value: str, values: Sequence[str]) -> DataError:
         """No row has the requested id."""
         table = {"pair_id": "pairs"}.get(column, "rollouts")
-        listing = f"`gymdata query 'SELECT {column} FROM {table}' {path}` lists them"
-        return cls(
-            f"{path}: got {column} {value!r}, expected one of its {len(values):,}",
-            hint=nearest(value, values) or listing,
-        )
+        hint = nearest(value, values) or f"`gymdata query 'SELECT {column} FROM {table}' {path}` lists them"
+        return cls(f"{path}: got {column} {value!r}, expected one of its {len(values):,}", hint=hint)
 
     @classmethod
     def other_table(cls, path: Path | str, table: str, expected: str) -> DataError:
         """A folder with rows of one table where another is read."""
-        error = cls(f"{path}: contains {table}, expected {expected}", hint=_instead(path, table, expected))
-        return error.at(path, table, expected)
-
-    @classmethod
-    def tasks(cls, path: Path | str, expected: str) -> DataError:
-        """A file of tasks where ``expected`` are read."""
-        hint = f"`gymdata collect {path} -m MODEL -o RUN` samples rollouts of its tasks; then pass RUN"
-        return cls(f"{path}: contains tasks, expected {expected}", hint=hint)
+        hint = _MADE_BY.get(expected) or _READ_BY.get(table)
+        return cls(f"{path}: contains {table}, expected {expected}", hint=hint).at(path, table, expected)
 
     @classmethod
     def not_a_run(cls, path: Path | str, names: Sequence[str]) -> DataError:
@@ -285,9 +262,8 @@ class DataError(GymdataError):
     @classmethod
     def bad_json(cls, where: str, text: str, expected: str) -> DataError:
         """A column of JSON text that is not; a fault of the data."""
-        return cls(f"{where}: got {text[:60]!r}, expected the JSON text of {expected}", exit_code=EXIT_FAULTS).at(
-            where, text[:60], f"the JSON text of {expected}"
-        )
+        got, expected = text[:60], f"the JSON text of {expected}"
+        return cls(f"{where}: got {got!r}, expected {expected}", exit_code=EXIT_FAULTS).at(where, got, expected)
 
     @classmethod
     def unreadable(cls, path: Path | str, why: str, hint: str | None = None) -> DataError:
@@ -300,78 +276,53 @@ class DataError(GymdataError):
         """Raise when ``path`` is a pipe or a device: what is read from one cannot be read again; and for what Git left there
         in place of a file."""
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise cls.unreadable(
-                path, "is no regular file, and files are read more than once", "write it to a file first"
-            )
+            raise cls.unreadable(path, "is no regular file, and files are read more than once")
         if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs."):
             raise cls.unreadable(path, "is a pointer of Git LFS, not the file", "`git lfs pull` fetches it")
 
     @classmethod
     def damaged(cls, path: Path | str, why: str) -> DataError:
         """Content that is not what was written. A fault of the data, not of the command."""
-        return cls(
-            f"{path}: is damaged: {why}",
-            hint="bring the file back from a copy, or write it again",
-            exit_code=EXIT_FAULTS,
-        )
+        hint = "bring the file back from a copy, or write it again"
+        return cls(f"{path}: is damaged: {why}", hint=hint, exit_code=EXIT_FAULTS)
 
     @classmethod
     def unnamed(cls, path: Path, described_by: Path) -> DataError:
         """A part that is in the folder of a run which did not write it."""
-        return cls(
-            f"{path}: is not among the files of {described_by}",
-            hint=f"move it out (it belongs to another run); if it is meant to be there, "
-            f"{option('allow_changed', True)} reads it",
-            exit_code=EXIT_FAULTS,
-        )
+        hint = f"move it out; if it is meant to be there, {option('allow_changed', True)} reads it"
+        return cls(f"{path}: is not among the files of {described_by}", hint=hint, exit_code=EXIT_FAULTS)
 
     @classmethod
     def changed(cls, path: Path | str, run_json: Path | str, why: str) -> DataError:
         """A sealed file that is not as it was written. A fault of the data, not of the command."""
-        return cls(
-            f"{path}: differs from what {run_json} recorded: {why}",
-            hint="bring the file back from a copy; if the change was meant, commands that only read it take "
-            f"{option('allow_changed', True)}",
-            exit_code=EXIT_FAULTS,
-        )
+        allowed = option("allow_changed", True)
+        hint = f"bring the file back from a copy; if the change was meant, commands that only read it take {allowed}"
+        return cls(f"{path}: differs from what {run_json} recorded: {why}", hint=hint, exit_code=EXIT_FAULTS)
 
     @classmethod
     def newer_schema(cls, path: Path | str, table: str, version: int, newest: int) -> DataError:
-        return cls(
-            f"{path}: {table} version {version} is newer than this gymdata understands ({newest})",
-            hint=update_advice(),
-            code="S104",
-        )
+        text = f"{path}: {table} version {version} is newer than this gymdata understands ({newest})"
+        return cls(text, hint=update_advice(), code="S104")
 
     @classmethod
     def altered(cls, code: str, where: str, detail: str) -> DataError:
         """Turns that are not as they were collected (T209, T210). Their rows are faults of the data, not of the command."""
-        return cls(
-            f"{code}: {where}: {detail}",
-            hint="the data was changed after collection: `gymdata validate` lists every such turn, and "
-            f"{option('fix', 'drop')} leaves their rollouts out",
-            code=code,
-            exit_code=EXIT_FAULTS,
-        )
+        hint = "the data was changed after collection: `gymdata validate` lists every such turn, and "
+        hint += f"{option('fix', 'drop')} leaves their rollouts out"
+        return cls(f"{code}: {where}: {detail}", hint=hint, code=code, exit_code=EXIT_FAULTS)
 
     @classmethod
     def too_large(cls, quantity: str, largest: float) -> DataError:
         """Numbers whose squares are beyond float64 (R502): their spread would be infinite."""
-        return cls(
-            f"R502: {quantity} are too large to be compared (up to {largest:.3g})",
-            hint=f"score on a smaller scale, or `gymdata filter` them: {option('where', 'abs(reward) < 1e100')}",
-            code="R502",
-            exit_code=EXIT_FAULTS,
-        )
+        hint = f"score on a smaller scale, or `gymdata filter` them: {option('where', 'abs(reward) < 1e100')}"
+        text = f"R502: {quantity} are too large to be compared (up to {largest:.3g})"
+        return cls(text, hint=hint, code="R502", exit_code=EXIT_FAULTS)
 
     @classmethod
     def missing_columns(cls, path: Path | str, table: str, missing: Sequence[str], has: Sequence[str]) -> DataError:
-        return cls(
-            f"{path}: table {table} lacks the {plural(len(missing), 'column')} {abridged(missing)} "
-            f"(has {abridged(has[:3])})",
-            hint=None if "run_id" in has else f"rows of another system? `gymdata import {path} -o RUN` reads them",
-            code="S103",
-        )
+        lacks = f"lacks the {plural(len(missing), 'column')} {abridged(missing)} (has {abridged(has[:3])})"
+        hint = None if "run_id" in has else f"rows of another system? `gymdata import {path} -o RUN` reads them"
+        return cls(f"{path}: table {table} {lacks}", hint=hint, code="S103")
 
 
 class RefusedError(GymdataError):
@@ -381,8 +332,17 @@ class RefusedError(GymdataError):
     exit_code = EXIT_FAULTS
 
     def __init__(self, message: str, *, code: str | None = None, hint: str | None = None) -> None:
-        super().__init__(f"{code}: {message}" if code else message, hint=hint)
-        self.code = code
+        super().__init__(f"{code}: {message}" if code else message, hint=hint, code=code)
+
+
+def _changes(changes: Iterable[tuple[str, str]]) -> str:
+    """What differs, as (name, text); where that is long the shortest text, and the names of the others."""
+    every = list(changes)
+    texts = "; ".join(text for _, text in every)
+    if len(texts) <= MOST * 4 // 3 or len(every) == 1:
+        return texts
+    (_, shortest), *others = sorted(every, key=lambda change: len(change[1]))
+    return f"{shortest}; also {abridged(name for name, _ in others)}"
 
 
 class StoreError(GymdataError):
@@ -392,10 +352,7 @@ class StoreError(GymdataError):
 
     @classmethod
     def locked(cls, run: Path, holder: str) -> StoreError:
-        return cls(
-            f"{run}: another process writes to this run ({holder})",
-            hint="wait for it, stop it, or give another output folder",
-        )
+        return cls(f"{run}: another process writes to this run ({holder})")
 
     @classmethod
     def other_identity(cls, run: Path, differences: Sequence[tuple[str, object, object]]) -> StoreError:
@@ -405,66 +362,50 @@ class StoreError(GymdataError):
             spec, of_now = str(was).partition("@")[0], str(now).partition("@")[0]
             parts = set(str(was).split("+")) ^ set(str(now).split("+")) if ".py:" in spec and spec == of_now else ()
             changed.append(", ".join(sorted({part.partition("@")[0].partition(":")[0] for part in parts})))
-        lines = named_changes(
+        lines = _changes(
             (key, f"{key}: {f'{files} changed since' if files else f'run has {brief(was, 40)}, now {brief(now, 40)}'}")
             for files, (key, was, now) in zip(changed, differences, strict=True)
         )
-        return cls(
-            f"{run}: was made with other settings: {lines}",
-            hint=f"the same settings{' and code' if any(changed) else ''} resume it; another output folder, or "
-            f"{option('overwrite', True)}, starts again",
-        )
+        same = f"the same settings{' and code' if any(changed) else ''} resume it"
+        hint = f"{same}; another output folder, or {option('overwrite', True)}, starts again"
+        return cls(f"{run}: was made with other settings: {lines}", hint=hint)
 
     @classmethod
     def other_kind(cls, path: Path, holds: str, more: str = "") -> StoreError:
-        return cls(
-            f"{path}: holds {holds}{more}, which this command does not replace",
-            hint=f"give another output folder or file ({option('overwrite', True)} replaces only the same kind of output)",
-        )
+        hint = f"give another output folder or file ({option('overwrite', True)} replaces only the same kind of output)"
+        return cls(f"{path}: holds {holds}{more}, which this command does not replace", hint=hint)
 
     @classmethod
     def other_settings(cls, path: Path, contents: str, differences: Sequence[tuple[str, object, object]]) -> StoreError:
-        changed = named_changes(
+        changed = _changes(
             (key, f"{key}: {brief(was, 24)} there, now {brief(now, 24)}") for key, was, now in differences
         )
         words = (now for _, _, now in differences if isinstance(now, str) and now.replace("-", "").isalnum())
         word = next(words, "other")
         # A folder's name may end in what is no suffix, as in model-0.1.2.
         other = path.with_stem(f"{path.stem}-{word}") if path.is_file() else path.with_name(f"{path.name}-{word}")
-        beside = option("output", str(other))
-        return cls(
-            f"{path}: holds {contents} with other settings ({changed})",
-            hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both: {beside}",
-        )
+        keeps = f"another output folder or file keeps both: {option('output', str(other))}"
+        hint = f"{option('overwrite', True)} replaces them; {keeps}"
+        return cls(f"{path}: holds {contents} with other settings ({changed})", hint=hint)
 
     @classmethod
     def not_described(cls, path: Path) -> StoreError:
-        return cls(
-            f"{path}: exists, and no run.json says what it is",
-            hint=f"{option('overwrite', True)} replaces it; another output folder or file keeps both",
-        )
+        hint = f"{option('overwrite', True)} replaces it; another output folder or file keeps both"
+        return cls(f"{path}: exists, and no run.json says what it is", hint=hint)
 
     @classmethod
     def from_os(cls, path: Path, error: OSError, *, journaled: bool = False) -> StoreError:
         """An error of the operating system while ``path`` was written. ``journaled``: there are rows in a journal, which the
         same command resumes from."""
         if error.errno == errno.ELOOP:
-            return cls(
-                f"{path}: is a symbolic link, and gymdata does not write through links",
-                hint="remove the link, or give another output folder",
-            )
+            return cls(f"{path}: is a symbolic link, and gymdata does not write through links")
         # Arrow has a text of its own for an error of the system.
         why = os.strerror(error.errno) if error.errno else error.strerror or str(error)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         todo = "free space" if full else "make it writable or give another output folder"
-        fault = cls(
-            f"{path}: could not be written: {why}",
-            hint=f"rows journaled so far are safe; {todo} and run the same command to resume"
-            if journaled
-            else f"{todo} and run the same command again",
-        )
-        fault.exit_code = EXIT_OUTSIDE
-        return fault
+        safe, again = ("rows journaled so far are safe; ", "to resume") if journaled else ("", "again")
+        hint = f"{safe}{todo} and run the same command {again}"
+        return cls(f"{path}: could not be written: {why}", hint=hint, exit_code=EXIT_OUTSIDE)
 
 
 class OutsideError(GymdataError):
@@ -507,12 +448,8 @@ class OutsideError(GymdataError):
     @classmethod
     def user_code(cls, name: str, error: BaseException, where: str) -> OutsideError:
         """The code of an environment or a user raised; ``where``: its file and line."""
-        fault = cls(
-            "environment",
-            f"{name} raised {raised(error)} ({where})",
-            hint=f"correct it and collect into another folder, or with {option('overwrite', True)}: changed code is "
-            "another environment",
-        )
+        hint = f"collect into another folder, or with {option('overwrite', True)}: changed code is another environment"
+        fault = cls("environment", f"{name} raised {raised(error)} ({where})", hint=hint)
         fault.exit_code = EXIT_FAULTS
         return fault
 

@@ -10,16 +10,13 @@ import contextlib
 import difflib
 import os
 import re
-import shlex
-from collections.abc import Iterable, Mapping, Sequence, Set
-from functools import reduce
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 HIDDEN = "***"
-_URL = re.compile(r"""\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s"'<>\\`|]+)""")
-#: Punctuation that may follow a URL in a sentence.
-_PUNCTUATION = re.compile(r"[.,:;!?)\]]*$")
+#: A URL, up to the next one of a list and without the punctuation that follows it in a sentence.
+_URL = re.compile(r"""\b[A-Za-z][A-Za-z0-9+.-]*://(?:(?!,https?://|[.,:;!?)\]]*(?:[\s"'<>\\`|]|$))[^\s"'<>\\`|])+""")
 #: Replaces a secret, whose value a child process finds in its environment.
 PLACEHOLDER = re.compile(r"\$\{(GYMDATA_SECRET_\d+)\}")
 _ONE_SLASH = re.compile(r"(?<![\w./+-])(s3|gs|az|hf|https?):/(?=[^/\s])")
@@ -39,48 +36,41 @@ def shown(text: str) -> str:
     return _ONE_SLASH.sub(r"\1://", text) if ":/" in text else text
 
 
-def command_line(words: Iterable[object]) -> str:
-    """A command to copy into a shell. A word with single quotes is in double ones where these change nothing."""
-    texts = map(str, words)
-    return " ".join(f'"{w}"' if "'" in w and not re.search(r'["$`\\!]', w) else shlex.quote(w) for w in texts)
-
-
 def redacted(text: str) -> str:
     """``text`` as ``shown``, with the secrets of its URLs replaced by ``***``."""
     text = shown(text)
-    return _URL.sub(_shown, text) if "://" in text else text
+    return _URL.sub(_without_secrets, text) if "://" in text else text
+
+
+def each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """Settings or facts with every text in them, keys too, changed; mappings and lists are copied."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {each_text(key, change): each_text(item, change) for key, item in value.items()}
+    return [each_text(item, change) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def redacted_all(value: Any) -> Any:
-    """Settings or facts with every text in them ``redacted``; mappings and lists are copied."""
-    if isinstance(value, str):
-        return redacted(value)
-    if isinstance(value, Mapping):
-        return {redacted_all(key): redacted_all(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redacted_all(item) for item in value]
-    return value
+    """Settings or facts with every text in them ``redacted``."""
+    return each_text(value, redacted)
 
 
-def _shown(match: re.Match[str]) -> str:
-    scheme, rest = match[1], match[2]
-    end = _PUNCTUATION.search(rest)
-    tail = end[0] if end is not None else ""
-    rest = rest[: len(rest) - len(tail)]
-    rest, hash_, fragment = rest.partition("#")
+def _without_secrets(url: re.Match[str]) -> str:
+    rest, hash_, fragment = url[0].partition("#")
     rest, mark, query = rest.partition("?")
-    authority, slash, path = rest.partition("/")
-    if "@" in authority:
-        authority = f"{HIDDEN}@{authority.rpartition('@')[2]}"
-    query = "&".join(map(_pair, query.split("&"))) if query else ""
-    return f"{scheme}{authority}{slash}{path}{mark}{query}{hash_}{HIDDEN if fragment else ''}{tail}"
+    rest = re.sub(r"://[^/]*@", f"://{HIDDEN}@", rest)
+    pairs = [
+        before + (value if not value or PLACEHOLDER.fullmatch(value) else HIDDEN)
+        for before, value in query_values(query)
+    ]
+    return f"{rest}{mark}{'&'.join(pairs)}{hash_}{HIDDEN if fragment else ''}"
 
 
-def _pair(text: str) -> str:
-    name, equals, value = text.partition("=")
-    if not equals:
-        return HIDDEN if name else name
-    return text if not value or PLACEHOLDER.fullmatch(value) else f"{name}={HIDDEN}"
+def query_values(query: str) -> list[tuple[str, str]]:
+    """The values of a URL's query, each with what is in front of it: ``name=``, or nothing."""
+    pairs = (pair.partition("=") for pair in query.split("&"))
+    return [(name + equals, value) if equals else ("", name) for name, equals, value in pairs]
 
 
 #: What a terminal interprets: control characters, bidirectional marks and overrides, separators, invisible tags, and
@@ -102,6 +92,8 @@ def printable(text: str, *, lines: bool = True) -> str:
 #: Characters of a refusal with its hint, and of a list of names in one.
 REFUSAL = 300
 MOST = 100
+#: A long path from the root, of which people need every part.
+_PATH = re.compile(r"""(?<![^\s'"`(=\[])/[^\s'"`,:;()\[\]…]{24,1000}(?=[\s'"`,:;()\[\]…]|$)""")
 
 
 def abridged(names: Iterable[object], most: int = MOST) -> str:
@@ -115,93 +107,28 @@ def abridged(names: Iterable[object], most: int = MOST) -> str:
     return f"{shown} and {more:,} more" if more > 0 else shown
 
 
-#: What ``short`` keeps in one piece: a command in backticks, or a word.
-_PIECES = re.compile(r"`[^`\n]*`\S*|\S+")
-_GAP = "…"
-#: A path from the root, and the characters of one that count.
-_ABSOLUTE = re.compile(r"""(?<![^\s'"`(=\[])/[^\s'"`,:;()\[\]…]+""")
-_PATH = 24
-#: Between a message and its hint.
-_ARROW = "\n  → "
-
-
 def short(text: str, most: int) -> str:
-    """``text`` in at most ``most`` characters: its beginning, its end and the paths between them (half of it, at most)."""
-    if len(text) <= most:
-        return text
-    pieces = [_clipped(piece, most * (3 if piece[0] == "`" else 2) // 4) for piece in _PIECES.findall(text)]
-    kept, room = set[int](), most // 2
-    for n, piece in enumerate(pieces):
-        if "/" in piece and (room := room - len(piece) - 3) >= 0:
-            kept.add(n)
-    # Every piece may have a gap after it; the nearer to an end, the sooner it is kept.
-    for n in sorted(set(range(len(pieces))) - kept, key=lambda n: min(n, len(pieces) - 1 - n)):
-        if len(_with_gaps(pieces, kept | {n})) > most:
-            break
-        kept.add(n)
-    return _with_gaps(pieces, kept)[:most]
-
-
-def without_paths(*texts: str) -> tuple[list[str], dict[str, str]]:
-    """``texts`` with the first four long paths replaced by stand-ins of ``_PATH`` characters, and the paths of these."""
-    paths = dict.fromkeys(path for text in texts for path in _ABSOLUTE.findall(text) if _PATH < len(path) <= 1_000)
-    stand_ins = {path: f"/{n}".ljust(_PATH, "\0") for n, path in enumerate(list(paths)[:4])}
-    # One may begin as another one does.
-    longest = sorted(stand_ins, key=len, reverse=True)
-    named = [reduce(lambda text, path: text.replace(path, stand_ins[path]), longest, text) for text in texts]
-    return named, {stand_in: path for path, stand_in in stand_ins.items()}
+    """``text`` in at most ``most`` characters: its beginning and its end."""
+    begin = most // 2
+    return text if len(text) <= most else f"{text[: begin - 2]} … {text[len(text) - (most - begin - 1) :]}"
 
 
 def refusal(message: str, hint: str, most: int) -> str:
-    """A message and its hint, if it has one, in at most ``most`` characters."""
-    (message, hint), paths = without_paths(message, hint)
+    """A message and its hint, if it has one, in at most ``most`` characters. The first four long paths in them stay whole,
+    and count as one character each."""
+    paths = sorted(list(dict.fromkeys(_PATH.findall(f"{message} {hint}")))[:4], key=len, reverse=True)
+    stand_ins = {chr(0xE000 + n): path for n, path in enumerate(paths)}
+    for stand_in, path in stand_ins.items():
+        message, hint = message.replace(path, stand_in), hint.replace(path, stand_in)
     if hint:
         # Each has half of the room, and what the other one leaves.
-        most -= len(_ARROW)
-        hint = short(hint, max(most // 2, most - len(message)))
-    text = f"{short(message, most - len(hint))}{_ARROW if hint else ''}{hint}"
-    for stand_in, path in paths.items():
+        hint = short(hint, max(most // 2 - 5, most - 5 - len(message)))
+        text = f"{short(message, most - len(hint) - 5)}\n  → {hint}"
+    else:
+        text = short(message, most)
+    for stand_in, path in stand_ins.items():
         text = text.replace(stand_in, path)
     return text
-
-
-def shortened(title: str, texts: Sequence[str], most: int) -> str:
-    """``texts`` as a list under a title: those that fit in ``most`` characters, and how many more there are."""
-    each = max(100, (most - len(title)) // len(texts) - len("\n- "))
-    lines, rest = [title], [f"- {short(text, each)}" for text in texts]
-    while rest and len("\n".join([*lines, rest[0], f"- and {len(rest):,} more"])) <= most:
-        lines.append(rest.pop(0))
-    return "\n".join([*lines, f"- and {len(rest):,} more"] if rest else lines)
-
-
-def named_changes(changes: Iterable[tuple[str, str]]) -> str:
-    """What differs, as (name, text); where that is long the shortest texts first, and the names of the others."""
-    every, names = list(changes), list[str]()
-    texts = [text for _, text in every]
-    if len("; ".join(texts)) <= MOST * 4 // 3:
-        return "; ".join(texts)
-    texts = []
-    for name, text in sorted(every, key=lambda change: len(change[1])):
-        if texts and len("; ".join([*texts, text])) > MOST * 2 // 3:
-            names.append(name)
-        else:
-            texts.append(text)
-    return "; ".join(texts) + (f"; also {abridged(names, MOST // 2)}" if names else "")
-
-
-def _clipped(piece: str, most: int) -> str:
-    after = most - most // 2 - len(_GAP)
-    return piece if len(piece) <= most else f"{piece[: most // 2]}{_GAP}{piece[len(piece) - after :]}"
-
-
-def _with_gaps(pieces: Sequence[str], kept: Set[int]) -> str:
-    words = list[str]()
-    for n, piece in enumerate(pieces):
-        if n in kept:
-            words.append(piece)
-        elif words[-1:] != [_GAP]:
-            words.append(_GAP)
-    return " ".join(words)
 
 
 def choices(name: str, names: Sequence[str]) -> str:
@@ -225,12 +152,10 @@ def nearest_beside(path: Path, *, folders: bool = False) -> str | None:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The question whether one of ``names`` is meant, where one is near to ``name``."""
     # The path itself is not a suggestion.
-    candidates = [candidate for candidate in names if candidate != name]
-    match = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6 if len(name) > 3 else 0.7)
-    # Two letters in the wrong order are a slip in a short name, too.
-    match = match or [
-        c for c in sorted(candidates) if sorted(c) == sorted(name) or (len(name) > 2 and c.startswith(name))
-    ]
+    others = sorted(set(names) - {name})
+    match = difflib.get_close_matches(name, others, n=1, cutoff=0.6 if len(name) > 3 else 0.7)
+    # Two letters in the wrong order are a slip in a short name, too, and its beginning is it.
+    match = match or [o for o in others if sorted(o) == sorted(name) or (len(name) > 2 and o.startswith(name))]
     return f"did you mean {match[0]!r}?" if match else None
 
 
@@ -244,29 +169,29 @@ def counted(value: int, noun: str, several: str | None = None) -> str:
     return f"{value:,} {plural(value, noun, several)}"
 
 
+_KINDS = {
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "text",
+    list: "list",
+    Mapping: "object",
+}
+
+
 def json_kind(value: object) -> str:
     """The JSON type of a value, for messages: null, boolean, number, text, list or object. Others keep their class
     name."""
-    if value is None:
-        return "null"
-    for kind, name in ((bool, "boolean"), (int, "number"), (float, "number"), (str, "text"), (list, "list")):
-        if isinstance(value, kind):
-            return name
-    return "object" if isinstance(value, Mapping) else type(value).__name__
+    return next((name for kind, name in _KINDS.items() if isinstance(value, kind)), type(value).__name__)
 
 
 def json_value(value: object) -> str:
     """A value for messages: ``null``, ``true``, ``number 5``, ``text`` with its first 60 characters; of a list or an
     object only the type."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    shown = isinstance(value, (str, int, float))
-    return f"{json_kind(value)} {str(value)[:60]}" if shown else json_kind(value)
-
-
-def squeezed(text: str) -> str:
-    """Without white space, which servers strip and JSON writers add."""
-    return "".join(text.split())
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json_kind(value) + (f" {str(value)[:60]}" if isinstance(value, (str, int, float)) else "")
 
 
 def first_line(error: BaseException) -> str:
@@ -285,11 +210,10 @@ def raised(error: BaseException) -> str:
 def brief(value: object, most: int = 80) -> str:
     """At most ``most`` characters of a value, for messages: its beginning and its end, where a path has its name."""
     try:
-        text = repr(value)
+        text = redacted(repr(value))
     except BaseException:  # noqa: BLE001 - user code, or an integer of too many digits
         text = f"a value of type {type(value).__name__}"
-    begin, end = text[: most // 2], text[4 - most // 2 :]
-    return text if len(text) <= most else f"{begin} … {end} ({len(text):,} characters)"
+    return text if len(text) <= most else f"{short(text, most)} ({len(text):,} characters)"
 
 
 #: Set by the command line for itself and the processes that it starts: there, messages name flags.
@@ -319,9 +243,5 @@ def option(name: str, value: object = None) -> str:
 def with_options(text: str) -> str:
     """``text``, in which ``{min_margin}`` and ``{overwrite:True}`` are settings, as ``option`` writes them. For texts that
     are written once, and shown on the command line and in Python."""
-
-    def named(match: re.Match[str]) -> str:
-        name, value = match.groups()
-        return option(name, {"True": True, "False": False}.get(value, value))
-
-    return _OPTION.sub(named, text)
+    values = {"True": True, "False": False}
+    return _OPTION.sub(lambda match: option(match[1], values.get(match[2], match[2])), text)

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, abridged, foreign_row_hint, json_value, plural
+from gymdata.errors import DataError, abridged, json_value, plural
 from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.ragged import Columns, Ints, Ragged, Runs, list_parts
 from gymdata.rollouts.schema import HASHES, NAMED_VALUE, ROLLOUTS, TABLES, Table
@@ -121,7 +121,8 @@ class Fault:
             hint = f"`gymdata validate {self.where}` names every such row, and repairs a copy"
         of_keys = misfit.missing or not misfit.path
         if of_keys and isinstance(self.value, Mapping) and self.value and not self.value.keys() & _IDS:
-            hint = foreign_row_hint([*self.value], self.table.name)
+            keys = abridged([*self.value][:4])
+            hint = f"its first keys are {keys}; `gymdata docs your-data` lists which rows of other systems are read"
         return DataError.bad_row(self.where, self.line, field or None, misfit.got, misfit.expected, hint)
 
 
@@ -415,7 +416,7 @@ def other_rows(row: Any, table: Table, where: str) -> DataError | None:
     if not isinstance(row, Mapping) or row.keys() <= frozenset(table.schema.names):
         return None
     if not row.keys() & _IDS and row.keys() & TASK and not row.keys() & ANSWERED:
-        return DataError.tasks(where, table.name)
+        return DataError.other_table(where, "tasks", table.name)
     for other in TABLES.values():
         needed = {name for name in other.required() if not other.schema.field(name).nullable}
         if needed <= row.keys() <= frozenset(other.schema.names):

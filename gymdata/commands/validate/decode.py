@@ -15,7 +15,6 @@ import numpy as np
 
 from gymdata.checks.breaks import Reading
 from gymdata.checks.violations import Violation
-from gymdata.errors import squeezed
 from gymdata.rollouts.messages import Message
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store.columns import Fault
@@ -50,19 +49,24 @@ def _rollout(messages: Iterable[Message], generations: Any, reading: Reading) ->
             continue
         ids: list[int] = np.asarray(generations[turn].values if generations[turn].is_valid else [], np.int64).tolist()
         text = reading.decode(ids)
-        words = squeezed(text)
+        words = _squeezed(text)
         texts = [(field, message[field]) for field in ("content", "reasoning") if message[field]]
         with contextlib.suppress(ValueError, KeyError, TypeError):
             for call in json.loads(message["tool_calls"] or "[]"):
                 texts.append(("tool call", str(call["function"]["name"])))  # noqa: PERF401 - those before an invalid one
         for field, message_text in texts:
-            if squeezed(message_text) not in words and not _without_special(message_text, ids, words, reading):
+            if _squeezed(message_text) not in words and not _without_special(message_text, ids, words, reading):
                 yield Violation("T207", 0, turn=turn, expected=message_text[:80], got=text[:80], detail=field)
+
+
+def _squeezed(text: str) -> str:
+    """Without white space, which servers strip and JSON writers add."""
+    return "".join(text.split())
 
 
 def _without_special(message_text: str, ids: list[int], words: str, reading: Reading) -> bool:
     """Whether each line is there, with or without the special tokens in it: a parser may cut some out, and join parts."""
-    plain, bare = squeezed(reading.decode([i for i in ids if i not in reading.special])), words
-    for special in {squeezed(reading.decode([i])) for i in ids if i in reading.special} - {""}:
+    plain, bare = _squeezed(reading.decode([i for i in ids if i not in reading.special])), words
+    for special in {_squeezed(reading.decode([i])) for i in ids if i in reading.special} - {""}:
         message_text, bare = message_text.replace(special, ""), bare.replace(special, "")
-    return all(line in plain or line in bare for line in map(squeezed, message_text.splitlines()))
+    return all(line in plain or line in bare for line in map(_squeezed, message_text.splitlines()))

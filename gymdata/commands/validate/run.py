@@ -236,7 +236,7 @@ def _refuse_others(split: list[tuple[Kind, Source]]) -> None:
     """Raises DataError for tasks and for rows of no known format."""
     for kind, source in split:
         if kind == "tasks":
-            raise DataError.tasks(source.path, "rollouts or pairs")
+            raise DataError.other_table(source.path, "tasks", "rollouts or pairs")
         if kind in ("rollouts", "pairs") and format_of(source) is None:
             refuse_unknown(source, "rollouts or pairs")
 

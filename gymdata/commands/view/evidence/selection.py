@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,7 +25,6 @@ from gymdata.commands.view.evidence.tables import Snapshot
 from gymdata.errors import GymdataError, UsageError
 from gymdata.rollouts.schema import AGENTS
 from gymdata.stats import paired_difference_ci
-from gymdata.texts import command_line
 
 PAGE_ROWS = 50
 PAGE_GROUPS = 25
@@ -262,8 +263,10 @@ def command_of(snapshot: Snapshot, query: Query, selection: Selection) -> str:
     """The ``gymdata filter`` command that keeps what the query shows; empty if there is none, or nothing to keep."""
     if selection.error is not None or not query.filtered:
         return ""
-    words = [word for text in query.conditions() for word in ("--where", text)]
-    return command_line(["gymdata", "filter", *snapshot.paths, *words, "-o", "kept"])
+    conditions = [word for text in query.conditions() for word in ("--where", text)]
+    words = map(str, ["gymdata", "filter", *snapshot.paths, *conditions, "-o", "kept"])
+    # Conditions have single quotes: a word with them is in double ones where these change nothing.
+    return " ".join(f'"{w}"' if "'" in w and not re.search(r'["$`\\!]', w) else shlex.quote(w) for w in words)
 
 
 def select(snapshot: Snapshot, query: Query) -> Selection:
