@@ -17,7 +17,7 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from gymdata.errors import DataError, UsageError, json_kind, option, with_options
-from gymdata.urls import expanded, refuse_userinfo
+from gymdata.urls import KEYS_HINT, expanded, has_userinfo
 
 #: Values of settings by name: of a command, an engine, sampling, a trainer, or a section of a file.
 Settings = dict[str, Any]
@@ -59,11 +59,13 @@ class Config(pydantic.BaseModel):
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
-    def _reject_odd_numbers(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        """pydantic takes ``true`` for 1, where it is a slip, and integers that no run.json can hold."""
+    def _reject_odd_values(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """pydantic takes ``true`` for 1, where it is a slip, and integers that no run.json can hold. A key in a URL would
+        be in every file and log."""
         inside = [value]
         if isinstance(value, (Mapping, list, tuple)):
-            inside += value.values() if isinstance(value, Mapping) else value
+            inside += [*value, *value.values()] if isinstance(value, Mapping) else value
+        _refuse_userinfo(inside)
         if any(isinstance(v, int) and not -(2**63) <= v < 2**63 for v in inside):
             raise PydanticCustomError("int_range", "Input should be an integer of at most 64 bits")
         if any(isinstance(v, bool) for v in inside):
@@ -224,7 +226,7 @@ class Config(pydantic.BaseModel):
         expected = expected_text(fault)
         if not path:
             return UsageError(expected if where == "settings" else f"{where}: {expected}").at(where)
-        return UsageError.bad_value(name, fault.get("input"), expected)
+        return UsageError.bad_value(name, fault.get("input"), expected, context.get("hint"))
 
 
 def _walk(
@@ -395,7 +397,16 @@ def _server_urls(value: Any) -> Any:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         return value
-    return [url for text in texts for url in (_listed(Path(text[1:])) if text.startswith("@") else _words(text))]
+    urls = [url for text in texts for url in (_listed(Path(text[1:])) if text.startswith("@") else _words(text))]
+    _refuse_userinfo(urls)
+    return urls
+
+
+def _refuse_userinfo(values: Sequence[Any]) -> None:
+    if any(map(has_userinfo, values)):
+        raise PydanticCustomError(
+            "userinfo", "Input should be a URL without a user name and a password", {"hint": KEYS_HINT}
+        )
 
 
 def _listed(file: Path) -> list[str]:
@@ -417,18 +428,6 @@ def _words(text: str) -> list[str]:
 def one_or_list(value: list[str]) -> str | list[str] | None:
     """A list as files and run.json have it: of one entry, that entry."""
     return value if len(value) > 1 else next(iter(value), None)
-
-
-def without_userinfo(*fields: str, keys: tuple[str, ...], called: str | None = None) -> Any:
-    """A validator of a settings class: no URL in ``fields`` has a user name or password. ``keys``: environment variables
-    for the API key instead; ``called``: the setting's name in errors, if not that of its flag or keyword."""
-
-    def check(value: Any, info: pydantic.ValidationInfo) -> Any:
-        for url in value if isinstance(value, list) else [value]:
-            refuse_userinfo(url, called or option(str(info.field_name)), keys)
-        return value
-
-    return pydantic.field_validator(*fields)(check)
 
 
 #: Base URLs of servers: a text, texts, comma lists, or ``@FILE`` of them.

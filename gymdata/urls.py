@@ -8,27 +8,34 @@ only. gymdata's servers answer only requests that name the machine they run on.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from gymdata.errors import HIDDEN, PLACEHOLDER, OutsideError, UsageError, option, redacted
+from gymdata.errors import HIDDEN, PLACEHOLDER, OutsideError, UsageError, each_text, option, query_values, redacted
 
-#: Environment variables that may hold the API key of a system, the first one set wins.
-ENGINE_KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")
-JUDGE_KEYS = ("JUDGE_API_KEY", *ENGINE_KEYS)
-ENVIRONMENT_KEYS = ("ENVIRONMENT_API_KEY",)
-REWARD_KEYS = ("GYMDATA_REWARD_API_KEY",)
+#: System → the environment variables that may hold its API key, the first one set wins.
+API_KEYS = {
+    "engine": ("VLLM_API_KEY", "OPENAI_API_KEY"),
+    "judge": ("JUDGE_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY"),
+    "environment": ("ENVIRONMENT_API_KEY",),
+    "reward": ("GYMDATA_REWARD_API_KEY",),
+}
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_SCHEMES = ("http://", "https://")
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}(/|$)")
-#: Prefixes of a URL in a setting: the name of one of several environments, and what kind it is.
-_BEFORE = re.compile(r"(?:[A-Za-z_][\w.-]*=)?(?:resources:)?(?=https?://)")
+#: A URL in a setting, behind the name of one of several environments, and what kind it is.
+_URL = re.compile(r"(?:[A-Za-z_][\w.-]*=)?(?:resources:)?https?://")
+_USERINFO = re.compile(rf"{_URL.pattern}[^/?#]*@")
+KEYS_HINT = (
+    "put the key into VLLM_API_KEY, JUDGE_API_KEY, ENVIRONMENT_API_KEY or GYMDATA_REWARD_API_KEY; it is sent as "
+    "`Authorization: Bearer KEY`"
+)
+#: Shorter values of a query (``v=1``) are parts of too many words to be taken out of an answer that quotes them.
+_SHORTEST_SECRET = 6
 #: Placeholder names and values that child processes of this one need.
 _for_children: dict[str, str] = {}
 
@@ -48,71 +55,59 @@ class Address:
         """This without ``suffix`` at the end of its path."""
         return Address(self.root.removesuffix(suffix).rstrip("/"), self.query)
 
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return tuple(value for pair in self.query.split("&") if (value := pair.rpartition("=")[2]))
+    def without_secrets(self, text: str) -> str:
+        """What a server answers, which may quote the request's address."""
+        for _, secret in query_values(self.query):
+            text = text.replace(secret, HIDDEN) if len(secret) >= _SHORTEST_SECRET else text
+        return text
 
     def __str__(self) -> str:
         return redacted(self.url())
 
 
-def with_scheme(url: str) -> str:
-    """``url``, where it is HOST:PORT and no more a URL of http."""
-    return f"http://{url}" if _HOST_AND_PORT.match(url) else url
-
-
-def address(url: str, setting: str, example: str, keys: tuple[str, ...] = ()) -> Address:
-    """The address of ``url``. ``keys``: environment variables that may hold the API key.
-
-    Raises UsageError for what is no URL, holds a user name or password, or was redacted.
-    """
-    url = with_scheme(url)
-    if not url.startswith(_SCHEMES):
-        raise UsageError.bad_value(setting, redacted(url), f"a URL such as {example}")
-    refuse_userinfo(url, setting, keys)
+def address(url: str, setting: str, example: str) -> Address:
+    """The address of ``url``. Raises UsageError for what is no URL, holds a user name or password, or was redacted."""
+    url = f"http://{url}" if _HOST_AND_PORT.match(url) else url
+    refuse_userinfo(url, setting)
     root, _, query = url.partition("#")[0].partition("?")
     if f"={HIDDEN}" in query:
-        raise UsageError(
-            f"{setting}: {url}: the values of its query were taken out when it was written down",
-            hint="give the URL again, with its values",
-        )
+        text = f"{setting}: {url}: the values of its query were taken out when it was written down"
+        raise UsageError(text, hint="give the URL again, with its values")
     try:
-        named = urlsplit(root).hostname
-    except ValueError:
-        named = None
-    if not named:
+        parts = urlsplit(root)
+        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # no host, or no port, is so written
+        is_url = False
+    if not is_url:
         raise UsageError.bad_value(setting, redacted(url), f"a URL such as {example}")
     return Address(root.rstrip("/"), query)
 
 
-def refuse_userinfo(url: str | None, setting: str, keys: tuple[str, ...] = ()) -> None:
+def has_userinfo(text: object) -> bool:
+    """Whether a setting is a URL with a user name or password in it."""
+    return isinstance(text, str) and _USERINFO.match(text) is not None
+
+
+def refuse_userinfo(url: str, setting: str) -> None:
     """Raises UsageError for a URL with a user name or password in it. Anything else passes."""
-    if url is None or not url.startswith(_SCHEMES):
-        return
-    authority = url.partition("://")[2].partition("/")[0].partition("?")[0].partition("#")[0]
-    if "@" in authority:
-        where = f"put the key into {' or '.join(keys)}; it is sent as `Authorization: Bearer KEY`" if keys else None
-        raise UsageError(f"{setting}: {redacted(url)}: a user name or password does not belong in a URL", hint=where)
+    if has_userinfo(url):
+        raise UsageError.bad_value(setting, redacted(url), "a URL without a user name and a password", KEYS_HINT)
 
 
 def for_child(settings: Any) -> Any:
     """``settings`` with placeholders for the values in the query strings of their URLs (see ``placeholder_values``)."""
-    if isinstance(settings, Mapping):
-        return {key: for_child(value) for key, value in settings.items()}
-    if isinstance(settings, (list, tuple)):
-        return [for_child(value) for value in settings]
-    if not isinstance(settings, str) or not _BEFORE.match(settings) or "?" not in settings:
-        return settings
-    root, _, query = settings.partition("#")[0].partition("?")
-    pairs = []
-    for pair in query.split("&"):
-        name, equals, value = pair.partition("=")
-        pairs.append(f"{name}{equals}{_placeholder(value)}" if equals and value else pair and _placeholder(pair))
-    return f"{root}?{'&'.join(pairs)}"
+    return each_text(settings, _with_placeholders)
+
+
+def _with_placeholders(text: str) -> str:
+    if not _URL.match(text) or "?" not in text:
+        return text
+    root, _, query = text.partition("#")[0].partition("?")
+    return f"{root}?" + "&".join(f"{before}{_placeholder(value)}" for before, value in query_values(query))
 
 
 def _placeholder(value: str) -> str:
-    if PLACEHOLDER.fullmatch(value):
+    if not value or PLACEHOLDER.fullmatch(value):
         return value
     name = next((name for name, secret in _for_children.items() if secret == value), None)
     if name is None:
@@ -128,19 +123,16 @@ def placeholder_values() -> dict[str, str]:
 
 def expanded(settings: Any, where: str) -> Any:
     """``settings`` with the placeholders in their URLs filled from the environment. Raises UsageError for a missing one."""
-    if isinstance(settings, Mapping):
-        return {key: expanded(value, where) for key, value in settings.items()}
-    if isinstance(settings, list):
-        return [expanded(value, where) for value in settings]
-    if not isinstance(settings, str) or not _BEFORE.match(settings):
-        return settings
-    for name in PLACEHOLDER.findall(settings):
-        if name not in os.environ:
-            raise UsageError(
-                f"{where}: {settings}: {name} is not in the environment",
-                hint="set it to the value that the URL needs there, or give the URL again",
-            )
-    return PLACEHOLDER.sub(lambda match: os.environ[match[1]], settings)
+
+    def filled(text: str) -> str:
+        for name in PLACEHOLDER.findall(text) if _URL.match(text) else ():
+            if name not in os.environ:
+                fault = f"{where}: {text}: {name} is not in the environment"
+                raise UsageError(fault, hint="set it to the value that the URL needs there, or give the URL again")
+            text = text.replace(f"${{{name}}}", os.environ[name])
+        return text
+
+    return each_text(settings, filled)
 
 
 class OnlyHosts:
@@ -154,20 +146,18 @@ class OnlyHosts:
         self.app, self.hosts = app, [*LOOPBACK, *(host.lower() for host in hosts)]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        answer = self.app
         if scope["type"] == "http":
             values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-            names = [host_name(value) for value in values]
             hosts = [*self.hosts, *([str(scope["server"][0])] if scope.get("server") else [])]
-            if len(names) != 1 or names[0] not in hosts:
+            if len(values) != 1 or host_name(values[0]) not in hosts:
+                from starlette.responses import JSONResponse
+
                 detail = f"Host: got {', '.join(values) or 'none'!r}, expected one of {', '.join(dict.fromkeys(hosts))}"
-                hint = option("allow_host", names[0] if names else "NAME")
+                hint = option("allow_host", host_name(values[0]) if values else "NAME")
                 body = {"detail": f"{detail} (start the server with {hint})", "kind": "host", "hint": hint}
-                text = json.dumps(body).encode()
-                headers = [(b"content-type", b"application/json"), (b"content-length", str(len(text)).encode())]
-                await send({"type": "http.response.start", "status": 403, "headers": headers})
-                await send({"type": "http.response.body", "body": text})
-                return
-        await self.app(scope, receive, send)
+                answer = JSONResponse(body, 403)
+        await answer(scope, receive, send)
 
 
 def host_name(header: str) -> str:
@@ -179,18 +169,15 @@ def host_name(header: str) -> str:
 
 def listening_socket(host: str, port: int) -> socket.socket:
     """A socket that listens on ``host``; port 0 takes a free one. Raises OutsideError when it cannot be had."""
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    is_v6 = ":" in host
+    family = socket.AF_INET6 if is_v6 else socket.AF_INET
     try:
-        bound.bind((host, port))
         # From now on a request waits for the server instead of being refused.
-        bound.listen(2048)
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=is_v6)
     except OSError as error:
-        bound.close()
-        raise OutsideError(
-            "environment", f"{host}:{port} cannot be served on: {error.strerror}", hint=f"give another {option('port')}"
-        ) from error
-    return bound
+        why = str(error.strerror).partition(" (while")[0]
+        text = f"{host}:{port} cannot be served on: {why}"
+        raise OutsideError("environment", text, hint=f"give another {option('port')}") from error
 
 
 def address_of(bound: socket.socket) -> str:

@@ -16,7 +16,7 @@ from gymdata.commands.judge.http_judge import HttpJudge
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.environments.resource_server import ResourceServer
 from gymdata.errors import OutsideError
-from gymdata.http import HttpClient, why_unreachable
+from gymdata.http import HttpClient, Request, why_unreachable
 from gymdata.rewards.remote import RemoteReward
 from gymdata.rollouts.messages import Task
 from gymdata.urls import address
@@ -65,10 +65,10 @@ def test_a_longer_answer_than_was_asked_for_is_not_read() -> None:
     endless = Endless()
     with answering(endless.answer) as url:
         with pytest.raises(OutsideError, match="more than 100,000 bytes") as caught:
-            ask(url, lambda client: client.ask("GET", "/x", None, dict, most_bytes=100_000))
+            ask(url, lambda client: client.ask(Request("GET", "/x", most_bytes=100_000), dict))
         assert (caught.value.system, caught.value.retryable) == ("engine", False)
         with pytest.raises(OutsideError, match=r"more than 16,777,216 bytes"):
-            ask(url, lambda client: client.ask("GET", "/x", None, dict))
+            ask(url, lambda client: client.ask(Request("GET", "/x"), dict))
     # What lies in the buffers of the connection may have been sent as well.
     assert endless.sent < 16_777_216 + 100_000 + (16 << 20)
 
@@ -80,7 +80,7 @@ def test_a_length_that_is_announced_is_refused_unread() -> None:
         return web.Response(body=b'"' + b"x" * 200_000 + b'"')
 
     with answering(announced) as url, pytest.raises(OutsideError, match="more than 100,000 bytes"):
-        ask(url, lambda client: client.ask("GET", "/x", None, dict, most_bytes=100_000))
+        ask(url, lambda client: client.ask(Request("GET", "/x", most_bytes=100_000), dict))
 
 
 def test_a_body_that_is_not_encoded_as_its_headers_say_is_named_so() -> None:
@@ -93,7 +93,7 @@ def test_a_body_that_is_not_encoded_as_its_headers_say_is_named_so() -> None:
         answering(not_gzip) as url,
         pytest.raises(OutsideError, match="body is incomplete or not encoded as its headers") as caught,
     ):
-        ask(url, lambda client: client.ask("GET", "/x", None, dict, retries=0))
+        ask(url, lambda client: client.ask(Request("GET", "/x", retries=0), dict))
     assert caught.value.retryable
 
 
@@ -102,7 +102,7 @@ def test_the_beginning_of_an_endless_refusal_is_told() -> None:
     for status, words in ((400, r"refused \(400\)"), (500, "answered 500")):
         endless = Endless(status)
         with answering(endless.answer) as url, pytest.raises(OutsideError, match=words + ".*xxx"):
-            ask(url, lambda client: client.ask("GET", "/x", None, dict, retries=0))
+            ask(url, lambda client: client.ask(Request("GET", "/x", retries=0), dict))
         assert endless.sent < 32 << 20
 
 
@@ -162,7 +162,7 @@ def test_a_server_that_fails_is_tried_as_often_as_was_asked_for(retries: int) ->
         return web.Response(status=500)
 
     with answering(fail) as url, pytest.raises(OutsideError):
-        ask(url, lambda client: client.ask("GET", "/x", None, dict, retries=retries))
+        ask(url, lambda client: client.ask(Request("GET", "/x", retries=retries), dict))
     assert tries == 1 + retries
 
 
@@ -177,7 +177,7 @@ def test_a_machine_that_takes_no_connection_cannot_be_reached(monkeypatch: pytes
             waiting.connect_ex(full.getsockname())
         url = f"http://127.0.0.1:{full.getsockname()[1]}"
         with pytest.raises(OutsideError, match=r"cannot be reached: no connection within 0\.2 s") as caught:
-            ask(url, lambda client: client.ask("GET", "/x", None, dict, retries=0))
+            ask(url, lambda client: client.ask(Request("GET", "/x", retries=0), dict))
     assert (caught.value.fatal, caught.value.retryable) == (True, True)
 
 
@@ -200,5 +200,5 @@ def test_a_redirect_is_not_followed() -> None:
         answering(answer) as url,
         pytest.raises(OutsideError, match=r"302, which leads to http://elsewhere\.example") as refused,
     ):
-        ask(url, lambda client: client.ask("POST", "/v1/completions", {"prompt": [1]}, dict))
+        ask(url, lambda client: client.ask(Request("POST", "/v1/completions", {"prompt": [1]}), dict))
     assert (asked, refused.value.fatal) == (["/v1/completions"], True)

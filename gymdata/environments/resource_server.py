@@ -26,11 +26,11 @@ from gymdata.environments.responses import task_body, verify_body
 from gymdata.environments.step import Step, plus, tool_message
 from gymdata.environments.tool_error import as_text, tool_error_message
 from gymdata.errors import OutsideError
-from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply, is_finite
+from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply, Request, is_finite
 from gymdata.rollouts.failures import Failure, failure_of, masked_extra
 from gymdata.rollouts.messages import JsonObject, Message, Task, ToolDefinition
 from gymdata.store.paths import Identity
-from gymdata.urls import ENVIRONMENT_KEYS, address
+from gymdata.urls import address
 
 #: The server's own endpoints, which are no tools whatever a task says.
 RESERVED = frozenset({"seed_session", "close_session", "verify", "aggregate_metrics"})
@@ -67,27 +67,20 @@ class ResourceServer:
         self.model = model
         self.verify_timeout_s = verify_timeout_s
         self.http = HttpClient(
-            address(url, "--env", "http://localhost:8000", ENVIRONMENT_KEYS),
+            address(url, "--env", "http://localhost:8000"),
             "environment",
             timeout_s=tool_timeout_s,
             max_retries=max_retries,
             pause_s=pause_s,
-            key_names=ENVIRONMENT_KEYS,
             advice=_ADVICE,
         )
 
     async def start(self, task: Task, rollout_index: int) -> ServerEpisode:  # noqa: ARG002 - the port's signature
         """Seed a session. Raises OutsideError("environment"), fatal when the server cannot be reached or has no seeds."""
-        await self.http.open(own_cookies=True)
+        await self.http.open()
         cookies: dict[str, str] = {}
-        await self.http.exchange(
-            "POST",
-            _SEED,
-            task_body(task),
-            self._seeded,
-            is_answer=lambda status: 200 <= status < 300 or status == 404,
-            cookies=cookies,
-        )
+        request = Request("POST", _SEED, task_body(task), is_answer=_is_seeded, cookies=cookies)
+        await self.http.exchange(request, self._seeded)
         return ServerEpisode(self, task, cookies)
 
     async def close(self) -> None:
@@ -139,16 +132,10 @@ class ServerEpisode:
         """The verdict of /verify. Raises OutsideError("environment" or "judge") where it says that it failed."""
         body = verify_body(self._task, messages, stop_reason, self._server.model)
         http = self._server.http
-        answer = await http.ask(
-            "POST",
-            _VERIFY,
-            body,
-            dict,
-            timeout_s=self._server.verify_timeout_s,
-            cookies=self._cookies,
-            # The answer may repeat the whole request.
-            most_bytes=ORDINARY_BYTES + 4 * len(repr(body)),
-        )
+        most = ORDINARY_BYTES + 4 * len(repr(body))  # the answer may repeat the whole request
+        timeout_s = self._server.verify_timeout_s
+        request = Request("POST", _VERIFY, body, timeout_s=timeout_s, cookies=self._cookies, most_bytes=most)
+        answer = await http.ask(request, dict)
         return read_verdict(answer, body, f"{http.base}{_VERIFY}")
 
     async def close(self) -> None: ...
@@ -158,18 +145,9 @@ class ServerEpisode:
             return Step(tool_error_message(f"there is no tool {name!r}; the tools are: {', '.join(self._names)}"))
         if not isinstance(arguments, dict):
             return Step(tool_error_message(f"the arguments of {name} must be a JSON object"))
-        return await self._server.http.exchange(
-            "POST",
-            f"/{quote(name, safe='')}",
-            arguments,
-            lambda reply: self._read(reply, name),
-            # The message for the policy: the tool's answer, or the fault of the call.
-            is_answer=lambda status: (
-                200 <= status < 300 or (400 <= status < 500 and status not in (401, 403, 408, 429))
-            ),
-            repeatable=False,
-            cookies=self._cookies,
-        )
+        path = f"/{quote(name, safe='')}"
+        request = Request("POST", path, arguments, is_answer=_is_tool, repeatable=False, cookies=self._cookies)
+        return await self._server.http.exchange(request, lambda reply: self._read(reply, name))
 
     def _read(self, reply: Reply, name: str) -> Step:
         """The tool message, and the step's reward if it was requested and given. A refusal has none."""
@@ -189,6 +167,15 @@ class ServerEpisode:
         if not isinstance(done, bool):
             raise OutsideError("environment", f"{where}: got {done!r:.80}, expected true or false as done")
         return Step(as_text(answer), None if reward is None else float(reward), done)
+
+
+def _is_seeded(status: int) -> bool:
+    return 200 <= status < 300 or status == 404
+
+
+def _is_tool(status: int) -> bool:
+    """The message for the policy: the tool's answer, or the fault of the call."""
+    return 200 <= status < 300 or (400 <= status < 500 and status not in (401, 403, 408, 429))
 
 
 def outage(failure: Failure, where: str) -> OutsideError:

@@ -19,7 +19,7 @@ from typing import Any
 from gymdata.errors import UsageError
 from gymdata.rollouts.messages import TaskRow
 from gymdata.settings import read_yaml
-from gymdata.urls import REWARD_KEYS, refuse_userinfo
+from gymdata.urls import refuse_userinfo
 
 DEFAULT = "default"
 
@@ -58,7 +58,7 @@ def _rewards(rewards: Any, where: str, beside: Path) -> dict[str, float]:
     if not isinstance(rewards, Mapping) or not rewards:
         raise UsageError.bad_value(where, rewards, "rewards with their weights, such as {numeric: 1}")
     for reward, weight in rewards.items():
-        refuse_userinfo(str(reward), where, REWARD_KEYS)
+        refuse_userinfo(str(reward), where)
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise UsageError.bad_value(f"{where}: {reward}", weight, "a finite number")
     return {_found(str(reward), beside): float(weight) for reward, weight in rewards.items()}

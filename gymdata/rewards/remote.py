@@ -17,11 +17,11 @@ import json
 from collections.abc import Callable, Sequence
 
 from gymdata.errors import OutsideError, RewardError, option
-from gymdata.http import Advice, HttpClient, is_finite
+from gymdata.http import Advice, HttpClient, Request, is_finite
 from gymdata.rewards.port import View
 from gymdata.rewards.user import conversation_ids
 from gymdata.rollouts.messages import JsonObject, Message
-from gymdata.urls import REWARD_KEYS, address
+from gymdata.urls import address
 
 _IN_FLIGHT = 8
 #: Bytes of an answer: besides its rewards, and per reward, with other fields of a server.
@@ -70,7 +70,7 @@ class RemoteReward:
         notice: Callable[[str], object] | None = None,
     ) -> None:
         self.name = name
-        self._address = address(url, option("reward_url"), "http://localhost:5000/get_reward", REWARD_KEYS)
+        self._address = address(url, option("reward_url"), "http://localhost:5000/get_reward")
         self.source = f"url:{self._address}"
         self.useless: OutsideError | None = None
         self._answered = False
@@ -99,7 +99,6 @@ class RemoteReward:
             timeout_s=self._timeout_s,
             max_retries=self._max_retries,
             pause_s=self._pause_s,
-            key_names=REWARD_KEYS,
             advice=_ADVICE,
             notice=self._notice,
         )
@@ -152,7 +151,7 @@ class RemoteReward:
 
         try:
             most = _ANSWER_BYTES + _REWARD_BYTES * len(texts)
-            answers = await client.ask("POST", "", body, read, retries=retries, most_bytes=most)
+            answers = await client.ask(Request("POST", "", body, retries=retries, most_bytes=most), read)
         except OutsideError as error:
             if error.fatal and not self._answered:
                 self.useless = error

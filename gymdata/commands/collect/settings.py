@@ -18,9 +18,7 @@ from gymdata.rewards.setting import RewardSpecs
 from gymdata.rollouts.column_names import TASK_FIELDS
 from gymdata.rollouts.logprobs import BIASES
 from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, one_or_list, parse_value
-from gymdata.urls import ENGINE_KEYS, ENVIRONMENT_KEYS, REWARD_KEYS, refuse_userinfo
 
-_KEYS = {"env": ENVIRONMENT_KEYS, "reward": REWARD_KEYS}
 #: NAME=SPEC; a path or URL may have a = further on.
 _NAMED = re.compile(r"([A-Za-z_][\w.-]*)=(.+)", re.S)
 
@@ -254,15 +252,6 @@ class CollectConfig(Config):
     def _as_given(self, value: list[str]) -> str | list[str] | None:
         """One environment is one text, as files and run.json have it."""
         return one_or_list(value)
-
-    @pydantic.field_validator("endpoint", "env", "reward")
-    @classmethod
-    def _no_userinfo(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        name = str(info.field_name)
-        for text in value if isinstance(value, list) else [value]:
-            url = _split(text)[1].removeprefix("resources:") if name == "env" else text
-            refuse_userinfo(url, f"--{name.replace('_', '-')}", _KEYS.get(name, ENGINE_KEYS))
-        return value
 
     def refuse_conflicts(self) -> None:
         """Raises UsageError for settings that cannot be meant together."""

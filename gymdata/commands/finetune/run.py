@@ -43,7 +43,7 @@ from gymdata.settings import Settings
 from gymdata.store import hash_file
 from gymdata.store.paths import Identity, local_output
 from gymdata.store.run_json import write_text
-from gymdata.urls import ENGINE_KEYS
+from gymdata.urls import API_KEYS
 from gymdata.user_code import from_here
 from gymdata.workers import python_module
 
@@ -216,7 +216,7 @@ def _result_path(read: Callable[..., FinetuneConfig], overrides: Overrides, path
 @contextlib.contextmanager
 def _key_of(llm: LlmSection) -> Iterator[None]:
     """``api_key`` where every process that talks to the policy's server looks for it: in the environment."""
-    name = ENGINE_KEYS[0]
+    name = API_KEYS["engine"][0]
     before = os.environ.get(name)
     if llm.api_key is not None:
         os.environ[name] = llm.api_key.get_secret_value()

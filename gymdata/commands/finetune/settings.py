@@ -15,8 +15,7 @@ from gymdata.commands.experience.settings import ExperienceConfig
 from gymdata.commands.judge.settings import JudgeConfig
 from gymdata.commands.pairs.settings import PairsConfig
 from gymdata.errors import COMMAND_LINE, UsageError
-from gymdata.settings import Config, Settings, without_userinfo
-from gymdata.urls import ENGINE_KEYS
+from gymdata.settings import Config, Settings
 
 _PARTS = pydantic.ConfigDict(frozen=True, extra="allow", protected_namespaces=(), populate_by_name=True)
 
@@ -53,8 +52,6 @@ class LlmSection(Config):
     temperature: float | None = pydantic.Field(None, ge=0.0)
     top_p: float | None = pydantic.Field(None, gt=0.0, le=1.0)
     max_tokens: int | None = pydantic.Field(None, ge=1)
-
-    _no_userinfo = without_userinfo("base_url", keys=ENGINE_KEYS, called="base_url")
 
     @pydantic.model_validator(mode="after")
     def _served(self) -> LlmSection:

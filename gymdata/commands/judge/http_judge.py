@@ -14,10 +14,10 @@ from gymdata.commands.judge.prompt import Form, Roles
 from gymdata.engines.servers.many import Pool
 from gymdata.errors import OutsideError, UsageError, abridged
 from gymdata.genrm.verdict import VERDICT_SCHEMA
-from gymdata.http import ORDINARY_BYTES, Advice, HttpClient
+from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Request
 from gymdata.rollouts.messages import JsonObject, Message
 from gymdata.store.paths import Facts, Identity
-from gymdata.urls import JUDGE_KEYS, Address, address
+from gymdata.urls import Address, address
 
 _CHAT = "/v1/chat/completions"
 #: Bytes of an answer: besides its text, and per token of it, twice (content and reasoning).
@@ -34,7 +34,7 @@ _ADVICE = Advice(
 
 def judge_address(endpoint: str) -> Address:
     """The base URL of a judge, given with or without ``/v1``. Raises UsageError for an invalid URL."""
-    return address(endpoint, "--endpoint", "http://localhost:8000", JUDGE_KEYS).without("/v1")
+    return address(endpoint, "--endpoint", "http://localhost:8000").without("/v1")
 
 
 class HttpJudge:
@@ -76,7 +76,6 @@ class HttpJudge:
             timeout_s=request_timeout_s,
             max_retries=max_retries,
             pause_s=pause_s,
-            key_names=JUDGE_KEYS,
             advice=_ADVICE,
             alone=alone,
         )
@@ -144,7 +143,7 @@ class HttpJudge:
         await self._http.close()
 
     async def _models(self) -> list[str]:
-        answer = await self._http.ask("GET", "/v1/models", None, dict)
+        answer = await self._http.ask(Request("GET", "/v1/models"), dict)
         cards = answer.get("data")
         return [str(c["id"]) for c in cards if isinstance(c, dict) and "id" in c] if isinstance(cards, list) else []
 
@@ -161,7 +160,7 @@ class HttpJudge:
     async def _answer(self, body: JsonObject) -> JudgeAnswer:
         max_tokens = self.sampling["max_tokens"]
         most = ORDINARY_BYTES if max_tokens is None else _ANSWER_BYTES + _TOKEN_BYTES * int(max_tokens)
-        answer = await self._http.ask("POST", _CHAT, body, _read, most_bytes=most)
+        answer = await self._http.ask(Request("POST", _CHAT, body, most_bytes=most), _read)
         if self._patience is not None:
             self._patience()
             self._patience = None

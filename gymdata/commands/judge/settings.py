@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import pydantic
 
 from gymdata.errors import UsageError
-from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, Switch, without_userinfo
-from gymdata.urls import JUDGE_KEYS
+from gymdata.settings import Config, OnlyWith, RayAddress, ReplicaNeeds, ServerUrls, Settings, Switch
 
 if TYPE_CHECKING:
     from gymdata.genrm.aggregate import Adjustments
@@ -111,8 +110,6 @@ class GenrmConfig(Config):
     group_style_penalty_coeff: float = pydantic.Field(
         0.0, ge=0.0, allow_inf_nan=False, description="Weight of the style density penalty."
     )
-
-    _no_userinfo = without_userinfo("endpoint", keys=JUDGE_KEYS)
 
     def checked(self) -> GenrmConfig:
         """This, or UsageError when it names no judge or two."""

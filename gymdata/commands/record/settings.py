@@ -11,8 +11,8 @@ import pydantic
 from gymdata.commands.collect.settings import CollectConfig, ForcedSampling, forced
 from gymdata.errors import UsageError
 from gymdata.rewards.setting import RewardSpecs
-from gymdata.settings import Config, ServerUrls, Settings, without_userinfo
-from gymdata.urls import ENGINE_KEYS, LOOPBACK
+from gymdata.settings import Config, ServerUrls, Settings
+from gymdata.urls import LOOPBACK
 
 #: Settings that ``record`` shares with ``collect``, by their names there.
 _SHARED = (
@@ -99,8 +99,6 @@ class RecordConfig(Config):
     allow_raw_logprobs: bool = pydantic.Field(
         False, description="Record although the server's logprobs ignore the sampling settings (L304)."
     )
-
-    _no_userinfo = without_userinfo("endpoint", keys=ENGINE_KEYS)
 
     def checked(self) -> RecordConfig:
         """This, or UsageError for a server that others could use."""

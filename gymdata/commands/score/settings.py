@@ -11,8 +11,7 @@ import pydantic
 
 from gymdata.errors import with_options
 from gymdata.rewards.setting import RewardSpecs
-from gymdata.settings import Config, without_userinfo
-from gymdata.urls import REWARD_KEYS
+from gymdata.settings import Config
 
 
 class ScoreConfig(Config):
@@ -63,8 +62,6 @@ class ScoreConfig(Config):
         if len(set(urls)) < len(urls):
             raise ValueError("different servers: one is given twice")
         return urls
-
-    _no_userinfo = without_userinfo("reward_url", "reward", keys=REWARD_KEYS)
 
     @pydantic.model_validator(mode="after")
     def _some_reward(self) -> Self:

@@ -19,10 +19,10 @@ from gymdata.engines.sampling import AnswerFaultError, Sampling
 from gymdata.engines.servers.completions_response import generations
 from gymdata.engines.servers.completions_stream import CompletionStream
 from gymdata.errors import OutsideError, UsageError, abridged
-from gymdata.http import Advice, HttpClient
+from gymdata.http import Advice, HttpClient, Request
 from gymdata.rollouts.messages import JsonObject
 from gymdata.store.paths import Facts
-from gymdata.urls import ENGINE_KEYS, Address, address
+from gymdata.urls import Address, address
 from gymdata.workers.signals import run_async
 
 #: A tool for requests that only ask whether tools reach the model.
@@ -93,7 +93,7 @@ def not_served(server: str, model: str, names: Sequence[str]) -> UsageError:
 def served_models(endpoint: str) -> list[ServedModel]:
     """The models that a server lists. Raises OutsideError("engine") when it cannot be reached."""
     address, advice = server_address(endpoint), Advice("start it (`gymdata serve MODEL`), or correct its base URL")
-    http = HttpClient(address, "engine", timeout_s=30.0, max_retries=1, key_names=ENGINE_KEYS, advice=advice)
+    http = HttpClient(address, "engine", timeout_s=30.0, max_retries=1, advice=advice)
 
     def models(answer: JsonObject) -> list[ServedModel]:
         cards = answer.get("data")
@@ -107,7 +107,7 @@ def served_models(endpoint: str) -> list[ServedModel]:
     async def listed() -> list[ServedModel]:
         await http.open()
         try:
-            return await http.ask("GET", "/v1/models", None, models)
+            return await http.ask(Request("GET", "/v1/models"), models)
         finally:
             await http.close()
 
@@ -152,7 +152,7 @@ DEFAULT_CONCURRENCY = 2 * RUNS_AT_ONCE
 
 def server_address(endpoint: str) -> Address:
     """The base URL of a server, given with or without ``/v1``. Raises UsageError for an invalid URL."""
-    return address(endpoint, "--endpoint", "http://localhost:8000", ENGINE_KEYS).without("/v1")
+    return address(endpoint, "--endpoint", "http://localhost:8000").without("/v1")
 
 
 class ServerSampler:
@@ -199,7 +199,6 @@ class ServerSampler:
             timeout_s=request_timeout_s,
             max_retries=max_retries,
             pause_s=pause_s,
-            key_names=ENGINE_KEYS,
             advice=_ADVICE,
             alone=alone,
         )
@@ -253,7 +252,7 @@ class ServerSampler:
 
     async def ask(self, path: str, body: JsonObject) -> JsonObject:
         """The server's answer to any other request. Raises OutsideError("engine")."""
-        return await self._http.ask("POST", path, body, dict)
+        return await self._http.ask(Request("POST", path, body), dict)
 
     async def close(self) -> None:
         """Close every connection. Safe to call twice."""
@@ -274,7 +273,7 @@ class ServerSampler:
     # --- the checks before any sampling -----------------------------------------------------------------------------
 
     async def _choose_model(self) -> JsonObject:
-        answer = await self._http.ask("GET", "/v1/models", None, dict)
+        answer = await self._http.ask(Request("GET", "/v1/models"), dict)
         cards = answer.get("data")
         if not isinstance(cards, list) or not all(isinstance(c, dict) and "id" in c for c in cards) or not cards:
             raise OutsideError(
@@ -332,7 +331,7 @@ class ServerSampler:
 
     async def _version(self) -> str | None:
         with contextlib.suppress(OutsideError):  # not every server has this, and nothing depends on it
-            version = (await self._http.ask("GET", "/version", None, dict, retries=0)).get("version")
+            version = (await self._http.ask(Request("GET", "/version", retries=0), dict)).get("version")
             return str(version) if version else None
         return None
 
@@ -361,16 +360,14 @@ class ServerSampler:
         """The generations of one request, checked. ``stream``: reads them as they come."""
         most = self.most_bytes(body)
         if stream is None:
-            return await self._http.ask(
-                "POST", "/v1/completions", body, lambda answer: self._take(answer, body), most_bytes=most
-            )
+            request = Request("POST", "/v1/completions", body, most_bytes=most)
+            return await self._http.ask(request, lambda answer: self._take(answer, body))
 
         def take(_: object) -> list[Generation]:
             return self._take(stream.answer(), body)
 
-        return await self._http.exchange(
-            "POST", "/v1/completions", {**body, "stream": True}, take, most_bytes=most, stream=stream
-        )
+        request = Request("POST", "/v1/completions", {**body, "stream": True}, most_bytes=most, stream=stream)
+        return await self._http.exchange(request, take)
 
     def most_bytes(self, body: Mapping[str, Any]) -> int:
         """The largest sensible answer to a request."""
