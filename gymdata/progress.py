@@ -7,18 +7,16 @@ log; nothing is written to a folder before it is an output; secrets of URLs are 
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import logging
 import logging.handlers
 import os
 import re
-import stat
 import sys
 from collections import deque
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from gymdata.errors import printable, redacted
 
@@ -29,8 +27,8 @@ Level = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error")
 
 _MAX_BYTES = 10_000_000
-#: Lines kept for a folder that is no output yet; the first one names the command.
-_KEPT = 1_000
+#: Above every level.
+_OFF = logging.CRITICAL + 1
 _ATTEMPT = re.compile(rb"^\S+ INFO +attempt (\d+)", re.MULTILINE)
 _LOGGER = logging.getLogger("gymdata")
 
@@ -66,20 +64,70 @@ class NullProgress:
     def message(self, text: str) -> None: ...
 
 
+class _Line(logging.Formatter):
+    """One record as lines that are safe to print and hold no secrets."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802, ARG002 - as logging calls it
+        return dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(redacted(super().format(record)))
+
+
+class _Early(logging.Handler):
+    """Keeps the records until there is a folder; the first one names the command."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: deque[logging.LogRecord] = deque(maxlen=1_000)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+_early = _Early()
+
+
+class _File(logging.handlers.RotatingFileHandler):
+    """The log of one folder; never through a link. A library that configures logging (vLLM) closes every handler: this one
+    opens its file again."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / LOG, "a", _MAX_BYTES, 1, "utf-8", delay=True, errors="backslashreplace")
+        self.setLevel(_early.level)
+        self.setFormatter(_Line("%(asctime)s %(levelname)-7s %(message)s"))
+        self.folder = folder
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - as logging calls it
+        """A log that cannot be written is closed; the command continues."""
+        self.setLevel(_OFF)
+        error = sys.exc_info()[1]
+        reason = getattr(error, "strerror", None) or error
+        sys.stderr.write(printable(f"warning: {self.baseFilename}: {reason}; this command writes no log\n"))
+
+    def _open(self) -> TextIOWrapper:
+        def opener(path: str, flags: int) -> int:
+            return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+        file = open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=opener)  # noqa: SIM115 - the handler closes it
+        return cast("TextIOWrapper", file)
+
+
 def start_logging(level: Level | None, *, verbose: bool = False) -> None:
     """Send the records of gymdata to stderr and to the folders that ``log_to`` names, from now on.
 
     ``level``: of both; without one, stderr has warnings (with ``verbose`` everything) and the files have ``info`` and above.
     """
     stop_logging()
-    console_level, file_level = level or ("debug" if verbose else "warning"), level or "info"
     console = logging.StreamHandler()
-    console.setLevel(console_level.upper())
+    console.setLevel((level or ("debug" if verbose else "warning")).upper())
     console.setFormatter(_Line("%(message)s"))
     # Printed records go to the files alone.
     console.addFilter(lambda record: not getattr(record, "printed", False))
-    _LOGGER.handlers = [console, _Folders(file_level.upper())]
-    _LOGGER.setLevel(min(logging.getLevelNamesMapping()[name.upper()] for name in (console_level, file_level)))
+    _early.records.clear()
+    _early.setLevel((level or "info").upper())
+    _LOGGER.handlers = [console, _early]
+    _LOGGER.setLevel(min(console.level, _early.level))
     _LOGGER.propagate = False
 
 
@@ -99,125 +147,34 @@ def printed(text: str, level: int = logging.INFO) -> None:
     _LOGGER.log(level, "%s", text, extra={"printed": True})
 
 
-def log_to(folder: Path, *, once: str = "run.json") -> None:
-    """From now on records also go to this folder's log, as soon as the file ``once`` exists in it. No effect where no
-    command configured logging."""
-    for handler in _LOGGER.handlers:
-        if isinstance(handler, _Folders):
-            handler.add(folder, once)
+def log_to(folder: Path) -> None:
+    """From now on records also go to this folder's log, with those before the first folder. No effect where no command
+    configured logging."""
+    folder, logs = folder.resolve(), _logs()
+    if folder in logs or not (logs or _early in _LOGGER.handlers):
+        return
+    files = [path for name in LOG_FILES if (path := folder / name).is_file() and not path.is_symlink()]
+    attempts = [int(number) for path in files for number in _ATTEMPT.findall(path.read_bytes())]
+    began = f"attempt {max(attempts, default=0) + 1}, process {os.getpid()}"
+    first = logging.makeLogRecord({"levelno": logging.INFO, "levelname": "INFO", "msg": began})
+    first.created = _early.records[0].created if _early.records else first.created
+    log = _File(folder)
+    log.emit(first)
+    for record in _early.records:
+        if record.levelno >= log.level:
+            log.emit(record)
+    _LOGGER.removeHandler(_early)
+    _LOGGER.addHandler(log)
 
 
 def leave_log(folder: Path) -> None:
-    """Stop logging to a folder; later records go to the command's own folder."""
-    for handler in _LOGGER.handlers:
-        if isinstance(handler, _Folders):
-            handler.leave(folder)
+    """Stop logging to a folder; later records go to the command's own folder, which is the first."""
+    logs = _logs()
+    log = logs.get(folder.resolve())
+    if log is not None and log is not next(iter(logs.values())):
+        _LOGGER.removeHandler(log)
+        log.close()
 
 
-class _Line(logging.Formatter):
-    """One record as lines that are safe to print and hold no secrets."""
-
-    default_msec_format = "%s.%03d"
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802, ARG002 - as logging calls it
-        return dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds")
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(redacted(super().format(record)))
-
-
-class _Folders(logging.Handler):
-    """Hands records to the log of each folder; those before the first folder wait for it."""
-
-    def __init__(self, level: str) -> None:
-        super().__init__(level)
-        self._early: deque[logging.LogRecord] = deque(maxlen=_KEPT)
-        self._files: dict[Path, _File] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if not self._files:
-            self._early.append(record)
-        for file in list(self._files.values()):
-            file.handle(record)
-
-    def add(self, folder: Path, once: str) -> None:
-        folder = folder.resolve()
-        with self.lock or contextlib.nullcontext():
-            if folder not in self._files:
-                self._files[folder] = _File(folder, once, self.level, self._early)
-        self._files[folder].begin()
-
-    def leave(self, folder: Path) -> None:
-        folder = folder.resolve()
-        with self.lock or contextlib.nullcontext():
-            # The first is the command's own.
-            if folder in self._files and folder != next(iter(self._files)):
-                self._files.pop(folder).close()
-
-    def close(self) -> None:
-        # The folders stay: a library that configures logging (vLLM) closes every handler, and more records follow.
-        for file in self._files.values():
-            file.close()
-        super().close()
-
-
-class _File(logging.handlers.RotatingFileHandler):
-    """The log of one folder, begun when the folder has the file ``once``; never through a link."""
-
-    def __init__(self, folder: Path, once: str, level: int, early: deque[logging.LogRecord]) -> None:
-        super().__init__(folder / LOG, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8", delay=True)
-        self.setLevel(level)
-        self.setFormatter(_Line("%(asctime)s %(levelname)-7s %(message)s"))
-        self._folder, self._once = folder, once
-        self._waiting: deque[logging.LogRecord] | None = deque(early, maxlen=_KEPT)
-        self._broken = False
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self._broken:
-            return
-        if self._waiting is None:
-            super().emit(record)
-            return
-        self._waiting.append(record)
-        self.begin()
-
-    def begin(self) -> None:
-        """Write waiting records, once the folder is an output of gymdata."""
-        if self._waiting is None or self._broken or not (self._folder / self._once).is_file():
-            return
-        waiting, self._waiting = self._waiting, None
-        began = f"attempt {self._attempts() + 1}, process {os.getpid()}"
-        first = {"levelno": logging.INFO, "levelname": "INFO", "msg": began}
-        first |= {"created": waiting[0].created} if waiting else {}
-        for record in (logging.makeLogRecord(first), *waiting):
-            if not self._broken:
-                super().emit(record)
-
-    def close(self) -> None:
-        self.begin()
-        super().close()
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - as logging calls it
-        """A log that cannot be written is closed; the command continues."""
-        self._broken = True
-        error = sys.exc_info()[1]
-        reason = getattr(error, "strerror", None) or error
-        sys.stderr.write(printable(f"warning: {self.baseFilename}: {reason}; this command writes no log\n"))
-
-    def _open(self) -> TextIOWrapper:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(self.baseFilename, flags, 0o666)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(0, "is not a regular file")
-        return os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace")
-
-    def _attempts(self) -> int:
-        """How many attempts the log has, by its last one."""
-        for name in LOG_FILES:
-            with contextlib.suppress(OSError):
-                descriptor = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-                with os.fdopen(descriptor, "rb") as file:
-                    if attempts := _ATTEMPT.findall(file.read(2 * _MAX_BYTES)):
-                        return int(attempts[-1])
-        return 0
+def _logs() -> dict[Path, _File]:
+    return {handler.folder: handler for handler in _LOGGER.handlers if isinstance(handler, _File)}

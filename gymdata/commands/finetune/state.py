@@ -58,7 +58,7 @@ class State:
                 facts = {"run_id": secrets.token_hex(8), "identity": plain(identity), "epochs": {}}
                 new_state = cls(folder, lock, facts)
                 new_state._write()
-                log_to(folder, once=STATE)
+                log_to(folder)
                 return new_state
             try:
                 state = orjson.loads((folder / STATE).read_bytes())
@@ -69,7 +69,7 @@ class State:
             changed = differences(state["identity"], identity, defaults)
             if changed:
                 raise StoreError.other_identity(folder, changed)
-            log_to(folder, once=STATE)
+            log_to(folder)
             return cls(folder, lock, state)
         except BaseException:
             lock.release()
