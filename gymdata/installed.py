@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -23,11 +23,11 @@ def install_command(extra: str, *, package: Path = _PACKAGE, dist: Distribution 
     if (folder := checkout(package)) is not None:
         return f"pip install -e {shlex.quote(f'{_short(folder)}[{extra}]')}"
     dist = dist or _distribution()
-    source = _source(dist)
-    if source is not None:
-        spelt = f"{source}[{extra}]" if source.startswith("/") else f"{NAME}[{extra}] @ {source}"
-        return f"pip install {shlex.quote(spelt)}"
-    return "pip install " + " ".join(map(shlex.quote, _requirements(dist, extra.split(","))))
+    if (source := _source(dist)) is None:
+        requirements = _requirements(dist, extra.split(","))
+    else:
+        requirements = [f"{source}[{extra}]" if source.startswith("/") else f"{NAME}[{extra}] @ {source}"]
+    return shlex.join(["pip", "install", *requirements])
 
 
 def update_advice(*, package: Path = _PACKAGE, dist: Distribution | None = None) -> str:
@@ -43,10 +43,8 @@ def update_advice(*, package: Path = _PACKAGE, dist: Distribution | None = None)
 def checkout(package: Path = _PACKAGE) -> Path | None:
     """The checkout that this copy runs from; None for an installed copy."""
     project = package.parent / "pyproject.toml"
-    try:
-        return package.parent if f'\nname = "{NAME}"\n' in project.read_text(encoding="utf-8") else None
-    except OSError:
-        return None
+    is_ours = project.is_file() and f'\nname = "{NAME}"\n' in project.read_text(encoding="utf-8")
+    return package.parent if is_ours else None
 
 
 def _short(folder: Path) -> str:
@@ -54,10 +52,7 @@ def _short(folder: Path) -> str:
 
 
 def _distribution() -> Distribution | None:
-    try:
-        return distribution(NAME)
-    except PackageNotFoundError:
-        return None
+    return next(iter(Distribution.discover(name=NAME)), None)
 
 
 def _source(dist: Distribution | None, *, pinned: bool = True) -> str | None:

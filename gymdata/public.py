@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from gymdata.errors import EXIT_FAULTS, EXIT_OK, UsageError
+from gymdata.errors import EXIT_FAULTS, EXIT_OK, UsageError, brief, short
 from gymdata.store.fetch import fetched, is_url
 
 Paths = str | Path | Iterable[str | Path]
@@ -60,26 +60,19 @@ def checked_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def wrong_argument(value: Any, function: str, expected: str) -> UsageError:
     """The first argument of ``gymdata.function`` is of another kind."""
-    hint = None
-    if hasattr(value, "write_parquet") or hasattr(value, "to_parquet"):
-        hint = "rollouts are read from files: give the path of the run that they came from"
+    is_frame = hasattr(value, "write_parquet") or hasattr(value, "to_parquet")
+    hint = "rollouts are read from files: give the path of the run that they came from" if is_frame else None
     return UsageError(f"gymdata.{function}: got {described(value)}, expected {expected}", hint=hint)
 
 
 def described(value: Any) -> str:
-    """A short description of a value: ``the int 3``, ``a DataFrame of pandas``."""
+    """A short description of a value: ``int 3``, ``DataFrame of pandas``."""
     if value is None:
         return "None"
-    kind = type(value)
     if isinstance(value, (bool, int, float, bytes)):
-        text = repr(value)
-        return f"the {kind.__name__} {text if len(text) <= 40 else text[:37] + '...'}"
-    root = kind.__module__.partition(".")[0]
-    article = "an" if kind.__name__[:1].lower() in "aeiou" else "a"
-    if root in ("builtins", "__main__"):
-        size = f" with {len(value)} keys" if isinstance(value, Mapping) else ""
-        return f"{article} {kind.__name__}{size}"
-    return f"{article} {kind.__name__} of {root}"
+        return f"{type(value).__name__} {brief(value, 40)}"
+    root = type(value).__module__.partition(".")[0]
+    return type(value).__name__ + ("" if root in ("builtins", "__main__") else f" of {root}")
 
 
 def rate_text(figures: Mapping[str, Any], of: int | None = None) -> str:
@@ -126,9 +119,7 @@ class Report(Protocol):
         for field in dataclasses.fields(cast("Any", self)):
             value = getattr(self, field.name)
             if isinstance(value, (str, Path)):
-                text = str(value)
-                text = text if len(text) <= 80 else "…" + text[-79:]
-                shown.append(f"{field.name}={text!r}")
+                shown.append(f"{field.name}={short(str(value), 80)!r}")
             elif isinstance(value, (bool, int, float)):
                 shown.append(f"{field.name}={value:.6g}" if isinstance(value, float) else f"{field.name}={value}")
             elif hasattr(value, "num_rows"):

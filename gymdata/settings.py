@@ -16,16 +16,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get
 import pydantic
 from pydantic_core import PydanticCustomError
 
-from gymdata.errors import DataError, UsageError, json_kind, option, with_options
+from gymdata.errors import DataError, UsageError, first_line, json_kind, option, with_options
 from gymdata.urls import KEYS_HINT, expanded, has_userinfo
 
 #: Values of settings by name: of a command, an engine, sampling, a trainer, or a section of a file.
 Settings = dict[str, Any]
 #: Setting → what it requires (or excludes), as text for ``with_options``, and the check.
 OnlyWith = Mapping[str, tuple[str, Callable[[Any], bool]]]
-#: Prefix of the names of ``--set`` settings in errors.
 #: The version of JSON Schema that what gymdata writes is in.
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+#: Prefix of the names of ``--set`` settings in errors.
 _SET = "--set "
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 #: Of which YAML reads two as booleans.
@@ -198,26 +198,20 @@ class Config(pydantic.BaseModel):
             faulty |= {tuple(keys[:n]) for n in range(1, len(keys) + 1)}
 
     @classmethod
-    def how_to_give(cls, path: str) -> str:
-        """How the caller gives the setting with this dotted key; empty where only a file can."""
+    def how_to_give(cls, path: str, one_of: str) -> str:
+        """What gives the setting with this dotted key, which is missing. ``one_of``: its choices, where it has some."""
         # Only a setting of the command itself is a flag or a keyword.
-        return cls.given_as.get(path) or ("" if "." in path else option(path))
-
-    @classmethod
-    def set_in(cls) -> str:
-        """What else may give a setting."""
-        return option("config")
+        how = cls.given_as.get(path) or ("" if "." in path else option(path))
+        return f"give {how}{one_of}, or set it in {option('config')}" if how else f"add {path}: …{one_of}"
 
     @classmethod
     def _explained(cls, fault: Any, path: str, where: str, name: str) -> UsageError:
         if fault["type"] == "missing":
-            how = cls.how_to_give(path)
             # "settings" is no name that a user knows.
             prefix = "" if where == "settings" else f"{where}: "
             values = get_args(cls.model_fields[path].annotation) if path in cls.model_fields else ()
             one_of = f", one of {', '.join(values)}" if all(isinstance(v, str) for v in values) and values else ""
-            hint = f"give {how}{one_of}, or set it in {cls.set_in()}" if how else f"add {path}: …{one_of}"
-            error = UsageError(f"{prefix}{path} is missing", hint=hint)
+            error = UsageError(f"{prefix}{path} is missing", hint=cls.how_to_give(path, one_of))
             return error.at(where, "nothing", path)
         context = fault.get("ctx") or {}
         if fault["type"] == "literal_error":
@@ -284,15 +278,24 @@ def place_of(name: str, key: str) -> str:
     return _SET.strip() if name.startswith(_SET) else re.sub(rf"(: |\.){re.escape(key)}$", "", name)
 
 
+#: What pydantic says → what stands after "expected".
+_EXPECTED = {
+    "^Input should be (greater|less)": r"a number \1",
+    "^(Input should be|Value error,) ": "",
+    "^String should match pattern": "text that matches",
+    # The class of a section is no name that a user knows.
+    "a valid dictionary or instance of .*": "an object of settings",
+    # The parser's error adds nothing to the value.
+    ", unable to.*": "",
+}
+
+
 def expected_text(fault: Any) -> str:
     """What pydantic expected, as the text after "expected"."""
-    message = str(fault["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    message = f"a number {message}" if message.startswith(("greater", "less")) else message
-    # The class of a section is no name that a user knows.
-    message = re.sub("a valid dictionary or instance of .*", "an object of settings", message)
-    message = message.replace("String should match pattern", "text that matches")
-    # The parser's error adds nothing to the value.
-    return message.partition(", unable to")[0]
+    message = str(fault["msg"])
+    for pattern, text in _EXPECTED.items():
+        message = re.sub(pattern, text, message, flags=re.DOTALL)
+    return message
 
 
 def _kinds(annotation: Any) -> set[Any]:
@@ -306,21 +309,16 @@ def read_yaml(file: Path) -> Settings:
     import yaml
 
     try:
-        text = file.read_text(encoding="utf-8")
+        data = yaml.load(file.read_bytes(), Loader=_loader())
     except (FileNotFoundError, IsADirectoryError) as error:
         raise DataError.missing_path(file, "a YAML file") from error
     except OSError as error:
         raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        text = f"{file}: got a byte that is not UTF-8 (at {error.start}), expected YAML text"
-        raise UsageError(text, hint="save it as UTF-8, or give another file") from error
-    try:
-        data = yaml.load(text, Loader=_loader())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # An invalid date is a ValueError of PyYAML's.
         fault: Any = error
         mark = getattr(error, "problem_mark", None)
-        reason = f"{fault.problem} at line {mark.line + 1}, column {mark.column + 1}" if mark else error
+        reason = f"{fault.problem} at line {mark.line + 1}, column {mark.column + 1}" if mark else first_line(error)
         raise UsageError(f"{file}: is not valid YAML: {reason}") from error
     if data is None:
         return {}

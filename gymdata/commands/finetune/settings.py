@@ -296,13 +296,9 @@ class FinetuneConfig(Config):
     finetuning: FinetuningSection
 
     @classmethod
-    def how_to_give(cls, path: str) -> str:
+    def how_to_give(cls, path: str, one_of: str) -> str:
         """As an override, for the sections of the file have no flags."""
-        return override(*_LEAVES.get(path, (path, "…")))
-
-    @classmethod
-    def set_in(cls) -> str:
-        return "the file"
+        return f"give {override(*_LEAVES.get(path, (path, '…')))}{one_of}, or set it in the file"
 
 
 class FinetuneFlags(Config):
