@@ -82,7 +82,7 @@ class GymdataError(Exception):
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]  # typeshed lacks it
 
     def __str__(self) -> str:
-        """What people read: at most ``REFUSAL`` characters, of which a path counts at most 24. Programs have ``message``."""
+        """What people read: at most ``REFUSAL`` characters besides long paths. Programs have ``message``."""
         return self.shown(REFUSAL)
 
     def shown(self, most: int) -> str:

@@ -403,7 +403,7 @@ def _server_urls(value: Any) -> Any:
 def _refuse_userinfo(values: Sequence[Any]) -> None:
     if any(map(has_userinfo, values)):
         raise PydanticCustomError(
-            "userinfo", "Input should be a URL without a user name and a password", {"hint": KEYS_HINT}
+            "userinfo", "Input should be a URL without a user name or password", {"hint": KEYS_HINT}
         )
 
 

@@ -91,7 +91,7 @@ def has_userinfo(text: object) -> bool:
 def refuse_userinfo(url: str, setting: str) -> None:
     """Raises UsageError for a URL with a user name or password in it. Anything else passes."""
     if has_userinfo(url):
-        raise UsageError.bad_value(setting, redacted(url), "a URL without a user name and a password", KEYS_HINT)
+        raise UsageError.bad_value(setting, redacted(url), "a URL without a user name or password", KEYS_HINT)
 
 
 def for_child(settings: Any) -> Any:

@@ -220,7 +220,7 @@ def test_userinfo_is_refused(tmp_path: Path, capsys: Any, words: str) -> None:
     said = run(USERINFO[words](url, folder), folder, capsys, 2)
     assert "http://***@127.0.0.1:9" in said
     if words != "check":
-        assert "expected a URL without a user name and a password" in said
+        assert "expected a URL without a user name or password" in said
         assert "_API_KEY" in said
     else:
         assert "--endpoint" in said
