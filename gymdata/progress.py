@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
 from gymdata.errors import printable, redacted
 
@@ -109,8 +109,7 @@ class _File(logging.handlers.RotatingFileHandler):
         def opener(path: str, flags: int) -> int:
             return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
-        file = open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=opener)  # noqa: SIM115 - the handler closes it
-        return cast("TextIOWrapper", file)
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=opener)
 
 
 def start_logging(level: Level | None, *, verbose: bool = False) -> None:
