@@ -238,7 +238,7 @@ class DataError(GymdataError):
     @classmethod
     def other_table(cls, path: Path | str, table: str, expected: str) -> DataError:
         """A folder with rows of one table where another is read."""
-        hint = _MADE_BY.get(expected) or _READ_BY.get(table)
+        hint = _MADE_BY.get(expected) or _READ_BY.get(table, "").replace("TASKS", str(path)) or None
         return cls(f"{path}: contains {table}, expected {expected}", hint=hint).at(path, table, expected)
 
     @classmethod
