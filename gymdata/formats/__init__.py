@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -163,18 +163,13 @@ class Format(ForeignFormat):
         ``lost`` counts rows by what the format has no place for."""
         raise NotImplementedError
 
-    def written_turns(self, row: TableRow) -> Collection[int] | None:  # noqa: ARG002 - most write all or none
-        """The turns that the line of a row holds, where its messages say which; None: all."""
-        return None
-
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[Any]:
         """What ``save`` takes of each row, which is counted (``Export.carry``)."""
         from gymdata.store.columns import to_rows
 
         for row in export.rows(batches, to_rows):
-            turns = self.written_turns(row)
             if (line := self.write(row, export.lost)) is not None:
-                export.carry(self.carries, turns)
+                export.carry(self.carries)
                 yield line
 
     def save(self, converted: Iterable[Any], part: Part, export: Export) -> None:

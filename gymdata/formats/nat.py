@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gymdata.formats import FORMATS, Format, Place
 from gymdata.formats.conversion.importing import BadItem, Importing
 from gymdata.formats.conversion.rows import KINDS
-from gymdata.rollouts.messages import JsonObject, RolloutRow, TableRow
+from gymdata.rollouts.messages import JsonObject, TableRow, json_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,22 +48,32 @@ class _Nested(Format):
             f"{'trajectories' if isinstance(value, dict) else 'row '}[{group}][{number}]: " if group or number else ""
         )
 
-    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
+    def trajectory(self, row: TableRow, lost: Counter[str]) -> JsonObject | None:
         raise NotImplementedError
 
-    def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[tuple[str, str, JsonObject]]:
+    def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[tuple[str, str, bytes]]:
+        """(group, run, JSON) of each trajectory."""
         from gymdata.store.columns import to_rows
 
         for row in export.rows(batches, to_rows):
-            turns = self.written_turns(row)
             if (trajectory := self.trajectory(row, export.lost)) is not None:
-                export.carry(self.carries, turns)
-                yield row[self.group], row["run_id"], trajectory
+                export.carry(self.carries)
+                yield row[self.group], row["run_id"], json_text(trajectory).encode()
 
-    def save(self, converted: Iterable[Any], part: Part, export: Export) -> None:
-        from gymdata.formats.trajectories.nat import write
-
-        export.written = write(converted, part.path, lines=part.name.endswith(".jsonl"))
+    def save(self, converted: Iterable[tuple[str, str, bytes]], part: Part, export: Export) -> None:
+        """A trajectory per line, or a collection with a list for each group, in the order in which they first appear."""
+        if part.name.endswith(".jsonl"):
+            super().save((text + b"\n" for _, _, text in converted), part, export)
+            return
+        groups: dict[str, list[bytes]] = {}
+        runs: set[str] = set()
+        for group, run, text in converted:
+            groups.setdefault(group, []).append(text)
+            runs.add(run)
+            export.written += 1
+        lists = b", ".join(b"[" + b", ".join(group) + b"]" for group in groups.values())
+        names = json_text(", ".join(sorted(runs))).encode()
+        part.path.write_bytes(b'{"trajectories": [' + lists + b'], "run_id": ' + names + b"}")
 
 
 @FORMATS.register("nat-trajectories")
@@ -76,17 +86,12 @@ class NatTrajectories(_Nested):
     holds_reward = True
     carries = KINDS["rollouts"]
 
-    def written_turns(self, row: TableRow) -> Collection[int] | None:
-        from gymdata.formats.trajectories.own import named_turns
-
-        return named_turns(row)
-
     def row(self, item: Any, importing: Importing) -> TableRow:
         from gymdata.formats.trajectories.nat import row_of
 
         return row_of(item, importing)
 
-    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
+    def trajectory(self, row: TableRow, lost: Counter[str]) -> JsonObject | None:
         from gymdata.formats.trajectories.nat import trajectory_of
 
         return trajectory_of(row, lost)
@@ -114,7 +119,7 @@ class NatDpoItems(_Pairs):
     holds_ids = True
     carries = KINDS["pairs"]
 
-    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
+    def trajectory(self, row: TableRow, lost: Counter[str]) -> JsonObject | None:
         from gymdata.formats.trajectories.nat_pairs import dpo_trajectory
 
         return dpo_trajectory(row, lost)
@@ -131,7 +136,7 @@ class NatDpo(_Pairs):
         row = value[0] if isinstance(value, list) and value else value
         return isinstance(row, dict) and {"prompt", "chosen_response"} <= row.keys() and "episode" not in row
 
-    def trajectory(self, row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
+    def trajectory(self, row: TableRow, lost: Counter[str]) -> JsonObject | None:
         from gymdata.formats.trajectories.nat_pairs import dpo_line
 
         return dpo_line(row, lost)

@@ -20,6 +20,7 @@ from tests.formats.trajectories import (
     as_spread,
     as_stored,
     exported,
+    imported,
     lines,
     native,
     rejected,
@@ -33,6 +34,7 @@ from tests.formats.trajectories import (
     value,
     write_lines,
 )
+from tests.rollout_files import rollout, two_turns, write_run
 
 _SETTINGS = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -200,3 +202,23 @@ def test_arguments_that_a_chat_has_as_text_are_an_object(tmp_path: Path) -> None
     gymdata.import_rollouts(tmp_path / "out.jsonl", tmp_path / "again")
     rows = [to_rows(read_table(tmp_path / name))[0] for name in ("run", "again")]
     assert rows[0]["messages"] == rows[1]["messages"]
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "field"), [("atif", "steps", "message"), ("nat-trajectories", "episode", "content")]
+)
+def test_what_another_program_changed_counts(tmp_path: Path, name: str, part: str, field: str) -> None:
+    """A trajectory of ours is its row while it says what was written, in any order of keys; changed, it is read as any
+    other: its ids are the file's, and nothing of the row is left beside them."""
+    run = write_run(tmp_path / "run", [rollout("t", 0, 0.5, two_turns(5, 40))])
+    gymdata.export(run, tmp_path / "out.jsonl", name)
+    (made,) = lines(tmp_path / "out.jsonl")
+    (tmp_path / "sorted.jsonl").write_text(json.dumps(made, sort_keys=True, indent=1))
+    (row,) = imported(tmp_path / "sorted.jsonl", name)
+    assert same(row, to_rows(read_table(run))[0])
+    made[part][-1][field] = "other words"
+    (other,) = imported(write_lines(tmp_path / "changed.jsonl", [made]), name)
+    assert other["messages"][-1]["content"] == "other words"
+    assert same(other["turns"], row["turns"])
+    assert (other["reward"], other["rollout_id"] == row["rollout_id"]) == (0.5, False)
+    assert "digest" not in other["extra"]

@@ -133,12 +133,3 @@ def refuse_surrogates(value: Any) -> bytes:
 def number_or_none(value: Any) -> float | None:
     """A JSON number; a whole one that no float can hold is infinite."""
     return as_float(value) if type(value) in (int, float) else None
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Equality of JSON values in which 1, 1.0 and true differ, and NaN equals NaN."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return type(a) is type(b) and (a == b or (a != a and b != b))
