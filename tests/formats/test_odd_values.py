@@ -130,7 +130,12 @@ def test_an_odd_row_costs_no_other(name: str, good: dict[str, list[Any]], data: 
             "top_logprobs: got 5, expected a",
         ),
         ("nat-trajectories", ("metadata", "gymdata", "rewards"), {"numeric": "abc"}, "rewards[0].value': got text abc"),
-        ("nat-trajectories", ("metadata", "gymdata", "rollout_index"), 2**40, "'rollout_index': got number 1099511627776"),
+        (
+            "nat-trajectories",
+            ("metadata", "gymdata", "rollout_index"),
+            2**40,
+            "'rollout_index': got number 1099511627776",
+        ),
         ("atif", ("steps", 0, "source"), {}, "steps[0].source: got {}, expected 'system', 'user'"),
         ("atif", ("extra", "gymdata", "task_id"), 5, "'task_id': got number 5, expected text"),
     ],

@@ -7,7 +7,7 @@ loads neither pyarrow nor polars.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,18 @@ import xxhash
 
 from gymdata.checks.violations import Violation
 from gymdata.errors import DataError
-from gymdata.formats.nemo_gym.rows import BadRow, Call, Row, failed_attempt, failure_in, main_file, read_row
+from gymdata.formats.nemo_gym.cut import Call, new_ids
+from gymdata.formats.nemo_gym.rows import Attempt, BadRow, Row, read_rows
 from gymdata.rollouts.failures import short_reason
 from gymdata.rollouts.messages import SPELLED_CALL
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.turn_columns import Evidence, Messages, TurnColumns
 from gymdata.rollouts.turns import TurnEncoder
-from gymdata.store.lines import row_lines
 from gymdata.store.paths import Source
 
 _BATCH_TOKENS = 250_000
 _BATCH_ROWS = 4_096
+_NO_IDS = np.empty(0, np.int64)
 #: By call: its parent, its prefix_length, and the prompt's ids after that.
 Encoded = tuple[list[int], list[int], list[npt.NDArray[Any]]]
 _spells_call = re.compile(SPELLED_CALL).search
@@ -35,59 +36,50 @@ _spells_call = re.compile(SPELLED_CALL).search
 def scan(source: Source) -> Iterator[Evidence | Violation]:
     """The batches of a file, and violations for the rows that are in none."""
     rows: list[tuple[int, bytes | None, Row]] = []
-    failures: dict[int, str] = {}
-    of_failures = main_file(source.path) is not None
     tokens = 0
-    number = 0
+    number = -1
     try:
-        for number, (_, line) in enumerate(row_lines(source)):
-            try:
-                row = read_row(line)
-            except BadRow as bad:
-                if attempt := failed_attempt(line, of_failures):
-                    yield Violation("R501", number, detail=short_reason(attempt[1]._asdict()))
-                    continue
-                yield Violation(bad.code, number, detail=bad.detail, **bad.more)
-                continue
-            # A seed of their own, so that no id is taken for a line.
-            key = None if row.rollout_id is not None else xxhash.xxh3_128_digest(line.strip(), 1)
-            if (failure := failure_in(row.value, of_failures)) is not None:
-                failures[number], row.reward = short_reason(failure._asdict()), None
-            # Of the value only its arrays are needed.
-            row.value = {}
-            rows.append((number, key, row))
-            tokens += sum(
-                len(call.prompt.values) + len(call.generation.values) for call in row.calls if call is not None
-            )
+        for number, (_, line, row) in enumerate(read_rows(source)):
+            if isinstance(row, BadRow):
+                yield Violation(row.code, number, detail=row.detail, **row.more)
+            elif isinstance(row, Attempt):
+                yield Violation("R501", number, detail=short_reason(row.failure._asdict()))
+            else:
+                # A seed of their own, so that no id is taken for a line.
+                key = None if row.rollout_id is not None else xxhash.xxh3_128_digest(line.strip(), 1)
+                # Of the value only its arrays are needed.
+                row.value = {}
+                rows.append((number, key, row))
+                tokens += sum(len(call.prompt) + len(call.generation) for call in row.calls if call is not None)
             if tokens >= _BATCH_TOKENS or len(rows) >= _BATCH_ROWS:
-                yield _gather(rows, failures)
-                rows, failures, tokens = [], {}, 0
+                yield _gather(rows)
+                rows, tokens = [], 0
     except DataError as error:
-        yield Violation("S101", number + (number > 0 or bool(rows)), detail=error.message)
+        yield Violation("S101", number + 1, detail=error.message)
     if rows:
-        yield _gather(rows, failures)
+        yield _gather(rows)
 
 
-def _gather(numbered: Sequence[tuple[int, bytes | None, Row]], failures: Mapping[int, str]) -> Evidence:
+def _gather(numbered: Sequence[tuple[int, bytes | None, Row]]) -> Evidence:
     rows = [row for *_, row in numbered]
     calls = [call for row in rows for call in row.calls]
     offsets = offsets_of([len(row.calls) for row in rows])
-    of_rows = [encoded(row.calls) for row in rows]
+    of_rows = [_encoded(row.calls) for row in rows]
     parents = [parent for columns in of_rows for parent in columns[0]]
     prefixes = [prefix for columns in of_rows for prefix in columns[1]]
     deltas = [delta for columns in of_rows for delta in columns[2]]
-    empty = np.empty(0, np.int64)
-    generations = [empty if call is None else call.generation.values for call in calls]
+    generations = [_NO_IDS if call is None else call.generation for call in calls]
     # Without a generation the missing ids are the fault, not the numbers beside them.
     log_probs = [
-        empty if call is None or call.log_probs is None or not call.generation else call.log_probs for call in calls
+        _NO_IDS if call is None or call.log_probs is None or not len(call.generation) else call.log_probs
+        for call in calls
     ]
     cut = np.zeros(len(calls), np.bool_)
     tells = np.zeros(len(calls), np.bool_)
     for last, row in zip((offsets[1:] - 1).tolist(), rows, strict=True):
         if row.calls and row.cut is not None:
             tells[last], cut[last] = True, row.cut
-    reward = [row.reward for row in rows]
+    reward = [row.reward if row.failure is None else None for row in rows]
     return Evidence(
         rows=np.asarray([number for number, *_ in numbered], np.int64),
         turns=TurnColumns(
@@ -109,7 +101,7 @@ def _gather(numbered: Sequence[tuple[int, bytes | None, Row]], failures: Mapping
         tells_cut=tells,
         offers_tools=any(row.offers_tools for row in rows),
         settings=[row.settings for row in rows],
-        failures={k: failures[number] for k, (number, *_) in enumerate(numbered) if number in failures},
+        failures={k: short_reason(row.failure._asdict()) for k, row in enumerate(rows) if row.failure is not None},
         foreign=True,
     )
 
@@ -121,45 +113,22 @@ def _ids(arrays: Sequence[npt.NDArray[Any]]) -> Ragged:
     return lists.like(narrow) if (narrow == lists.values).all() else lists
 
 
-def encoded(calls: Sequence[Call | None]) -> Encoded:
+def _encoded(calls: Sequence[Call | None]) -> Encoded:
     """(parent, prefix_length, the prompt's ids after it) of each call. A call without a prompt has no parent and is none."""
-    parents, prefixes, deltas = [-1] * len(calls), [0] * len(calls), [np.empty(0, np.int64)] * len(calls)
-    with_prompt = [k for k, call in enumerate(calls) if call is not None and call.prompt]
-    n_context, before = 0, None
-    for k in with_prompt:
-        call = calls[k]
-        assert call is not None
-        if before is not None:
-            if not continues(call, before[1]):
-                return _encoded_apart(calls, with_prompt)
-            parents[k], prefixes[k] = before[0], n_context
-        deltas[k] = call.prompt.values if call.prompt.before is not None else call.prompt.values[prefixes[k] :]
-        n_context += len(deltas[k]) + len(call.generation.values)
-        before = k, call
-    return parents, prefixes, deltas
-
-
-def continues(call: Call, before: Call) -> bool:
-    """Whether a call's prompt begins with the prompt and the generation of the call ``before``."""
-    lists = call.prompt.before
-    if lists is not None and lists[0] is before.prompt and lists[1] is before.generation:
-        return True
-    context = np.concatenate((before.prompt.all_values(), before.generation.values))
-    prompt = call.prompt.all_values()
-    return len(prompt) >= len(context) and bool((prompt[: len(context)] == context).all())
-
-
-def _encoded_apart(calls: Sequence[Call | None], with_prompt: Sequence[int]) -> Encoded:
-    """The same by the encoder of turns, where some prompt does not continue the one before."""
-    parents, prefixes, deltas = [-1] * len(calls), [0] * len(calls), [np.empty(0, np.int64)] * len(calls)
-    encoder = TurnEncoder()
-    for k in with_prompt:
-        call = calls[k]
-        assert call is not None
-        turn = encoder.add(call.ids_alone())
-        parents[k] = with_prompt[turn["parent"]] if turn["parent"] >= 0 else -1
-        prefixes[k] = turn["prefix_length"]
-        deltas[k] = call.prompt.all_values()[prefixes[k] :]
+    parents, prefixes, deltas = [-1] * len(calls), [0] * len(calls), [_NO_IDS] * len(calls)
+    with_prompt = {k: call for k, call in enumerate(calls) if call is not None and len(call.prompt)}
+    new = new_ids(list(with_prompt.values()))
+    # The last one is the parent of a first turn.
+    numbers = [*with_prompt, -1]
+    encoder, n_context = TurnEncoder(), 0
+    for turn, (k, call) in enumerate(with_prompt.items()):
+        if new is not None:
+            parents[k], prefixes[k], deltas[k] = numbers[turn - 1], n_context, new[turn]
+            n_context += len(new[turn]) + len(call.generation)
+        else:
+            made = encoder.add(call.ids_alone())
+            parents[k], prefixes[k] = numbers[made["parent"]], made["prefix_length"]
+            deltas[k] = call.whole_prompt()[prefixes[k] :]
     return parents, prefixes, deltas
 
 

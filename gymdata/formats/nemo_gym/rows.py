@@ -1,20 +1,15 @@
 """One NeMo Gym row: its value, its model calls as arrays, and its messages as the checks see them.
 
-Most of a line is repetition, because each prompt contains the ones before it. So the token lists are cut out of the text,
-prompts are compared as text, only what is new in them is parsed, all of it at once; orjson reads the rest. A line for which
-that may not give the value that Python's json gives goes through Python's json alone, which names row, turn and position.
-
-Invariants: both give the same Row; ids are int64 and log-probabilities float64, never Python lists.
+A line is read by ``cut``, or where that cannot be done by Python's json, which names row, turn and position. Invariant: both
+give the same calls.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,29 +20,26 @@ import xxhash
 
 from gymdata.errors import json_kind, json_value
 from gymdata.formats.conversion.importing import BadItem
+from gymdata.formats.nemo_gym.cut import RENDERED, Call, cut_line
 from gymdata.formats.text.words import as_float, score
-from gymdata.rollouts import turns as encoding
 from gymdata.rollouts.failures import Failure, failure_of
 from gymdata.rollouts.messages import (
     GENERATION,
     LOG_PROBS,
     NOT_TEXT,
     PROMPT,
-    TOKEN_KEYS,
     TOOL_ERROR,
     JsonObject,
     ResponseItem,
     flat_items,
-    has_long_number,
     meant_role,
     walk,
     written_by_model,
 )
 from gymdata.rollouts.turn_columns import ASSISTANT, SYSTEM, TOOL, USER
-from gymdata.store.lines import NON_FINITE, RepeatedKeyError, unique_keys
+from gymdata.store.lines import NON_FINITE, RepeatedKeyError, row_lines, unique_keys
+from gymdata.store.paths import Source
 
-_SPACE = b" \t\r\n"
-_NUMERIC = b"0123456789+-.eE," + _SPACE
 _GROUP_KEYS = ("group_id", "task_id")
 #: The position of the row's task in its file of tasks. Every file counts from 0, so only the prompt tells two tasks apart.
 _POSITION_KEYS = ("_ng_task_index", "task_index")
@@ -55,66 +47,19 @@ _SETTINGS = ("temperature", "top_p", "top_k", "min_p")
 _ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER}
 #: Where the metadata of a request has what its policy sees or hears, beside the messages.
 _MEDIA_URL = re.compile(r"\b(?:image|audio|video)_url(?=\\*['\"]\s*:)")
-#: On an item: its ids were rendered from text, not sampled.
-RENDERED = "token_ids_rendered"
 #: How the names of files of failed attempts end.
 _SIDECAR = "_failures.jsonl"
-#: A list's key and bracket. A quote right before a key's colon is never inside a JSON text.
-_OPENING = re.compile(rb'"(%b)"[ \t]*:[ \t]*\[' % "|".join(TOKEN_KEYS).encode())
-#: The same as Python's json writes them when one list follows another.
-_LISTS = [b'"%b":[' % name.encode() for name in TOKEN_KEYS]
-_AFTER = dict(pairwise(TOKEN_KEYS))
-_NEXT = {a: b', "%b": [' % b.encode() for a, b in pairwise(TOKEN_KEYS)}
 
 
-class BadRow(Exception):  # noqa: N818 - caught nearby, never shown as an error
-    """Why a row cannot be used: the code and what the violation says."""
+class BadRow(BadItem):
+    """Why a row cannot be used, and what the violation says: ``detail``, and in ``more`` the place, what was expected and
+    what is there."""
 
     def __init__(self, code: str, detail: str, **more: Any) -> None:
-        super().__init__(detail)
-        self.code, self.detail, self.more = code, detail, more
-
-
-class TokenList:
-    """A list of numbers. Of a prompt ``values`` may be the end only: then it begins with two lists ``before`` it, the
-    prompt and the generation of an earlier call."""
-
-    __slots__ = ("before", "values")
-
-    def __init__(self, values: npt.NDArray[Any], before: tuple[TokenList, TokenList] | None = None) -> None:
-        self.values, self.before = values, before
-
-    def __len__(self) -> int:
-        return len(self.values) if self.before is None else len(self.all_values())
-
-    def __bool__(self) -> bool:
-        return self.before is not None or len(self.values) > 0
-
-    def all_values(self) -> npt.NDArray[Any]:
-        """All numbers."""
-        parts = []
-        prompt = self
-        while prompt.before is not None:
-            parts += [prompt.values, prompt.before[1].values]
-            prompt = prompt.before[0]
-        if parts:
-            self.values, self.before = np.concatenate([prompt.values, *parts[::-1]]), None
-        return self.values
-
-
-class Call(NamedTuple):
-    """The lists of a model call, of which at least one is not empty. ``log_probs`` is None without a list."""
-
-    prompt: TokenList
-    generation: TokenList
-    log_probs: npt.NDArray[np.float64] | None
-    #: Whether its ids were rendered from text, not sampled.
-    rendered: bool = False
-
-    def ids_alone(self) -> encoding.Call:
-        """The call for a ``TurnEncoder``, with ids of 32 bits and no log-probabilities."""
-        prompt, generation = (ids.all_values().astype(np.int32) for ids in (self.prompt, self.generation))
-        return encoding.Call(prompt, generation, np.empty(0, np.float32), "stop")
+        places = [f"{name} {more[name]}" for name in ("turn", "position") if more.get(name) is not None]
+        values = [f"{word} {more[word]}" for word in ("expected", "got") if more.get(word)]
+        super().__init__(code, "; ".join(filter(None, (detail, ", ".join(places), *values))))
+        self.detail, self.more = detail, more
 
 
 @dataclass(slots=True)
@@ -134,10 +79,14 @@ class Entry:
     unanswered: str | None = None
 
 
+#: Reads the token lists of an item; its second argument is the number of the model call.
+CallOf = Callable[[ResponseItem, int], Call | None]
+
+
 @dataclass(slots=True)
 class Row:
-    """``value``: in the output's items token lists are as they were read, ``TokenList`` or Python lists. ``calls`` has None
-    for a model call without ids."""
+    """``value``: its token lists may be their numbers only, which are in ``calls``. That has None for a model call without
+    ids."""
 
     value: JsonObject
     calls: list[Call | None]
@@ -151,6 +100,15 @@ class Row:
     #: Whether the last call was cut at a token limit; None when the row does not say.
     cut: bool | None
     offers_tools: bool
+    #: Why its reward is none.
+    failure: Failure | None = None
+
+
+class Attempt(NamedTuple):
+    """A failed attempt that has no response to read."""
+
+    value: JsonObject
+    failure: Failure
 
 
 def failures_file(path: Path) -> Path:
@@ -164,7 +122,20 @@ def main_file(path: Path) -> Path | None:
     return main if path.name.endswith(_SIDECAR) and main.is_file() else None
 
 
-def failure_in(value: JsonObject, of_failures: bool) -> Failure | None:
+def read_rows(source: Source) -> Iterator[tuple[int, bytes, Row | Attempt | BadRow]]:
+    """(line, its text, the row, or why there is none) of a file."""
+    of_failures = main_file(source.path) is not None
+    for number, line in row_lines(source):
+        try:
+            row = read_row(line)
+            row.failure = _failure_of(row.value, of_failures)
+        except BadRow as bad:
+            yield number, line, _failed_attempt(line, of_failures) or bad
+        else:
+            yield number, line, row
+
+
+def _failure_of(value: JsonObject, of_failures: bool) -> Failure | None:
     """Why a row has no reward; ``of_failures``: it is of a file of failed attempts."""
     failure = failure_of("nemo-gym", value)
     if of_failures and (failure is None or failure.is_rollout):
@@ -172,40 +143,43 @@ def failure_in(value: JsonObject, of_failures: bool) -> Failure | None:
     return failure
 
 
-def failed_attempt(line: bytes, of_failures: bool) -> tuple[JsonObject, Failure] | None:
-    """The value of a row that cannot be read because its attempt failed, and why it did; None for any other row."""
+def _failed_attempt(line: bytes, of_failures: bool) -> Attempt | None:
+    """A row that cannot be read because its attempt failed; None for any other row."""
     try:
-        value = load(line)
+        value = _load(line)
     except BadRow:
         return None
-    failure = failure_in(value, of_failures)
-    return None if failure is None or failure.is_rollout else (value, failure)
+    failure = _failure_of(value, of_failures)
+    return None if failure is None or failure.is_rollout else Attempt(value, failure)
 
 
 def read_row(line: bytes) -> Row:
     """Raises BadRow."""
     try:
-        if (value := _cut_value(line)) is not None:
-            return _row_of(value)
-    except (BadRow, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
+        if (parts := cut_line(line)) is not None:
+            value, calls = parts[0], enumerate(parts[1])
+            row = _row_of(value, lambda item, _: _cut_call(item, calls))
+            if next(calls, None) is None:
+                return row
+    except (BadRow, ValueError, TypeError, LookupError, RecursionError):
         pass  # Python's json names what is wrong
     return read_carefully(line)
 
 
 def read_carefully(line: bytes) -> Row:
-    """The row by Python's json; its value has Python's lists. Raises BadRow."""
-    value = load(line)
+    """The row by Python's json. Raises BadRow."""
+    value = _load(line)
     try:
         if b"\\ud" in line.lower():
             json.dumps(value, ensure_ascii=False).encode("utf-8")
-        return _row_of(value)
+        return _row_of(value, _call_of)
     except UnicodeEncodeError as error:
         raise BadRow("S101", "text with a lone surrogate, which is not Unicode") from error
     except RecursionError as error:
         raise BadRow("S101", "nested too deeply") from error
 
 
-def load(line: bytes) -> JsonObject:
+def _load(line: bytes) -> JsonObject:
     """A row as Python objects. Raises BadRow S101 for what is no JSON object, S102 for duplicate keys."""
     try:
         # With its line end, an error at the end would be reported on line 2.
@@ -223,142 +197,6 @@ def load(line: bytes) -> JsonObject:
     return value
 
 
-def _cut_value(line: bytes) -> JsonObject | None:
-    """The object of a line, with ``TokenList`` in the items of its output; None when its text may mean another value than
-    the one that orjson reads."""
-    rest: list[bytes] = []
-    names: list[str] = []
-    texts: list[bytes] = []
-    #: For a prompt that begins with the text of an earlier prompt and generation: the numbers of these lists.
-    before: list[tuple[int, int] | None] = []
-    position, prompt, generation = 0, -1, -1
-    #: The text of that prompt.
-    prompt_text = bytearray()
-    while True:
-        if names and (head := _NEXT.get(names[-1])) and line.startswith(head, position + 1):
-            name, begin = _AFTER[names[-1]], position + 1 + len(head)
-        elif (opening := _OPENING.search(line, position)) is None:
-            break
-        elif line[opening.start() - 1] == ord("\\"):
-            return None
-        else:
-            name, begin = opening[1].decode(), opening.end()
-        fresh = begin
-        if name == PROMPT and prompt >= 0 and generation >= 0:
-            fresh = _continued(line, begin, prompt_text, texts[generation])
-        end = line.find(b"]", fresh)
-        if end < 0:
-            return None
-        number = len(names)
-        rest += (line[position:begin], b"%d" % number)
-        names.append(name)
-        texts.append(line[fresh:end])
-        before.append((prompt, generation) if fresh > begin else None)
-        if name == PROMPT:
-            prompt = number
-            if fresh > begin:
-                prompt_text += texts[-1]
-            else:
-                prompt_text[:] = texts[-1]
-        elif name == GENERATION:
-            generation = number
-        position = end
-    rest.append(line[position:])
-    text = b"".join(rest)
-    value = orjson.loads(text)
-    written = orjson.dumps(value)
-    if type(value) is not dict or not _is_unambiguous(text, written):
-        return None
-    if sum(map(written.count, _LISTS)) != len(names):
-        return None  # a list whose key is spelled in another way
-    return value if _placed(value, names, _token_lists(names, texts, before)) else None
-
-
-def _continued(line: bytes, begin: int, prompt_text: bytearray, generation: bytes) -> int:
-    """The position of a prompt's new numbers after ``prompt_text``, of an earlier prompt, and its ``generation``, which is
-    added to it; ``begin`` when it does not continue them, or not in the same spelling."""
-    if not prompt_text or not generation or prompt_text.isspace() or generation.isspace():
-        return begin
-    size = len(prompt_text)
-    for comma in (b", ", b","):
-        prompt_text += comma + generation + comma
-        if line.startswith(prompt_text, begin):
-            fresh = begin + len(prompt_text)
-            # A comma before the bracket is not JSON.
-            if line[fresh : fresh + 1] not in (b"]", b" "):
-                return fresh
-        del prompt_text[size:]
-    return begin
-
-
-def _token_lists(names: Sequence[str], texts: Sequence[bytes], before: Sequence[Any]) -> list[TokenList]:
-    """The lists of a line, all ids and all log-probabilities parsed at once."""
-    lists: list[TokenList] = [TokenList(np.empty(0, np.int64))] * len(names)
-    for kind, dtype, of in (("i", np.int64, (PROMPT, GENERATION)), ("d", np.float64, (LOG_PROBS,))):
-        chosen = [k for k, name in enumerate(names) if name in of]
-        sizes = [0 if texts[k].isspace() or not texts[k] else texts[k].count(b",") + 1 for k in chosen]
-        values = _numbers(b",".join(texts[k] for k, size in zip(chosen, sizes, strict=True) if size), kind, dtype)
-        if len(values) != sum(sizes):
-            raise ValueError("other than flat lists of numbers")
-        end = 0
-        for k, size in zip(chosen, sizes, strict=True):
-            pair = before[k]
-            lists[k] = TokenList(values[end : end + size], pair and (lists[pair[0]], lists[pair[1]]))
-            end += size
-    return lists
-
-
-@cache
-def fast_parser() -> Any:
-    try:
-        import simdjson
-    except ImportError:
-        return None
-    return simdjson.Parser()
-
-
-def _numbers(text: bytes, kind: str, dtype: Any) -> npt.NDArray[Any]:
-    """The numbers of a list's text. Raises ValueError or TypeError for anything else, and for numbers beyond 64 bits."""
-    if (parser := fast_parser()) is not None:
-        return np.frombuffer(parser.parse(b"[%b]" % text).as_buffer(of_type=kind), dtype)
-    values = np.asarray(orjson.loads(b"[%b]" % text))
-    if text.translate(None, _NUMERIC) or (len(values) and values.dtype.kind not in ("if" if kind == "d" else "i")):
-        raise ValueError("other than numbers")
-    return values.astype(dtype)
-
-
-def _placed(value: JsonObject, names: Sequence[str], lists: Sequence[TokenList]) -> bool:
-    """Put the lists into the items of the output, where their numbers stand as lists; whether each was there."""
-    response = value.get("response")
-    output = response.get("output") if isinstance(response, dict) else None
-    placed = 0
-    for item in _objects(output) if isinstance(output, list) else ():
-        if written_by_model(item):
-            for name in TOKEN_KEYS:
-                number = item.get(name)
-                if type(number) is list:
-                    # All flat lists of numbers were replaced, so a list of one number is one of these.
-                    if len(number) != 1 or type(number[0]) is not int or names[number[0]] != name:
-                        return False
-                    item[name] = lists[number[0]]
-                    placed += 1
-    return placed == len(lists)
-
-
-def _is_unambiguous(text: bytes, written: bytes) -> bool:
-    """Whether an object's ``text`` has no duplicate keys and no numbers beyond 64 bits. ``written``: the JSON of its
-    parsed value. False when that is not certain."""
-    if text == written:
-        return True
-    bare, ours = text.translate(None, _SPACE), written.translate(None, _SPACE)
-    # Most are equal, which is faster to see than anything is counted.
-    return bare == ours or (b'\\\\":' not in bare and _keys(bare) == _keys(ours) and not has_long_number(text))
-
-
-def _keys(bare: bytes) -> int:
-    return bare.count(b'":') - bare.count(b'\\":')
-
-
 def _objects(items: list[Any]) -> Iterable[ResponseItem]:
     """The items of lists, which some writers nest, in order. Raises BadRow for what is no object."""
     if all(type(item) is dict for item in items):
@@ -370,8 +208,8 @@ def _objects(items: list[Any]) -> Iterable[ResponseItem]:
     return flat
 
 
-def _row_of(value: JsonObject) -> Row:
-    """The row of a parsed line. Raises BadRow."""
+def _row_of(value: JsonObject, call_of: CallOf) -> Row:
+    """The row of a parsed line, whose items have token lists as ``call_of`` reads them. Raises BadRow."""
     response = value.get("response")
     if response is None:
         raise BadRow("S103", "the row has no response", expected="response")
@@ -393,7 +231,7 @@ def _row_of(value: JsonObject) -> Row:
         detail = f"metadata.{media[0]} (images, audio and video are not trained)"
         raise BadRow("S102", detail, expected="text alone", got=json_kind(metadata))
     request_input = params.get("input")
-    conversation = _Conversation()
+    conversation = _Conversation(call_of)
     if isinstance(request_input, list):
         conversation.read(request_input, generated=False)
     elif isinstance(request_input, str):
@@ -449,7 +287,8 @@ def _text(value: Any) -> bytes:
 class _Conversation:
     """The entries of a row's items, of its input and then of its output."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_of: CallOf) -> None:
+        self._call_of = call_of
         self.entries: list[Entry] = []
         self._count = 0
         self._call_ids: set[Any] = set()
@@ -464,12 +303,8 @@ class _Conversation:
             if call >= len(calls):
                 self.entries.append(Entry(ASSISTANT, self._count, call if generated else -1, says=not generated))
                 calls.append(None)
-            prompt, generation = item.get(PROMPT), item.get(GENERATION)
-            if prompt is not None or generation is not None:
-                ids = token_ids(prompt, PROMPT, call), token_ids(generation, GENERATION, call)
-                log_probs = _log_probs(item.get(LOG_PROBS), call)
-                if ids[0] or ids[1]:
-                    calls[-1] = Call(*ids, log_probs, item.get(RENDERED) is True)
+            if (lists := self._call_of(item, call)) is not None:
+                calls[-1] = lists
             self._model(self.entries[-1], item, generated)
             self._count += 1
         return calls
@@ -540,19 +375,38 @@ def _key(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, float)) else _text(value)
 
 
-def token_ids(values: Any, name: str, turn: int) -> TokenList:
-    """The ids of a list that was read. Raises BadRow naming the first value that is no id."""
-    if isinstance(values, TokenList):
-        return values
-    for position, value in enumerate(_listed(values, name, turn)):
+def _cut_call(item: ResponseItem, calls: Iterator[tuple[int, Call]]) -> Call | None:
+    """The next of the calls that were cut out of the line; None for an item without ids. Raises LookupError for an item that
+    has other lists."""
+    if item.get(PROMPT) is None and item.get(GENERATION) is None:
+        return None
+    number, call = next(calls, (None, None))
+    if call is None or item.get(PROMPT) != [number]:
+        raise LookupError("lists of something else than a model call")
+    call.rendered = item.get(RENDERED) is True
+    return call
+
+
+def _call_of(item: ResponseItem, turn: int) -> Call | None:
+    """The call whose lists an item has; None without ids. Raises BadRow naming the first value that is none of a list."""
+    if item.get(PROMPT) is None and item.get(GENERATION) is None:
+        return None
+    prompt, generation = _token_ids(item, PROMPT, turn), _token_ids(item, GENERATION, turn)
+    log_probs = _log_probs(item.get(LOG_PROBS), turn)
+    return Call(prompt, generation, log_probs, item.get(RENDERED) is True) if len(prompt) or len(generation) else None
+
+
+def _token_ids(item: ResponseItem, name: str, turn: int) -> npt.NDArray[np.int64]:
+    values = _listed(item.get(name), name, turn)
+    for position, value in enumerate(values):
         if type(value) is not int or not -(2**63) <= value < 2**63:
             raise BadRow("S102", name, turn=turn, position=position, expected="a 64-bit integer", got=json_value(value))
-    return TokenList(np.asarray(values or (), np.int64))
+    return np.asarray(values, np.int64)
 
 
 def _log_probs(values: Any, turn: int) -> npt.NDArray[np.float64] | None:
-    if values is None or isinstance(values, TokenList):
-        return None if values is None else values.values
+    if values is None:
+        return None
     numbers = []
     for position, value in enumerate(_listed(values, LOG_PROBS, turn)):
         number: Any = NON_FINITE.get(value) if isinstance(value, str) else value

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from gymdata.formats.nemo_gym.cut import RENDERED
 from gymdata.formats.nemo_gym.read import RESPONSE
-from gymdata.formats.nemo_gym.rows import RENDERED
 from gymdata.formats.trajectories.own import shortest
 from gymdata.rollouts.failures import FAILURE, UNSCORED, failure_of
 from gymdata.rollouts.messages import (

@@ -176,7 +176,8 @@ def trajectory_of(row: RolloutRow, lost: Counter[str]) -> JsonObject | None:
     steps: list[float | None] = []
     for message in row["messages"]:
         item = EpisodeItem(role=message["role"], content=message["content"] or "", logprobs=None, metadata=None)
-        metadata, reward = _metadata(message), None
+        metadata = _metadata(message)
+        reward: float | None = None
         if message["role"] != "assistant":
             reward = 0.0
         elif (sampled := turns.pop(message.get("turn"), None)) is not None:
