@@ -371,9 +371,9 @@ class StoreError(GymdataError):
         return cls(f"{run}: was made with other settings: {lines}", hint=hint)
 
     @classmethod
-    def other_kind(cls, path: Path, holds: str, more: str = "") -> StoreError:
+    def other_kind(cls, path: Path, holds: str) -> StoreError:
         hint = f"give another output folder or file ({option('overwrite', True)} replaces only the same kind of output)"
-        return cls(f"{path}: holds {holds}{more}, which this command does not replace", hint=hint)
+        return cls(f"{path}: holds {holds}, which this command does not replace", hint=hint)
 
     @classmethod
     def other_settings(cls, path: Path, contents: str, differences: Sequence[tuple[str, object, object]]) -> StoreError:

@@ -71,10 +71,6 @@ class Lock:
                 os.truncate(self._path, 0)
             self._lock.release()
 
-    def moved(self, path: Path) -> None:
-        """The lock's file is at ``path`` now: its folder was renamed."""
-        self._path = path
-
     def remove(self) -> None:
         """Release the lock and remove its file. Processes that opened the file before find out."""
         if self._lock.is_locked:

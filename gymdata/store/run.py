@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import threading
 import time
 import types
@@ -41,8 +42,12 @@ from gymdata.store.journal import (
 from gymdata.store.lines import encode, encode_any
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import (
+    DERIVED,
+    PART,
     ROLLOUTS_FOLDER,
     RUN_JSON,
+    SESSIONS_FOLDER,
+    FileEntry,
     Identity,
     RunFacts,
     refuse_unwritable,
@@ -50,7 +55,7 @@ from gymdata.store.paths import (
 from gymdata.store.reading import warn
 from gymdata.store.run_json import describe_file, differences, merged, now, plain, read_run_json, sync, write_run_json
 from gymdata.store.sinks import tokens_of
-from gymdata.store.stage_output import derived, holds_nothing, refuse_other_kind, wipe
+from gymdata.store.stage_output import refuse_other_kind, settle
 from gymdata.store.tables import read_table, sealing_batches, write_batches
 
 #: Tokens of a file that is written at once: about 256 MB.
@@ -503,3 +508,50 @@ def _checked(
     if differing:
         raise StoreError.other_identity(folder, differing)
     return facts
+
+
+def wipe(folder: Path) -> None:
+    """Remove what gymdata wrote: rollouts, failures, tables derived from them, run.json. The lock stays held, and the log
+    has the attempts before."""
+    if not (folder / RUN_JSON).exists():
+        return
+    # run.json goes last: until then a crash leaves a run that can be overwritten again.
+    for file in _contents(folder):
+        file.unlink()
+    for hidden in folder.glob(".*.tmp"):
+        if hidden.name[1:].startswith(DERIVED):
+            # What a killed process left in there is of the rollouts that go.
+            settle(folder / hidden.name[1:].removesuffix(".tmp"))
+            shutil.rmtree(hidden, ignore_errors=True)
+    stages = derived(folder)
+    for stage in stages:
+        # Here, too, the describing file is removed last.
+        for file in stage.iterdir():
+            if file.suffix in (".parquet", ".jsonl", ".tmp") or file.name in LOG_FILES:
+                file.unlink()
+        (stage / RUN_JSON).unlink()
+    (folder / RUN_JSON).unlink()
+    for inside in (folder / ROLLOUTS_FOLDER, folder / SESSIONS_FOLDER, *stages):
+        with contextlib.suppress(OSError):  # it holds what others put there
+            inside.rmdir()
+    sync(folder)
+
+
+def derived(folder: Path) -> list[Path]:
+    """The folders in a run that were made from its rollouts, and are removed with them."""
+    stages = folder.iterdir() if folder.is_dir() else ()
+    return sorted(s for s in stages if s.is_dir() and s.name.startswith(DERIVED) and (s / RUN_JSON).is_file())
+
+
+def holds_nothing(folder: Path, files: Sequence[FileEntry]) -> bool:
+    """Whether a run has neither rows nor failures. ``files``: what run.json names as sealed."""
+    # Lines are not looked into here: bytes in them may be a row, torn or not.
+    return not files and not any(file.stat().st_size for file in _contents(folder))
+
+
+def _contents(folder: Path) -> list[Path]:
+    """The files of a run with rows or failures, and what was put aside of them or left by a killed process."""
+    parts = (folder / ROLLOUTS_FOLDER).glob("*")
+    ours = [p for p in parts if PART.fullmatch(p.name.removesuffix(".torn").removesuffix(".tmp").removeprefix("."))]
+    failures = [folder / FAILURES, folder / (FAILURES + ".torn")]
+    return [*ours, *(folder / SESSIONS_FOLDER).glob("*.journal*"), *filter(Path.exists, failures)]

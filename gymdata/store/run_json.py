@@ -156,13 +156,10 @@ def hash_file(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def describe_file(
-    file: Path, rows: int | None = None, *, path: str | None = None, xxh3: str | None = None, **more: Any
-) -> FileEntry:
-    """A written file's entry in run.json: ``path`` (its name), ``rows`` (if given), ``bytes``, ``xxh3`` (computed from
-    the file unless given)."""
+def describe_file(file: Path, rows: int | None = None, *, path: str | None = None, **more: Any) -> FileEntry:
+    """A written file's entry in run.json: ``path`` (its name), ``rows`` (if given), ``bytes``, ``xxh3``."""
     counted = {} if rows is None else {"rows": rows}
-    return {**more, "path": path or file.name, **counted, "bytes": file.stat().st_size, "xxh3": xxh3 or hash_file(file)}
+    return {**more, "path": path or file.name, **counted, "bytes": file.stat().st_size, "xxh3": hash_file(file)}
 
 
 @contextlib.contextmanager

@@ -2,10 +2,10 @@
 file without a run.json. It appears whole, and the output that it replaces goes whole.
 
 Invariants: one process writes an output; a folder that holds another kind of output is refused, also with overwrite;
-nothing that is there changes before all of the new output is on disk, in the hidden folder ``.NAME.tmp``. Then the old
-folder is renamed to ``.NAME.old``, the new one gets its name, what others put into the old one moves to the new one, and
-the old one is removed. A process killed before that leaves the old output, one killed between the renames both: whoever
-opens the output next gives the old one its name back. The command is repeated whole.
+nothing that is there changes before all of the new output is on disk. The new output is made in the hidden folder
+``.NAME.tmp``, as ``new``; the old one is renamed to ``old`` in there, the new one gets its name, and what others put into
+the old one moves to it. A process that is killed leaves the old output or the new one, and between the two renames the old
+one in the hidden folder, which gets its name back when the place is used next (``settle``).
 """
 
 from __future__ import annotations
@@ -27,144 +27,138 @@ from gymdata.settings import Config
 from gymdata.store.journal import FAILURES
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import (
-    DERIVED,
-    PART,
     ROLLOUTS_FOLDER,
     RUN_JSON,
-    SESSIONS_FOLDER,
-    FileEntry,
     RunFacts,
     is_table_file,
     local_output,
     read_facts,
     refuse_unwritable,
 )
-from gymdata.store.run_json import (
-    describe_file,
-    differences,
-    refuse_link,
-    sync,
-    temporary_of,
-    write_run_json,
-)
+from gymdata.store.run_json import describe_file, differences, refuse_link, sync, temporary_of, write_run_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from gymdata.rollouts.schema import Table
 
-#: Stage → what its output is called in a refusal, and what it holds (a column of the graph of ``view``).
-STAGES = {
-    "collect": ("a collected run", "rollouts"),
-    "record": ("a recorded run", "rollouts"),
-    "import": ("an imported run", "rollouts"),
-    "import-pairs": ("imported pairs", "data"),
-    "pairs": ("pairs", "data"),
-    "experiences": ("experiences", "data"),
-    "score": ("scores", "checks"),
-    "judge": ("a judge's comparisons", "checks"),
-    "filter": ("filtered rollouts", "rollouts"),
-    "select": ("selected rollouts", "rollouts"),
-    "fix": ("repaired rollouts", "rollouts"),
-    "export": ("an export", "data"),
-    "audit": ("an audit", "checks"),
-    "train": ("a training", "models"),
-    "merged-model": ("a merged model", "models"),
-    "finetune": ("a finetuning run", "models"),
-    "sweep": ("a sweep", "models"),
-    "serve-genrm": ("what serve-genrm keeps", "checks"),
+#: Kinds of outputs that hold rollouts or pairs, and what they are called in a refusal.
+_WITH_ROWS = {
+    "collect": "a collected run",
+    "record": "a recorded run",
+    "import": "an imported run",
+    "import-pairs": "imported pairs",
+    "pairs": "pairs",
+    "filter": "filtered rollouts",
+    "select": "selected rollouts",
 }
+_KINDS = _WITH_ROWS | {
+    "experiences": "experiences",
+    "score": "scores",
+    "judge": "a judge's comparisons",
+    "audit": "an audit",
+    "train": "a training",
+    "merged-model": "a merged model",
+    "finetune": "a finetuning run",
+    "sweep": "a sweep",
+    "serve-genrm": "what serve-genrm keeps",
+}
+
+
+def _kind_of(facts: RunFacts) -> str:
+    """The kind of output that a run.json describes: its stage; all trainings are one kind, and pairs are imported in no
+    attempts."""
+    stage = str(facts.get("stage") or "collect")
+    if stage == "import" and not facts.get("attempts"):
+        return "import-pairs"
+    return "train" if stage.startswith("train-") else stage
+
+
+def _name_of(facts: RunFacts) -> str:
+    kind = _kind_of(facts)
+    return _KINDS.get(kind, f"the output of {kind}")
+
+
+def _described(folder: Path) -> RunFacts:
+    """The run.json in a folder; empty without one."""
+    return read_facts(folder / RUN_JSON) if (folder / RUN_JSON).is_file() else {}
+
+
+def _names_in(facts: RunFacts) -> set[str]:
+    """What a run.json names in its folder."""
+    return {Path(str(entry["path"])).parts[0] for entry in facts.get("files") or []}
+
+
+def _sources(parents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The name of each parent, by the ID of its run, which a copy of it keeps, or by its path."""
+    sources = dict[str, str]()
+    for parent in parents:
+        run_id, path = parent.get("run_id"), str(parent.get("path"))
+        sources[str(run_id or path)] = f"run {run_id} ({path})" if run_id else path
+    return sources
 
 
 def refuse_other_kind(folder: Path, stage: str) -> None:
     """Raises StoreError when ``folder`` holds the output of another stage, or would be a part of another output; UsageError
     for a place that is no local path."""
-    kind = kind_held(local_output(folder))
-    if kind is not None and kind != kind_of_stage(stage):
-        raise StoreError.other_kind(folder, _name(kind))
+    facts = _described(local_output(folder))
+    if facts and _kind_of(facts) != ("train" if stage.startswith("train-") else stage):
+        raise StoreError.other_kind(folder, _name_of(facts))
     refuse_owned(folder)
 
 
-def refuse_owned(part: Path) -> None:
-    """Raises StoreError when ``part``, a file or a folder, is, or would be read as, a part of the output that contains
-    it."""
-    folder = local_output(part).absolute().parent.resolve()
-    file = folder / part.name
-    for rollouts in (file, folder):
-        if rollouts.name == ROLLOUTS_FOLDER and (rollouts.parent / RUN_JSON).is_file():
-            raise StoreError(
-                f"{part}: is among the rollouts of a run, where it would count as rows",
-                hint="give another output folder",
-            )
-    if file.name == FAILURES and (folder / ROLLOUTS_FOLDER).is_dir():
-        raise StoreError(f"{part}: is where a run keeps its failed attempts", hint="give another output file")
-    described = folder / RUN_JSON
-    if described.is_file():
-        facts = read_facts(described)
-        if file.name in _named(facts):
-            raise StoreError.other_kind(folder, _name(_kind_of(facts)), f" ({file.name} is part of it)")
-
-
-def kind_held(folder: Path) -> str | None:
-    """The kind of output that a folder holds, by its run.json, or by what else only gymdata makes; None for no output."""
-    if (folder / RUN_JSON).is_file():
-        return _kind_of(read_facts(folder / RUN_JSON))
-    rollouts = folder / ROLLOUTS_FOLDER
-    if rollouts.is_dir() and any(PART.fullmatch(p.name) for p in rollouts.iterdir()):
-        return "collect"
-    return "train" if (folder / "job" / "job.json").is_file() else None
+def refuse_owned(place: Path) -> None:
+    """Raises StoreError when ``place``, a file or a folder, is a part of another output, or would be read as one."""
+    path = local_output(place).absolute()
+    folder = path.parent.resolve()
+    for owner, name in ((folder, path.name), (folder.parent, folder.name)):
+        facts = _described(owner)
+        if facts and name in {ROLLOUTS_FOLDER, FAILURES, *_names_in(facts)}:
+            text = f"{place}: is part of {_name_of(facts)}, {owner}"
+            raise StoreError(text, hint="give another output folder or file")
 
 
 def other_than_rows(folder: Path) -> str | None:
     """What a folder that can hold neither rollouts nor pairs holds; None for any other folder."""
-    kind = kind_held(folder)
-    has_rows = kind in STAGES and STAGES[kind][1] in ("rollouts", "data") and kind not in ("experiences", "export")
-    return None if kind is None or has_rows else _name(kind)
+    facts = _described(folder)
+    return None if not facts or _kind_of(facts) in _WITH_ROWS else _name_of(facts)
 
 
-def kind_of_stage(stage: str) -> str:
-    return "train" if stage.startswith("train-") else stage
-
-
-def _kind_of(facts: RunFacts) -> str:
-    stage = str(facts.get("stage") or "collect")
-    return "import-pairs" if stage == "import" and not facts.get("attempts") else kind_of_stage(stage)
-
-
-def _name(kind: str) -> str:
-    return STAGES[kind][0] if kind in STAGES else f"the output of {kind}"
-
-
-def _sources(parents: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Parents by the id of their run, which a copy of it keeps, or by path."""
-    return {str(parent.get("run_id") or parent.get("path")): parent for parent in parents}
-
-
-def _named(facts: RunFacts) -> list[str]:
-    return [str(entry["path"]) for entry in facts.get("files") or []]
+def settle(place: Path) -> None:
+    """Finish what a process that was killed while it replaced the output at ``place`` had begun: where no new one has its
+    name, the old one gets it back; else what others put into the old one moves to the new one, and the old one goes."""
+    old = temporary_of(place) / "old"
+    if not old.exists():
+        return
+    if not place.exists():
+        old.rename(place)
+        return
+    ours = {RUN_JSON, *_names_in(_described(old))}
+    for path in old.iterdir():
+        if path.name not in ours and not (place / path.name).exists():
+            path.rename(place / path.name)
+    sync(place)
+    shutil.rmtree(old)
 
 
 @dataclass(slots=True)
 class Part:
-    """A file of an output that is being written, under ``path``. ``rows`` and ``more`` go into its entry in run.json;
-    so does ``xxh3``, if the writer computed it, else the file is read again for it."""
+    """A file of an output that is being written, under ``path``. ``rows`` and ``more`` go into its entry in run.json."""
 
     name: str
     path: Path
     rows: int | None = None
     more: dict[str, Any] = field(default_factory=dict)
-    xxh3: str | None = None
 
 
 class StageOutput:
     """The output at ``place``, open for writing; a context manager.
 
-    ``stage``: the command in its run.json; ``kind``: of output, where a stage has several. ``name``: of its main file; a
-    place called .parquet or .jsonl is that file alone (``is_file``), and with ``alone`` any place is. ``main``: the main
-    file's path. ``kept``: the folder also holds what was paid for, so its files are replaced one by one. ``facts``: the
-    existing run.json; empty without one. Opening raises StoreError for another kind of output, a folder with files that no
-    run.json describes (without ``overwrite``), a symbolic link, and while another process writes here; UsageError for what
-    is no local path.
+    ``stage``: the command in its run.json. ``name``: of its main file; a place called .parquet or .jsonl is that file alone
+    (``is_file``), and with ``alone`` any place is. ``main``: the main file's path. ``new``: the folder that becomes the
+    output. ``facts``: the existing run.json; empty without one. Opening raises StoreError for another kind of output, a
+    folder with files that no run.json describes (without ``overwrite``), a symbolic link, and while another process writes
+    here; UsageError for what is no local path.
     """
 
     def __init__(
@@ -174,20 +168,19 @@ class StageOutput:
         name: str = "",
         *,
         overwrite: bool = False,
-        kind: str | None = None,
         alone: bool = False,
-        kept: bool = False,
     ) -> None:
         self.place, self.stage, self.overwrite = local_output(place), stage, overwrite
         self.is_file = alone or (bool(name) and is_table_file(self.place))
         self.main = self.place if self.is_file else self.place / name
         self.facts: RunFacts = {}
-        self._kind, self._kept = kind or stage, kept
         self._parts: dict[str, Part] = {}
         self._schemas: dict[str, int] = {}
         # User code may change the current folder.
         self._at = self.place.absolute() if self.is_file else self.place.resolve()
-        self.new, self._old = temporary_of(self._at), self._at.with_name(f".{self._at.name}.old")
+        self._hidden = temporary_of(self._at)
+        self.new = self._hidden / "new"
+        self._stack = contextlib.ExitStack()
         self._refuse()
 
     def _refuse(self) -> None:
@@ -195,44 +188,38 @@ class StageOutput:
             refuse_owned(self.place)
             refuse_link(self.place)
             return
-        refuse_other_kind(self.place, self._kind)
+        refuse_other_kind(self.place, _kind_of({"stage": self.stage}))
         refuse_unwritable(self.place)
         is_mount = self._at.is_mount()
-        if not self._kept and (is_mount or Path.cwd().is_relative_to(self._at)):
+        if is_mount or Path.cwd().is_relative_to(self._at):
             is_fixed = "is a mounted disk" if is_mount else "holds the current folder"
             raise StoreError(f"{self.place}: {is_fixed}, which no output replaces", hint="give a folder in it")
-        found = sorted(path.name for path in self._at.iterdir()) if self._at.is_dir() else []
-        # A process that was killed while it began a kept output leaves the half of a run.json.
-        ours = (LOCK, *LOG_FILES, temporary_of(Path(RUN_JSON)).name)
-        foreign = [name for name in found if name not in ours]
-        if foreign and RUN_JSON not in found and not self.overwrite:
+        names = sorted(path.name for path in self._at.iterdir()) if self._at.is_dir() else []
+        # A process that was killed while it began an output leaves the half of a run.json.
+        foreign = [name for name in names if name not in (LOCK, *LOG_FILES, temporary_of(Path(RUN_JSON)).name)]
+        if foreign and RUN_JSON not in names and not self.overwrite:
             raise StoreError(
                 f"{self.place}: is not empty, and no run.json says what it holds ({', '.join(foreign[:6])})",
                 hint=f"give another output folder ({option('overwrite', True)} writes into this one, and keeps its files)",
             )
 
     def __enter__(self) -> StageOutput:
-        self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             stack.enter_context(made_folder(self._at.parent))
-            if self._kept:
-                stack.enter_context(made_folder(self._at))
-            for path in (self.new, self._old):
-                refuse_link(path)
+            refuse_link(self._hidden)
             try:
-                self.new.mkdir(exist_ok=True)
+                self._hidden.mkdir(exist_ok=True)
             except OSError as error:
-                raise StoreError.from_os(self.new, error) from error
-            stack.callback(self._remove_new)
-            self._lock = Lock(self.new)
-            stack.callback(self._lock.remove)
+                raise StoreError.from_os(self._hidden, error) from error
+            stack.callback(self._remove_hidden)
+            stack.callback(Lock(self._hidden).remove)
             stack.callback(self._tidy)
             self._tidy()
-            # Another process may have written here until now, or is about to remove what it replaced.
+            self.new.mkdir()
+            # Another process may have written here until now.
             self._refuse()
             refuse_held(self._at)
-            run_json = self._at / RUN_JSON
-            self.facts = read_facts(run_json) if not self.is_file and run_json.is_file() else {}
+            self.facts = {} if self.is_file else _described(self._at)
             stack.callback(leave_log, self.place)
             self._stack = stack.pop_all()
         return self
@@ -242,35 +229,15 @@ class StageOutput:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def _clear(self) -> None:
-        """Remove what a killed process, or an error, left of a new output."""
-        for path in self.new.iterdir() if self.new.is_dir() else ():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name != LOCK:
-                path.unlink()
-
     def _tidy(self) -> None:
-        self._clear()
-        if self._old.exists():
-            self._settle()
+        """Remove what is left of a new output, and of the one that it replaced."""
+        if self.new.exists():
+            shutil.rmtree(self.new)
+        settle(self._at)
 
-    def _remove_new(self) -> None:
-        with contextlib.suppress(OSError):
-            self.new.rmdir()
-
-    def _settle(self) -> None:
-        """Remove the output that was renamed away, or give it its name back where no new one has it."""
-        if not self._at.exists():
-            self._old.rename(self._at)
-            return
-        run_json = self._old / RUN_JSON
-        named = _named(read_facts(run_json)) if run_json.is_file() else []
-        ours = {RUN_JSON, LOCK, *(Path(name).parts[0] for name in named)}
-        for path in self._old.iterdir():
-            if path.name not in ours and not (self._at / path.name).exists():
-                path.rename(self._at / path.name)
-        shutil.rmtree(self._old)
+    def _remove_hidden(self) -> None:
+        with contextlib.suppress(OSError):  # another process makes its output in there
+            self._hidden.rmdir()
 
     def refuse_other(
         self, key: str, now: Config | Mapping[str, Any], noun: str, parents: Sequence[Mapping[str, Any]] = ()
@@ -280,39 +247,31 @@ class StageOutput:
         if self.overwrite or not self.facts:
             return
         recorded = self.facts.get("parents") or []
-        was, present = _sources(recorded), _sources(parents)
-        # Inputs without a run, like scores and models, are not compared.
-        added = {name for name, parent in was.items() if not parent.get("run_id")}
-        if was and present and (present.keys() - was.keys() or was.keys() - present.keys() - added):
-            before, inputs = (
-                ", ".join(
-                    f"run {p['run_id']} ({p.get('path')})" if p.get("run_id") else str(p.get("path")) for p in side
-                )
-                for side in (was.values(), present.values())
-            )
+        # Inputs that were added and are no rollouts, like scores and models, have no run.
+        runs = {parent["run_id"] for parent in recorded if parent.get("run_id")}
+        if recorded and parents and not runs <= _sources(parents).keys() <= _sources(recorded).keys():
+            was, inputs = (", ".join(_sources(side).values()) for side in (recorded, parents))
             raise StoreError(
-                f"{self.place}: holds {noun} from {before}; this is {inputs}",
+                f"{self.place}: holds {noun} from {was}; this is {inputs}",
                 hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both",
             )
         settings, defaults = (now.model_dump(mode="json"), now.defaults()) if isinstance(now, Config) else (now, {})
-        other = differences(self.facts.get(key) or {}, settings, defaults)
-        if other:
+        if other := differences(self.facts.get(key) or {}, settings, defaults):
             raise StoreError.other_settings(self.place, noun, other)
 
     def part(self, name: str, **more: Any) -> Part:
         """A file to write, with ``more`` for its entry in run.json. A second call for a name starts that file again. Raises
         StoreError for a file of that name in the folder that its run.json does not name."""
-        there, ours = self.place / name, self.is_file or self._kept or name in _named(self.facts)
-        if not ours and os.path.lexists(self._at / name):
+        if not self.is_file and name not in _names_in(self.facts) and os.path.lexists(self._at / name):
             raise StoreError(
-                f"{there}: no run.json names it, so gymdata did not make it and does not replace it",
+                f"{self.place / name}: no run.json names it, so gymdata did not make it and does not replace it",
                 hint="move it away, or give another output folder",
             )
         self._parts[name] = part = Part(name, self.new / name, more=more)
         try:
             part.path.write_bytes(b"")
         except OSError as error:
-            raise StoreError.from_os(there, error) from error
+            raise StoreError.from_os(self.place / name, error) from error
         return part
 
     def batches(
@@ -337,7 +296,7 @@ class StageOutput:
         return self.batches(name, rows.to_batches(), table, rows.schema, **more)
 
     def begin(self, facts: RunFacts) -> None:
-        """Describe a ``kept`` output whose files come later, unless there is one."""
+        """Describe an output whose files come later, unless there is one: it may hold what its command adds to meanwhile."""
         if not self.facts:
             write_run_json(self.place, {**facts, "stage": self.stage})
         log_to(self.place)
@@ -355,73 +314,12 @@ class StageOutput:
                     raise StoreError.not_described(self.place)
                 part.path.replace(self._at)
             else:
-                files = [describe_file(part.path, part.rows, xxh3=part.xxh3, **part.more) for part in parts]
+                files = [describe_file(part.path, part.rows, **part.more) for part in parts]
                 ours = {"gymdata": __version__, "stage": self.stage, "schemas": self._schemas, "files": files}
-                self._put_in_place({**facts, **ours})
+                write_run_json(self.new, {**facts, **ours})
+                if self._at.exists():
+                    self._at.rename(self._hidden / "old")
+                self.new.rename(self._at)
             sync(self._at.parent)
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error
-
-    def _put_in_place(self, facts: RunFacts) -> None:
-        if self._kept:
-            for part in self._parts.values():
-                part.path.replace(self._at / part.name)
-            write_run_json(self._at, facts)
-            return
-        write_run_json(self.new, facts)
-        if self._at.exists():
-            self._at.rename(self._old)
-        self.new.rename(self._at)
-        self._lock.moved(self._at / LOCK)
-
-
-def wipe(folder: Path) -> None:
-    """Remove what gymdata wrote: rollouts, failures, tables derived from them, run.json. The lock stays held, and the log
-    has the attempts before."""
-    rollouts = folder / ROLLOUTS_FOLDER
-    if not (folder / RUN_JSON).exists():
-        return
-    # run.json goes last: until then a crash leaves a run that can be overwritten again.
-    for file in _ours(rollouts):
-        file.unlink()
-    for stage in derived(folder):
-        # Here, too, the describing file is removed last.
-        shutil.rmtree(temporary_of(stage), ignore_errors=True)
-        for file in stage.iterdir():
-            if file.suffix in (".parquet", ".jsonl", ".tmp") or file.name in LOG_FILES:
-                file.unlink()
-        (stage / RUN_JSON).unlink()
-        _remove_if_empty(stage)
-    for file in (folder / SESSIONS_FOLDER).glob("*.journal*"):
-        file.unlink()
-    _remove_if_empty(folder / SESSIONS_FOLDER)
-    for name in (FAILURES, FAILURES + ".torn", RUN_JSON):
-        (folder / name).unlink(missing_ok=True)
-    _remove_if_empty(rollouts)
-    sync(folder)
-
-
-def derived(folder: Path) -> list[Path]:
-    """The folders in a run that were made from its rollouts, and are removed with them."""
-    stages = folder.iterdir() if folder.is_dir() else ()
-    return sorted(s for s in stages if s.is_dir() and s.name.startswith(DERIVED) and (s / RUN_JSON).is_file())
-
-
-def holds_nothing(folder: Path, files: Sequence[FileEntry]) -> bool:
-    """Whether a run has neither rows nor failures. ``files``: what run.json names as sealed."""
-    rollouts = folder / ROLLOUTS_FOLDER
-    # Lines are not looked into here: bytes in them may be a row, torn or not.
-    sessions = (folder / SESSIONS_FOLDER).glob("*.journal*")
-    files_kept = [*_ours(rollouts), *sessions, folder / FAILURES, folder / (FAILURES + ".torn")]
-    return not files and not any(file.is_file() and file.stat().st_size for file in files_kept)
-
-
-def _ours(rollouts: Path) -> list[Path]:
-    """The parts of a run, and what was put aside of them or left by a killed process."""
-    bare = {p: p.name.removesuffix(".torn").removesuffix(".tmp").removeprefix(".") for p in rollouts.glob("*")}
-    return [p for p, name in bare.items() if PART.fullmatch(name)]
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()

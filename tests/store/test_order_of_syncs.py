@@ -104,6 +104,6 @@ def test_a_derived_output_is_named_when_it_is_on_the_disk(tmp_path: Path, operat
     refuse_unsynced_content(operations)
     described, named = (at for at, _, _ in renames(operations))
     assert [new.name for _, _, new in renames(operations)] == ["run.json", "out"]
-    assert Operation("sync", tmp_path / ".out.tmp" / "scores.parquet") in operations[:described]
-    assert Operation("sync", tmp_path / ".out.tmp") in operations[described:named]
+    assert Operation("sync", tmp_path / ".out.tmp" / "new" / "scores.parquet") in operations[:described]
+    assert Operation("sync", tmp_path / ".out.tmp" / "new") in operations[described:named]
     assert Operation("sync", tmp_path) in operations[named:]

@@ -236,6 +236,21 @@ def test_overwrite_removes_only_what_gymdata_wrote(tmp_path: Path, open_run, row
     assert left[3:] == ["run.json", "train-dpo/model.safetensors"]
 
 
+def test_overwrite_removes_an_output_that_was_being_replaced(tmp_path: Path, open_run, row):
+    """Killed between two renames, it would get its name back in a run that has other rollouts; notes in it stay."""
+    folder = tmp_path / "run"
+    with open_run() as run:
+        run.append(row(0))
+    stage, hidden = folder / "pairs-best", folder / ".pairs-best.tmp"
+    for place in (hidden / "old", hidden / "new"):
+        write_run_json(place, {"stage": "pairs"})
+    (hidden / "old" / "thoughts.md").write_text("mine")
+    with open_run(overwrite=True):
+        pass
+    assert not hidden.exists()
+    assert [path.name for path in stage.iterdir()] == ["thoughts.md"]
+
+
 def test_failures_are_kept_and_read_back(tmp_path: Path, open_run, row):
     """failures.jsonl keeps kind, place and the turns so far, over resumes; a torn last line is cut off and reported."""
     turns = row(0)["turns"]

@@ -112,8 +112,8 @@ def test_a_file_of_another_output_is_refused(
     assert f"{mine}: exists, and no run.json says what it is" in capsys.readouterr().err
     assert mine.read_bytes() == before
     places = {
-        Path(words["pairs"], "pairs.parquet"): "pairs.parquet is part of it",
-        Path(words["run"], "rollouts", "x.jsonl"): "among the rollouts of a run",
+        Path(words["pairs"], "pairs.parquet"): "is part of pairs, ",
+        Path(words["run"], "rollouts", "x.jsonl"): "is part of a collected run, ",
     }
     for place, said in places.items():
         if writes == "an export" and place.suffix == ".parquet":
@@ -149,10 +149,8 @@ def test_a_link_at_any_name_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "file.parquet").symlink_to(victim / "mine")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "scores.parquet").symlink_to(victim / "mine")
-    (tmp_path / ".t.old").symlink_to(victim)
-    for name in "st":
-        with pytest.raises(StoreError, match="is a symbolic link"):
-            write_scores(tmp_path / name, 1.0)
+    with pytest.raises(StoreError, match="is a symbolic link"):
+        write_scores(tmp_path / "s", 1.0)
     with pytest.raises(StoreError, match="is a symbolic link"), StageOutput(tmp_path / "file.parquet", "score", "s"):
         pass
     for overwrite, said in ((False, "is not empty"), (True, "no run.json names it")):
@@ -363,14 +361,14 @@ def test_what_others_put_into_an_output_stays(tmp_path: Path) -> None:
 
 
 def test_half_of_a_run_json_is_no_file_of_others(tmp_path: Path) -> None:
-    """A folder whose first run.json was being written when its process was killed is begun again, kept or not."""
-    for name, kept in (("judge", True), ("score", False)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / ".run.json.tmp").write_text('{"stage"')
-        with StageOutput(tmp_path / name, name, kept=kept) as out:
-            out.table("scores.parquet", score_rows(1.0), SCORES)
-            out.finish({})
-        assert read_table(tmp_path / name, SCORES)["value"].to_pylist() == [1.0]
+    """A folder whose first run.json was being written when its process was killed is begun again."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".run.json.tmp").write_text('{"stage"')
+    with StageOutput(tmp_path / "out", "judge") as out:
+        out.begin({})
+        out.table("scores.parquet", score_rows(1.0), SCORES)
+        out.finish({})
+    assert read_table(tmp_path / "out", SCORES)["value"].to_pylist() == [1.0]
 
 
 def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ from gymdata.store import Run, read_run_json, read_table
 from gymdata.store.lineage import model_parents
 from gymdata.store.lock import Lock
 from gymdata.store.paths import Identity, RunFacts, local_output, refuse_unwritable
-from gymdata.store.stage_output import holds_nothing, wipe
+from gymdata.store.run import holds_nothing, wipe
 from gymdata.user_code import in_thread
 from gymdata.workers.signals import Cancelled, cancellable, ctrl_c, run_async
 from gymdata.workers.tuning import rare_collections

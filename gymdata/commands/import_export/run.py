@@ -130,7 +130,7 @@ def import_rollouts(
     if renderer is not None:
         identity |= rendered_identity(renderer, str(model), facts)
     if known_format.table == PAIRS.name:
-        with StageOutput(output, "import", overwrite=overwrite, kind="import-pairs") as out:
+        with StageOutput(output, "import", overwrite=overwrite) as out:
             if out.facts and not overwrite and (other := differences(out.facts.get("identity") or {}, identity)):
                 raise StoreError.other_identity(out.place, other)
             run_id = run_id or Path(output).name

@@ -128,7 +128,7 @@ def judge(
         config.name or folder.name.removeprefix("judge-"), "the name of the scores", "give another with --name"
     )
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(StageOutput(folder, "judge", overwrite=config.overwrite, kept=True))
+        out = stack.enter_context(StageOutput(folder, "judge", overwrite=config.overwrite))
         if the_judge is None:
             if not (folder / "comparisons.parquet").is_file():
                 raise DataError.missing_path(folder / "comparisons.parquet", "comparisons that were judged before")
