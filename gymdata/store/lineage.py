@@ -16,8 +16,8 @@ from gymdata.errors import DataError, RefusedError, UsageError, counted, option
 from gymdata.public import Paths as Paths
 from gymdata.rollouts.failures import failures_in, short_reason
 from gymdata.rollouts.logprobs import sampling_biases
-from gymdata.rollouts.schema import ROLLOUTS, Table
-from gymdata.store import hash_file, read_run_json, scan_batches
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import hash_file, read_run_json
 from gymdata.store.fetch import copy_of, is_url
 from gymdata.store.paths import (
     Identity,
@@ -31,6 +31,7 @@ from gymdata.store.paths import (
     run_jsons,
 )
 from gymdata.store.reading import SCORED, content_of
+from gymdata.store.run_json import agreed
 from gymdata.store.tables import files_of, scan_source
 
 #: Stages whose output is made from rollouts in other folders.
@@ -119,27 +120,20 @@ def refuse_repeats(keys: npt.NDArray[np.uint64], ids: Iterable[pa.Array], source
     del ordered
     if not len(twice):
         return
-    row, alike = 0, []
-    for chunk in ids:
-        # A run that is being collected may have grown since the hashes were made.
-        chunk_ids = chunk.slice(0, len(keys) - row)
-        alike.append(chunk_ids.filter(pa.array(np.isin(keys[row : row + len(chunk_ids)], twice))))
-        row += len(chunk_ids)
-    named = pa.chunked_array(alike, pa.string())
-    extra = len(named) - pc.count_distinct(named).as_py()
+    # A run that is being collected may have grown since the hashes were made.
+    alike = pa.chunked_array(list(ids), pa.string())[: len(keys)].filter(pa.array(np.isin(keys, twice)))
+    extra = len(alike) - pc.count_distinct(alike).as_py()
     if not extra:
         return
     # The command that lists them.
     paths = " ".join(shlex.quote(str(source)) for source in sources)
     sql = "SELECT rollout_id, count(*) AS n FROM rollouts GROUP BY 1 HAVING n > 1"
     hint = f"`gymdata query {shlex.quote(sql)} {paths}` lists them; give each rollout once"
-    if len(sources) == 1:
-        hint = f"`gymdata validate {paths}` lists them as D701"
     given = [file for source in sources for file in resolve(source, ROLLOUTS)]
     files = [file.path.resolve() for file in given]
     if repeated := next((file for file in files if files.count(file) > 1), None):
         hint = f"{repeated} is given twice: give each file once"
-    counts = named.value_counts()
+    counts = alike.value_counts()
     first = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")[0]
     raise RefusedError(
         f"{counted(extra, 'rollout is', 'rollouts are')} there more than once, such as {first}{_places_of(first, given)}",
@@ -158,35 +152,27 @@ def _places_of(rollout_id: pa.Scalar, files: Iterable[Source]) -> str:
     return f" in {' and '.join(holding)}" if holding else ""
 
 
-def rows_of(wanted_ids: pa.Array, ids: pa.ChunkedArray, first_row: int) -> np.ndarray:
-    """The row in ``ids`` of each of ``wanted_ids``, -1 for those that are not there.
-
-    Both were read from the same files, and ``wanted_ids`` begins at row ``first_row``. They are looked up only when the
-    rows differ, because a run that is being collected grew, or its rows were sealed.
-    """
-    if ids.slice(first_row, len(wanted_ids)).equals(pa.chunked_array([wanted_ids])):
-        return np.arange(first_row, first_row + len(wanted_ids))
-    rows: np.ndarray = pc.fill_null(pc.index_in(wanted_ids, value_set=ids.combine_chunks()), -1).to_numpy()
-    return rows
-
-
 def chosen_rows(
-    sources: Sequence[str | Path],
-    table: Table,
-    ids: pa.ChunkedArray,
-    chosen: npt.NDArray[np.bool_],
-    columns: Sequence[str] | None = None,
+    sources: Sequence[str | Path], ids: pa.ChunkedArray, chosen: npt.NDArray[np.bool_]
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of the rows of ``sources`` that are true in ``chosen``, which has one value per row of ``ids``, the table's
-    first column. ``columns``: as ``scan_batches`` takes them."""
-    first_row = 0
-    for source in sources:
-        for batch in scan_batches(source, table, columns, _BATCH_ROWS):
-            rows = rows_of(batch.column(table.schema.names[0]), ids, first_row)
-            first_row += batch.num_rows
-            mask = (rows >= 0) & chosen[rows]
-            if mask.any():
-                yield batch if mask.all() else batch.filter(pa.array(mask))
+    """Batches of the rollouts of ``sources`` that are true in ``chosen``. ``ids``: those that were read before, in their
+    order; what a run that is being collected got since, at the end of each of its files, is not among them. Raises DataError
+    for other rollouts in their place."""
+    row = 0
+    for file in (file for source in sources for file in files_of(source, ROLLOUTS)):
+        for batch in scan_source(file, ROLLOUTS, None, _BATCH_ROWS):
+            known = ids.slice(row, batch.num_rows).combine_chunks()
+            same = pc.equal(batch.column("rollout_id").slice(0, len(known)), known)
+            n = pc.index(same, False).as_py()
+            n = len(known) if n < 0 else n
+            mask = pa.array(chosen[row : row + n])
+            row += n
+            if mask.true_count:
+                yield batch.slice(0, n).filter(mask)
+            if n < batch.num_rows:
+                break
+    if row < len(ids):
+        raise DataError(f"{', '.join(map(str, sources))}: changed while it was read", hint="run the command again")
 
 
 def single_file(file: Path, sources: Sequence[str | Path]) -> list[str]:
@@ -298,7 +284,4 @@ def refuse_replaced(path: str | Path, sources: Sequence[str | Path] = ()) -> Non
 def common_identity(sources: Sequence[str | Path]) -> Identity:
     """The identity settings that all the runs share, for the run.json of a file that is made from several runs."""
     folders = [run_folder(path) for source in sources for path in matches(source)]
-    identities = [read_run_json(folder).get("identity", {}) if folder is not None else {} for folder in folders]
-    return {
-        key: value for key, value in identities[0].items() if all(identity.get(key) == value for identity in identities)
-    }
+    return agreed([{} if folder is None else read_run_json(folder).get("identity", {}) for folder in folders])

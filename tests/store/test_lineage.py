@@ -58,17 +58,17 @@ def test_equal_keys_are_not_equal_ids() -> None:
 def test_the_hint_of_a_repeated_rollout_is_a_command_that_lists_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of one path ``validate``, of several ``query``; a file that is given twice is named."""
+    """Of one path and of several; a file that is given twice is named."""
     rows = [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)]
     one, both = write_run(tmp_path / "one", rows), write_run(tmp_path / "its twin", [rows[0], rows[0], rows[1]])
-    for given, listed in (([both], "D701"), ([one, both], "t-0")):
+    for given in ([both], [one, both]):
         with pytest.raises(RefusedError) as caught:
             gymdata.pairs(given, output=tmp_path / "p.parquet")
         assert caught.value.hint is not None
         command = shlex.split(caught.value.hint.split("`")[1])
         assert command[0] == "gymdata"
         main(command[1:])
-        assert listed in capsys.readouterr().out
+        assert "t-0" in capsys.readouterr().out
     with pytest.raises(RefusedError, match=r"part-00000\.parquet is given twice"):
         gymdata.filter([one, one], tmp_path / "f.parquet", where="reward > 0")
 

@@ -222,7 +222,7 @@ def _write(
 
         def batches(mask: npt.NDArray[np.bool_] = mask) -> Iterator[pa.RecordBatch]:
             nonlocal done
-            for batch in chosen_rows(sources, ROLLOUTS, ids, mask):
+            for batch in chosen_rows(sources, ids, mask):
                 done += batch.num_rows
                 yield batch
                 progress.update(done=done, total=report.rollouts_out)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import Table
 from gymdata.store import StageOutput, read_table, scan_batches
-from gymdata.store.lineage import chosen_rows, common_identity, parents_of
+from gymdata.store.lineage import common_identity, parents_of
 
 #: The folder in an import, or beside the tokens of a training, with ``train.parquet`` and ``test.parquet``.
 SPLIT = "split"
@@ -33,18 +33,17 @@ def split_by_task(
 ) -> dict[str, int]:
     """Write the rows of ``source`` to ``train.parquet`` and ``test.parquet`` of the folder ``output``; returns the tasks of
     each. ``share`` of the tasks, drawn with ``seed``, is the test side. Raises UsageError for fewer than two tasks."""
-    key = table.schema.names[0]
-    rows = read_table(source, table, (key, "task_id"))
-    tasks = rows["task_id"].to_pylist()
+    tasks = read_table(source, table, ("task_id",))["task_id"].to_pylist()
     held_out = split_tasks(tasks, share, seed)
-    in_test = pc.is_in(rows["task_id"], value_set=pa.array(sorted(held_out), pa.string())).to_numpy()
-    counts = {"train": len({*tasks} - held_out), "test": len(held_out)}
+    sides = {"train": {*tasks} - held_out, "test": held_out}
     # Pairs have optional columns.
     names = next(scan_batches(source, table, None, 1)).schema.names
     schema = pa.schema([table.schema.field(name) for name in names], metadata=table.metadata)
     with StageOutput(output, "filter", overwrite=True) as out:
-        for side, mask in (("train", ~in_test), ("test", in_test)):
-            batches = chosen_rows([source], table, rows[key], mask)
+        for side, chosen in sides.items():
+            named = pa.array(sorted(chosen), pa.string())
+            rows = scan_batches(source, table)
+            batches = (batch.filter(pc.is_in(batch.column("task_id"), value_set=named)) for batch in rows)
             out.batches(f"{side}.parquet", batches, table, schema, side=side)
         out.finish(
             {
@@ -52,7 +51,7 @@ def split_by_task(
                 "config": {"split_by": "task", "test_share": share, "seed": seed},
                 "parents": parents_of([source]),
                 "identity": common_identity([source]),
-                "counts": {f"tasks_{side}": n for side, n in counts.items()},
+                "counts": {f"tasks_{side}": len(chosen) for side, chosen in sides.items()},
             }
         )
-    return counts
+    return {side: len(chosen) for side, chosen in sides.items()}
