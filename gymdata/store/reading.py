@@ -82,25 +82,20 @@ def child_environment() -> dict[str, str]:
     return {_ALLOW_CHANGED: str(int(_current.allow_changed))}
 
 
-def report_damage(line: str) -> None:
-    """Report that rows were left out because the file is damaged."""
-    _current.add(_current.damage, line)
-
-
 def warn(line: str) -> None:
     """Warn about data that is used nevertheless."""
     _current.add(_current.warnings, line)
 
 
 def report_lines(path: Path, lines: list[tuple[int, int | None]], of: str, why: str) -> None:
-    """Report lines (1-based number, byte offset if known) of a file whose rows are left out."""
+    """Report damaged lines (1-based number, byte offset if known) of a file, whose rows are left out."""
     if not lines:
         return
     places = (f"line {n:,}" + ("" if offset is None else f" at byte {offset:,}") for n, offset in lines[:8])
     shown = ", ".join(places)
     more = f" and {len(lines) - 8:,} more" if len(lines) > 8 else ""
     many = f"{len(lines):,} damaged {of}s left out" if len(lines) > 1 else f"1 damaged {of} left out"
-    report_damage(f"{path}: {many} ({shown}{more}): {why}")
+    _current.add(_current.damage, f"{path}: {many} ({shown}{more}): {why}")
 
 
 def check_source(path: Path) -> None:

@@ -40,7 +40,7 @@ from gymdata.store.journal import (
     recover,
 )
 from gymdata.store.lines import encode, encode_any
-from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
+from gymdata.store.lock import Lock, made_folder, refuse_held
 from gymdata.store.paths import (
     DERIVED,
     PART,
@@ -50,12 +50,11 @@ from gymdata.store.paths import (
     FileEntry,
     Identity,
     RunFacts,
-    refuse_unwritable,
 )
 from gymdata.store.reading import warn
 from gymdata.store.run_json import describe_file, differences, merged, now, plain, read_run_json, sync, write_run_json
 from gymdata.store.sinks import tokens_of
-from gymdata.store.stage_output import refuse_other_kind, settle
+from gymdata.store.stage_output import refuse_taken, settle
 from gymdata.store.tables import read_table, sealing_batches, write_batches
 
 #: Tokens of a file that is written at once: about 256 MB.
@@ -97,19 +96,6 @@ def write_batch_parts(
         index += 1
 
 
-def refuse_foreign(folder: Path) -> None:
-    """Raise StoreError when ``folder`` cannot be written, or holds something that is not a run. Makes nothing."""
-    refuse_unwritable(folder)
-    if not folder.exists() or (folder / RUN_JSON).exists():
-        return
-    foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, f".{RUN_JSON}.tmp", *LOG_FILES))
-    if foreign:
-        raise StoreError(
-            f"{folder}: is not empty and not a run: it has no run.json (it holds {', '.join(foreign[:6])})",
-            hint="give another output folder; gymdata does not write into, or remove, what it did not make",
-        )
-
-
 #: Lines take about four times the bytes of the Parquet file that they become, so this seals at about 256 MB.
 SEGMENT_BYTES = 1 << 30
 _OURS = frozenset({"run_id", "files", "attempts", "identity", "extent", "schemas"})
@@ -119,15 +105,15 @@ class Run:
     """A run folder open for writing; made by ``Run.open``, ended by ``close`` or as a context manager.
 
     ``run_id``: kept across resumes. ``folder``: where it is. ``resumed``: whether it was there before. ``repairs``:
-    what a crash had torn, already put aside. ``previous_extent``: the extent before this attempt. Rows are appended
-    from one thread; sealing and syncing run in other threads.
+    what a crash had torn, already put aside. ``rows``: that it holds, sealed or not. Rows are appended from one thread;
+    sealing and syncing run in other threads.
     """
 
     def __init__(self, folder: Path, lock: Lock, facts: RunFacts, resumed: bool) -> None:
         self.folder = folder
         self.resumed = resumed
         self.repairs: list[Repair] = []
-        self.previous_extent: dict[str, Any] = {}
+        self.rows = 0
         self._lock = lock
         self._facts = facts
         self._facts_lock = threading.RLock()
@@ -168,8 +154,7 @@ class Run:
         if rows_per_file is not None and rows_per_file < 1:
             raise UsageError.bad_value("rows per file", rows_per_file, "at least 1")
         path = Path(folder)
-        refuse_other_kind(path, str(facts.get("stage") or "collect"))
-        refuse_foreign(path)
+        refuse_taken(path, str(facts.get("stage") or "collect"))
         with made_folder(path):
             lock = Lock(path)
         try:
@@ -207,8 +192,7 @@ class Run:
     ) -> None:
         """Raise what ``open`` would raise, and write nothing."""
         path = Path(folder)
-        refuse_other_kind(path, "collect")
-        refuse_foreign(path)
+        refuse_taken(path, "collect")
         refuse_held(path)
         if not overwrite:
             _checked(path, identity, defaults, run_id)
@@ -216,16 +200,6 @@ class Run:
     @property
     def run_id(self) -> str:
         return str(self._facts["run_id"])
-
-    @property
-    def sealed_rows(self) -> int:
-        with self._facts_lock:
-            return sum(f["rows"] for f in self._facts["files"])
-
-    @property
-    def journal_rows(self) -> int:
-        """Rows that are not sealed: the open segment's and those waiting."""
-        return self._waiting_rows + (self._journal.rows if self._journal else 0)
 
     def existing(self, columns: Sequence[str]) -> pa.Table:
         """``columns`` of every row that the run holds, sealed or not."""
@@ -252,6 +226,7 @@ class Run:
     def _append(self, line: bytes) -> None:
         journal = self._journal or self._open_journal(self._next)
         journal.append(line)
+        self.rows += 1
         try:
             if self._fsync_interval_s <= 0:
                 journal.sync()
@@ -276,6 +251,7 @@ class Run:
             self._name_part(part, rows)
             drop_lines(part.with_suffix(".jsonl"))
             self._next += 1
+            self.rows += rows
 
     def fail(self, record: FailureRow) -> None:
         """Add one record to failures.jsonl. Raises StoreError.from_os."""
@@ -364,12 +340,11 @@ class Run:
         rows_per_file: int | None,
         fsync_interval_s: float,
     ) -> None:
-        self.previous_extent = self._facts["extent"]
         self._rows_per_file = rows_per_file or (1 << 62)
         self._fsync_interval_s = fsync_interval_s
         self._facts = merged(self._facts, plain(facts))
         # A smaller number samples less now, but removes nothing.
-        before, covered = self.previous_extent, plain(extent)
+        before, covered = self._facts["extent"], plain(extent)
         grown = {k: max(before[k], n) for k, n in covered.items() if type(n) is int and type(before.get(k)) is int}
         self._facts["extent"] = {**before, **covered, **grown}
         self._facts["attempts"].append(
@@ -382,7 +357,7 @@ class Run:
         self._rollouts.mkdir(exist_ok=True)
         sync(self.folder)
         self._as_lines = suffix == "jsonl"
-        self._sealer, self._waiting_rows = ThreadPoolExecutor(1, "gymdata-seal"), 0
+        self._sealer = ThreadPoolExecutor(1, "gymdata-seal")
         self._recover()
         if fsync_interval_s > 0:
             self._syncer = threading.Thread(target=self._keep_synced, name="gymdata-sync", daemon=True)
@@ -393,8 +368,9 @@ class Run:
         state = recover(self.folder, self._facts["files"])
         self.repairs += state.repairs
         self._next = state.next_segment
+        self.rows = sum(part["rows"] for part in self._facts["files"]) + sum(s.rows for s in state.segments)
         for segment in state.segments[:-1]:
-            self._seal_next(segment.path, segment.rows)
+            self._sealer.submit(self._seal, segment.path, segment.rows)
         for last in state.segments[-1:]:
             self._journal = Journal(last.path, last.rows)
             self._next = last.index + 1
@@ -414,17 +390,12 @@ class Run:
             return
         journal.close()
         if journal.rows:
-            self._seal_next(journal.path, journal.rows)
+            self._sealer.submit(self._seal, journal.path, journal.rows)
         else:
             journal.path.unlink()
 
-    def _seal_next(self, segment: Path, rows: int) -> None:
-        """Seal a closed segment in the sealing thread, after those before it."""
-        with self._facts_lock:
-            self._waiting_rows += rows
-        self._sealer.submit(self._seal, segment, rows)
-
     def _seal(self, segment: Path, rows: int) -> None:
+        """Seal a closed segment, in the sealing thread, after those before it."""
         if self._trouble is not None:
             return
         try:
@@ -436,9 +407,6 @@ class Run:
                 drop_lines(segment)
         except Exception as error:  # noqa: BLE001 - a thread's fault must surface in the caller's next step
             self._trouble = error
-            return
-        with self._facts_lock:
-            self._waiting_rows -= rows
 
     def _name_part(self, part: Path, rows: int) -> None:
         """Name a sealed file in run.json; called in the sealing thread, before the lines are dropped."""

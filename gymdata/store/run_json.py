@@ -49,21 +49,15 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def labels() -> RunFacts:
-    """The experiment and the tags of what this process writes."""
-    experiment = os.environ.get(EXPERIMENT, "").strip()
-    tags = [tag for line in os.environ.get(TAGS, "").splitlines() if (tag := line.strip())]
-    return ({"experiment": experiment} if experiment else {}) | ({"tags": list(dict.fromkeys(tags))} if tags else {})
-
-
 def complete(facts: RunFacts) -> RunFacts:
-    """``facts`` with every key of ``RunJson``, as JSON: what a stage does not have is empty, and the version is this one.
-
-    Raises ValueError (pydantic's, a defect) for a key of another type.
-    """
+    """``facts`` with every key of ``RunJson``, as JSON: what a stage does not have is empty, the version is this one, and
+    the experiment and the tags are those of this process. Raises ValueError (pydantic's, a defect) for a key of another
+    type."""
     from gymdata.store.run_model import completed
 
-    return completed(plain({**facts, **labels()}))
+    tags = dict.fromkeys(tag for line in os.environ.get(TAGS, "").splitlines() if (tag := line.strip()))
+    labels = {"experiment": os.environ.get(EXPERIMENT, "").strip(), "tags": list(tags)}
+    return completed(plain({**facts, **{key: value for key, value in labels.items() if value}}))
 
 
 def read_run_json(path: str | Path) -> RunFacts:
@@ -91,14 +85,9 @@ def agreed(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def state_of(run_json: Path, facts: RunFacts) -> str:
-    """``being written``, ``interrupted``, ``rollouts pending`` or ``complete``."""
-    return "being written" if is_written(run_json) else state_left(facts)
-
-
-def is_written(run_json: Path) -> bool:
-    """Whether a process of this machine is writing the output that ``run_json`` describes."""
+    """``being written`` (by a process of this machine), ``interrupted``, ``rollouts pending`` or ``complete``."""
     folder = run_json.parent.absolute()
-    return is_held(folder) or is_held(temporary_of(folder))
+    return "being written" if is_held(folder) or is_held(temporary_of(folder)) else state_left(facts)
 
 
 def state_left(facts: RunFacts) -> str:

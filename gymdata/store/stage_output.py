@@ -107,6 +107,21 @@ def refuse_other_kind(folder: Path, stage: str) -> None:
     refuse_owned(folder)
 
 
+def refuse_taken(folder: Path, stage: str, *, overwrite: bool = False) -> None:
+    """Raises as ``refuse_other_kind``, and StoreError for a folder that cannot be written, or has files that no run.json
+    describes (without ``overwrite``). Makes nothing."""
+    refuse_other_kind(folder, stage)
+    refuse_unwritable(folder)
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    # A process that was killed while it began an output leaves the half of a run.json.
+    foreign = [name for name in names if name not in (LOCK, *LOG_FILES, temporary_of(Path(RUN_JSON)).name)]
+    if foreign and RUN_JSON not in names and not overwrite:
+        raise StoreError(
+            f"{folder}: is not empty, and no run.json says what it holds ({', '.join(foreign[:6])})",
+            hint="give another output folder",
+        )
+
+
 def refuse_owned(place: Path) -> None:
     """Raises StoreError when ``place``, a file or a folder, is a part of another output, or would be read as one."""
     path = local_output(place).absolute()
@@ -188,20 +203,11 @@ class StageOutput:
             refuse_owned(self.place)
             refuse_link(self.place)
             return
-        refuse_other_kind(self.place, _kind_of({"stage": self.stage}))
-        refuse_unwritable(self.place)
+        refuse_taken(self.place, _kind_of({"stage": self.stage}), overwrite=self.overwrite)
         is_mount = self._at.is_mount()
         if is_mount or Path.cwd().is_relative_to(self._at):
             is_fixed = "is a mounted disk" if is_mount else "holds the current folder"
             raise StoreError(f"{self.place}: {is_fixed}, which no output replaces", hint="give a folder in it")
-        names = sorted(path.name for path in self._at.iterdir()) if self._at.is_dir() else []
-        # A process that was killed while it began an output leaves the half of a run.json.
-        foreign = [name for name in names if name not in (LOCK, *LOG_FILES, temporary_of(Path(RUN_JSON)).name)]
-        if foreign and RUN_JSON not in names and not self.overwrite:
-            raise StoreError(
-                f"{self.place}: is not empty, and no run.json says what it holds ({', '.join(foreign[:6])})",
-                hint=f"give another output folder ({option('overwrite', True)} writes into this one, and keeps its files)",
-            )
 
     def __enter__(self) -> StageOutput:
         with contextlib.ExitStack() as stack:
@@ -209,13 +215,13 @@ class StageOutput:
             refuse_link(self._hidden)
             try:
                 self._hidden.mkdir(exist_ok=True)
+                stack.callback(self._remove_hidden)
+                stack.callback(Lock(self._hidden).remove)
+                stack.callback(self._tidy)
+                self._tidy()
+                self.new.mkdir()
             except OSError as error:
                 raise StoreError.from_os(self._hidden, error) from error
-            stack.callback(self._remove_hidden)
-            stack.callback(Lock(self._hidden).remove)
-            stack.callback(self._tidy)
-            self._tidy()
-            self.new.mkdir()
             # Another process may have written here until now.
             self._refuse()
             refuse_held(self._at)

@@ -54,7 +54,7 @@ WRONG = [
     (f"-m {POLICY} --temperature -1", "temperature"),
     (f"-m {POLICY} -o HERE/file", "is a file, expected a folder"),
     (f"-m {POLICY} -o HERE/file/run", "HERE/file is a file"),
-    (f"-m {POLICY} -o HERE/mine", "is not empty and not a run"),
+    (f"-m {POLICY} -o HERE/mine", "is not empty, and no run.json says what it holds"),
     (f"-m {POLICY} --set engine.max_modl_len=5", "did you mean 'max_model_len'"),
     (f"-m {POLICY} --set engine.gpu_memory_utilisation=1", "did you mean 'gpu_memory_utilization'"),
     *((f"-m {POLICY} --set engine.dtype={name}", f"--set engine.dtype: got '{name}', {DTYPES}")

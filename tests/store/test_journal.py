@@ -177,6 +177,6 @@ def test_a_full_disk_loses_no_row_that_was_taken(small_disk: Path, open_run, row
     assert read_table(small_disk / "run", ROLLOUTS).num_rows == taken
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
     with open_run(folder=small_disk / "run") as run:
-        assert (run.repairs, run.journal_rows) == ([], taken)
+        assert (run.repairs, run.rows) == ([], taken)
         run.append(row(taken))
     assert read_table(small_disk / "run", ROLLOUTS).num_rows == taken + 1

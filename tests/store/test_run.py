@@ -27,7 +27,7 @@ def test_rows_come_back_as_they_were_given(tmp_path: Path, open_run, row):
         for i in range(3):
             run.append(row(i))
         journaled = read_table(tmp_path / "run")
-        assert (run.sealed_rows, run.journal_rows, run.resumed) == (0, 3, False)
+        assert (run.rows, run.resumed) == (3, False)
     sealed = read_table(tmp_path / "run")
     assert sealed.equals(journaled)
     assert sealed.schema.equals(ROLLOUTS.arrow, check_metadata=True)
@@ -80,7 +80,7 @@ def test_a_resumed_run_keeps_its_id_and_rows(tmp_path: Path, open_run, row):
     with open_run(run_id="mine", operation={"concurrency": 1}) as run:
         run.append(row(0))
     with open_run(extent={"num_rollouts": 4}, operation={"concurrency": 8}) as run:
-        assert (run.run_id, run.resumed, run.previous_extent) == ("mine", True, {"num_rollouts": 2})
+        assert (run.run_id, run.resumed, run.rows) == ("mine", True, 1)
         assert run.existing(["task_id", "rollout_index"]).to_pylist() == [{"task_id": "task-0", "rollout_index": 0}]
         run.append(row(1))
         assert run.existing(["rollout_index"]).num_rows == 2
@@ -184,7 +184,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path, open_run, name: str, ove
     """A folder with content and without run.json is refused, and nothing is added to it or removed."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).write_text("mine")
-    with pytest.raises(StoreError, match="is not empty and not a run"):
+    with pytest.raises(StoreError, match=r"is not empty, and no run\.json says what it holds"):
         open_run(overwrite=overwrite)
     assert [p.name for p in (tmp_path / "run").iterdir()] == [name]
 
@@ -229,7 +229,7 @@ def test_overwrite_removes_only_what_gymdata_wrote(tmp_path: Path, open_run, row
     with pytest.warns(DataWarning, match=gone):
         opened = open_run(overwrite=True, identity={"model": "another"})
     with opened as run:
-        assert (run.resumed, run.sealed_rows, run.failures()) == (False, 0, [])
+        assert (run.resumed, run.rows, run.failures()) == (False, 0, [])
         assert run.run_id != first
     left = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     assert left[:3] == ["lock", "pairs-best/thoughts.md", "rollouts/part-of-my-notes.txt"]
@@ -310,7 +310,7 @@ def test_an_error_in_the_block_leaves_the_journal(tmp_path: Path, open_run, row)
     assert [p.name for p in (tmp_path / "run" / "rollouts").iterdir()] == ["part-00000.jsonl"]
     assert read_run_json(tmp_path / "run")["attempts"][0]["outcome"] == "RuntimeError: engine fell over"
     with open_run() as run:
-        assert run.journal_rows == 1
+        assert run.rows == 1
 
 
 def test_notes_are_merged_into_run_json(tmp_path: Path, open_run):
@@ -345,7 +345,7 @@ def test_a_row_that_could_not_be_sealed_is_refused(open_run, row, changes, field
         with pytest.raises(DataError, match=field):
             run.append(row(0, **changes))
         run.append(row(1))
-        assert run.journal_rows == 1
+        assert run.rows == 1
 
 
 def test_wrong_settings_are_usage_errors(open_run, tmp_path: Path):

@@ -199,7 +199,7 @@ def _collect(
     for text in [*notes, *parts.notes, *(f"repaired after a crash: {repair}" for repair in run.repairs)]:
         progress.message(text)
     key = _key(run.run_id, config, parts)
-    fresh = not (run.sealed_rows or run.journal_rows)
+    fresh = not run.rows
     ledger = _ledger(run, key, config)
     resume_state = (
         ResumeState(count * config.num_rollouts, 0)
@@ -211,8 +211,8 @@ def _collect(
         try:
             done = run_async(_play(run, config, parts, tasks, ledger, seed, resume_state, key, progress))
         except OutsideError as error:
-            if error.fatal and (safe := run.sealed_rows + run.journal_rows):
-                error.hint = f"{counted(safe, 'rollout is', 'rollouts are')} safe; rerun the same command to resume"
+            if error.fatal and run.rows:
+                error.hint = f"{counted(run.rows, 'rollout is', 'rollouts are')} safe; rerun the same command to resume"
             raise
         # Sealed first: scalar columns are read much faster from Parquet files than from journals.
         run.seal()
@@ -337,8 +337,7 @@ async def _play(
                 sampling=config.sampling_parameters() | limits,
             )
             scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
-            n_existing = run.sealed_rows + run.journal_rows
-            collector = Collector(run, setting, scheduler, ledger, resume_state.pending, progress, n_existing)
+            collector = Collector(run, setting, scheduler, ledger, resume_state.pending, progress, run.rows)
             began = time.monotonic()
             with contextlib.suppress(Cancelled):
                 await cancellable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)

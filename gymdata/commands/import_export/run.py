@@ -151,7 +151,7 @@ def import_rollouts(
     ) as run:
         findings = _Findings(failed == "drop")
         parts = rendered(Reader(name, run.run_id, columns=columns)(sources), renderer, ROLLOUTS)
-        run.write_batches(_counted(findings.gathered(parts), summary, run.sealed_rows + run.journal_rows))
+        run.write_batches(_counted(findings.gathered(parts), summary, run.rows))
         findings.count(summary)
         _write_lines(Path(output) / REJECTED, _rejected_lines(findings.rejected))
         _write_lines(Path(output) / FAILURES, findings.failures)
