@@ -49,11 +49,10 @@ def default_score(
     if not names:
         return None, None
     if len(names) == 1 and all(runs):
-        return names[
-            0
-        ], f"score: {names[0]}, the only re-scoring ({choice.replace('NAME', TOTAL)}: the total reward of collect)"
-    without = {score: sum(score not in run for run in runs) for score in names}
-    listed = [f"{score} (not of {counted(n, 'source')})" if (n := without[score]) else score for score in names]
+        total = choice.replace("NAME", TOTAL)
+        return names[0], f"score: {names[0]}, the only re-scoring ({total}: the total reward of collect)"
+    lacking = {score: sum(score not in run for run in runs) for score in names}
+    listed = [f"{score} (not of {counted(n, 'source')})" if n else score for score, n in lacking.items()]
     raise UsageError(
         textwrap.shorten(f"{counted(len(names) + 1, 'score')} could be meant: {TOTAL}, {', '.join(listed)}", 200),
         hint=f"choose one with {choice} ({TOTAL}: the total reward that was stored with the rollouts)",

@@ -204,7 +204,7 @@ def test_scores_made_afterwards_are_columns(run: Path, tmp_path: Path) -> None:
         ({"where": "category == 'math'"}, '"category" not found(.|\n)*task.NAME'),
         ({"where": "task.categry == 'math'"}, 'find key "categry" in struct.*"category"'),
         ({"where": "task.meta == 'math'"}, "--where: .*STRUCT"),
-        ({"where": "mean_rewrd > 1"}, 'Candidate bindings: "mean_reward"'),
+        ({"where": "mean_rewrd > 1"}, 'bindings: "mean_reward"'),
         ({"where": "status == completed"}, '"completed"(.|\n)*single quotes'),
         ({"where": "reward = None"}, '"None" not found'),
         ({"balance": "categry"}, 'find key "categry" in struct.*"category"'),

@@ -93,24 +93,22 @@ class Scores:
 
 
 def evaluate(
-    con: Any,
-    expressions: Mapping[str, Expression],
-    sources: Sequence[str | Path],
-    rollouts: VerifiedDataset | None = None,
+    con: Any, expressions: Mapping[str, Expression], sources: Sequence[str | Path], read: VerifiedDataset | None = None
 ) -> Scores:
     """Make the table ``rows``: ``row``, ``rollout_id``, ``task_id``, ``group_id`` and ``rollout_index`` of each rollout
     under ``sources``, and each of ``expressions`` by its name. All are checked before a row is evaluated.
 
-    ``rollouts``: where they are in memory, their rewards chosen. Raises UsageError for an expression that names an unknown
+    ``read``: where they are in memory, their rewards chosen. Raises UsageError for an expression that names an unknown
     column, is of another kind, that DuckDB cannot evaluate, or that computes with NaN.
     """
-    read = rollouts or dataset_of(lambda names: (b for source in sources for b in scan_batches(source, AGENTS, names)))
+    chosen = read is not None
+    read = read or dataset_of(lambda names: (b for source in sources for b in scan_batches(source, AGENTS, names)))
     named = {name: expression.where for expression in expressions.values() for name in expression.names()}
     try:
         with about("; ".join(expression.subject for expression in expressions.values())):
             stored = without_nan(con, registered(con, "rollouts", [read]))
             con.execute(f"CREATE TEMP VIEW stored AS {stored}")
-            scores = _scores(read, sources, named, chosen=rollouts is not None)
+            scores = _scores(read, sources, named, chosen)
             _make_view(con, sources, named, scores)
             nan = {name: expression.check(con) for name, expression in expressions.items()}
             made = "".join(f", {e.sql} AS {name}, {nan[name]} AS nan_{name}" for name, e in expressions.items())
@@ -127,7 +125,12 @@ def evaluate(
 
 def _make_view(con: Any, sources: Sequence[str | Path], named: Collection[str], scores: Scores) -> None:
     """Make the view ``rollouts`` of the columns of rollouts, and of those of groups where another is named."""
-    replaced, columns = ["turns", "reward"], TEXTS | {"agents": _AGENTS}
+    names, computed = {name.partition(".")[0] for name in named}, TEXTS | {"agents": _AGENTS}
+    known = {*AGENTS.schema.names, *computed, *scores.columns, "errors"}
+    of_groups, is_misspelt = names - known, not set(map(_number_of, names)) <= known | {"n_rollouts"}
+    # DuckDB takes long for long SQL, also for what is not named: all of it is there only to be proposed.
+    columns = {name: sql for name, sql in computed.items() if is_misspelt or name in names}
+    replaced = ["turns", "reward"]
     if "reward" not in scores.columns:
         columns["reward"] = _FINITE.format("reward")
     if any(name.startswith("task.") for name in named):
@@ -145,15 +148,13 @@ def _make_view(con: Any, sources: Sequence[str | Path], named: Collection[str], 
         con.register("scored", pa.table(scores.columns))
         rows = f"SELECT * FROM ({rows}) LEFT JOIN (SELECT DISTINCT ON (rollout_id) * FROM scored) USING (rollout_id)"
     con.execute(f"CREATE TEMP VIEW each AS {rows}")
-    each = con.sql("FROM each")
-    if not {name.partition(".")[0] for name in named} <= set(each.columns):
-        numbers = [name for name, kind in zip(each.columns, each.types, strict=True) if kind.id in _NUMBERS]
+    if of_groups:
+        each, described = con.sql("FROM each"), set(map(_number_of, of_groups))
         facts = ["count(*) AS n_rollouts", "count(reward) AS n_scored"]
-        facts += [
-            f'{sql.format(_FINITE.format(number))} AS "{name}_{number}"'
-            for number in numbers
-            for name, sql in _STATISTICS.items()
-        ]
+        for number, kind in zip(each.columns, each.types, strict=True):
+            if kind.id in _NUMBERS and (is_misspelt or number in described):
+                value = _FINITE.format(number)
+                facts += [f'{sql.format(value)} AS "{name}_{number}"' for name, sql in _STATISTICS.items()]
         groups = f"SELECT group_id, {', '.join(facts)} FROM each GROUP BY group_id"
         rows = f"SELECT * FROM each JOIN ({groups}) USING (group_id)"
     con.execute(f"CREATE TEMP VIEW rollouts AS {rows}")

@@ -23,8 +23,6 @@ from gymdata.store.paths import RunFacts
 from gymdata.store.run_json import moment
 from gymdata.store.tables import read_table
 
-__all__ = ["RunProgress", "cells_of", "progress_of"]
-
 #: The rate is that of the last rows: those that ended in this many seconds before the latest.
 WINDOW_S = 600.0
 _METRICS, _STATE = "metrics.jsonl", "state.json"

@@ -65,9 +65,6 @@ def _with_prompts(table: pa.Table) -> pa.ChunkedArray:
     return with_prompts(turns, ids)
 
 
-__all__ = ["OpenedRun", "open_run"]
-
-
 class OpenedRun:
     """The rollouts under a path: a run folder, a Parquet or JSON lines file, or a glob of these."""
 
