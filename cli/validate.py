@@ -77,7 +77,7 @@ def validate(
 def _fix(
     path: str, choice: Literal["split", "truncate", "drop"], output: str | None, overwrite: bool, as_json: bool
 ) -> int:
-    from gymdata.commands.validate.run import fix
+    from gymdata.commands.validate.fix import fix
 
     if output is None:
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
@@ -149,8 +149,10 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     if report.violations:
         print()
     paragraphs(verdict)
-    if report.next_step:
-        paragraphs(report.next_step)
+    if report.rollouts and not report.tokens:
+        paragraphs(
+            "no token ids: `gymdata import FILE -m MODEL -o RUN` renders ids of the text it was made from (T213)"
+        )
     if report.errors:
         worst = next(v.code for v in report.violations if v.severity == "error")
         print(f"gymdata validate --explain {worst} explains it")

@@ -71,7 +71,7 @@ _HOME = {
     "export": "commands.import_export.run",
     "filter": "commands.filter.run",
     "finetune": "commands.finetune.run",
-    "fix": "commands.validate.run",
+    "fix": "commands.validate.fix",
     "import_rollouts": "commands.import_export.run",
     "judge": "commands.judge.run",
     "load_experiences": "commands.experience.loading",

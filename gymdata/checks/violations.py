@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 Severity = Literal["error", "warning", "info"]
 
 
-@dataclass(slots=True)
-class UnknownKey:
-    """A key that the table does not have: the first row with it, and in how many it is."""
-
-    first: int
-    rows: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Code:
     """One fault class. ``meaning`` is one line; ``explanation`` says why it matters and what to do."""
@@ -276,8 +268,6 @@ class ValidationReport(Report):
     tokens: int = 0
     violations: list[Violation] = field(default_factory=list)
     seconds: float = 0.0
-    #: Where no row has token ids: the command that renders some.
-    next_step: str = ""
 
     @property
     def errors(self) -> int:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from gymdata.cli.main import main
 from gymdata.commands.import_export.run import import_rollouts
-from gymdata.commands.validate.run import fix, validate
+from gymdata.commands.validate.fix import fix
+from gymdata.commands.validate.run import validate
 from gymdata.formats.conversion.importing import Keys, Numbering
 from gymdata.store import read_table
 from tests.formats.trajectories import ATIF, NAT, write_lines

@@ -57,9 +57,9 @@ def test_the_corpus_is_imported_or_named(name: str, tmp_path: Path) -> None:
             assert re.search(r"cannot be written as|^(T206|L30[123]): ", error.message)
 
 
-@pytest.mark.parametrize("name", IMPORTED)
-def test_the_corpus_as_a_file_to_validate(name: str, tmp_path: Path) -> None:
-    """validate names every bad row."""
+def test_the_corpus_as_a_file_to_validate(tmp_path: Path) -> None:
+    """validate names every bad row of the format that it reads as it is."""
+    name = "nemo-gym"
     (tmp_path / "a.jsonl").write_bytes((CORPUS / f"{name}.jsonl").read_bytes())
     report = validate(tmp_path / "a.jsonl")
     # A format may ask for a reward, whose lack is no S1.

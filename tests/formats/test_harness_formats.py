@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import gymdata
 from gymdata.cli.main import main
 from gymdata.formats.conversion.importing import BadItem
 from gymdata.formats.text.blocks import text_of
@@ -51,11 +50,10 @@ def test_results_of_verifiers_keep_calls_tools_metrics_and_task(tmp_path: Path) 
 def test_ids_that_are_not_read_are_named(
     row: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`import` and `validate` say which column holds them, where a file has some; a file without has no such sentence."""
+    """`import` says which column holds them, where a file has some; a file without has no such sentence."""
     file = write(tmp_path / "results.jsonl", {k: v for k, v in VERIFIERS.items() if k != "trajectory"} | row)
     assert main(["import", str(file), "-o", str(tmp_path / "run")]) == 0
     assert ("its `trajectory` holds token ids, which are not read" in capsys.readouterr().err) == bool(row)
-    assert ("its `trajectory` holds token ids, which are not read" in gymdata.validate(file).next_step) == bool(row)
 
 
 def test_earlier_results_of_verifiers_have_metrics_as_columns_and_texts(tmp_path: Path) -> None:

@@ -286,8 +286,9 @@ def test_every_kind_of_file_gives_the_same_rows(name: str, tmp_path: Path) -> No
         assert (summary.format, summary.rejected) == (name, 0)
         rows = to_rows(read_table(tmp_path / f"run {kind}", PAIRS if summary.pairs else ROLLOUTS))
         found[kind] = [[row.get(column) for column in COLUMNS] for row in rows]
-        report = validate(file)
-        assert (report.rollouts, report.errors) == (len(rows), 0)
+        for checked in (tmp_path / f"run {kind}", *([file] if name == "nemo-gym" else [])):
+            report = validate(checked)
+            assert (report.rollouts, report.errors) == (len(rows), 0)
     assert all(repr(rows) == repr(found["lines.jsonl"]) for rows in found.values())
 
 

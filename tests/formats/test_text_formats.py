@@ -448,25 +448,6 @@ def test_what_is_no_row_is_not_called_a_task(row: Any, why: str, tmp_path: Path)
     assert "gymdata collect" not in str(error.value.hint)
 
 
-def test_validate_reads_text_as_an_import_does(tmp_path: Path) -> None:
-    """Each row is checked or named with the reason of the import, by its line; rows that are the same in two files are an
-    example of each, and copies of a pair are named."""
-    alpaca = {"instruction": "Add 2 and 3.", "output": "5"}
-    for name in ("a", "b"):
-        file = write(
-            tmp_path / f"{name}.jsonl", alpaca, alpaca | {"output": None}, alpaca | {"instruction": "Add 2 and 4."}
-        )
-    report = gymdata.validate(file)
-    assert (report.rollouts, report.trainable, report.errors) == (2, 0, 1)
-    (fault,) = (v for v in report.violations if v.severity == "error")
-    assert (fault.code, fault.row, fault.detail) == ("S103", 1, "output and response: missing")
-    assert gymdata.validate(tmp_path / "?.jsonl").by_code["T205"] == 4
-    assert not gymdata.validate(tmp_path / "?.jsonl").has("D701")
-    pair = {"prompt": "q", "chosen": "5", "rejected": "6"}
-    report = gymdata.validate(write(tmp_path / "pairs.jsonl", pair, pair | {"rejected": "5"}, pair))
-    assert [(v.code, v.row) for v in report.violations if v.code != "P603"] == [("P601", 1), ("P606", 2)]
-
-
 def test_pairs_of_files_of_one_name_have_ids_of_their_own(tmp_path: Path) -> None:
     """Data sets have a train.jsonl in each of several folders: what stands at one place of them is not one pair."""
     files = []

@@ -44,7 +44,7 @@ def run_with_model(folder: Path, rows: list[dict[str, Any]]) -> Path:
 def test_the_model_in_run_json_tells_the_cause(tmp_path: Path) -> None:
     """Without --tokenizer the model folder that run.json names is used; without either the cause is not known."""
     row = rollout("t", 0, 1.0, merged_calls(), messages=chat(2))
-    assert validate(run_with_model(tmp_path, [row]), ignore=["T207"]).by_code == {"T201": 1}
+    assert validate(run_with_model(tmp_path, [row])).by_code == {"T201": 1}
     assert validate(write_native(tmp_path, [row], "parquet")).by_code == {"T200": 1}
 
 
@@ -66,8 +66,8 @@ def test_both_sides_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_generation_that_is_not_its_message(tmp_path: Path) -> None:
-    """T207 where the run's tokenizer is here: text, reasoning or tool name that the ids do not spell; white space and
-    special tokens do not count."""
+    """T207 of --decode, with the tokenizer of the run: text, reasoning or tool name that the ids do not spell; white
+    space and special tokens do not count."""
     prompt, answer = encode("<|im_start|>assistant\n"), encode("<think>so</think>359 is it<|im_end|>")
     said = {"role": "assistant", "reasoning": "so", "content": "359  is\nit", "turn": 0}
     call = json.dumps([{"id": "c", "type": "function", "function": {"name": "send", "arguments": {}}}])
@@ -77,19 +77,6 @@ def test_a_generation_that_is_not_its_message(tmp_path: Path) -> None:
         rollout("u", 0, 0.0, [(prompt, answer)], messages=[said | {"tool_calls": call}]),
     ]
     run = run_with_model(tmp_path, rows)
-    for settings in ({}, {"decode": True}):
-        found = [v for v in validate(run, **settings).violations if v.code == "T207"]
-        assert [(v.row, v.turn, v.detail) for v in found] == [(1, 0, "content"), (2, 0, "tool call")]
-    assert not validate(run, ignore=["T207"]).has("T207")
-
-
-def test_a_tokenizer_that_was_replaced_proves_nothing(tmp_path: Path) -> None:
-    """Where run.json knows another tokenizer than the one that lies there now, no message is called false by it."""
-    prompt, answer = encode("<|im_start|>assistant\n"), encode("359 is it<|im_end|>")
-    rows = [rollout("t", 0, 1.0, [(prompt, answer)], messages=[{"role": "assistant", "content": "358", "turn": 0}])]
-    run = run_with_model(tmp_path, rows)
-    assert validate(run).has("T207")
-    facts = json.loads((run / "run.json").read_text())
-    facts["identity"]["tokenizer_hash"] = "another"
-    (run / "run.json").write_text(json.dumps(facts))
-    assert not validate(run).has("T207")
+    found = [v for v in validate(run, decode=True).violations if v.code == "T207"]
+    assert [(v.row, v.turn, v.detail) for v in found] == [(1, 0, "content"), (2, 0, "tool call")]
+    assert not validate(run, decode=True, ignore=["T207"]).has("T207")

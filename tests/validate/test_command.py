@@ -129,14 +129,26 @@ TEXT = {
 }
 
 
-@pytest.mark.parametrize("name", [*TEXT, "nemo"])
-def test_a_file_without_ids_is_one_state_in_every_format(
+@pytest.mark.parametrize("name", TEXT)
+def test_a_file_of_another_project_is_imported_first(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 0, nothing trainable, and the command that renders ids; 1 as soon as a row cannot be read. In rollouts T205
-    is a warning."""
-    row = TEXT.get(name) or nemo_rows(n=1)[0]
-    for item in row["response"]["output"] if name == "nemo" else ():
+    """In every format one sentence with the command that reads it, whatever else is in the file, and also of --fix."""
+    for rows in ([TEXT[name]], [TEXT[name], "{"]):
+        path = write_lines(tmp_path / "a.jsonl", rows)
+        for more in ([], ["--fix", "drop", "-o", str(tmp_path / "b.jsonl")]):
+            assert main(["validate", str(path), *more]) == 2
+            shown = capsys.readouterr().err
+            assert "as text, expected rollouts or pairs" in shown
+            assert f"`gymdata import {path} -o RUN` reads it" in shown
+
+
+def test_a_file_without_ids_names_the_command_that_renders_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 0, T205 as a warning, and nothing trainable; 1 as soon as a row cannot be read."""
+    row = nemo_rows(n=1)[0]
+    for item in row["response"]["output"]:
         for key in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
             item.pop(key, None)
     path = write_lines(tmp_path / "a.jsonl", [row])
@@ -144,17 +156,11 @@ def test_a_file_without_ids_is_one_state_in_every_format(
     shown = capsys.readouterr().out
     assert "no errors" in shown
     assert "trainable: 0 of 1" in shown
-    assert f"no token ids: `gymdata import {path} -m MODEL -o RUN` renders ids of its text (T213)" in shown
-    assert ("T205" in shown) == (name not in ("preferences", "conversations"))
+    assert "T205" in shown
+    assert "no token ids: `gymdata import FILE -m MODEL -o RUN` renders ids" in shown
     write_lines(path, [row, "{"])
     assert main(["validate", str(path)]) == 1
     assert "line 2  S101" in capsys.readouterr().out
-
-
-def test_fix_repairs_no_file_that_is_imported_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_lines(tmp_path / "a.jsonl", [TEXT["messages"]])
-    assert main(["validate", str(path), "--fix", "drop", "-o", str(tmp_path / "b.jsonl")]) == 2
-    assert f"`gymdata import {path} -o RUN` first" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["nemo", "jsonl", "parquet"])

@@ -10,7 +10,8 @@ import pytest
 
 from gymdata import filter as filter_rollouts
 from gymdata import import_rollouts
-from gymdata.commands.validate.run import fix, validate
+from gymdata.commands.validate.fix import fix
+from gymdata.commands.validate.run import validate
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.rollouts.schema import HASHES
 from gymdata.rollouts.turns import expand_prompts
@@ -107,7 +108,7 @@ def test_rows_of_nemo_gym_are_imported_before_they_are_repaired(tmp_path: Path) 
 def test_nothing_is_repaired_in_place(tmp_path: Path) -> None:
     """The source, an existing file, and an unknown choice are refused."""
     source = write_native(tmp_path, native_rows(n=2), "parquet")
-    with pytest.raises(UsageError, match="is the file to be repaired"):
+    with pytest.raises(UsageError, match="is one of the files that are repaired"):
         fix(source, "drop", source)
     (tmp_path / "there.parquet").touch()
     with pytest.raises(StoreError, match="exists"):

@@ -10,7 +10,8 @@ import pytest
 
 from gymdata.cli.main import main
 from gymdata.commands.query.run import query
-from gymdata.commands.validate.run import fix, validate
+from gymdata.commands.validate.fix import fix
+from gymdata.commands.validate.run import validate
 from gymdata.errors import DataError
 from gymdata.store import read_table
 from tests.validate.generate import native_rows, nemo_rows, write_lines, write_native

@@ -14,7 +14,6 @@ from gymdata.commands.import_export.run import import_rollouts
 from gymdata.commands.validate.run import validate
 from gymdata.errors import DataError
 from gymdata.store import write_run_json
-from tests.formats.trajectories import ATIF, NAT
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.validate.generate import native_rows, nemo_rows, with_ids, write_lines, write_native
 
@@ -112,15 +111,3 @@ def test_log_probs_that_are_not_there_are_not_biased(tmp_path: Path) -> None:
     assert not validate(path).has("L304")
     import_rollouts(path, tmp_path / "run")
     assert not validate(tmp_path / "run").has("L304")
-
-
-@pytest.mark.parametrize("rows", [[DPO, DPO | {"rejected_response": "c"}], ATIF, NAT], ids=["dpo", "atif", "nat"])
-def test_files_of_other_projects_are_checked_as_they_are_imported(rows: list[Any], tmp_path: Path) -> None:
-    """A file, the same as one list, and the run of an import have the same rows, tokens and trainable ones."""
-    file = write_lines(tmp_path / "a.jsonl", rows)
-    (tmp_path / "b.json").write_text(json.dumps(rows, indent=1))
-    import_rollouts(file, tmp_path / "run")
-    of = [validate(path) for path in (file, tmp_path / "b.json", tmp_path / "run")]
-    assert len({(r.rollouts, r.turns, r.tokens, r.trainable) for r in of}) == 1
-    assert of[0].rollouts > 0
-    assert bool(of[0].next_step) == (of[0].tokens == 0)

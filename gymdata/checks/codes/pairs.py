@@ -9,8 +9,7 @@ import numpy as np
 import xxhash
 
 from gymdata.checks.violations import CHECKS, Check, Code, Violation
-from gymdata.rollouts.messages import PairRow
-from gymdata.rollouts.ragged import Ragged, joined_keys, list_parts
+from gymdata.rollouts.ragged import Ints, Ragged, joined_keys, list_parts
 from gymdata.rollouts.soundness import is_rendered, odd_log_probs, outside, unless_rendered
 
 if TYPE_CHECKING:
@@ -20,7 +19,8 @@ _SIDES = ("chosen", "rejected")
 _TIE = 1e-9
 #: The fields of a message that both sides are compared by.
 _SAID = ("role", "content", "reasoning", "tool_calls")
-
+#: The index of a row in its batch, a code, and fields of the violation.
+Fault = tuple[int, str, dict[str, Any]]
 
 _CODES = (
     Code(
@@ -85,33 +85,21 @@ class PairChecks:
         #: Where each content was seen first, and the pair's id there.
         self._content: dict[bytes, tuple[str, int, str]] = {}
 
-    def batch(self, batch: pa.RecordBatch, first_row: int, file: str) -> list[Violation]:
-        """Violations of one batch of the pairs table; ``first_row`` is its first row's number in ``file``."""
+    def batch(self, batch: pa.RecordBatch, rows: Ints, file: str) -> list[Violation]:
+        """Violations of one batch of the pairs table; ``rows``: the number of each of its rows in ``file``."""
         ids = batch.column("pair_id").to_pylist()
-
-        def fault(row: int, code: str, **more: Any) -> Violation:
-            return Violation(code, first_row + int(row), ids[int(row)], **more)
-
-        violations = [fault(row, code, **more) for row, code, more in self._rows(batch, first_row, file)]
+        faults = list(self._rows(batch, rows, file))
         # A pair that contradicts another is not a copy of it, whatever ids it holds.
-        opposite = {v.row for v in violations if v.code == "P604"}
-        copies = self._copies(batch, ids, first_row, file)
-        violations += [fault(row, code, **more) for row, code, more in copies if first_row + row not in opposite]
+        opposite = {index for index, code, _ in faults if code == "P604"}
+        for index, key in enumerate(_content(batch)):
+            was = self._content.setdefault(key, (file, int(rows[index]), ids[index]))
+            if was[:2] != (file, rows[index]) and index not in opposite:
+                faults.append((index, "P606", {"detail": f"the same as {was[0]} row {was[1]} (pair {was[2]})"}))
         for side in _SIDES:
-            violations += [fault(row, code, **more) for row, code, more in _lists(batch, side, self._limit)]
-        violations.sort(key=lambda v: (v.row, v.code))
-        return violations
+            faults += _lists(batch, side, self._limit)
+        return [Violation(code, int(rows[index]), ids[index], file=file, **more) for index, code, more in faults]
 
-    def _copies(
-        self, batch: pa.RecordBatch, ids: list[str], first_row: int, file: str
-    ) -> Iterator[tuple[int, str, PairRow]]:
-        """P606: prompt, chosen and rejected of an earlier pair once more, by ids, or by text where a pair has no ids."""
-        for row, key in enumerate(_content(batch)):
-            was = self._content.setdefault(key, (file, first_row + row, ids[row]))
-            if was[:2] != (file, first_row + row):
-                yield row, "P606", {"detail": f"the same as {was[0]} row {was[1]} (pair {was[2]})"}
-
-    def _rows(self, batch: pa.RecordBatch, first_row: int, file: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    def _rows(self, batch: pa.RecordBatch, rows: Ints, file: str) -> Iterator[Fault]:
         import pyarrow.compute as pc
 
         lists = [Ragged.of(batch.column(f"{name}_ids")) for name in ("prompt", *_SIDES)]
@@ -135,7 +123,7 @@ class PairChecks:
         names = [batch.column(f"{side}_rollout_id").to_pylist() for side in _SIDES]
         prompts, tasks = prompt.tolist(), batch.column("task_id").to_pylist()
         for row, (better, worse, task) in enumerate(zip(*names, tasks, strict=True)):
-            location = f"{file} row {first_row + row}"
+            location = f"{file} row {rows[row]}"
             if better and worse:
                 if (worse, better) in self._preferred:
                     yield row, "P604", {"detail": f"{self._preferred[worse, better]} prefers the other one"}
@@ -175,7 +163,7 @@ def _texts(batch: pa.RecordBatch, side: str, *fields: str) -> pa.Array:
     return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), joined), "\x1e")
 
 
-def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[tuple[int, str, PairRow]]:
+def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[Fault]:
     ids = Ragged.of(batch.column(f"{side}_ids"))
     for index in outside(ids.values, limit):
         row, position = ids.locate(index)

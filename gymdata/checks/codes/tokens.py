@@ -33,8 +33,8 @@ _CODES = (
         "generation is not its message",
         "error",
         "the generated ids do not decode to the message's text",
-        "Checked where the tokenizer of the run is here: up to 2 million tokens, with --decode all. The message's content "
-        "must occur in the decoded generation.",
+        "Checked with --decode and a tokenizer: that of --tokenizer, or of the model that run.json names. The message's "
+        "content must occur in the decoded generation.",
     ),
     Code(
         "T212",

@@ -22,9 +22,8 @@ from gymdata.store.paths import Source
 from gymdata.store.tables import batches
 
 
-def decoded_faults(sources: Iterable[Source], reading: Reading, step: int = 1) -> Iterator[Violation]:
-    """Every assistant message whose content, reasoning or tool names are not in its decoded generation; of each
-    ``step``-th rollout."""
+def decoded_faults(sources: Iterable[Source], reading: Reading) -> Iterator[Violation]:
+    """Every assistant message whose content, reasoning or tool names are not in its decoded generation."""
     for source in sources:
         for part in batches(source, ROLLOUTS, ["rollout_id", "messages", "turns"], batch_size=256):
             if isinstance(part, Fault):
@@ -32,14 +31,13 @@ def decoded_faults(sources: Iterable[Source], reading: Reading, step: int = 1) -
             batch = part.data
             if not {"messages", "turns"} <= set(batch.schema.names):
                 continue
-            chosen = [k for k, row in enumerate(part.rows) if row % step == 0]
-            messages, turns = batch["messages"].take(chosen).to_pylist(), batch["turns"]
+            turns = batch["turns"]
             generations = turns.values.field("generation_token_ids")
-            for k, of_rollout in zip(chosen, messages, strict=True):
-                first, last = (turns.offsets[k + end].as_py() for end in (0, 1))
-                rollout_id = batch["rollout_id"][k].as_py()
-                for v in _rollout(of_rollout or (), generations.slice(first, last - first), reading):
-                    yield v._replace(row=int(part.rows[k]), rollout_id=rollout_id, file=str(source.path))
+            for index, messages in enumerate(batch["messages"].to_pylist()):
+                first, last = (turns.offsets[index + end].as_py() for end in (0, 1))
+                rollout_id = batch["rollout_id"][index].as_py()
+                for v in _rollout(messages or (), generations.slice(first, last - first), reading):
+                    yield v._replace(row=int(part.rows[index]), rollout_id=rollout_id, file=str(source.path))
 
 
 def _rollout(messages: Iterable[Message], generations: Any, reading: Reading) -> Iterator[Violation]:

@@ -9,21 +9,64 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from gymdata.checks import repair
 from gymdata.checks.violations import ValidationReport, Violation
+from gymdata.commands.validate.run import kind_of, sources_of, validate
+from gymdata.errors import UsageError
+from gymdata.public import path_of
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
+from gymdata.store import StageOutput
 from gymdata.store.columns import Batch, build, to_rows
+from gymdata.store.lineage import single_file
 from gymdata.store.lines import decode, encode
-from gymdata.store.paths import Source
+from gymdata.store.paths import Source, local_output, refuse_inputs
+from gymdata.store.reading import reading
 from gymdata.store.tables import batches
 
 _BATCH_ROWS = 4096
+
+
+@reading(allow_changed=True)
+def fix(path: str | Path, choice: repair.Choice, output: str | Path, *, overwrite: bool = False) -> repair.FixReport:
+    """Write a copy of the rollouts at ``path`` without errors, and say what that cost.
+
+    ``choice``: ``split`` starts a new rollout at a break, ``truncate`` keeps the head before the first fault, ``drop``
+    leaves the rollout out. ``output``: a new .parquet or .jsonl file. The source is never changed. Raises UsageError
+    when ``output`` is the source, StoreError when it has other content (without ``overwrite``), UsageError for rows
+    that are no rollouts of gymdata; DataError when a file cannot be read at all.
+    """
+    target = local_output(output)
+    if choice not in repair.CHOICES:
+        raise UsageError.unknown_choice("--fix", choice, repair.CHOICES)
+    if target.suffix not in (".parquet", ".jsonl"):
+        raise UsageError.bad_value("-o", str(output), "a new file ending in .parquet or .jsonl")
+    path = path_of(path, "fix")
+    sources = sources_of(path)
+    refuse_inputs(target, [path], ROLLOUTS, "repaired")
+    kinds = {kind_of(source) for source in sources}
+    if kinds != {"rollouts"}:
+        words = {"nemo": "NeMo Gym rows"}
+        held = ", ".join(words.get(kind, kind) for kind in sorted(kinds)) or "nothing"
+        hint = f"`gymdata import {path} -o RUN` first" if kinds == {"nemo"} else "give one file or run"
+        raise UsageError(f"{path}: holds {held}; --fix repairs rollouts", hint=hint)
+    account = repair.FixReport(str(path), str(output), choice)
+    with StageOutput(target, "fix", alone=True, overwrite=overwrite) as out:
+        account.notes += single_file(target, [path])
+        report = validate(path)
+        # A changed file is not a fault of its rows.
+        report.violations = [v for v in report.violations if v.code != "T209" or v.turn is not None]
+        out.batches(target.name, fixed_rollouts(sources, report, choice, account), ROLLOUTS, ROLLOUTS.arrow)
+        out.finish({})
+    account.errors_after = validate(target).errors if account.rollouts_out else 0
+    return account
 
 
 def fixed_rollouts(
@@ -33,33 +76,28 @@ def fixed_rollouts(
 
     Raises DataError when a whole file cannot be read, for what it held cannot be counted.
     """
-    # The errors of each row of each file.
-    faults: dict[str, dict[int, list[Violation]]] = defaultdict(lambda: defaultdict(list))
+    errors: dict[tuple[str | None, int], list[Violation]] = defaultdict(list)
     for v in report.violations:
         if v.severity == "error":
-            faults[v.file or ""][v.row].append(v)
+            errors[v.file, v.row].append(v)
     for source in sources:
-        faulty_rows = faults.get(str(source.path), {})
-        unreadable = {row for row, violations in faulty_rows.items() if any(v.code.startswith("S") for v in violations)}
+        file = str(source.path)
+        unreadable = {v.row for of_row in errors.values() for v in of_row if v.file == file and v.code.startswith("S")}
         for part in _readable(source, unreadable):
-            batch, rows = part.data, part.rows.tolist()
-            account.rollouts_in += len(batch)
-            faulty = [i for i, row in enumerate(rows) if row in faulty_rows]
-            start = 0
-            for i in faulty:
-                if i > start:
-                    account.rollouts_out += i - start
-                    yield batch.slice(start, i - start)
-                start = i + 1
-                repaired = _rollout(batch.slice(i, 1), faulty_rows[rows[i]], choice, account)
-                if repaired:
-                    account.rollouts_out += len(repaired)
+            account.rollouts_in += len(part.rows)
+            errors_of = [errors.get((file, row), []) for row in part.rows.tolist()]
+            for is_faulty, group in groupby(enumerate(errors_of), lambda indexed: bool(indexed[1])):
+                indexed = list(group)
+                if not is_faulty:
+                    account.rollouts_out += len(indexed)
+                    yield part.data.slice(indexed[0][0], len(indexed))
+                    continue
+                for index, faults in indexed:
                     # Through JSON, which is what builds a batch from rows.
-                    lines = [decode(encode(row)) for row in repaired]
-                    yield build(lines, ROLLOUTS, ROLLOUTS.schema.names, "repaired rollouts", list(range(len(repaired))))
-            if start < len(batch):
-                account.rollouts_out += len(batch) - start
-                yield batch.slice(start)
+                    rows = [decode(encode(row)) for row in _rollout(part.data.slice(index, 1), faults, choice, account)]
+                    if rows:
+                        account.rollouts_out += len(rows)
+                        yield build(rows, ROLLOUTS, ROLLOUTS.schema.names, "repaired rollouts", list(range(len(rows))))
         account.rows_unreadable += len(unreadable)
 
 

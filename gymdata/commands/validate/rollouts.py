@@ -1,7 +1,7 @@
-"""Validation of a path: every file's batches through the checks, into one report.
+"""Validation of rollouts: every file's batches through the checks, into one report.
 
-Invariants: memory is bounded by a few batches plus ids, hashes and numbers of each rollout, in arrays; violations come in
-the order of files and rows; nothing is changed, and no token is judged by its text unless a decoder is given.
+Invariants: memory is bounded by a few batches plus ids, hashes and numbers of each rollout, in arrays; nothing is changed,
+and no token is judged by its text unless a decoder is given. NeMo Gym rows are validated without loading pyarrow.
 """
 
 from __future__ import annotations
@@ -14,19 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gymdata.checks.batches import Checks, sort_key
-from gymdata.checks.breaks import Reader
+from gymdata.checks.batches import Checks
 from gymdata.checks.codes.behavior import Behavior
-from gymdata.checks.violations import (
-    CODES,
-    Check,
-    CheckSettings,
-    Selection,
-    UnknownKey,
-    ValidationReport,
-    Violation,
-    rows_with_errors,
-)
+from gymdata.checks.violations import CODES, Check, CheckSettings, ValidationReport, Violation, rows_with_errors
 from gymdata.errors import UsageError, counted
 from gymdata.formats.nemo_gym import batches as nemo_rows
 from gymdata.rollouts.logprobs import sampling_biases
@@ -36,118 +26,104 @@ from gymdata.store.paths import RunFacts, Source, find_run_json, read_facts, res
 from gymdata.store.run_json import agreed
 from gymdata.workers.tuning import give_back
 
-
-def validate_rollouts(
-    sources: Sequence[Source],
-    *,
-    selection: Selection,
-    runs: Mapping[Path, RunFacts],
-    vocab_size: int | None = None,
-    reader: Reader | None = None,
-    user_checks: Sequence[UserCheck] = (),
-    kind: Kind = "rollouts",
-) -> ValidationReport:
-    """The report over the rollouts in ``sources``. ``runs``: the run.json files that describe them.
-
-    ``reader`` loads the tokenizer; it is called at the first break. ``user_checks``: those of the user; ``kind``: of the
-    files' rows.
-    """
-    report = ValidationReport(files=list(dict.fromkeys(str(source.path) for source in sources)))
-    run = agreed(list(runs.values()))
-    settings = CheckSettings(
-        vocab_size if vocab_size is not None else vocabulary(run),
-        names_reward(run),
-        selection.wants("T209"),
-        reader,
-        unweighted(run),
-    )
-    checks = Checks(settings, selection, load_checks(user_checks))
-    files = {source.path: _checked(checks, source, kind, report) for source in sources}
-    violations = [v for found in files.values() for v in found.violations]
-    violations += checks.finish()
-    greedy: dict[str, Any] = {"temperature": 0.0} if any(found.greedy for found in files.values()) else {}
-    described: list[tuple[Path | None, RunFacts]] = [*runs.items()] or [(None, {})]
-    for run_json, facts in described if any(found.log_probs for found in files.values()) else ():
-        if biases := sampling_biases({**greedy, **(facts.get("identity") or {})}):
-            of_run = (file for file in report.files if len(runs) < 2 or find_run_json(file) == run_json)
-            violations.append(Violation("L304", 0, detail=", ".join(biases), file=next(of_run, None)))
-    # The rows of each file that have none of the errors that were found.
-    bad: dict[str | None, list[int]] = {}
-    for of, row in rows_with_errors(violations):
-        bad.setdefault(of, []).append(row)
-    report.trainable = sum(
-        int((~np.isin(rows, bad.get(str(file), []))).sum()) for file, found in files.items() for rows in found.with_ids
-    )
-    order = {file: index for index, file in enumerate(report.files)}
-    report.violations = sorted(selection.apply(violations), key=lambda v: (order.get(v.file or "", 0), *sort_key(v)))
-    return report
-
-
 #: What the rows of a file are.
-Kind = Literal["rollouts", "pairs", "nemo", "tasks", "foreign"]
+Kind = Literal["rollouts", "pairs", "nemo"]
 #: ``path.py:Class``, or the class.
 UserCheck = str | type[Check]
 
 
+def validate_rollouts(
+    files: Mapping[Source, Kind], checks: Checks, runs: Mapping[Path, RunFacts], report: ValidationReport
+) -> list[Violation]:
+    """The violations of the rollouts in ``files``, which are counted in ``report``. ``runs``: the run.json files that
+    describe them."""
+    checked = [_checked(source, kind, checks, report) for source, kind in files.items()]
+    violations = [violation for file in checked for violation in file.violations]
+    violations += checks.finish()
+    violations += _biased(checked, runs)
+    # The rows of each file that have none of the errors that were found.
+    bad: dict[str | None, list[int]] = {}
+    for name, row in rows_with_errors(violations):
+        bad.setdefault(name, []).append(row)
+    for file in checked:
+        faulty = bad.get(file.name, [])
+        report.trainable += sum(int((~np.isin(rows, faulty)).sum()) for rows in file.with_ids)
+    return violations
+
+
 @dataclass(slots=True)
-class _Found:
-    """The findings in a file: all that need no other one."""
+class _CheckedFile:
+    """A file, and what was found in it alone."""
 
+    name: str
     violations: list[Violation] = field(default_factory=list)
-    #: The rows with token ids, batch by batch.
+    #: The rows that can be trained unless they have an error, batch by batch.
     with_ids: list[Ints] = field(default_factory=list)
-    #: Whether any temperature is 0, and whether there is any log-probability, and any id.
-    greedy: bool = False
-    log_probs: bool = False
-    has_ids: bool = False
+    #: The settings that rows name, each with its first row; of gymdata's own the temperature alone, where it is 0.
+    settings: dict[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
+    has_log_probs: bool = False
 
 
-def _checked(checks: Checks, source: Source, kind: Kind, report: ValidationReport) -> _Found:
-    """The findings in a file, which is counted in ``report``."""
-    found, file, in_file = _Found(), str(source.path), list[Violation]()
-    strange: dict[str, UnknownKey] = {}
-    #: The settings that rows name, each with its first row.
-    sampled: dict[str, tuple[int, Mapping[str, Any]]] = {}
-    for batch in _scan(source, checks.texts, strange, kind):
+def _checked(source: Source, kind: Kind, checks: Checks, report: ValidationReport) -> _CheckedFile:
+    """What is found in a file, which is counted in ``report``."""
+    file, has_ids = _CheckedFile(str(source.path)), False
+    for batch in _scan(source, kind, checks.texts):
         if isinstance(batch, Violation):
-            in_file.append(batch)
+            file.violations.append(batch._replace(file=file.name))
             continue
-        batch.file = file
+        batch.file = file.name
         trained = batch.turns.has_ids()
         trained[list(batch.failures)] = False  # never trained
-        found.with_ids.append(batch.rows[trained])
-        found.has_ids |= bool(trained.any() if batch.foreign else batch.n_tokens)
-        found.log_probs |= bool(np.isfinite(batch.turns.logprobs.values).any())
-        found.greedy |= batch.temperature is not None and bool((batch.temperature == 0).any())
+        file.with_ids.append(batch.rows[trained])
+        file.has_log_probs |= bool(np.isfinite(batch.turns.logprobs.values).any())
+        has_ids |= batch.n_tokens > 0
         report.rollouts += batch.n
         report.turns += len(batch.turns)
         report.tokens += batch.n_tokens
         for row, settings in zip(batch.rows.tolist(), batch.settings, strict=False):
             if settings:
-                sampled.setdefault(repr(settings), (row, settings))
-        in_file += checks.find(batch)
+                file.settings.setdefault(repr(settings), (row, settings))
+        if batch.temperature is not None and (batch.temperature == 0).any():
+            file.settings["greedy"] = 0, {"temperature": 0.0}
+        file.violations += checks.find(batch)
         # It would grow with the number of batches.
         give_back()
-    for key, unknown in strange.items():
-        detail = f"unknown key {key!r} in {counted(unknown.rows, 'row')}: other commands refuse it, --fix leaves it out"
-        fault = Violation("S102", unknown.first, expected="a column of the table", got=key, detail=detail)
-        in_file.append(fault._replace(severity="warning"))
-    ordered = downgrade_t205(sorted(in_file, key=sort_key), found.has_ids)
-    found.violations += (v if v.file else v._replace(file=file) for v in ordered)
-    # Without a single log-probability none is biased.
-    for row, settings in sampled.values() if found.log_probs else ():
-        if biases := sampling_biases(settings):
-            found.violations.append(Violation("L304", row, detail=", ".join(biases), file=file))
-    return found
+    if not has_ids:
+        # A file of texts, and not a damaged one.
+        file.violations = [v._replace(severity="warning") if v.code == "T205" else v for v in file.violations]
+    return file
+
+
+def _biased(files: Sequence[_CheckedFile], runs: Mapping[Path, RunFacts]) -> Iterator[Violation]:
+    """L304: once for a run with settings that make log-probabilities biased, and for each such settings of a file's rows."""
+    reported = set[tuple[object, str]]()
+    for file in files:
+        if not file.has_log_probs:
+            continue  # none is biased
+        run_json = find_run_json(file.name)
+        of_run = runs.get(run_json, {}).get("identity", {}) if run_json is not None else {}
+        for row, settings in file.settings.values() or [(0, {})]:
+            biases = ", ".join(sampling_biases({**settings, **of_run}))
+            if biases and (run_json or file.name, biases) not in reported:
+                reported.add((run_json or file.name, biases))
+                yield Violation("L304", row, detail=biases, file=file.name)
+
+
+def _scan(source: Source, kind: Kind, texts: bool) -> Iterator[Evidence | Violation]:
+    if kind == "nemo":
+        return nemo_rows.scan(source)
+    from gymdata.commands.validate import scan  # late: it loads pyarrow
+
+    return scan.scan(source, texts)
 
 
 def load_checks(user_checks: Sequence[UserCheck]) -> list[type[Check]]:
     """The checks that a user gives, as ``path.py:Class`` or the class itself; their codes are known from then on. Raises
     UsageError."""
     checks = []
-    if user_checks:
-        from gymdata.user_code import load_symbol
     for check in user_checks:
+        from gymdata.user_code import load_symbol
+
         kind = load_symbol(check, "--check")[0] if isinstance(check, str) else check
         if not (isinstance(kind, type) and issubclass(kind, Check) and kind.codes):
             expected = "path.py:Class of a gymdata.checks.violations.Check with a code"
@@ -161,58 +137,27 @@ def load_checks(user_checks: Sequence[UserCheck]) -> list[type[Check]]:
 def behavior_of(path: str | Path) -> dict[str, str]:
     """The behavior findings alone, by code: the count, or the text."""
     run = agreed([read_facts(run_json) for run_json in run_jsons(path)])
-    behavior, violations = Behavior(CheckSettings(unweighted=unweighted(run))), list[Violation]()
+    behavior, counts = Behavior(CheckSettings(unweighted=unweighted(run))), Counter[str]()
     for source in resolve(path):
-        for batch in _scan(source, True, {}):
+        for batch in _scan(source, "rollouts", texts=True):
             if isinstance(batch, Evidence):
-                violations += behavior.find(batch)
-    counts = Counter(v.code for v in violations)
+                counts.update(violation.code for violation in behavior.find(batch))
     lines = {code: f"{CODES[code].meaning}: {counted(n, 'time')}" for code, n in sorted(counts.items())}
     return lines | {v.code: v.detail or CODES[v.code].meaning for v in behavior.finish()}
 
 
-def downgrade_t205(violations: list[Violation], has_ids: bool) -> list[Violation]:
-    """T205 is a warning when a whole file has no ids, for then it is a file of texts and not a damaged one."""
-    return violations if has_ids else [v._replace(severity="warning") if v.code == "T205" else v for v in violations]
-
-
-def _scan(
-    source: Source, texts: bool, strange: dict[str, UnknownKey], kind: Kind = "rollouts"
-) -> Iterator[Evidence | Violation]:
-    if kind == "nemo":
-        return nemo_rows.scan(source)
-    # Late, so that NeMo Gym rows are validated without pyarrow.
-    if kind == "foreign":
-        from gymdata.commands.validate import foreign
-
-        return foreign.scan(source)
-    from gymdata.commands.validate import scan
-
-    return scan.scan(source, strange, texts)
-
-
 def names_reward(run: RunFacts) -> bool:
     """Whether run.json says that its rollouts were to be scored."""
-    config = run.get("config") or {}
-    named: list[Any] = [run.get("rewards"), run.get("reward")]
-    if isinstance(config, Mapping):
-        named += [config.get("rewards"), config.get("reward")]
-    identity = run.get("identity")
-    if isinstance(identity, Mapping):
-        named += [identity.get("rewards"), identity.get("reward")]
-    return any(bool(p) for p in named)
+    return bool(run.get("identity", {}).get("rewards") or run.get("config", {}).get("reward"))
 
 
 def unweighted(run: RunFacts) -> frozenset[str]:
     """The rewards of run.json that have the weight 0: they are measured, and no part of the reward."""
-    identity = run.get("identity")
-    rewards = identity.get("rewards") if isinstance(identity, Mapping) else None
-    return frozenset(str(r.get("name")) for r in rewards or () if isinstance(r, Mapping) and r.get("weight") == 0)
+    rewards = run.get("identity", {}).get("rewards") or ()
+    return frozenset(str(r.get("name")) for r in rewards if isinstance(r, Mapping) and r.get("weight") == 0)
 
 
 def vocabulary(run: RunFacts) -> int | None:
     """The vocabulary's size from run.json: the model's if the engine reported it, else the tokenizer's."""
-    for part in (run.get("engine"), run.get("chat")):
-        if isinstance(part, Mapping) and isinstance(part.get("vocab_size"), int):
-            return int(part["vocab_size"])
-    return None
+    sizes = ((run.get(part) or {}).get("vocab_size") for part in ("engine", "chat"))
+    return next((size for size in sizes if isinstance(size, int)), None)

@@ -6,13 +6,15 @@ of a file that can be read in part no more is read than the checks need.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gymdata.checks.violations import UnknownKey, Violation
+from gymdata.checks.violations import Violation
+from gymdata.errors import counted
 from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.store.columns import Fault
@@ -53,12 +55,14 @@ def columns_read(file: pq.ParquetFile, texts: bool = True) -> list[str]:
     return known_leaves(file, read.schema.names, read)
 
 
-def scan(source: Source, unknown: dict[str, UnknownKey], texts: bool = True) -> Iterator[Evidence | Violation]:
-    """The batches of one file, and violations for what is in none. Keys that nothing reads are counted in ``unknown``."""
+def scan(source: Source, texts: bool = True) -> Iterator[Evidence | Violation]:
+    """The batches of one file, and violations for what is in none; last, one for each key that no table has."""
+    first_row, n_rows = dict[str, int](), Counter[str]()
     for part in batches(source, _TABLE, read=_read(texts)):
         if isinstance(part, Fault):
             for key in part.keys:
-                unknown.setdefault(key, UnknownKey(part.row)).rows += 1
+                first_row.setdefault(key, part.row)
+                n_rows[key] += 1
             if not part.keys:
                 yield violation_of(part)
         elif "turns" in part.data.schema.names:
@@ -66,6 +70,10 @@ def scan(source: Source, unknown: dict[str, UnknownKey], texts: bool = True) -> 
                 evidence = from_arrow(piece.data, 0)
                 evidence.rows = piece.rows
                 yield evidence
+    for key, row in first_row.items():
+        detail = f"unknown key {key!r} in {counted(n_rows[key], 'row')}: other commands refuse it, --fix leaves it out"
+        violation = Violation("S102", row, expected="a column of the table", got=key, detail=detail)
+        yield violation._replace(severity="warning")
 
 
 def violation_of(fault: Fault) -> Violation:
