@@ -71,8 +71,8 @@ def test_a_format_is_recognised_imported_and_exported(command: Command, logs: Pa
 
 
 def test_a_format_is_known_to_every_command(command: Command, logs: Path) -> None:
-    """validate reads it as an import does; help has its name."""
-    assert f"`gymdata import {logs} -m MODEL -o RUN`" in command("validate", logs)
+    """validate names the import that reads it; help has its name."""
+    assert f"`gymdata import {logs} -o RUN` reads it" in command("validate", logs, exit_code=2)
     assert "chat-log" in command("import", "--help")
     assert "chat-log" in command("export", "--help")
 

@@ -18,13 +18,8 @@ class Checks:
         self.running = [
             check(settings)
             for check in kinds
-            if any(selection.wants(code.code) or code.severity == "error" for code in check.codes)
+            if any(code.code in selection.codes or code.severity == "error" for code in check.codes)
         ]
-
-    @property
-    def texts(self) -> bool:
-        """Whether the texts of messages are needed."""
-        return any(check.texts for check in self.running)
 
     def find(self, e: Evidence) -> list[Violation]:
         """The violations of a batch, by row, then turn, then position."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal
 
 from gymdata.checks import breaks
@@ -79,36 +78,24 @@ class FixReport(Report):
         ]
 
 
-def plan(turns: int, roots: Sequence[int] | None, faults: Iterable[Violation], choice: Choice) -> list[list[int]]:
+def plan(turns: int, roots: Sequence[int], faults: Iterable[Violation], choice: Choice) -> list[list[int]]:
     """Turns to keep, a list for each rollout that comes out; none when nothing can be kept.
 
-    ``roots``: the turn at which each turn's unbroken chain began, where that is known. ``faults``: the errors of one
-    rollout. A fault without a turn is the whole rollout's.
+    ``roots``: the turn at which each turn's unbroken chain began, of the turns before the first that cannot be expanded.
+    ``faults``: the errors of one rollout. A fault without a turn is the whole rollout's.
     """
-    faults = list(faults)
-    if not faults:
-        return [list(range(turns))] if turns else []
-    if choice == "drop" or any(v.turn is None or not 0 <= v.turn < turns for v in faults):
+    turn_of = [(v.code, -1 if v.turn is None else v.turn) for v in faults]
+    if choice == "drop" or any(not 0 <= turn < turns for _, turn in turn_of):
         return []
-    misplaced = [v.turn for v in faults if v.code == "T208" and v.turn is not None]
-    if roots is not None and any(turn == 0 or roots[turn] != turn for turn in misplaced):
+    if any(code == "T208" and turn < len(roots) and (turn == 0 or roots[turn] != turn) for code, turn in turn_of):
         # The messages name turns out of order; leaving turns out does not repair that.
         return []
-    unusable = [v.turn for v in faults if v.code not in _SPLITTABLE and v.turn is not None]
-    head = min(unusable, default=turns)
-    cuts = sorted({v.turn for v in faults if v.code in _SPLITTABLE and v.turn is not None and v.turn < head})
-    if choice == "truncate":
-        head = min([head, *cuts])
-        return [list(range(head))] if head else []
-    if not head:
-        return []
-    if roots is not None:
-        groups: dict[int, list[int]] = {}
-        for turn in range(head):
-            groups.setdefault(roots[turn], []).append(turn)
-        return list(groups.values())
-    edges = [0, *cuts, head]
-    return [list(range(a, b)) for a, b in pairwise(edges) if b > a]
+    ends = _SPLITTABLE if choice == "split" else ()
+    head = min([len(roots), *(turn for code, turn in turn_of if code not in ends)])
+    chains: dict[int, list[int]] = {}
+    for turn in range(head):
+        chains.setdefault(roots[turn] if choice == "split" else 0, []).append(turn)
+    return list(chains.values())
 
 
 def chain_roots(turns: Sequence[tokens.Turn]) -> list[int]:

@@ -124,19 +124,10 @@ class Violation(NamedTuple):
 
     def as_dict(self) -> Figures:
         """The row of the violations table, with the file that ``row`` counts in; and of a break the evidence."""
-        row = {
-            "rollout_id": self.rollout_id,
-            "row": self.row,
-            "turn": self.turn,
-            "code": self.code,
-            "severity": self.severity or CODES[self.code].severity,
-            "position": self.position,
-            "expected": self.expected,
-            "got": self.got,
-            "detail": self.detail,
-            "file": self.file,
-        }
-        return row if self.evidence is None else row | {"evidence": self.evidence}
+        row = self._asdict() | {"severity": self.severity or CODES[self.code].severity}
+        if self.evidence is None:
+            del row["evidence"]
+        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +151,6 @@ class Check:
     """
 
     codes: ClassVar[tuple[Code, ...]] = ()
-    #: Whether it needs the texts of messages, which are read for it alone.
-    texts: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         if isinstance(code := vars(cls).get("code"), str):
@@ -226,31 +215,25 @@ def rows_with_errors(violations: Iterable[Violation]) -> set[tuple[str | None, i
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which codes count, and as what."""
+    """Which codes count, and as what: ``strict`` makes warnings errors."""
 
-    select: frozenset[str] = field(default_factory=lambda: frozenset(CODES))
-    ignore: frozenset[str] = frozenset()
+    codes: frozenset[str] = field(default_factory=lambda: frozenset(CODES))
     strict: bool = False
 
     @classmethod
     def of(cls, select: Iterable[str] = (), ignore: Iterable[str] = (), strict: bool = False) -> Selection:
         """From prefixes as the command line gives them; no ``select`` means every code."""
         chosen = expand_prefixes(select, option("select")) or frozenset(CODES)
-        return cls(chosen, expand_prefixes(ignore, option("ignore")), strict)
-
-    def wants(self, code: str) -> bool:
-        return code in self.select and code not in self.ignore
+        return cls(chosen - expand_prefixes(ignore, option("ignore")), strict)
 
     def apply(self, violations: Iterable[Violation]) -> list[Violation]:
-        """The violations in ``found`` that count, each with its severity filled in."""
-        selected = []
-        for violation in violations:
-            if self.wants(violation.code):
-                severity = violation.severity or CODES[violation.code].severity
-                if self.strict and severity == "warning":
-                    severity = "error"
-                selected.append(violation if violation.severity == severity else violation._replace(severity=severity))
-        return selected
+        """The ``violations`` that count, each with its severity filled in."""
+        counting = [violation for violation in violations if violation.code in self.codes]
+        severities = [violation.severity or CODES[violation.code].severity for violation in counting]
+        return [
+            violation._replace(severity="error" if self.strict and severity == "warning" else severity)
+            for violation, severity in zip(counting, severities, strict=True)
+        ]
 
 
 @dataclass(slots=True, repr=False)
@@ -312,19 +295,19 @@ class ValidationReport(Report):
 
     def to_dict(self) -> Figures:
         """The object that ``--json`` prints. Complete, never capped."""
-        return {
-            "rollouts": self.rollouts,
-            "trainable": self.trainable,
-            "turns": self.turns,
-            "tokens": self.tokens,
-            "errors": self.errors,
-            "warnings": self.warnings,
-            "infos": self.infos,
-            "by_code": self.by_code,
-            "masked": self.masked,
-            "files": self.files,
-            "violations": [v.as_dict() for v in self.violations],
-        }
+        counts = (
+            "rollouts",
+            "trainable",
+            "turns",
+            "tokens",
+            "errors",
+            "warnings",
+            "infos",
+            "by_code",
+            "masked",
+            "files",
+        )
+        return {name: getattr(self, name) for name in counts} | {"violations": [v.as_dict() for v in self.violations]}
 
     def table(self) -> Any:
         """The violations as an Arrow table of the violations schema."""
@@ -332,8 +315,4 @@ class ValidationReport(Report):
 
         from gymdata.rollouts.schema import VIOLATIONS
 
-        rows: list[Mapping[str, Any]] = [
-            {k: v for k, v in violation.as_dict().items() if k not in ("file", "evidence")}
-            for violation in self.violations
-        ]
-        return pa.Table.from_pylist(rows, schema=VIOLATIONS.arrow)
+        return pa.Table.from_pylist([violation.as_dict() for violation in self.violations], schema=VIOLATIONS.arrow)

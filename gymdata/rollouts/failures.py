@@ -98,7 +98,8 @@ def failure_of(format: str, row: Any) -> Failure | None:
     if not isinstance(row, Mapping):
         return None
     for signal in SIGNALS.get(format, ()):
-        value = field_at(row, signal.field)
+        if (value := field_at(row, signal.field)) is None:
+            continue
         mark = truth(value) if signal.flag else None
         value = value if mark is None else mark
         word = str(value).lower().removeprefix("terminationreason.")

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, json_value
 from gymdata.rollouts.failures import failures_in, short_reason
 from gymdata.rollouts.messages import ROLES, SPELLED_CALL, TOOL_ERROR
 from gymdata.rollouts.ragged import Ints, Ragged, byte_view, list_parts, offsets_of
@@ -251,30 +251,23 @@ def prompted(kind: pa.ListType) -> pa.ListType:
 
 @dataclass(slots=True)
 class Messages:
-    """Messages of a batch. ``role`` indexes ROLES (-1: another); ``turn`` is -1 where none is named.
-
-    ``calls`` is True where the message has tool calls; ``answers`` gives, for (assistant message, tool message) index
-    pairs, whether the first has a call with the second's id; it is only called where that matters.
-    """
+    """Messages of a batch. ``role`` indexes ROLES (-1: another); ``turn`` is -1 where none is named; ``calls`` is True where
+    the message has tool calls."""
 
     offsets: Ints
     role: npt.NDArray[np.int8]
     turn: npt.NDArray[np.int32]
     calls: npt.NDArray[np.bool_]
-    has_call_id: npt.NDArray[np.bool_]
-    answers: Callable[[int, int], bool]
-    #: Where a tool message is known to answer the message with the calls before it; ``answers`` decides the others.
-    surely_answered: npt.NDArray[np.bool_]
     #: True where there is text or reasoning, more than white space.
     says: npt.NDArray[np.bool_]
     #: True where a tool's result is an error message.
     fails: npt.NDArray[np.bool_]
-    #: Finds (message, text) where an assistant's text contains a tool call; only called where that matters.
-    spelled_calls: Callable[[], list[tuple[int, str]]]
+    #: Finds the assistant's messages whose text contains a tool call; only called where that matters.
+    spelled_calls: Callable[[], list[int]]
+    #: Tool results that answer no earlier call of their rollout, each with its call's id, if it names one, for messages.
+    unanswered: Mapping[int, str | None]
     #: Of messages that were made of items: the number of the first one, by which the message is named.
     items: Ints | None = None
-    #: The id, as JSON, of a tool's result that answers no call, where it is known.
-    unanswered: Mapping[int, str] = field(default_factory=dict)
 
     def named(self, i: int, rollout: int) -> str:
         """What message ``i``, of that rollout, is called."""
@@ -460,24 +453,9 @@ def _messages(column: Any) -> Messages:
     if "turn" in parts:
         turn = pc.fill_null(parts["turn"], -1).to_numpy().astype(np.int32)
     tool_calls: Any = parts.get("tool_calls")
-    call_ids: Any = parts.get("tool_call_id")
     calls = np.zeros(n, np.bool_)
     if tool_calls is not None and tool_calls.null_count < n:
         calls = pc.fill_null(pc.greater(pc.binary_length(tool_calls), 2), False).to_numpy(zero_copy_only=False)
-    has_id = np.zeros(n, np.bool_)
-    if call_ids is not None:
-        has_id = call_ids.is_valid().to_numpy(zero_copy_only=False)
-    sure = np.zeros(n, np.bool_)
-    if calls.any() and has_id.any():
-        askers = np.flatnonzero(has_id & (np.roll(role, 1) == ASSISTANT) & np.roll(calls, 1))
-        askers = askers[askers > 0]
-        first = pc.struct_field(pc.extract_regex(tool_calls.take(pa.array(askers - 1)), pattern=_FIRST_ID), "id")
-        same = pc.fill_null(pc.equal(first, call_ids.take(pa.array(askers))), False)
-        sure[askers[same.to_numpy(zero_copy_only=False)]] = True
-
-    def answers(assistant: int, tool: int) -> bool:
-        return call_ids[tool].as_py() in call_ids_of(tool_calls[assistant].as_py())
-
     texts = [parts[name] for name in ("content", "reasoning") if name in parts]
     says = _says(*texts) if texts else np.ones(n, np.bool_)
     fails = np.zeros(n, np.bool_)
@@ -491,13 +469,48 @@ def _messages(column: Any) -> Messages:
     if "content" in parts and len(results):
         fails[matches(results, TOOL_ERROR)] = True
 
-    def spelled_calls() -> list[tuple[int, str]]:
+    def spelled_calls() -> list[int]:
         if "content" not in parts:
             return []
-        spelled = matches(np.flatnonzero((role == ASSISTANT) & ~calls & says), SPELLED_CALL)
-        return list(zip(spelled.tolist(), parts["content"].take(pa.array(spelled)).to_pylist(), strict=True))
+        spelled: list[int] = matches(np.flatnonzero((role == ASSISTANT) & ~calls & says), SPELLED_CALL).tolist()
+        return spelled
 
-    return Messages(offsets, role, turn, calls, has_id, answers, sure, says, fails, spelled_calls)
+    unanswered = _unanswered(offsets, role, calls, tool_calls, parts.get("tool_call_id"))
+    return Messages(offsets, role, turn, calls, says, fails, spelled_calls, unanswered)
+
+
+def _unanswered(
+    offsets: Ints, role: npt.NDArray[np.int8], calls: npt.NDArray[np.bool_], tool_calls: Any, call_ids: Any
+) -> dict[int, str | None]:
+    """The tool results that answer no earlier call of their rollout, with their call's id where they name one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_result = np.isin(role, (TOOL, FUNCTION))
+    waiting = is_result.copy()
+    if calls.any() and call_ids is not None:
+        # Nearly all answer the first call of the message before.
+        after_calls = np.flatnonzero(is_result[1:] & (role[:-1] == ASSISTANT) & calls[:-1]) + 1
+        after_calls = after_calls[~np.isin(after_calls, offsets)]  # not of another rollout
+        first = pc.struct_field(pc.extract_regex(tool_calls.take(pa.array(after_calls - 1)), pattern=_FIRST_ID), "id")
+        same = pc.fill_null(pc.equal(first, call_ids.take(pa.array(after_calls))), False)
+        waiting[after_calls[same.to_numpy(zero_copy_only=False)]] = False
+    callers = np.flatnonzero(calls & (role == ASSISTANT))
+    last_other = np.maximum.accumulate(np.where(is_result, -1, np.arange(len(role))))
+    unanswered: dict[int, str | None] = {}
+    for i in np.flatnonzero(waiting).tolist():
+        begin = int(offsets[np.searchsorted(offsets, i, side="right") - 1])
+        call_id = None if call_ids is None else call_ids[i].as_py()
+        if call_id is None:
+            # Without an id it answers the message before the results.
+            other = int(last_other[i])
+            if other < begin or role[other] != ASSISTANT or not calls[other]:
+                unanswered[i] = None
+        else:
+            earlier = callers[np.searchsorted(callers, begin) : np.searchsorted(callers, i)].tolist()
+            if not any(call_id in call_ids_of(tool_calls[caller].as_py()) for caller in reversed(earlier)):
+                unanswered[i] = json_value(call_id)
+    return unanswered
 
 
 def call_ids_of(tool_calls: str | None) -> set[str]:

@@ -92,8 +92,7 @@ def spelled(*texts: str, tools: str = TOOLS) -> list[Row]:
     return [said({"role": "assistant", "content": text, "turn": 0}, tools=tools) for text in texts]
 
 
-def unparsed(of: int, *, more: str = "") -> Findings:
-    return [("B805", 0, 0, None, f"{of} messages spell a tool call, and none was parsed{more}")]
+UNPARSED = [("B805", 0, 0, None, "2 messages spell a tool call, and none was parsed")]
 
 
 def rewarded(*rewards: float | None) -> list[Row]:
@@ -167,18 +166,10 @@ CASES: dict[str, tuple[list[Row], Findings]] = {
     "B804 not three errors": (results(ERRORS[:3]), []),
     "B804 not four of nine": (results([*ERRORS[:4], *FINE]), []),
     **{
-        f"B805 two messages spell calls: {text[:14]!r}": (spelled(text, text), unparsed(2))
-        for text in (CALL, 'I call {"name": "add", "arguments": {"a": 1}}.', "[TOOL_CALLS][{}]", "<function=add></function>")
+        f"B805 two messages spell calls: {text!r}": (spelled(text, text), UNPARSED)
+        for text in (CALL, 'I call {"name": "add", "arguments": {"a": 1}}.', "[TOOL_CALLS][{}]", "<function=add></function>",
+                     *BEGUN)
     },
-    **{
-        f"B805 with a malformed one: {text!r}": (
-            spelled(text, text), unparsed(2, more=f"; all of these calls are malformed, as {text!r}"),
-        )
-        for text in BEGUN
-    },
-    "B805 with how many of them are malformed": (
-        spelled(CALL, *BEGUN[:2]), unparsed(3, more="; 2 of these calls are malformed, as '<tool_call>55'"),
-    ),
     "B805 not one": (spelled(CALL), []),
     "B805 not without tools": (spelled(CALL, CALL, tools="[]"), []),
     "B805 not where another was parsed": ([*spelled(CALL, CALL), PARSED], []),
@@ -283,8 +274,8 @@ def test_nemo_gym_rows_have_loops_and_empty_turns(tmp_path: Path) -> None:
     ]
     assert of_nemo(tmp_path / "nemo.jsonl", outputs) == [
         ("B801", 0, 1, "3 tokens repeated 30 times, then 30 tokens more"),
-        ("B803", 1, 0, "2 tokens generated"),
-        ("B803", 1, 1, "2 tokens generated"),
+        ("B803", 1, 0, "item 1; 2 tokens generated"),
+        ("B803", 1, 1, "item 3; 2 tokens generated"),
     ]
 
 
@@ -312,7 +303,7 @@ def test_nemo_gym_rows_that_were_cut_or_have_one_reward_are_found(tmp_path: Path
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [(v.code, v.row, v.turn, v.detail) for v in validate(path, select=["B"]).violations] == [
         ("B806", 0, None, "reward 0 for all 20 scored rollouts"),
-        ("B802", 18, 0, "2 of 20 rollouts end in a model call that was cut at a token limit (10%)"),
+        ("B802", 18, 0, "2 of 20 model calls were cut at a token limit (10%)"),
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[:19]))
     assert [v.code for v in validate(path, select=["B802"]).violations] == []

@@ -121,6 +121,16 @@ def test_a_rollout_cut_before_its_first_token_is_no_fault(tmp_path: Path) -> Non
     assert [v.code for v in report.violations] == ["T212"]
 
 
+def test_a_call_of_another_rollout_is_not_answered(tmp_path: Path) -> None:
+    """M403 where a rollout begins with the result of a call that the rollout before it ends with."""
+    call = {"role": "assistant", "content": "", "turn": 0, "tool_calls": '[{"id": "c0", "function": {"name": "f"}}]'}
+    result, answer = {"role": "tool", "content": "4", "tool_call_id": "c0"}, {"role": "assistant", "content": "4"}
+    first = rollout("t", 0, 1.0, [([1, 2], [3, 4])], messages=[{"role": "user", "content": "?"}, call])
+    second = rollout("u", 0, 0.0, [([1, 2], [3, 5])], messages=[result, answer])
+    report = validate(write_native(tmp_path, [first, second], "parquet"), select=["M"])
+    assert [(v.code, v.row, v.got) for v in report.violations] == [("M403", 1, "text c0")]
+
+
 def test_duplicates_and_groups_are_seen_across_files(tmp_path: Path) -> None:
     """D701, D702 and R503 hold over all files of a glob."""
     same = [([1, 2], [3, 4])]

@@ -6,9 +6,7 @@ loop over tokens or over turns that are fine; of a whole path a few numbers per 
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -17,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gymdata.checks.violations import CHECKS, Check, CheckSettings, Code, Violation
+from gymdata.errors import counted
 from gymdata.rollouts.ragged import Ints, Ragged
-from gymdata.texts import brief
 
 if TYPE_CHECKING:
     from gymdata.rollouts.turn_columns import Evidence, Messages
+
+Floats = npt.NDArray[np.float64]
 
 #: B801: largest period in tokens, fewest repetitions, and fewest tokens of a loop.
 LOOP_PERIOD, LOOP_TIMES, LOOP_TOKENS = 64, 4, 80
@@ -87,8 +87,8 @@ _CODES = (
         "The rollouts were given tools, several assistant messages hold the markup of a call in their text, and no message "
         "has a parsed call. No tool was run, so rewards say nothing about the policy. Where the calls are complete, the "
         "tool parser is not the model's: collect again with the right --tool-parser (`gymdata check MODEL` shows which one "
-        "fits). Where the finding says that they are malformed (a tag is not closed, or its text is no JSON), the model "
-        "wrote them so, or a token limit cut them: no parser reads them. One finding per path.",
+        "fits). Where a tag is not closed or its text is no JSON, the model wrote them so, or a token limit cut them. One "
+        "finding per path.",
     ),
     Code(
         "B806",
@@ -135,55 +135,53 @@ class Behavior(Check):
     ``finish``."""
 
     codes = _CODES
-    texts = True
 
     def __init__(self, settings: CheckSettings) -> None:
         super().__init__(settings)
-        #: Model calls, and those that were cut; messages that spell a call, and a malformed one; batches in which a call was
-        #: parsed, tools were offered, and rows are foreign.
+        #: Model calls whose end is known, and those that were cut; messages that spell a call; batches in which a call was
+        #: parsed, and in which tools were offered.
         self._counts = Counter[str]()
-        #: By code, the first place of what is found over all rows; and the first malformed call.
+        #: By code, the first place of what is found over all rows.
         self._first: dict[str, Violation] = {}
-        self._malformed = ""
-        self._reward: list[npt.NDArray[np.float64]] = []
-        self._parts: dict[str, list[npt.NDArray[np.float64]]] = {}
-        self._sizes: list[Ints] = []
-        self._started: list[Ints] = []
-        self._rows = 0
+        #: Of each batch: rewards and their parts; of its rollouts whose beginning is known, when that was and their tokens.
+        self._rewards: list[tuple[Floats, dict[str, Floats]]] = []
+        self._started: list[tuple[Ints, Ints]] = []
 
-    def find(self, e: Evidence) -> list[Violation]:
+    def find(self, e: Evidence) -> Iterator[Violation]:
         """B801, B803 and B804 of a batch; the rest of it is remembered for ``finish``."""
-        turns, violations = e.turns, list[Violation]()
-        if e.n:
-            self._first.setdefault("B806", self.at_rollout(e, 0, "B806"))
+        turns = e.turns
+        sizes = turns.generation.lengths
         for k, period, start, end in loops(turns.generation):
+            detail = f"{counted(period, 'token')} repeated {(end - start) // period} times"
             # One more token may end the turn.
-            after = int(turns.generation.lengths[k]) - end
-            detail = f"{_tokens(period)} repeated {(end - start) // period} times"
-            detail += f", then {_tokens(after)} more" if after > 1 else ""
-            violations.append(self.at_turn(e, k, "B801", position=start, detail=detail))
+            detail += f", then {sizes[k] - end:,} tokens more" if sizes[k] - end > 1 else ""
+            yield self.at_turn(e, k, "B801", position=start, detail=detail)
         if e.cut is not None:
-            calls = len(turns) if e.tells_cut is None else int(e.tells_cut.sum())
-            self._counts.update(calls=calls, cut=int(e.cut.sum()), foreign=e.foreign)
-            if e.cut.any():
-                self._first.setdefault("B802", self.at_turn(e, int(np.flatnonzero(e.cut)[0]), "B802"))
+            self._counts.update(
+                calls=len(turns) if e.tells_cut is None else int(e.tells_cut.sum()), cut=int(e.cut.sum())
+            )
+            for k in np.flatnonzero(e.cut)[:1]:
+                self._first.setdefault("B802", self.at_turn(e, k, "B802"))
         if e.messages is not None:
-            violations += self._of_messages(e, e.messages)
-        self._remember(e)
-        return violations
+            yield from self._of_messages(e, e.messages)
+        if e.n and e.reward is not None and e.reward_null is not None:
+            self._first.setdefault("B806", self.at_rollout(e, 0, "B806"))
+            self._rewards.append((np.where(e.reward_null, np.nan, e.reward), e.parts))
+        if e.started is not None:
+            dated = ~np.isnat(e.started.view("datetime64[us]"))
+            self._started.append((e.started[dated], turns.by_rollout(turns.generation).lengths[dated]))
 
     def _of_messages(self, e: Evidence, m: Messages) -> Iterator[Violation]:
         owner = np.repeat(np.arange(e.n), np.diff(m.offsets))
         assistant = m.from_assistant
-        # A call without a token is T212.
         generated, offsets = e.turns.generation.lengths, e.turns.offsets
-        silent = np.flatnonzero(assistant & ~m.calls & ~m.says)
-        for i in silent.tolist():
+        for i in np.flatnonzero(assistant & ~m.calls & ~m.says).tolist():
             r, turn = int(owner[i]), int(m.turn[i])
             k = int(offsets[r]) + turn
+            # A call without a token is T212.
             if 0 <= turn < offsets[r + 1] - offsets[r] and generated[k]:
-                where = "" if e.foreign else f"{m.named(i, r)}; "
-                yield self.at_rollout(e, r, "B803", turn=turn, detail=f"{where}{_tokens(int(generated[k]))} generated")
+                detail = f"{m.named(i, r)}; {counted(int(generated[k]), 'token')} generated"
+                yield self.at_rollout(e, r, "B803", turn=turn, detail=detail)
         results = m.tool_results
         bad = np.bincount(owner[results & m.fails], minlength=e.n)
         total = np.bincount(owner[results], minlength=e.n)
@@ -191,51 +189,34 @@ class Behavior(Check):
             yield self.at_rollout(e, r, "B804", detail=f"{bad[r]:,} of {total[r]:,} tool results are errors")
         self._counts.update(parsed=bool((assistant & m.calls).any()), offered=e.offers_tools)
         # Texts are searched for calls only until a call was parsed.
-        if not self._counts["parsed"]:
-            spelled = m.spelled_calls()
-            malformed = [text for _, text in spelled if not is_whole_call(text)]
-            self._counts.update(spelled=len(spelled), malformed=len(malformed))
-            self._malformed = self._malformed or next(iter(malformed), "")
-            if spelled:
-                i = spelled[0][0]
-                r, turn = int(owner[i]), int(m.turn[i])
-                self._first.setdefault("B805", self.at_rollout(e, r, "B805", turn=turn if turn >= 0 else None))
+        spelled = [] if self._counts["parsed"] else m.spelled_calls()
+        self._counts["spelled"] += len(spelled)
+        for i in spelled[:1]:
+            named_turn = int(m.turn[i]) if m.turn[i] >= 0 else None
+            self._first.setdefault("B805", self.at_rollout(e, int(owner[i]), "B805", turn=named_turn))
 
-    def _remember(self, e: Evidence) -> None:
-        if e.reward is None or e.reward_null is None:
-            return
-        missing = np.full(e.n, np.nan)
-        self._reward.append(np.where(e.reward_null, np.nan, e.reward))
-        for name in {*self._parts, *e.parts}:
-            columns = self._parts.setdefault(name, [np.full(self._rows, np.nan)])
-            columns.append(e.parts.get(name, missing))
-        self._rows += e.n
-        if e.started is not None:
-            dated = ~np.isnat(e.started.view("datetime64[us]"))
-            self._sizes.append(e.turns.by_rollout(e.turns.generation).lengths[dated])
-            self._started.append(e.started[dated])
-
-    def finish(self) -> list[Violation]:
+    def finish(self) -> Iterator[Violation]:
         """B802, B805, B806, B807 and B808, at most one each: they are about the path as a whole."""
-        violations, n, first = [], self._counts, self._first
-        if "B802" in first and n["calls"] >= CUT_OF and n["cut"] >= CUT_SHARE * n["calls"]:
-            noun = "rollouts end in a model call that was cut" if n["foreign"] else "model calls were cut"
-            share = f"{n['cut']:,} of {n['calls']:,} {noun} at a token limit ({n['cut'] / n['calls']:.0%})"
-            violations.append(first["B802"]._replace(detail=share))
+        n, first = self._counts, self._first
+        if n["cut"] and n["calls"] >= CUT_OF and n["cut"] >= CUT_SHARE * n["calls"]:
+            share = (
+                f"{n['cut']:,} of {n['calls']:,} model calls were cut at a token limit ({n['cut'] / n['calls']:.0%})"
+            )
+            yield first["B802"]._replace(detail=share)
         if n["spelled"] >= UNPARSED and n["offered"] and not n["parsed"]:
-            spelled = f"{n['spelled']:,} messages spell a tool call, and none was parsed"
-            if n["malformed"]:
-                many = "all" if n["malformed"] == n["spelled"] else f"{n['malformed']:,}"
-                spelled += f"; {many} of these calls are malformed, as {brief(self._malformed)}"
-            violations.append(first["B805"]._replace(detail=spelled))
-        if "B806" in first:
-            reward = np.concatenate([np.empty(0), *self._reward])
-            weighted = self._parts.keys() - self.settings.unweighted
-            parts = {name: np.concatenate(self._parts[name]) for name in sorted(weighted)}
-            drift = length_drift(np.concatenate(self._started), np.concatenate(self._sizes)) if self._started else None
-            texts = (("B806", equal_rewards(reward)), ("B807", dominating_part(reward, parts)), ("B808", drift))
-            violations += [first["B806"]._replace(code=code, detail=text) for code, text in texts if text is not None]
-        return violations
+            yield first["B805"]._replace(detail=f"{n['spelled']:,} messages spell a tool call, and none was parsed")
+        if not self._rewards:
+            return
+        reward = np.concatenate([rewards for rewards, _ in self._rewards])
+        names = {name for _, parts in self._rewards for name in parts} - self.settings.unweighted
+        parts = {
+            name: np.concatenate([parts.get(name, np.full(len(of), np.nan)) for of, parts in self._rewards])
+            for name in sorted(names)
+        }
+        texts = {"B806": equal_rewards(reward), "B807": dominating_part(reward, parts)}
+        if self._started:
+            texts["B808"] = length_drift(*map(np.concatenate, zip(*self._started, strict=True)))
+        yield from (first["B806"]._replace(code=code, detail=text) for code, text in texts.items() if text is not None)
 
 
 def loops(generations: Ragged) -> list[tuple[int, int, int, int]]:
@@ -288,29 +269,7 @@ def _suspects(generations: Ragged) -> list[tuple[int, int, int]]:
     return list(zip(owner[order].tolist(), period[order].tolist(), position[order].tolist(), strict=True))
 
 
-def is_whole_call(text: str) -> bool:
-    """Whether a call in a text (``SPELLED_CALL``) is one that the model's own parser would read: its tag is closed and has
-    JSON, or tags of parameters, in it. Calls behind special tokens, which are not JSON of every model, are taken so."""
-    inside = re.findall(r"(?s)<(?:tool|function)_call>(.*?)</(?:tool|function)_call>", text)
-    if re.search("<(tool|function)_call>", text):
-        return any("<arg_key>" in body or "</function>" in body or _decoded(body.strip()) for body in inside)
-    if "<function=" in text:
-        return "</function>" in text.partition("<function=")[2]
-    mark, name_key = "[TOOL_CALLS]", re.search(r'"name"\s*:', text)
-    if mark in text:
-        return any(_decoded(text, k) for k in range(text.index(mark) + len(mark), len(text)) if text[k] in "{[")
-    return name_key is None or ((begin := text.rfind("{", 0, name_key.start())) >= 0 and _decoded(text, begin))
-
-
-def _decoded(text: str, begin: int = 0) -> bool:
-    """Whether an object or a list of JSON begins there."""
-    try:
-        return isinstance(json.JSONDecoder().raw_decode(text, begin)[0], (dict, list))
-    except (ValueError, RecursionError):
-        return False
-
-
-def equal_rewards(reward: npt.NDArray[np.float64]) -> str | None:
+def equal_rewards(reward: Floats) -> str | None:
     """B806's text when all scored rollouts have the same reward."""
     scored = reward[np.isfinite(reward)]
     if len(scored) < ENOUGH or (scored != scored[0]).any():
@@ -318,7 +277,7 @@ def equal_rewards(reward: npt.NDArray[np.float64]) -> str | None:
     return f"reward {scored[0]:g} for all {len(scored):,} scored rollouts"
 
 
-def dominating_part(reward: npt.NDArray[np.float64], parts: dict[str, npt.NDArray[np.float64]]) -> str | None:
+def dominating_part(reward: Floats, parts: dict[str, Floats]) -> str | None:
     """B807's text when the reward follows one part, and another part that varies makes no difference."""
     moves = {}
     for name, values in parts.items():
@@ -355,7 +314,3 @@ def length_drift(started: Ints, sizes: Ints) -> str | None:
     if abs(float(logs[1].mean() - logs[0].mean())) < DRIFT_ERRORS * error:
         return None
     return f"median of {early:,.0f} sampled tokens in the first quarter of the run, {late:,.0f} in the last"
-
-
-def _tokens(n: int) -> str:
-    return f"{n:,} token" + ("" if n == 1 else "s")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from gymdata.checks.violations import CHECKS, Check, CheckSettings, Code, Violation
@@ -40,103 +38,93 @@ _CODES = (
 )
 
 
+#: What is kept of a rollout besides its id: its row and file, 16 bytes of its id or its content, its group's number (-1:
+#: none), hash and length of its generations, and its reward, if it was scored.
+_KEPT = np.dtype(
+    [
+        ("row", np.int64),
+        ("file", np.int32),
+        ("id", np.uint64, 2),
+        ("group", np.int32),
+        ("tokens", np.uint64),
+        ("length", np.int64),
+        ("reward", np.float64),
+        ("scored", np.bool_),
+    ]
+)
+
+
 @CHECKS.register("duplicates")
 class Duplicates(Check):
-    """Checks that need all rows of a path: D701, D702, R503. Keeps 150 bytes per rollout, in arrays, besides the
-    ids."""
+    """Checks that need all rows of a path: D701, D702, R503. Keeps 57 bytes, and its id, of each rollout."""
 
     codes = _CODES
 
     def __init__(self, settings: CheckSettings) -> None:
         super().__init__(settings)
-        self._ids, self._groups = _Names(), _Names()
-        self._files: list[str] = []
-        #: Per batch: row, file, hash and length of the generations, reward, whether there is one.
-        self._batches: list[tuple[Array, ...]] = []
+        self._files: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
+        self._ids: list[str | None] = []
+        self._batches: list[Array] = []
 
     def find(self, e: Evidence) -> Iterator[Violation]:
         """Keep hashes of a batch for ``finish``."""
-        file = e.file or ""
-        if file not in self._files[-1:]:
-            self._files.append(file)
-        self._ids.add(e.rollout_id, e.row_keys)
-        self._groups.add(e.group_id if e.group_id is not None else [None] * e.n)
+        ids, groups = list(e.rollout_id), e.group_id if e.group_id is not None else [None] * e.n
+        contents = e.row_keys if e.row_keys is not None else [None] * e.n
         generated = e.turns.by_rollout(e.turns.generation)
-        scored = np.zeros(e.n, np.bool_) if e.reward is None or e.reward_null is None else ~e.reward_null
-        reward = np.zeros(e.n) if e.reward is None else np.array(e.reward, np.float64)
-        of_file = np.full(e.n, len(self._files) - 1, np.int32)
-        self._batches.append((np.array(e.rows), of_file, generated.hashes(), generated.lengths, reward, scored))
+        kept = np.zeros(e.n, _KEPT)
+        kept["row"], kept["tokens"], kept["length"] = e.rows, generated.hashes(), generated.lengths
+        kept["file"] = self._files.setdefault(e.file or "", len(self._files))
+        keys = (
+            content or _key(name, len(self._ids) + k)
+            for k, (name, content) in enumerate(zip(ids, contents, strict=True))
+        )
+        kept["id"] = np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
+        kept["group"] = [-1 if name is None else self._groups.setdefault(name, len(self._groups)) for name in groups]
+        if e.reward is not None and e.reward_null is not None:
+            kept["reward"], kept["scored"] = e.reward, ~e.reward_null
+        self._ids += ids
+        self._batches.append(kept)
         yield from ()
 
     def finish(self) -> list[Violation]:
         """The duplicates, and R503 for every group of two or more whose rewards are all equal, at its first rollout."""
-        if not self._batches:
-            return []
-        row, of_file, hashes, lengths, reward, scored = map(np.concatenate, zip(*self._batches, strict=True))
-        self._batches.clear()
+        kept = np.concatenate([np.zeros(0, _KEPT), *self._batches])
+        files, groups = list(self._files), list(self._groups)
 
         def fault(r: int, code: str, **more: Any) -> Violation:
-            return Violation(code, int(row[r]), self._ids[r], file=self._files[of_file[r]] or None, **more)
+            return Violation(code, int(kept["row"][r]), self._ids[r], file=files[kept["file"][r]] or None, **more)
 
         def location(r: int) -> str:
-            return f"{self._files[of_file[r]]} row {row[r]}".strip()
+            return f"{files[kept['file'][r]]} row {kept['row'][r]}".strip()
 
-        first = np.where(self._ids.missing, np.arange(len(row)), first_like(*self._ids.keys))
-        copies = np.flatnonzero(first != np.arange(len(row)))
-        violations = [fault(r, "D701", detail=f"first seen at {location(int(first[r]))}") for r in copies.tolist()]
-        counts = (first == np.arange(len(row))) & ~self._groups.missing
-        rows = np.flatnonzero(counts & (lengths > 0))
-        keys = [key[rows] for key in self._groups.keys]
-        first = first_like(*keys, hashes[rows], lengths[rows])
-        for k in np.flatnonzero(first != np.arange(len(rows))):
+        first = first_like(*kept["id"].T)
+        is_copy = first != np.arange(len(kept))
+        violations = [
+            fault(r, "D701", detail=f"first seen at {location(int(first[r]))}")
+            for r in np.flatnonzero(is_copy).tolist()
+        ]
+        in_group = ~is_copy & (kept["group"] >= 0)
+        rows = np.flatnonzero(in_group & (kept["length"] > 0))
+        first = first_like(*(kept[name][rows] for name in ("group", "tokens", "length")))
+        for k in np.flatnonzero(first != np.arange(len(rows))).tolist():
             twin = int(rows[first[k]])
             violations.append(fault(int(rows[k]), "D702", detail=f"same tokens as {self._ids[twin] or location(twin)}"))
-        rows = np.flatnonzero(counts & scored)
-        group, inverse = np.unique(first_like(*(key[rows] for key in self._groups.keys)), return_inverse=True)
-        leads, n = rows[group], np.bincount(inverse)
-        varies = np.bincount(inverse, weights=reward[rows] != reward[leads][inverse]) > 0
-        for g in np.flatnonzero((n > 1) & ~varies & np.isfinite(reward[leads])).tolist():
-            r = int(leads[g])
-            violations.append(fault(r, "R503", got=f"{reward[r]:g} for all {n[g]}", detail=f"group {self._groups[r]}"))
+        rows = np.flatnonzero(in_group & kept["scored"])
+        _, leads, group, sizes = np.unique(
+            kept["group"][rows], return_index=True, return_inverse=True, return_counts=True
+        )
+        reward = kept["reward"][rows]
+        varies = np.bincount(group, weights=reward != reward[leads][group], minlength=len(leads)) > 0
+        for g in np.flatnonzero((sizes > 1) & ~varies & np.isfinite(reward[leads])).tolist():
+            r = int(rows[leads[g]])
+            got = f"{kept['reward'][r]:g} for all {sizes[g]}"
+            violations.append(fault(r, "R503", got=got, detail=f"group {groups[kept['group'][r]]}"))
         return violations
 
 
-class _Names:
-    """A text or None a row: its UTF-8 and 16 bytes that no other text has."""
-
-    def __init__(self) -> None:
-        self._texts: list[tuple[bytes, npt.NDArray[np.int32]]] = []
-        self._keys: list[Array] = []
-        self._known: list[npt.NDArray[np.bool_]] = []
-        self._begin = [0]
-
-    def add(self, texts: Iterable[str | None], keys: Iterable[bytes | None] | None = None) -> None:
-        """The names of the next rows; ``keys``: of those without a name, 16 bytes that no other has."""
-        encoded = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
-        lengths = np.fromiter((-1 if text is None else len(text) for text in encoded), np.int32, len(encoded))
-        self._texts.append((b"".join(text or b"" for text in encoded), lengths))
-        keys = [None] * len(encoded) if keys is None else list(keys)
-        digests = b"".join(key or xxhash.xxh3_128_digest(text or b"") for text, key in zip(encoded, keys, strict=True))
-        self._known.append((lengths >= 0) | np.asarray([key is not None for key in keys], np.bool_))
-        self._keys.append(np.frombuffer(digests, np.uint64).reshape(-1, 2))
-        self._begin.append(self._begin[-1] + len(encoded))
-
-    @property
-    def keys(self) -> tuple[Array, Array]:
-        """Two numbers per row, both equal for equal texts; meaningless for None."""
-        joined = np.concatenate(self._keys)
-        self._keys = [joined]
-        return joined[:, 0], joined[:, 1]
-
-    @property
-    def missing(self) -> npt.NDArray[np.bool_]:
-        return ~np.concatenate(self._known)
-
-    def __getitem__(self, row: int) -> str | None:
-        part = bisect_right(self._begin, row) - 1
-        text, lengths = self._texts[part]
-        index = row - self._begin[part]
-        if lengths[index] < 0:
-            return None
-        end = int(np.maximum(lengths[: index + 1], 0).sum(dtype=np.int64))
-        return text[end - int(lengths[index]) : end].decode("utf-8", "surrogatepass")
+def _key(name: str | None, number: int) -> bytes:
+    """16 bytes that no other rollout has: of its id, or of its number among all where it has none."""
+    if name is None:
+        return xxhash.xxh3_128_digest(str(number).encode(), 1)
+    return xxhash.xxh3_128_digest(name.encode("utf-8", "surrogatepass"))

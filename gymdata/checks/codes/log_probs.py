@@ -68,10 +68,11 @@ class LogProbs(Check):
             yield self.at_turn(
                 e, k, "L301", expected=str(generated[k]), got=got, detail="one logprob per generated token"
             )
-        for index, code in odd_log_probs(unless_rendered(t.logprobs, t.rendered).values):
-            k, position = t.logprobs.locate(index)
+        for code, indices in odd_log_probs(unless_rendered(t.logprobs, t.rendered).values).items():
             expected = "a finite number" if code == "L302" else "at most 0"
-            yield self.at_turn(e, k, code, position=position, expected=expected, got=str(t.logprobs.values[index]))
+            for index in indices:
+                k, position = t.logprobs.locate(index)
+                yield self.at_turn(e, k, code, position=position, expected=expected, got=str(t.logprobs.values[index]))
 
 
 @CHECKS.register("possible_log_probs")

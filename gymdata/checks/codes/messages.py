@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gymdata.checks.violations import CHECKS, Check, Code, Violation
-from gymdata.rollouts.ragged import Ints
-from gymdata.rollouts.turn_columns import ASSISTANT, SYSTEM, Evidence, Messages
+from gymdata.rollouts.turn_columns import ASSISTANT, SYSTEM, Evidence
 
 _CODES = (
     Code(
@@ -75,8 +74,8 @@ class ChatMessages(Check):
         cut_short = (n_turns > 0) & (e.turns.by_rollout(e.turns.generation).lengths == 0)
         for r in np.flatnonzero((speaks == 0) & ~cut_short):
             yield self.at_rollout(e, int(r), "M404")
-        for i in _unanswered(m, owner):
-            more = {"expected": "the call_id of an earlier call", "got": m.unanswered[i]} if i in m.unanswered else {}
+        for i, call_id in m.unanswered.items():
+            more = {} if call_id is None else {"expected": "the call_id of an earlier call", "got": call_id}
             yield fault(i, "M403", **more)
         assistant = np.flatnonzero(m.from_assistant & (m.turn >= 0))
         if len(assistant):
@@ -87,23 +86,3 @@ class ChatMessages(Check):
             beyond = m.turn[assistant] >= n_turns[owner[assistant]]
             for i in assistant[falls | beyond]:
                 yield fault(i, "T208", turn=int(m.turn[i]), got=f"turn {m.turn[i]}", expected="turns in rising order")
-
-
-def _unanswered(m: Messages, owner: Ints) -> Iterator[int]:
-    """Tool messages that answer no earlier call of their rollout."""
-    tools = np.flatnonzero(m.tool_results & ~m.surely_answered)
-    if not len(tools):
-        return
-    callers = np.flatnonzero(m.calls & m.from_assistant)
-    other = ~m.tool_results
-    last_other = np.maximum.accumulate(np.where(other, np.arange(len(m.role)), -1))
-    for i in tools.tolist():
-        low = int(m.offsets[owner[i]])
-        if m.has_call_id[i]:
-            earlier = callers[np.searchsorted(callers, low) : np.searchsorted(callers, i)]
-            if not any(m.answers(int(a), i) for a in earlier[::-1]):
-                yield i
-        else:
-            j = int(last_other[i])
-            if j < low or m.role[j] != ASSISTANT or not m.calls[j]:
-                yield i

@@ -176,6 +176,7 @@ def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[Fault]:
         for row in np.flatnonzero(lengths != counts):
             sizes = {"expected": str(counts[row]), "got": str(lengths[row])}
             yield int(row), code, {**sizes, "detail": f"length of {side}_{name}"}
-    for index, code in odd_log_probs(unless_rendered(logprobs, is_rendered(batch)).values):
-        row, position = logprobs.locate(index)
-        yield row, code, {"position": position, "got": str(logprobs.values[index]), "detail": f"in {side}"}
+    for code, indices in odd_log_probs(unless_rendered(logprobs, is_rendered(batch)).values).items():
+        for index in indices:
+            row, position = logprobs.locate(index)
+            yield row, code, {"position": position, "got": str(logprobs.values[index]), "detail": f"in {side}"}

@@ -124,8 +124,8 @@ def _rollout(
     evidence = from_arrow(batch, 0)
     turns = evidence.turns.structs(0)
     sizes = [len(t["generation_token_ids"]) for t in turns]
-    expandable = all(v.code not in ("T209", "T210", "T205") for v in faults)
-    roots = repair.chain_roots(turns) if turns and expandable else None
+    unexpandable = [v.turn for v in faults if v.turn is not None and v.code in ("T205", "T209", "T210")]
+    roots = repair.chain_roots(turns[: min(unexpandable, default=len(turns))])
     plans = {c: repair.plan(len(turns), roots, faults, c) for c in repair.CHOICES}
     for name, keep in plans.items():
         account.costs[name].count(sizes, keep)

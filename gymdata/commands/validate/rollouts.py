@@ -67,7 +67,7 @@ class _CheckedFile:
 def _checked(source: Source, kind: Kind, checks: Checks, report: ValidationReport) -> _CheckedFile:
     """What is found in a file, which is counted in ``report``."""
     file, has_ids = _CheckedFile(str(source.path)), False
-    for batch in _scan(source, kind, checks.texts):
+    for batch in _scan(source, kind):
         if isinstance(batch, Violation):
             file.violations.append(batch._replace(file=file.name))
             continue
@@ -109,12 +109,12 @@ def _biased(files: Sequence[_CheckedFile], runs: Mapping[Path, RunFacts]) -> Ite
                 yield Violation("L304", row, detail=biases, file=file.name)
 
 
-def _scan(source: Source, kind: Kind, texts: bool) -> Iterator[Evidence | Violation]:
+def _scan(source: Source, kind: Kind) -> Iterator[Evidence | Violation]:
     if kind == "nemo":
         return nemo_rows.scan(source)
     from gymdata.commands.validate import scan  # late: it loads pyarrow
 
-    return scan.scan(source, texts)
+    return scan.scan(source)
 
 
 def load_checks(user_checks: Sequence[UserCheck]) -> list[type[Check]]:
@@ -139,7 +139,7 @@ def behavior_of(path: str | Path) -> dict[str, str]:
     run = agreed([read_facts(run_json) for run_json in run_jsons(path)])
     behavior, counts = Behavior(CheckSettings(unweighted=unweighted(run))), Counter[str]()
     for source in resolve(path):
-        for batch in _scan(source, "rollouts", texts=True):
+        for batch in _scan(source, "rollouts"):
             if isinstance(batch, Evidence):
                 counts.update(violation.code for violation in behavior.find(batch))
     lines = {code: f"{CODES[code].meaning}: {counted(n, 'time')}" for code, n in sorted(counts.items())}

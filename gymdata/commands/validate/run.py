@@ -7,11 +7,12 @@ are validated without loading pyarrow.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gymdata.checks.batches import Checks, sort_key
+from gymdata.checks.breaks import Reader, Reading
 from gymdata.checks.violations import CheckSettings, Selection, ValidationReport, Violation
 from gymdata.commands.validate.rollouts import (
     Kind,
@@ -66,15 +67,15 @@ def validate(
     run = agreed(list(runs.values()))
     vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
     report = ValidationReport(path=str(path), files=[str(source.path) for source in kinds])
-    violations: list[Violation] = []
+    violations = list(_of_whole_files(kinds, runs))
     if rollouts:
-        reader = None
-        if tokenizer is not None or runs:
-            from gymdata.models._transformers import reader_of
-
-            reader = reader_of(tokenizer, run)
-        size = vocabulary(run) if vocab_size is None else vocab_size
-        settings = CheckSettings(size, names_reward(run), selection.wants("T209"), reader, unweighted(run))
+        settings = CheckSettings(
+            vocabulary(run) if vocab_size is None else vocab_size,
+            names_reward(run),
+            digests="T209" in selection.codes,
+            reader=_reader(tokenizer, run) if tokenizer is not None or runs else None,
+            unweighted=unweighted(run),
+        )
         violations += validate_rollouts(rollouts, Checks(settings, selection, user_checks), runs, report)
     if pairs:
         from gymdata.commands.validate.pairs import validate_pairs
@@ -85,21 +86,31 @@ def validate(
 
         own = (source for source, kind in rollouts.items() if kind == "rollouts")
         violations += decoded_faults(own, _reading(tokenizer, run))
-    if rollouts and selection.wants("B809"):
-        from gymdata.commands.validate.failures import dependent_failures
-
-        for run_json in runs:
-            violations += dependent_failures(run_json.parent)
-    for source in kinds:
-        if (fault := fault_of(source.path, whole=True)) is not None:
-            detail = fault.message.removeprefix(f"{source.path}: ")
-            violations.append(Violation("T209", 0, detail=detail, file=str(source.path)))
     order = {file: index for index, file in enumerate(report.files)}
-    report.violations = sorted(selection.apply(violations), key=lambda v: (order.get(v.file or "", 0), *sort_key(v)))
+    counting = selection.apply(violations)
+    report.violations = sorted(counting, key=lambda v: (order.get(v.file or "", len(order)), *sort_key(v)))
     if len(runs) == 1:
         report.state = state_of(*next(iter(runs.items())))
     report.seconds = time.perf_counter() - began
     return report
+
+
+def _of_whole_files(files: Iterable[Source], runs: Iterable[Path]) -> Iterator[Violation]:
+    """T209 of files that are not those that run.json describes, and B809 of runs."""
+    for source in files:
+        if (fault := fault_of(source.path, whole=True)) is not None:
+            detail = fault.message.removeprefix(f"{source.path}: ")
+            yield Violation("T209", 0, detail=detail, file=str(source.path))
+    for run_json in runs:
+        from gymdata.commands.validate.failures import dependent_failures
+
+        yield from dependent_failures(run_json.parent)
+
+
+def _reader(tokenizer: str | Path | None, run: RunFacts) -> Reader | None:
+    from gymdata.models._transformers import reader_of
+
+    return reader_of(tokenizer, run)
 
 
 def sources_of(path: str | Path) -> list[Source]:
@@ -171,7 +182,7 @@ def _vocab_size(tokenizer: str | Path) -> int:
     return len(load_tokenizer(tokenizer))
 
 
-def _reading(tokenizer: str | Path | None, run: RunFacts) -> Any:
+def _reading(tokenizer: str | Path | None, run: RunFacts) -> Reading:
     """The tokenizer that was given, or that of the model that run.json names, loaded."""
     from gymdata.models._transformers import load_reader
 

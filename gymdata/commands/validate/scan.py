@@ -27,7 +27,6 @@ _UNREAD = (
     *("n_breaks", "prompt_hash", "generation_hash", "task", "duration_s"),
     *("messages.name", "messages.extra", "turns.reward", "turns.top_log_probs", "turns.server"),
 )
-_TEXTS = ("messages.content", "messages.reasoning")
 #: What is computed of a batch is small compared to what is read at once.
 _CHECKED_BYTES = 8 << 20
 
@@ -42,23 +41,19 @@ def _without_tokens() -> Table:
 
 
 _TABLE = _without_tokens()
+#: What checks read.
+_READ = _TABLE.without(*_UNREAD)
 
 
-def _read(texts: bool) -> Table:
-    """What checks read. ``texts``: with those of messages, which only checks of behavior need."""
-    return _TABLE.without(*_UNREAD, *(() if texts else _TEXTS))
-
-
-def columns_read(file: pq.ParquetFile, texts: bool = True) -> list[str]:
+def columns_read(file: pq.ParquetFile) -> list[str]:
     """The Parquet leaf paths that validation reads of ``file``: for benchmarks, what another tool has to read as well."""
-    read = _read(texts)
-    return known_leaves(file, read.schema.names, read)
+    return known_leaves(file, _READ.schema.names, _READ)
 
 
-def scan(source: Source, texts: bool = True) -> Iterator[Evidence | Violation]:
+def scan(source: Source) -> Iterator[Evidence | Violation]:
     """The batches of one file, and violations for what is in none; last, one for each key that no table has."""
     first_row, n_rows = dict[str, int](), Counter[str]()
-    for part in batches(source, _TABLE, read=_read(texts)):
+    for part in batches(source, _TABLE, read=_READ):
         if isinstance(part, Fault):
             for key in part.keys:
                 first_row.setdefault(key, part.row)
@@ -72,8 +67,7 @@ def scan(source: Source, texts: bool = True) -> Iterator[Evidence | Violation]:
                 yield evidence
     for key, row in first_row.items():
         detail = f"unknown key {key!r} in {counted(n_rows[key], 'row')}: other commands refuse it, --fix leaves it out"
-        violation = Violation("S102", row, expected="a column of the table", got=key, detail=detail)
-        yield violation._replace(severity="warning")
+        yield Violation("S102", row, expected="a column of the table", got=key, detail=detail, severity="warning")
 
 
 def violation_of(fault: Fault) -> Violation:

@@ -16,5 +16,7 @@ class ValidateConfig(Config):
     tokenizer: str | None = pydantic.Field(
         None, description="Tokenizer folder: checks ID bounds and explains breaks by text."
     )
-    decode: bool = pydantic.Field(False, description="Compare generations with their messages (T207); needs a tokenizer.")
+    decode: bool = pydantic.Field(
+        False, description="Compare generations with their messages (T207); needs a tokenizer."
+    )
     check: list[str] = pydantic.Field(default_factory=list, description="Your own check, path.py:Class (repeatable).")

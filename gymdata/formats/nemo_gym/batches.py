@@ -135,24 +135,17 @@ def _encoded(calls: Sequence[Call | None]) -> Encoded:
 def _messages(rows: Sequence[Row]) -> Messages:
     entries = [entry for row in rows for entry in row.entries]
 
-    def spelled_calls() -> list[tuple[int, str]]:
-        spelled = ((k, next(filter(_spells_call, entry.texts), None)) for k, entry in enumerate(entries))
-        return [(k, text) for k, text in spelled if text is not None]
+    def spelled_calls() -> list[int]:
+        return [k for k, entry in enumerate(entries) if any(map(_spells_call, entry.texts))]
 
-    unanswered = {k: entry.unanswered for k, entry in enumerate(entries) if entry.unanswered is not None}
-    answered = np.ones(len(entries), np.bool_)
-    answered[list(unanswered)] = False
     return Messages(
         offsets=offsets_of([len(row.entries) for row in rows]),
         role=np.asarray([entry.role for entry in entries], np.int8),
         turn=np.asarray([entry.turn for entry in entries], np.int32),
         calls=np.asarray([entry.calls for entry in entries], np.bool_),
-        has_call_id=np.ones(len(entries), np.bool_),
-        answers=lambda *_: False,
-        surely_answered=answered,
         says=np.asarray([entry.says for entry in entries], np.bool_),
         fails=np.asarray([entry.fails for entry in entries], np.bool_),
         spelled_calls=spelled_calls,
         items=np.asarray([entry.item for entry in entries], np.int64),
-        unanswered=unanswered,
+        unanswered={k: entry.unanswered for k, entry in enumerate(entries) if entry.unanswered is not None},
     )
