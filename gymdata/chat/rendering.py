@@ -14,7 +14,6 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -151,12 +150,6 @@ class TextRenderer:
     def of(cls, chat: TransformersChat) -> TextRenderer:
         """With the template of ``chat`` as it is."""
         return cls(chat.tokenizer, chat, chat.facts(), plain=False, name=str(chat.tokenizer.name_or_path))
-
-    def uncounted(self) -> TextRenderer:
-        """The same renderer with counts of its own."""
-        other = copy(self)
-        other.counts = RenderCounts()
-        return other
 
     def rollout(self, row: RolloutRow) -> RolloutRow:
         """A rollouts row without turns, with those of its text. Raises DataError saying why it cannot be rendered."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -154,8 +153,6 @@ class Format(ForeignFormat):
                 raise BadItem("S103", "the row says that it is not trained")
             for message in row["messages"]:
                 message["extra"] = NOT_TRAINED if message["role"] == "assistant" else message["extra"]
-        if importing.check is not None:
-            importing.check(row)
         return row
 
     def write(self, row: TableRow, lost: Counter[str]) -> bytes | None:
@@ -261,15 +258,12 @@ def detect(sources: Sequence[Source], columns: Mapping[str, str]) -> Format:
 
 def _hint(source: Source) -> str:
     """What to do with a file that is in none of the formats."""
-    values = [value for _, value, _ in islice(documents(source), 20)]
-    row: Any = next((value for value in values if not isinstance(value, BadItem)), None)
-    if not values:
-        return "it has no rows"
-    if row is None:
-        return f"line 1 is {values[0].reason}; is it a whole file of JSON lines, or one JSON value?"
+    values = (value for _, value, _ in documents(source) if not isinstance(value, BadItem))
+    row = next(values, None)
     row = row[0] if isinstance(row, list) and row else row
     if not isinstance(row, Mapping):
-        return f"its first value is {json_kind(row)}; rows are objects with a prompt and an answer"
+        what = "no line of it is JSON" if row is None else f"its first value is {json_kind(row)}"
+        return f"{what}; rows are JSON objects with a prompt and an answer"
     if is_own(row):
         return "files of gymdata need no import"
     named = "give --map prompt=COLUMN --map answer=COLUMN"

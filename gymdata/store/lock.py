@@ -103,10 +103,10 @@ def is_held(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def made_folder(folder: Path) -> Iterator[Path]:
-    """``folder``, made if missing, and removed again if it stays empty. Raises StoreError.from_os, and as
-    ``refuse_unwritable``."""
+    """``folder``, made if missing, and removed again if it stays empty, with the folders above it that were missing. Raises
+    StoreError.from_os, and as ``refuse_unwritable``."""
     refuse_unwritable(folder)
-    is_new = not folder.exists()
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -114,9 +114,9 @@ def made_folder(folder: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        if is_new:
-            with contextlib.suppress(OSError):  # not empty
-                folder.rmdir()
+        with contextlib.suppress(OSError):  # not empty
+            for path in missing:
+                path.rmdir()
 
 
 def holder_of(path: Path) -> dict[str, object]:

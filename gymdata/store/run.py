@@ -16,12 +16,11 @@ import shutil
 import threading
 import time
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 
 from gymdata import __version__
@@ -29,7 +28,7 @@ from gymdata.errors import DataError, StoreError, UsageError, option
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.rollouts.messages import FailureRow, TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES
-from gymdata.store.columns import check_rollout, to_rows
+from gymdata.store.columns import check_rollout
 from gymdata.store.journal import (
     FAILURES,
     Journal,
@@ -53,48 +52,8 @@ from gymdata.store.paths import (
 )
 from gymdata.store.reading import warn
 from gymdata.store.run_json import describe_file, differences, merged, now, plain, read_run_json, sync, write_run_json
-from gymdata.store.sinks import tokens_of
 from gymdata.store.stage_output import refuse_taken, settle
 from gymdata.store.tables import read_table, sealing_batches, write_batches
-
-#: Tokens of a file that is written at once: about 256 MB.
-PART_TOKENS = 64_000_000
-
-
-def write_batch_parts(
-    batches: Iterable[pa.RecordBatch], rollouts: Path, index: int, rows_per_file: int
-) -> Iterator[tuple[Path, int]]:
-    """Write batches of rollouts into ``part-index.parquet`` and following, and yield each file and its rows once it is
-    there."""
-    waiting: list[pa.RecordBatch] = []
-    more = iter(batches)
-
-    def following() -> Iterator[pa.RecordBatch]:
-        while (batch := waiting.pop() if waiting else next(more, None)) is not None:
-            yield batch
-
-    def of_part() -> Iterator[pa.RecordBatch]:
-        tokens = rows = 0
-        for batch in following():
-            sizes = np.cumsum(tokens_of(batch))
-            stop = min(int(np.searchsorted(sizes, PART_TOKENS - tokens)) + 1, rows_per_file - rows, batch.num_rows)
-            tokens, rows = tokens + int(sizes[stop - 1]), rows + stop
-            if stop < batch.num_rows:
-                waiting.append(batch.slice(stop))
-            yield batch.slice(0, stop)
-            if tokens >= PART_TOKENS or rows >= rows_per_file:
-                return
-
-    for batch in following():
-        waiting.append(batch)
-        # Its lines are there and empty until run.json names the part, so that a part that is not named has lines whatever
-        # happens, and only a part of another run has neither.
-        part = rollouts / f"part-{index:05d}.parquet"
-        part.with_suffix(".jsonl").touch()
-        sync(rollouts)
-        yield part, write_batches(of_part(), part, ROLLOUTS, ROLLOUTS.arrow)
-        index += 1
-
 
 #: Lines take about four times the bytes of the Parquet file that they become, so this seals at about 256 MB.
 SEGMENT_BYTES = 1 << 30
@@ -235,23 +194,6 @@ class Run:
         except StoreError as error:
             # The row is there: the next step raises it.
             self._trouble = error
-
-    def write_batches(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Write rows in batches of the rollouts table, none of them empty, straight into sealed files.
-
-        For rows that can be read again: as Parquet they are no lines first, and a crash loses those of the file in hand.
-        """
-        self.seal()
-        if self._as_lines:
-            for row in (row for batch in batches for row in to_rows(batch)):
-                self._raise_trouble()
-                self._append(line_of(encode(row)))
-            return
-        for part, rows in write_batch_parts(batches, self._rollouts, self._next, self._rows_per_file):
-            self._name_part(part, rows)
-            drop_lines(part.with_suffix(".jsonl"))
-            self._next += 1
-            self.rows += rows
 
     def fail(self, record: FailureRow) -> None:
         """Add one record to failures.jsonl. Raises StoreError.from_os."""

@@ -47,7 +47,6 @@ _WITH_ROWS = {
     "collect": "a collected run",
     "record": "a recorded run",
     "import": "an imported run",
-    "import-pairs": "imported pairs",
     "pairs": "pairs",
     "filter": "filtered rollouts",
     "select": "selected rollouts",
@@ -66,11 +65,8 @@ _KINDS = _WITH_ROWS | {
 
 
 def _kind_of(facts: RunFacts) -> str:
-    """The kind of output that a run.json describes: its stage; all trainings are one kind, and pairs are imported in no
-    attempts."""
+    """The kind of output that a run.json describes: its stage; all trainings are one kind."""
     stage = str(facts.get("stage") or "collect")
-    if stage == "import" and not facts.get("attempts"):
-        return "import-pairs"
     return "train" if stage.startswith("train-") else stage
 
 
@@ -275,6 +271,7 @@ class StageOutput:
             )
         self._parts[name] = part = Part(name, self.new / name, more=more)
         try:
+            part.path.parent.mkdir(exist_ok=True)
             part.path.write_bytes(b"")
         except OSError as error:
             raise StoreError.from_os(self.place / name, error) from error
@@ -292,6 +289,21 @@ class StageOutput:
             part.rows = stream_batches(batches, part.path, Path(name).suffix, table, schema)
         except OSError as error:
             raise StoreError.from_os(self.place / name, error) from error
+        return part
+
+    def lines(self, name: str, lines: Iterable[bytes], table: Table | None = None) -> Part:
+        """Stream lines to a file; ``table``: the one whose rows they are."""
+        part, n = self.part(name), 0
+        try:
+            with part.path.open("wb") as file:
+                for line in lines:
+                    file.write(line)
+                    n += 1
+        except OSError as error:
+            raise StoreError.from_os(self.place / name, error) from error
+        if table is not None:
+            part.rows = n
+            self._schemas[table.name] = table.version
         return part
 
     def table(self, name: str, data: pa.Table, table: Table, **more: Any) -> Part:
@@ -314,13 +326,14 @@ class StageOutput:
         try:
             for part in parts:
                 sync(part.path)
+                sync(part.path.parent)
             if self.is_file:
                 (part,) = parts
                 if self._at.exists() and not self.overwrite and not filecmp.cmp(self._at, part.path, shallow=False):
                     raise StoreError.not_described(self.place)
                 part.path.replace(self._at)
             else:
-                files = [describe_file(part.path, part.rows, **part.more) for part in parts]
+                files = [describe_file(part.path, part.rows, path=part.name, **part.more) for part in parts]
                 ours = {"gymdata": __version__, "stage": self.stage, "schemas": self._schemas, "files": files}
                 write_run_json(self.new, {**facts, **ours})
                 if self._at.exists():

@@ -186,10 +186,16 @@ def stream_batches(batches: Iterable[pa.RecordBatch], path: Path, suffix: str, t
 
 
 def row_batches(rows: Iterable[tuple[int, Any, int]], table: Table, names: Sequence[str], where: str) -> Iterator[Any]:
-    """Batches from (line, parsed row, bytes of JSON), each from about 8 MB of JSON. Raises DataError for a row that does
-    not fit."""
-    numbered = (Row(n, *row) for n, row in enumerate(rows))
-    yield from _sound(_built(numbered, table, names, where))
+    """``row_parts``; raises DataError for a row that does not fit."""
+    yield from _sound(row_parts(rows, table, names, where))
+
+
+def row_parts(
+    rows: Iterable[tuple[int, Any, int]], table: Table, names: Sequence[str], where: str
+) -> Iterator[Batch | Fault]:
+    """Batches from (line, parsed row, bytes of JSON), each from about 8 MB of JSON, after the faults of rows among them that
+    do not fit."""
+    yield from _built((Row(n, *row) for n, row in enumerate(rows)), table, names, where)
 
 
 def _chosen(table: Table, columns: Sequence[str] | None) -> list[str] | None:

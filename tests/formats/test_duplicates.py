@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from gymdata.cli.main import main
 from gymdata.commands.import_export.run import import_rollouts
 from gymdata.commands.validate.fix import fix
 from gymdata.commands.validate.run import validate
-from gymdata.formats.conversion.importing import Keys, Numbering
+from gymdata.formats.conversion.importing import Numbering
 from gymdata.store import read_table
 from tests.formats.trajectories import ATIF, NAT, write_lines
 from tests.validate.generate import nemo_rows
@@ -60,24 +58,3 @@ def test_places_are_those_of_the_first_of_its_content(rows: list[tuple[int, int]
             seen[line] = name, counts[name]
             counts[name] += 1
         assert numbering.of_content(line, named) == seen[line]
-
-
-def test_keys_are_found_again_in_few_bytes() -> None:
-    """Hashes, some of which are alike in one half, keep their numbers and take less than 100 bytes each."""
-    every = [hashlib.md5(b"%d" % n).digest() for n in range(10_000)]
-    every += [key[:8] + bytes(8) for key in every[:50]] + [bytes(8) + key[8:] for key in every[:50]] + [bytes(16)]
-    tracemalloc.start()
-    try:
-        keys = Keys()
-        for number, key in enumerate(every):
-            assert keys.get(key) is None
-            keys[key] = number
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert held < 100 * len(every)
-    keys[every[7]] = 2**40
-    assert [keys.get(key) for key in every[:9]] == [0, 1, 2, 3, 4, 5, 6, 2**40, 8]
-    assert all(keys.get(key) == number for number, key in enumerate(every) if number != 7)
-    assert keys.get(b"x" * 16) is None
-    assert [keys.add("x"), keys.add("x"), keys.add("")] == [True, False, True]

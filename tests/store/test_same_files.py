@@ -17,7 +17,7 @@ from gymdata.cli.main import main
 from gymdata.commands.import_export.run import import_rollouts
 from gymdata.commands.pairs.run import pairs
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import run, write_table
+from gymdata.store import write_table
 from tests.rollout_files import rollouts_table
 from tests.store import odd_inputs as inputs
 from tests.validate.generate import nemo_rows, write_lines, write_native
@@ -118,27 +118,6 @@ def test_an_import_is_the_same(shape: Shape, format: str, same: Same) -> None:
     """Rows, ids, groups, rejected lines, counts, messages and exit code; in Parquet and in JSON lines."""
     one = same(shape, f"import {{paths}} --run-id run -o {{out}}/run --json --format {format}")
     assert json.loads(one.out)["rollouts"] > 10
-
-
-def test_files_of_a_run_end_at_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of several files, and one that was stopped after the first of them and is resumed."""
-    inputs.in_small_batches(monkeypatch)
-    monkeypatch.setattr(run, "PART_TOKENS", 700)
-    file = gym_lines(tmp_path)
-    for name in ("1", "2"):
-        import_rollouts(file, tmp_path / name, run_id="run")
-    one = content(tmp_path / "1")
-    assert len([name for name in one if name.startswith("rollouts")]) == 3
-    assert content(tmp_path / "2") == one
-    # What a kill between the first file and the second leaves.
-    stopped = tmp_path / "2"
-    facts = json.loads((stopped / "run.json").read_bytes())
-    for part in facts["files"][1:]:
-        (stopped / part["path"]).unlink()
-    facts["files"] = facts["files"][:1]
-    (stopped / "run.json").write_text(json.dumps(facts))
-    import_rollouts(file, stopped, run_id="run")
-    assert content(stopped) == one
 
 
 def parts(folder: Path) -> str:

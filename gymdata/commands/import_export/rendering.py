@@ -6,8 +6,9 @@ Invariants: rows with ids stay as they were read; a row whose ids cannot be prov
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.errors import DataError, UsageError
+from gymdata.commands.import_export.summaries import ImportSummary
+from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.formats.conversion.batches import Imported
 from gymdata.formats.conversion.importing import Rejected
 from gymdata.rollouts.failures import is_rollout
@@ -55,7 +57,7 @@ def rendered_identity(renderer: TextRenderer, model: str, facts: RunFacts) -> di
     return identity
 
 
-def rendered(parts: Iterator[Imported], renderer: TextRenderer | None, table: Table) -> Iterator[Imported]:
+def rendered(parts: Iterable[Imported], renderer: TextRenderer | None, table: Table) -> Iterator[Imported]:
     """``parts`` with the ids of their text, in order; as they are without a ``renderer``, whose counts have what came of
     them."""
     for part in parts:
@@ -74,6 +76,20 @@ def rendered(parts: Iterator[Imported], renderer: TextRenderer | None, table: Ta
                 piece = _piece(piece, table, renderer, part, start, rejected)
             yield replace(part, batch=piece, rejected=[])
         yield replace(part, batch=None, rejected=rejected)
+
+
+def count_rendered(summary: ImportSummary, renderer: TextRenderer) -> None:
+    """Count in ``summary`` what was rendered. Raises RefusedError when no row was, and none had ids."""
+    for name in (count.name for count in fields(renderer.counts)):
+        value = getattr(renderer.counts, name)
+        setattr(summary, name, dict(value.most_common()) if isinstance(value, Counter) else value)
+    if summary.refused and not summary.rollouts + summary.pairs:
+        reason, n = next(iter(summary.refused.items()))
+        more = f", and {len(summary.refused) - 1} other reasons" if len(summary.refused) > 1 else ""
+        raise RefusedError(
+            f"{summary.files[0]}: no row can be rendered, of {summary.rows_in:,}: {reason[:150]} ({n:,}{more})",
+            hint="give another template with --chat-template FILE, or mend the rows",
+        )
 
 
 def _without_ids(batch: pa.RecordBatch, table: Table) -> np.ndarray:

@@ -7,45 +7,49 @@ reason; what a format cannot hold is counted and reported; an output appears who
 from __future__ import annotations
 
 import contextlib
+import secrets
+import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.commands.import_export.rendering import rendered, rendered_identity, renderer_of
-from gymdata.commands.import_export.splitting import refuse_one_task
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gymdata.commands.import_export.rendering import count_rendered, rendered, rendered_identity, renderer_of
+from gymdata.commands.import_export.splitting import SPLIT, split_by_task
 from gymdata.commands.import_export.summaries import ExportSummary, ImportSummary
-from gymdata.errors import EXIT_FAULTS, DataError, RefusedError, StoreError, UsageError, counted
+from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError, counted, option
 from gymdata.formats import Format, detect, format_named
 from gymdata.formats import exported as exported_formats
 from gymdata.formats import imported as imported_formats
 from gymdata.formats.conversion.batches import Imported, Reader
 from gymdata.formats.conversion.exporting import Export
-from gymdata.formats.conversion.importing import ODD, JsonObject, Keys, Rejected, TableRow, reason_of
+from gymdata.formats.conversion.importing import ODD, JsonObject, Rejected, TableRow, reason_of
 from gymdata.formats.conversion.rows import NO_TIME
 from gymdata.formats.nemo_gym.rows import failures_file, main_file
+from gymdata.progress import log_to
 from gymdata.public import Figures, path_of, paths_of
 from gymdata.rollouts.column_names import TEXT_FIELDS, columns_of, fields_in
 from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
-from gymdata.rollouts.messages import loads, object_of
-from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
+from gymdata.rollouts.messages import loads, object_of, split_tasks
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES, Table
 from gymdata.scores.chosen import default_score
-from gymdata.store import Run, StageOutput, find_run_json, hash_file, read_run_json, resolve
+from gymdata.store import StageOutput, find_run_json, hash_file, resolve
 from gymdata.store.columns import to_rows
 from gymdata.store.journal import FAILURES, line_of
 from gymdata.store.lineage import vocabulary
-from gymdata.store.lines import encode_any
-from gymdata.store.paths import RUN_JSON, RunFacts, local_output, refuse_inputs
+from gymdata.store.lines import encode, encode_any
+from gymdata.store.paths import ROLLOUTS_FOLDER, RunFacts, local_output, refuse_inputs
 from gymdata.store.reading import check_content, warn
-from gymdata.store.run_json import differences, replacing, writing_into
+from gymdata.store.run import derived
+from gymdata.store.run_json import differences, writing_into
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from gymdata.chat.rendering import TextRenderer
     from gymdata.store.paths import Source
 
 REJECTED = "rejected.jsonl"
@@ -94,125 +98,72 @@ def import_rollouts(
         raise UsageError.unknown_choice("--from", source, formats)
     output = local_output(output)
     paths = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
-    _refuse_folders(paths)
-    sources = [file for path in paths for file in resolve(path, ROLLOUTS)]
     columns = _columns(map)
-    rollout_files = [file for file in sources if main_file(file.path) is None] or sources
-    known_format = _format_of(source, rollout_files, columns)
-    name = known_format.name
-    if unread := known_format.without_ids(rollout_files):
-        warn(f"{name}: {unread}")
-    if name == "nemo-gym":
-        listed = {file.path for file in sources}
-        sidecars = dict.fromkeys(failures_file(file.path) for file in rollout_files if file.kind != "parquet")
-        sources += [file for path in sidecars if path.is_file() and path not in listed for file in resolve(path)]
-    if keep_contradicting and known_format.table != PAIRS.name:
+    sources, known_format = _sources(paths, source, columns)
+    name, table = known_format.name, TABLES[known_format.table]
+    if keep_contradicting and table is not PAIRS:
         raise UsageError(
             f"--keep-contradicting: is for preference pairs, and these files are {name}", hint="leave it out"
         )
     renderer = None if model is None else renderer_of(model, chat_template, known_format)
-    _refuse_one_task(Reader(name, "", columns=columns), sources, renderer, test_share, drop_masked=failed == "drop")
-    summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
     read = [{"path": str(s.path.resolve()), "bytes": s.path.stat().st_size, "xxh3": hash_file(s.path)} for s in sources]
-    identity: Figures = {
-        "imported": [f["xxh3"] for f in read],
-        "format": name,
-        **({"map": columns} if columns else {}),
-    } | ({"failed": failed} if failed != "keep" else {})
-    identity |= {"keep_contradicting": True} if keep_contradicting else {}
-    facts: RunFacts = {
-        "stage": "import",
-        "format": name,
-        "command": list(command),
-        "parents": [{"path": f["path"], "run_id": None, "run_json_xxh3": None, "xxh3": f["xxh3"]} for f in read],
-        "sources": read,
-    }
+    parents = [{"path": f["path"], "run_id": None, "run_json_xxh3": None, "xxh3": f["xxh3"]} for f in read]
+    facts: RunFacts = {"format": name, "command": list(command), "parents": parents, "sources": read}
+    identity: Figures = {"imported": [f["xxh3"] for f in read], "format": name, "map": columns}
+    identity |= {"failed": failed, "keep_contradicting": keep_contradicting}
     if renderer is not None:
         identity |= rendered_identity(renderer, str(model), facts)
-    if known_format.table == PAIRS.name:
-        with StageOutput(output, "import", overwrite=overwrite) as out:
-            if out.facts and not overwrite and (other := differences(out.facts.get("identity") or {}, identity)):
+    summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
+    stale = derived(output) if overwrite else []
+    with StageOutput(output, "import", overwrite=overwrite) as out:
+        counts = out.facts.get("counts") or {}
+        # One that took no row may be replaced.
+        if not overwrite and any(counts.get(name) for name in ("rollouts", "pairs", "failed")):
+            known_id = out.facts.get("run_id")
+            other = [] if run_id in (None, known_id) else [("run_id", known_id, run_id)]
+            if other := [*other, *differences(out.facts.get("identity") or {}, identity)]:
                 raise StoreError.other_identity(out.place, other)
-            run_id = run_id or Path(output).name
-            reader = Reader(name, run_id, keep_contradicting=keep_contradicting, columns=columns)
-            facts |= {"identity": identity, "run_id": run_id}
-            _import_pairs(reader, sources, out, summary, facts, renderer)
-        summary.split(test_share, seed, command)
-        return summary
-    with Run.open(
-        output,
-        identity=identity,
-        extent={},
-        operation={"files": summary.files},
-        facts=facts,
-        run_id=run_id,
-        overwrite=overwrite,
-        format="jsonl" if format == "jsonl" else "parquet",
-    ) as run:
-        findings = _Findings(failed == "drop")
-        parts = rendered(Reader(name, run.run_id, columns=columns)(sources), renderer, ROLLOUTS)
-        run.write_batches(_counted(findings.gathered(parts), summary, run.rows))
-        findings.count(summary)
-        _write_lines(Path(output) / REJECTED, _rejected_lines(findings.rejected))
-        _write_lines(Path(output) / FAILURES, findings.failures)
-        _count_rendered(summary, renderer)
-        run.note(counts=_counts(summary))
-    summary.split(test_share, seed, command)
+            summary.recall(out.facts)
+        else:
+            run_id = run_id or secrets.token_hex(8)
+            parts = Reader(name, run_id, keep_contradicting, columns)(sources)
+            reading = _Reading(summary, failed == "drop")
+            reading.write(rendered(parts, renderer, table), table, out, as_lines=format == "jsonl")
+            if renderer is not None:
+                count_rendered(summary, renderer)
+            if test_share is not None and reading.tasks:
+                split_tasks(reading.tasks, test_share)  # refuses one task before anything is written
+            out.finish({**facts, "identity": identity, "run_id": run_id, "counts": summary.counts()})
+    if stale:
+        warn(
+            f"{output}: {option('overwrite', True)} removes what was made from its rollouts, too: "
+            + ", ".join(f"{stage.name}/" for stage in stale)
+        )
+        for stage in stale:
+            shutil.rmtree(stage)
+    log_to(output)
+    if test_share is not None:
+        summary.tasks = split_by_task(output, table, output / SPLIT, test_share, seed, command)
     return summary
 
 
-def _refuse_folders(paths: Sequence[str | Path]) -> None:
-    for path in map(Path, paths):
-        if path.is_dir() and not (path / RUN_JSON).is_file():
-            raise DataError(f"{path}: is a folder, expected files", hint=f"name them, or give a glob: '{path}/*.jsonl'")
-
-
-def refuse_one_task_of_text(files: Sequence[Source], format: str, model: str, map: Sequence[str], share: float) -> None:
-    """Raises UsageError where the rows of ``files`` that ``model`` can be trained on are of one task."""
-    renderer = renderer_of(model, None, format_named(format))
-    _refuse_one_task(Reader(format, "", columns=_columns(map)), files, renderer, share)
-
-
-def _refuse_one_task(
-    reader: Reader,
-    sources: Sequence[Source],
-    renderer: TextRenderer | None,
-    share: float | None,
-    *,
-    drop_masked: bool = False,
-) -> None:
-    """Raises UsageError where a ``share`` of the tasks is to be held out and the rows are of one task, before any of them
-    is written."""
-    if share is None:
-        return
-    table = TABLES[format_named(reader.format).table]
-    parts = rendered(reader(sources), None if renderer is None else renderer.uncounted(), table)
-    refuse_one_task(_Findings(drop_masked).gathered(parts), share)
-
-
-def _count_rendered(summary: ImportSummary, renderer: TextRenderer | None) -> None:
-    """Raises RefusedError when no row was rendered, and none had ids."""
-    if renderer is None:
-        return
-    for name in (count.name for count in fields(renderer.counts)):
-        value = getattr(renderer.counts, name)
-        setattr(summary, name, dict(value.most_common()) if isinstance(value, Counter) else value)
-    if summary.refused and not summary.rollouts + summary.pairs:
-        reason, n = next(iter(summary.refused.items()))
-        more = f", and {len(summary.refused) - 1} other reasons" if len(summary.refused) > 1 else ""
-        raise RefusedError(
-            f"{summary.files[0]}: no row can be rendered, of {summary.rows_in:,}: {reason[:150]} ({n:,}{more})",
-            hint="give another template with --chat-template FILE, or mend the rows",
-        )
-
-
-def _format_of(name: str | None, files: Sequence[Source], columns: Mapping[str, str]) -> Format:
-    """The format of that name, or that ``files`` are in. Raises UsageError for ``columns`` of one that is not text."""
-    format = format_named(name) if name is not None else detect(files, columns)
+def _sources(paths: Sequence[str | Path], name: str | None, columns: Mapping[str, str]) -> tuple[list[Source], Format]:
+    """The files of ``paths``, with the failures that NeMo Gym wrote beside them, and their format, of that name or detected.
+    Raises UsageError for ``columns`` of a format that is not text."""
+    files = [file for path in paths for file in resolve(path, ROLLOUTS)]
+    of_rollouts = [file for file in files if main_file(file.path) is None] or files
+    format = format_named(name) if name is not None else detect(of_rollouts, columns)
     if columns and not format.holds_text:
         hint = "leave --map out: it is for answers and preferences as text"
         raise UsageError(f"--map: {format.name} has columns of its own", hint=hint)
-    return format
+    if unread := format.without_ids(of_rollouts):
+        warn(f"{format.name}: {unread}")
+    if format.name != "nemo-gym":
+        return files, format
+    listed = {file.path for file in files}
+    beside = dict.fromkeys(failures_file(file.path) for file in of_rollouts if file.kind != "parquet")
+    more = [file for path in beside if path.is_file() and path not in listed for file in resolve(path)]
+    return [*files, *more], format
 
 
 def _columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
@@ -224,34 +175,72 @@ def _columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 
 
 @dataclass(slots=True)
-class _Findings:
-    """What an import found besides rows. ``drop_masked``: rows that their writer masked or cancelled are none."""
+class _Reading:
+    """The rows of an import while they are read and written, counted in ``summary``. ``drop_masked``: rows that their
+    writer masked or cancelled are none."""
 
-    drop_masked: bool = False
+    summary: ImportSummary
+    drop_masked: bool
     rejected: list[Rejected] = field(default_factory=list)
-    #: Lines of failures.jsonl, and how many rows there are of each reason: failed attempts, and masked rollouts.
+    #: Lines of failures.jsonl.
     failures: list[bytes] = field(default_factory=list)
+    #: How many rows there are of each reason: failed attempts, and masked rollouts.
     failed: Counter[str] = field(default_factory=Counter)
     masked: Counter[str] = field(default_factory=Counter)
+    tasks: set[str] = field(default_factory=set)
+    rollout_ids: set[str] = field(default_factory=set)
     #: Rows with that placeholder in a message.
     marked: int = 0
 
-    def gathered(self, parts: Iterator[Imported]) -> Iterator[pa.RecordBatch]:
-        """The batches of ``parts``; all else of them is kept."""
-        import pyarrow.compute as pc
+    def write(self, parts: Iterable[Imported], table: Table, out: StageOutput, *, as_lines: bool) -> None:
+        """Write the rows of ``parts`` to ``out``, and what else was found; then all of it is counted."""
+        batches = self._batches(parts)
+        first = next(batches, None)
+        # Pairs have optional columns.
+        names = table.required() if first is None else first.schema.names
+        schema = pa.schema([table.schema.field(name) for name in names], metadata=table.metadata)
+        batches = chain([] if first is None else [first], batches)
+        if table is PAIRS:
+            out.batches("pairs.parquet", batches, table, schema)
+        elif as_lines:
+            rows = (row for batch in batches for row in to_rows(batch))
+            out.lines(f"{ROLLOUTS_FOLDER}/part-00000.jsonl", (line_of(encode(row)) for row in rows), table)
+        else:
+            out.batches(f"{ROLLOUTS_FOLDER}/part-00000.parquet", batches, table, schema)
+        if self.rejected:
+            out.lines(REJECTED, map(_rejected_line, self.rejected))
+        if self.failures:
+            out.lines(FAILURES, self.failures)
+        if self.marked:
+            warn(f"{counted(self.marked, 'row')} with {_MARK} in the text: it is trained as text, without an image")
+        summary = self.summary
+        summary.rejected = len(self.rejected)
+        summary.failed, summary.masked = (dict(counts.most_common()) for counts in (self.failed, self.masked))
+        summary.rows_in = summary.rollouts + summary.pairs + summary.rejected + self.failed.total()
+        summary.reasons = dict(sorted(Counter(row.code for row in self.rejected).items()))
 
+    def _batches(self, parts: Iterable[Imported]) -> Iterator[pa.RecordBatch]:
+        """The batches of ``parts``, without failed attempts; all else of them is kept."""
         for part in parts:
             self.rejected += part.rejected
-            if part.batch is not None:
-                messages = part.batch.column("messages" if "messages" in part.batch.schema.names else "prompt")
-                marked = pc.match_substring(pc.list_flatten(messages).field("content"), _MARK)
-                self.marked += len(pc.list_parent_indices(messages).filter(marked).unique())
-                yield self._rollouts(part.batch) if "extra" in part.batch.schema.names else part.batch
+            if (batch := part.batch) is None:
+                continue
+            of_rollouts = "messages" in batch.schema.names
+            messages = batch.column("messages" if of_rollouts else "prompt")
+            marked = pc.match_substring(pc.list_flatten(messages).field("content"), _MARK)
+            self.marked += len(pc.list_parent_indices(messages).filter(marked).unique())
+            if of_rollouts:
+                batch = self._without_failed(batch)
+                self._count_rollouts(batch)
+            else:
+                self.summary.pairs += batch.num_rows
+                self.summary.equal_scores += batch.column("margin").to_pylist().count(0.0)
+            self.tasks.update(batch.column("task_id").unique().to_pylist())
+            if batch.num_rows:
+                yield batch
 
-    def _rollouts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _without_failed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """``batch`` without failed attempts, which become lines of failures.jsonl."""
-        import pyarrow as pa
-
         failures = failures_in(batch.column("extra"))
         rollout_kinds = () if self.drop_masked else (MASKED, CANCELLED)
         failed = [row for row, failure in failures.items() if failure.get("kind") not in rollout_kinds]
@@ -262,21 +251,8 @@ class _Findings:
         rollouts = pa.array([row for row in range(len(batch)) if row not in set(failed)], pa.int64())
         return batch.take(rollouts) if failed else batch
 
-    def count(self, summary: ImportSummary) -> None:
-        """After the last row."""
-        summary.rejected = len(self.rejected)
-        summary.failed, summary.masked = (dict(counts.most_common()) for counts in (self.failed, self.masked))
-        summary.rows_in = summary.rollouts + summary.pairs + summary.rejected + self.failed.total()
-        summary.reasons = dict(sorted(Counter(row.code for row in self.rejected).items()))
-        if self.marked:
-            warn(f"{counted(self.marked, 'row')} with {_MARK} in the text: it is trained as text, without an image")
-
-
-def _counted(batches: Iterator[pa.RecordBatch], summary: ImportSummary, skip: int) -> Iterator[pa.RecordBatch]:
-    """Batches of rollouts without the first ``skip`` rows, which an import that was stopped has written: rows have the order
-    of the files."""
-    rollout_ids = Keys()
-    for batch in batches:
+    def _count_rollouts(self, batch: pa.RecordBatch) -> None:
+        summary, ids = self.summary, batch.column("rollout_id").to_pylist()
         summary.rollouts += batch.num_rows
         turns, breaks = (batch.column(name).to_numpy() for name in ("n_turns", "n_breaks"))
         summary.turns += int(turns.sum())
@@ -284,11 +260,9 @@ def _counted(batches: Iterator[pa.RecordBatch], summary: ImportSummary, skip: in
         summary.without_token_data += int((turns == 0).sum())
         summary.without_reward += batch.column("reward").null_count
         summary.without_time += batch.column("started_at").to_pylist().count(NO_TIME)
-        summary.duplicates += sum(not rollout_ids.add(name) for name in batch.column("rollout_id").to_pylist())
-        done = min(skip, batch.num_rows)
-        skip -= done
-        if done < batch.num_rows:
-            yield batch.slice(done)
+        known = len(self.rollout_ids)
+        self.rollout_ids.update(ids)
+        summary.duplicates += len(ids) - (len(self.rollout_ids) - known)
 
 
 def _attempt(row: TableRow, failure: Mapping[str, Any]) -> JsonObject:
@@ -307,58 +281,11 @@ def _attempt(row: TableRow, failure: Mapping[str, Any]) -> JsonObject:
     }
 
 
-def _import_pairs(
-    reader: Reader,
-    sources: list[Source],
-    out: StageOutput,
-    summary: ImportSummary,
-    facts: RunFacts,
-    renderer: TextRenderer | None,
-) -> None:
-    import pyarrow as pa
-
-    findings = _Findings()
-    batches = findings.gathered(rendered(reader(sources), renderer, PAIRS))
-    first = next(batches, None)
-    columns = PAIRS.required() if first is None else first.schema.names
-
-    def counted() -> Iterator[pa.RecordBatch]:
-        for batch in () if first is None else chain([first], batches):
-            summary.pairs += batch.num_rows
-            summary.equal_scores += batch.column("margin").to_pylist().count(0.0)
-            yield batch
-
-    schema = pa.schema([PAIRS.schema.field(column) for column in columns], metadata=PAIRS.metadata)
-    out.batches("pairs.parquet", counted(), PAIRS, schema)
-    findings.count(summary)
-    _count_rendered(summary, renderer)
-    if findings.rejected:
-        part = out.part(REJECTED)
-        part.path.write_bytes(b"".join(_rejected_lines(findings.rejected)))
-        part.rows = len(findings.rejected)
-    out.finish({**facts, "counts": _counts(summary)})
-
-
-def _counts(summary: ImportSummary) -> Figures:
-    return {name: value for name, value in summary.to_dict().items() if name not in ("run", "files", "format")}
-
-
-def _rejected_lines(rejected: Sequence[Rejected]) -> list[bytes]:
-    lines = []
-    for b in rejected:
-        # A reason may quote a lone surrogate, which no output file can hold.
-        reason = b.reason.encode("utf-8", "replace").decode()
-        row = {"file": str(b.file), "line": b.line, "code": b.code, "reason": reason, "text": b.text}
-        lines.append(encode_any(row) + b"\n")
-    return lines
-
-
-def _write_lines(path: Path, lines: Sequence[bytes]) -> None:
-    if not lines:
-        path.unlink(missing_ok=True)
-        return
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.writelines(lines)
+def _rejected_line(row: Rejected) -> bytes:
+    # A reason may quote a lone surrogate, which no output file can hold.
+    reason = row.reason.encode("utf-8", "replace").decode()
+    fields = {"file": str(row.file), "line": row.line, "code": row.code, "reason": reason, "text": row.text}
+    return encode_any(fields) + b"\n"
 
 
 def export(
@@ -399,40 +326,18 @@ def export(
     refuse_inputs(target, [path], TABLES[to.table], "exported")
     with out:
         account = Export(str(path), format, TABLES[to.table], vocabulary(path), reward)
-        summary = _export(path, resolve(path, to.table), target, account, out)
-        out.finish({})
-    return summary
-
-
-def _export(
-    path: str | Path, sources: Sequence[Source], target: Path, account: Export, out: StageOutput
-) -> ExportSummary:
-    summary = ExportSummary(str(target), account.format)
-    part, to = out.part(target.name), format_named(account.format)
-    with _naming_the_row(account), writing_into(target):
-        batches = (batch for source in sources for batch in account.batches(source, to.columns, to.unread))
-        to.save(to.convert(batches, account), part, account)
-    summary.rows_out = account.written
-    if not account.read:
-        # Why there is no row to export, and what to do.
-        table = account.table
-        run_json = find_run_json(path)
-        facts = read_run_json(run_json) if run_json is not None else {}
-        counts = facts.get("counts") or {}
-        if facts.get("stage") == "import" and counts.get("rejected"):
-            where = run_json.parent / REJECTED if run_json is not None else REJECTED
-            hint = f"all {counts['rejected']:,} rows of the import were rejected: {where} has their lines and reasons"
-        elif table is PAIRS:
-            hint = "`gymdata pairs` makes pairs of scored rollouts, and prints what became of every group"
-        else:
+        with _naming_the_row(account), writing_into(target):
+            sources = resolve(path, to.table)
+            batches = (batch for source in sources for batch in account.batches(source, to.columns, to.unread))
+            to.save(to.convert(batches, account), out.part(target.name), account)
+        if not account.read:
             hint = "`gymdata validate` shows what the files hold"
-        raise DataError(f"{path}: got 0 {table.name}, expected at least 1 to export", hint=hint)
-    summary.account = account.account()
-    turns = summary.account.get("turns", {"read": 0, "lost": 0})
-    summary.turns, summary.turns_lost = turns["read"], turns["lost"]
-    summary.skipped = account.read + account.further - summary.rows_out
-    summary.lost = {kind: n for kind, n in account.lost.items() if n}
-    return summary
+            run_json = find_run_json(path)
+            if run_json is not None and (run_json.parent / REJECTED).is_file():
+                hint = f"rows of the import were rejected: {run_json.parent / REJECTED} has their lines and reasons"
+            raise DataError(f"{path}: got 0 {to.table}, expected at least 1 to export", hint=hint)
+        out.finish({})
+    return ExportSummary.of(str(target), account)
 
 
 @contextlib.contextmanager

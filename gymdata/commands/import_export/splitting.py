@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,17 +15,6 @@ from gymdata.store.lineage import common_identity, parents_of
 
 #: The folder in an import, or beside the tokens of a training, with ``train.parquet`` and ``test.parquet``.
 SPLIT = "split"
-
-
-def refuse_one_task(batches: Iterable[pa.RecordBatch], share: float) -> None:
-    """Raises UsageError, as a split does, for rows of one task; no further than the second task is read."""
-    tasks = set[str]()
-    for batch in batches:
-        tasks.update(batch.column("task_id").to_pylist())
-        if len(tasks) > 1:
-            return
-    if tasks:  # that there are no rows has an error of its own
-        split_tasks(tasks, share)
 
 
 def split_by_task(

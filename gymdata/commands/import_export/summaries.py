@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from gymdata.checks.violations import CODES
-from gymdata.commands.import_export.splitting import SPLIT, split_by_task
+from gymdata.commands.import_export.splitting import SPLIT
 from gymdata.formats import format_named
+from gymdata.formats.conversion.exporting import Export
 from gymdata.public import Figures, Report, Row
-from gymdata.rollouts.schema import PAIRS, TABLES
+from gymdata.rollouts.schema import PAIRS
+from gymdata.store.paths import RunFacts
 
 
 @dataclass(slots=True, repr=False)
@@ -96,11 +96,14 @@ class ImportSummary(Report):
             ("tokens", f"{self.tokens_generated:,} of the assistant, {self.tokens_context:,} of context"),
         ]
 
-    def split(self, share: float | None, seed: int, command: Sequence[str]) -> None:
-        """Write the two sides of a split, where a ``share`` of the tasks is held out."""
-        if share is not None:
-            table = TABLES[format_named(self.format).table]
-            self.tasks = split_by_task(Path(self.run), table, Path(self.run) / SPLIT, share, seed, command)
+    def counts(self) -> Figures:
+        """What run.json has of it."""
+        return {name: n for name, n in self.to_dict().items() if name not in ("run", "files", "format", "tasks")}
+
+    def recall(self, facts: RunFacts) -> None:
+        """Take the ``counts`` of a run.json."""
+        for name, n in facts["counts"].items():
+            setattr(self, "rows_in" if name == "rows" else name, n)
 
 
 @dataclass(slots=True, repr=False)
@@ -117,6 +120,22 @@ class ExportSummary(Report):
     turns_lost: int = 0
     lost: dict[str, int] = field(default_factory=dict)
     account: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, output: str, export: Export) -> ExportSummary:
+        """Of an export that is done."""
+        account = export.account()
+        turns = account.get("turns", {"read": 0, "lost": 0})
+        return cls(
+            output,
+            export.format,
+            rows_out=export.written,
+            skipped=export.read + export.further - export.written,
+            turns=turns["read"],
+            turns_lost=turns["lost"],
+            lost={kind: n for kind, n in export.lost.items() if n},
+            account=account,
+        )
 
     @property
     def ok(self) -> bool:

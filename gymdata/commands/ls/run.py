@@ -24,9 +24,6 @@ from gymdata.store.run_json import state_of
 
 __all__ = ["LsReport", "Output", "ls"]
 
-#: Rows that an import rejected, in a file of its output.
-_REJECTED = "rejected.jsonl"
-
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -144,7 +141,7 @@ def _state(run_json: Path, facts: RunFacts, parents: Sequence[Path]) -> str:
 
 def _rows(folder: Path, facts: RunFacts) -> int | None:
     """Rows of the files that run.json names, and of the segment that is still open; None where nothing has rows."""
-    counts = [entry.get("rows") for entry in facts.get("files") or [] if entry.get("path") != _REJECTED]
+    counts = [entry.get("rows") for entry in facts.get("files") or []]
     for segment in (source.path for source in segments(folder) if is_open(source, facts)):
         with segment.open("rb") as file:
             counts.append(sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")))

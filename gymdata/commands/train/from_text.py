@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +16,7 @@ from gymdata.commands.train.settings import RenderedConfig, TrainConfig, TrainKt
 from gymdata.errors import DataError, GymdataError, UsageError, counted
 from gymdata.progress import Progress
 from gymdata.rollouts.column_names import columns_of
-from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.scores.chosen import DESIRABLE
 from gymdata.stats import known_rewards
 from gymdata.store import read_table
@@ -112,17 +113,17 @@ def rendered(
     """(data, settings) to train with: ``files`` are imported into ``folder``/tokens, rendered with the template of the
     model; a share of the tasks is held out in ``folder``/split/test.parquet, and answers with rewards
     become ``folder``/pairs where pairs are trained. Raises DataError when no row can be used."""
-    from gymdata.commands.import_export.run import import_rollouts, refuse_one_task_of_text
+    from gymdata.commands.import_export.run import import_rollouts
 
     tokens = folder / "tokens"
-    if settings.test_share:
-        refuse_one_task_of_text(files, format.name, settings.model, settings.map, settings.test_share)
     imported = import_rollouts(
         [file.path for file in files],
         tokens,
         source=format.name,
         model=settings.model,
         map=settings.map,
+        test_share=settings.test_share,
+        seed=settings.trainer.get("seed", 0),
         overwrite=overwrite,
         command=command,
     )
@@ -148,7 +149,7 @@ def rendered(
         progress.message(f"{counted(n, 'row')} with {name} in a text: it is trained as the control token")
     if imported.unopened:
         progress.message(f"{counted(imported.unopened, 'answer')} without the reasoning that the prompt opens")
-    source = _divided(format, settings, folder, progress, command)
+    source = _divided(format, settings, folder, imported.tasks, progress, command)
     update: dict[str, object] = {"allow_rendered": True}
     if isinstance(settings, TrainSftConfig) and imported.without_reward == imported.rollouts:
         update |= {"select": "all", "min_reward": None}
@@ -181,19 +182,24 @@ def rendered(
 
 
 def _divided(
-    format: Format, settings: RenderedConfig, folder: Path, progress: Progress, command: Sequence[str]
+    format: Format,
+    settings: RenderedConfig,
+    folder: Path,
+    tasks: Mapping[str, int],
+    progress: Progress,
+    command: Sequence[str],
 ) -> Path:
-    """The part of the tokens in ``folder`` that is trained; pairs are made of it where answers have rewards."""
-    from gymdata.commands.import_export.splitting import split_by_task
+    """The part of the tokens in ``folder`` that is trained; pairs are made of it where answers have rewards. ``tasks``: of
+    each side of a split."""
     from gymdata.commands.pairs.run import pairs
 
     source = tokens = folder / "tokens"
-    if settings.test_share:
-        table, seed = TABLES[format.table], settings.trainer.get("seed", 0)
-        n = split_by_task(tokens, table, folder / SPLIT, settings.test_share, seed, command)
+    if tasks:
+        shutil.rmtree(folder / SPLIT, ignore_errors=True)
+        (tokens / SPLIT).rename(folder / SPLIT)
         source = folder / SPLIT / "train.parquet"
         where = settings.output / TEXT / SPLIT / "test.parquet"
-        progress.message(f"held out: {n['test']:,} of {counted(sum(n.values()), 'task')}, in {where}")
+        progress.message(f"held out: {tasks['test']:,} of {counted(sum(tasks.values()), 'task')}, in {where}")
     if format.table != settings.table.name:
         report = pairs(
             source,

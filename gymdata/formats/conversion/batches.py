@@ -5,21 +5,22 @@ Invariant: rows, ids, rejections and counts do not depend on how the rows are cu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
-from gymdata.errors import DataError
 from gymdata.formats import format_named
-from gymdata.formats.conversion.importing import ODD, Importing, Numbering, Rejected
+from gymdata.formats.conversion.importing import Importing, Numbering, Rejected
 from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
-from gymdata.store.columns import build
-from gymdata.store.tables import row_batches
+from gymdata.store.columns import Batch, Fault
+from gymdata.store.tables import row_parts
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
@@ -49,51 +50,42 @@ class Reader:
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, sources: Sequence[Source]) -> Iterator[Imported]:
-        done = 0
-        with rare_collections():
-            try:
-                for imported in self._read(sources, careful=False):
-                    yield imported
-                    done += 1
-            except ODD:
-                # Rows are turned into columns many at a time. Now each is tried alone, so that only unfit ones are lost.
-                yield from islice(self._read(sources, careful=True), done, None)
-
-    def _read(self, sources: Sequence[Source], *, careful: bool) -> Iterator[Imported]:
-        format, rejected = format_named(self.format), list[Rejected]()
+        format, rejected, refused, base = format_named(self.format), list[Rejected](), set[int](), 0
         table = TABLES[format.table]
         numbering = Numbering(text=format.holds_text)
-        importing = Importing(self.run_id, numbering, rejected.append, None, self.keep_contradicting, self.columns)
-        if careful:
-            importing.check = lambda row: _refuse_unfit(row, table)
-        rows = format.read(sources, importing)
-        if (first := next(rows, None)) is not None:
-            # Optional columns of pairs are there when our own pairs were exported with them.
-            columns = [c for c in table.schema.names if table is ROLLOUTS or c not in table.optional or c in first[1]]
-            # With about the bytes of the row's JSON.
-            sized = (
-                (line, row, 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"]))
-                if table is ROLLOUTS
-                else (line, row, _PAIR_BYTES)
-                for line, row in chain([first], rows)
-            )
-            for batch in row_batches(sized, table, columns, f"imported {table.name}"):
-                yield _taken(batch, importing, rejected)
-        yield _taken(None, importing, rejected)
+        importing = Importing(self.run_id, numbering, rejected.append, self.keep_contradicting, self.columns)
+        order = {source.path: number for number, source in enumerate(sources)}
+        with rare_collections():
+            for part in _parts(format.read(sources, importing), table):
+                if isinstance(part, Fault):
+                    if part.row not in refused:
+                        refused.add(part.row)
+                        shown = json.dumps(part.value, ensure_ascii=False, default=str)[:1000]
+                        origin = importing.origins[part.row - base]
+                        rejected.append(Rejected(*origin, "S102", part.error().reason, shown))
+                    continue
+                batch = part.only(np.array([row not in refused for row in part.rows.tolist()]))
+                origins = [importing.origins[row - base] for row in batch.rows.tolist()]
+                done = int(part.rows[-1]) + 1
+                del importing.origins[: done - base]
+                base = done
+                rejected.sort(key=lambda row: (order[row.file], row.line))
+                yield Imported(batch.data if origins else None, rejected.copy(), origins)
+                rejected.clear()
+        yield Imported(None, rejected, [])
 
 
-def _taken(batch: pa.RecordBatch | None, importing: Importing, rejected: list[Rejected]) -> Imported:
-    """What was read since the last call."""
-    imported = Imported(batch, rejected.copy(), importing.origins.copy())
-    rejected.clear()
-    importing.origins.clear()
-    return imported
-
-
-def _refuse_unfit(row: TableRow, table: Table) -> None:
-    """Raises DataError, or what Arrow raises, for a row that cannot become columns."""
-    try:
-        build([row], table, [name for name in table.schema.names if name in row], "", [0])
-    except DataError as error:
-        # The row's file and line are reported beside the reason.
-        raise DataError(error.reason) from error
+def _parts(rows: Iterator[tuple[int, TableRow]], table: Table) -> Iterator[Batch | Fault]:
+    """(line, row) as batches, and what is wrong with rows that cannot become columns."""
+    if (first := next(rows, None)) is None:
+        return
+    # Optional columns of pairs are there when our own pairs were exported with them.
+    columns = [c for c in table.schema.names if table is ROLLOUTS or c not in table.optional or c in first[1]]
+    # With about the bytes of the row's JSON.
+    sized = (
+        (line, row, 2000 + 12 * (row["n_context_tokens"] + row["n_generated_tokens"]))
+        if table is ROLLOUTS
+        else (line, row, _PAIR_BYTES)
+        for line, row in chain([first], rows)
+    )
+    yield from row_parts(sized, table, columns, f"imported {table.name}")

@@ -82,12 +82,10 @@ class Export:
     def batches(self, source: Source, columns: Sequence[str] | None, unread: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """``columns`` (None: all) of a file without the fields ``unread``, with the score in the place of the reward. Raises
         RefusedError for ids and log-probabilities that no consumer may take."""
+        table = self.table.without(*unread) if unread else self.table
+        batches = scan_source(source, table, columns, _BATCH_ROWS, threads=not unread)
         if self.score is not None:
-            batches = self._scored(scan_source(source, self.table, columns, _BATCH_ROWS), source)
-        elif unread:
-            batches = scan_source(source, self.table.without(*unread), columns, _BATCH_ROWS, threads=False)
-        else:
-            batches = scan_source(source, self.table, columns, _BATCH_ROWS)
+            batches = self._scored(batches, source)
         for batch in batches:
             self.read += batch.num_rows
             if self.table.name != EXPERIENCES.name:  # those are checked as training checks them

@@ -11,8 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import struct
-from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +28,6 @@ from gymdata.store.paths import Source
 
 #: What unforeseen JSON values raise: the fault of their row, never of the whole import.
 ODD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DataError)
-#: Bytes of a hash.
-_HALVES = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +42,6 @@ class Rejected:
 
 
 Reject = Callable[[Rejected], None]
-#: Raises DataError for a row that cannot be stored.
-Check = Callable[[TableRow], None]
 
 
 def reason_of(error: Exception) -> str:
@@ -138,61 +133,6 @@ def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:
         raise DataError.unreadable(source.path, str(error)) from error
 
 
-class Keys:
-    """Hashes of 16 bytes, each with a number: a hash table in flat arrays, which takes 36 to 72 bytes per key; a dict takes
-    300."""
-
-    def __init__(self) -> None:
-        self._n = 0
-        self._clear(1 << 10)
-
-    def get(self, key: bytes) -> int | None:
-        """The number of a key; None of one that is not there."""
-        entry = self._numbers[self._slot(*_HALVES.unpack(key))]
-        return entry - 1 if entry else None
-
-    def __setitem__(self, key: bytes, number: int) -> None:
-        low, high = _HALVES.unpack(key)
-        slot = self._slot(low, high)
-        if not self._numbers[slot]:
-            self._n += 1
-        self._lows[slot], self._highs[slot], self._numbers[slot] = low, high, number + 1
-        if self._n * 3 > len(self._numbers) * 2:
-            self._grow()
-
-    def add(self, text: str) -> bool:
-        """Whether the text is new."""
-        key = _digest(text)
-        if self.get(key) is not None:
-            return False
-        self[key] = 0
-        return True
-
-    def _clear(self, size: int) -> None:
-        # Numbers are stored plus one; 0 means empty.
-        self._lows, self._highs, self._numbers = (array("Q", bytes(8 * size)) for _ in range(3))
-
-    def _slot(self, low: int, high: int) -> int:
-        lows, highs, numbers = self._lows, self._highs, self._numbers
-        last = len(numbers) - 1
-        slot = low & last
-        while numbers[slot] and (lows[slot] != low or highs[slot] != high):
-            slot = slot + 1 & last
-        return slot
-
-    def _grow(self) -> None:
-        old = zip(self._lows, self._highs, self._numbers, strict=True)
-        self._clear(2 * len(self._numbers))
-        for low, high, number in old:
-            if number:
-                slot = self._slot(low, high)
-                self._lows[slot], self._highs[slot], self._numbers[slot] = low, high, number
-
-
-def _digest(text: str) -> bytes:
-    return xxhash.xxh3_128_digest(text.encode("utf-8", "surrogatepass"))
-
-
 def rollout_id_of(run: str, group: str, index: int) -> str:
     """The id of a row that has none of its own."""
     identity = json.dumps([run, group, index], ensure_ascii=False).encode()
@@ -205,44 +145,41 @@ class Numbering:
 
     def __init__(self, *, text: bool = False) -> None:
         self._text = text
-        self._next, self._contents, self._given = Keys(), Keys(), Keys()
-        self._rows = 0
+        #: Hash of a row's content → the number of the first row that has it.
+        self._first = dict[bytes, int]()
+        #: Of each numbered row, its index in its group.
+        self._indices = list[int]()
+        self._sizes = Counter[str]()
+        #: Group → hash of the first prompt that has it.
+        self._prompts = dict[str, bytes]()
 
     def of_content(self, content: bytes, group: str | None, given: str = "") -> tuple[str, int]:
         """(group, index in it) of a row. Without a ``group`` the row is a group of its own. ``given``: identifies the
         prompt of a row whose group is an id of its source; the id is the group of the first prompt that has it."""
-        key = xxhash.xxh3_128_digest(content)
         if group and given:
-            group = self._of_prompt(group, given)
-        packed = None if self._text else self._contents.get(key)
-        if packed is None:
-            name = _digest(group or f"row-{self._rows}")
-            index = self._next.get(name) or 0
-            self._next[name] = index + 1
-            packed = self._contents[key] = index << 32 | self._rows
-            self._rows += 1
-        return group or f"row-{packed & 0xFFFFFFFF}", packed >> 32
-
-    def _of_prompt(self, group: str, given: str) -> str:
-        """``group``, with a hash of the prompt where the id was another prompt's before: files count from 0, each."""
-        name, prompt = _digest(group), int.from_bytes(_digest(given)[:6])
-        if (first := self._given.get(name)) is None:
-            self._given[name] = first = prompt
-        return group if prompt == first else f"{group}-{prompt:012x}"
+            # Files count from 0, each: the id may have been another prompt's before.
+            prompt = xxhash.xxh3_128_digest(given.encode("utf-8", "surrogatepass"))[:6]
+            group = group if self._prompts.setdefault(group, prompt) == prompt else f"{group}-{prompt.hex()}"
+        new = len(self._indices)
+        row = new if self._text else self._first.setdefault(xxhash.xxh3_128_digest(content), new)
+        group = group or f"row-{row}"
+        if row == new:
+            self._indices.append(self._sizes[group])
+            self._sizes[group] += 1
+        return group, self._indices[row]
 
 
 @dataclass(slots=True)
 class Importing:
     """What rows get from their import, and what their format reports of them.
 
-    ``reject``: gets rows that cannot be used (None: they raise DataError); ``check``: raises for a row that cannot be
-    stored; ``keep_contradicting``: take pairs whose own scores prefer the rejected side.
+    ``reject``: gets rows that cannot be used (None: they raise DataError); ``keep_contradicting``: take pairs whose own
+    scores prefer the rejected side.
     """
 
     run_id: str
     numbering: Numbering
     reject: Reject | None = None
-    check: Check | None = None
     keep_contradicting: bool = False
     #: Field → column (``--map``).
     columns: Mapping[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from typing import Any
 from gymdata.formats.conversion.importing import BadItem, Importing, rollout_id_of
 from gymdata.formats.text.words import as_float, score
 from gymdata.rollouts.failures import Failure, masked_extra
-from gymdata.rollouts.messages import ROLES, STRICT, Message, TableRow, meant_role
+from gymdata.rollouts.messages import ROLES, STRICT, Message, TableRow
 from gymdata.rollouts.turns import TurnEncoder
 from gymdata.store.lines import encode_any
 
@@ -44,12 +44,6 @@ def message_of(role: Any, content: Any, **more: Any) -> Message:
     """A message with every field of the table. An unknown role is ``other``."""
     message = dict.fromkeys(message_fields())
     return message | {"role": role if role in ROLES else "other", "content": content} | more
-
-
-def refuse_other_name(role: Any, where: str) -> None:
-    """Raises BadItem for a synonym of a known role, which would otherwise become ``other``."""
-    if (expected := meant_role(role)) is not None:
-        raise BadItem("S102", f"{where}.role: got {role!r}, expected {expected!r}")
 
 
 def foreign_row(

@@ -72,15 +72,12 @@ def _row(row: Row | Attempt | BadRow, line: bytes, importing: Importing) -> Roll
         rollout = without_reward(unread_row(row.value, importing), row.failure)
         index = _index(row.value, rollout["rollout_index"])
         return rollout | {"rollout_index": index, "task": encode_any(row.value).decode()}
-    # Numbered before the check, so that rollouts are numbered alike with and without it.
     group, index = importing.numbering.of_content(line.strip(), row.group, row.given)
     if _own_index(row) is not None:
         group = row.group or group  # as gymdata wrote it, whatever the prompts of the group are
     rollout = _rollout(row, importing.run_id, group, index)
     if row.failure is not None:
         rollout = without_reward(rollout, row.failure)
-    if importing.check is not None:
-        importing.check(rollout)
     return rollout
 
 
