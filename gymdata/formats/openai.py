@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from gymdata.formats import FORMATS, Format
 from gymdata.formats.conversion.importing import Importing, JsonObject, TableRow
-from gymdata.formats.text.export import conversation_parts, line, tools_field
 from gymdata.formats.text.rows import answer, conversation, pair_row
 from gymdata.formats.trl import TrlMessages
 
@@ -16,15 +14,11 @@ from gymdata.formats.trl import TrlMessages
 class OpenAI(TrlMessages):
     """OpenAI's fine-tuning rows: arguments of calls are text, no reasoning; a message of ``weight`` 0 is not trained."""
 
+    for_openai = True
+
     def recognise(self, value: Any) -> bool:  # noqa: ARG002 - its rows look like TRL's
         """Rows of chat messages are ``trl-messages``, which are read in the same way."""
         return False
-
-    def write(self, row: TableRow, lost: Counter[str]) -> bytes | None:
-        if (parts := conversation_parts(row, lost, openai=True)) is None:
-            return None
-        prompt, completion = parts
-        return line({"messages": prompt + completion} | tools_field(row))
 
 
 @FORMATS.register("openai-preference")

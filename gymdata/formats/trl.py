@@ -10,7 +10,7 @@ from typing import Any
 from gymdata.errors import DataError
 from gymdata.formats import FORMATS, Place
 from gymdata.formats.conversion.importing import BadItem, Importing, TableRow
-from gymdata.formats.text.export import TextFormat, conversation_parts, line, preference_parts, tools_field
+from gymdata.formats.text.export import TextFormat, line, preference_parts, tools_field
 from gymdata.formats.text.rows import (
     BESIDE,
     answer,
@@ -42,8 +42,8 @@ _APART = {
 }
 #: Columns of pairs that are not text alone, and of Step-DPO, whose sides continue what they begin with.
 _OTHERS = frozenset({"chosen_ids", "initial_reason_steps"})
-#: Columns of a pair's sides, beside ``messages``, too.
-_SIDES = frozenset({"chosen", "rejected_response", "rejected_messages"})
+#: Columns of ms-swift for the rejected side of ``messages``: the answer alone, or a conversation.
+_OF_SWIFT = ("rejected_response", "rejected_messages")
 #: Columns for the number of a side.
 _RATINGS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating", "{}_avg_rating", "reward_{}", "{}_reward")
 
@@ -56,8 +56,7 @@ def unclear(row: JsonObject, question: str, reply: str) -> list[str]:
 
 @FORMATS.register("trl-messages")
 class TrlMessages(TextFormat):
-    """Conversational language modelling, for SFT: ``messages`` (and ``tools``), or a list of messages alone. Parts of a
-    message may have their text in ``text`` or ``value``."""
+    """Conversational language modelling, for SFT: ``messages`` (and ``tools``), or a list of messages alone."""
 
     content = "chat messages with answers"
     item = "a conversation"
@@ -67,7 +66,7 @@ class TrlMessages(TextFormat):
         if _is_conversation(value) or (isinstance(value, list) and value and _is_conversation(value[0])):
             return True
         row = first_row(value)
-        return ends_with_answer(row.get("messages")) and _SIDES.isdisjoint(row)
+        return ends_with_answer(row.get("messages")) and {"chosen", *_OF_SWIFT}.isdisjoint(row)
 
     def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
         for number, item in super().items([value] if _is_conversation(value) else value):
@@ -77,11 +76,8 @@ class TrlMessages(TextFormat):
         messages = in_context(item, conversation(item["messages"], "messages"))
         return rollout_row(item, [], messages, importing, texts=BESIDE)
 
-    def write(self, row: TableRow, lost: Counter[str]) -> bytes | None:
-        if (parts := conversation_parts(row, lost)) is None:
-            return None
-        prompt, completion = parts
-        return line({"messages": prompt + completion} | tools_field(row))
+    def fields(self, row: TableRow, prompt: list[JsonObject], completion: list[JsonObject]) -> JsonObject:  # noqa: ARG002 - what an override reads
+        return {"messages": prompt + completion}
 
 
 @FORMATS.register("trl-prompt-completion")
@@ -116,18 +112,14 @@ class TrlPromptCompletion(TextFormat):
             raise BadItem("S103", f"{', '.join(ambiguous)}: may be part of the question or its answer")
         return answered_row(item, (prompt_column,), (name,), importing)
 
-    def write(self, row: TableRow, lost: Counter[str]) -> bytes | None:
-        if (parts := conversation_parts(row, lost)) is None:
-            return None
-        prompt, completion = parts
-        return line({"prompt": prompt, "completion": completion} | tools_field(row))
+    def fields(self, row: TableRow, prompt: list[JsonObject], completion: list[JsonObject]) -> JsonObject:  # noqa: ARG002 - what an override reads
+        return {"prompt": prompt, "completion": completion}
 
 
 @FORMATS.register("trl-preference")
 class TrlPreference(TextFormat):
     """``prompt``, ``chosen`` and ``rejected`` of a pair (and ``tools``), with its margin. Also read: both sides with the
-    prompt in them, HH-RLHF's texts, UltraFeedback's scores, and preferences of LLaMA-Factory (also as
-    ``chosen_messages`` and ``rejected_messages``) and ms-swift."""
+    prompt in them, HH-RLHF's texts, UltraFeedback's scores, and preferences of LLaMA-Factory and ms-swift."""
 
     table = "pairs"
     columns = None
@@ -137,16 +129,12 @@ class TrlPreference(TextFormat):
     carries = ("margins",)
 
     def recognise_row(self, row: JsonObject) -> bool:
-        if "rejected_response" in row or ("rejected_messages" in row and "chosen_messages" not in row):
+        if any(name in row for name in _OF_SWIFT):
             return ends_with_answer(row.get("messages"))
-        sides = [row.get(name, row.get(f"{name}_messages")) for name in ("chosen", "rejected")]
+        sides = [row.get(name) for name in ("chosen", "rejected")]
         return all(isinstance(side, (str, list, dict)) for side in sides) and _OTHERS.isdisjoint(row)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
-        if (rejected := item.get("rejected_messages")) is not None:
-            item = item | {"chosen": item.get("chosen_messages") or item["messages"], "rejected": rejected}
-            if "chosen_messages" not in item and ends_with_answer(rejected[:1]):  # the answer alone
-                item["rejected_response"] = rejected
         prompt, *sides = prompt_and_sides(item)
         better, worse = (_rating(item, side) for side in ("chosen", "rejected"))
         margin = score(item.get("margin"), "margin")
@@ -183,9 +171,12 @@ def _is_said(prompt: str, messages: Sequence[Message]) -> bool:
 def prompt_and_sides(item: JsonObject) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
     """The messages of the prompt and of the two answers. Where both sides are conversations that begin alike, what they
     share before an answer is the prompt, as in TRL's ``extract_prompt``."""
-    if "rejected_response" in item:
-        messages = in_context(item, conversation(item["messages"], "messages"))
-        return messages[:-1], messages[-1:], answer(item["rejected_response"], "rejected_response")
+    if name := next((name for name in _OF_SWIFT if item.get(name) is not None), None):
+        rejected = item[name]
+        if isinstance(rejected, (str, dict)) or ends_with_answer(rejected[:1]):
+            messages = in_context(item, conversation(item["messages"], "messages"))
+            return messages[:-1], messages[-1:], answer(rejected, name)
+        item = item | {"chosen": item["messages"], "rejected": rejected}
     sides = {name: item[column(item, name)] for name in ("chosen", "rejected")}
     texts = [spoken(side) for side in sides.values()]
     chats = texts if all(texts) else [conversation(s, name) if isinstance(s, list) else [] for name, s in sides.items()]

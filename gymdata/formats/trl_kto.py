@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gymdata.formats import FORMATS
 from gymdata.formats.conversion.importing import TableRow
-from gymdata.formats.text.export import conversation_parts, line, tools_field
 from gymdata.formats.trl import TrlPromptCompletion
+from gymdata.rollouts.messages import JsonObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,11 +35,8 @@ class TrlKto(TrlPromptCompletion):
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:
         yield from super().convert((_labelled(batch, export.lost) for batch in batches), export)
 
-    def write(self, row: TableRow, lost: Counter[str]) -> bytes | None:
-        if (parts := conversation_parts(row, lost)) is None:
-            return None
-        prompt, completion = parts
-        return line({"prompt": prompt, "completion": completion} | tools_field(row) | {"label": row["label"]})
+    def fields(self, row: TableRow, prompt: list[JsonObject], completion: list[JsonObject]) -> JsonObject:
+        return super().fields(row, prompt, completion) | {"label": row["label"]}
 
 
 def _labelled(batch: pa.RecordBatch, lost: Counter[str]) -> pa.RecordBatch:

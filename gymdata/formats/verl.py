@@ -46,27 +46,37 @@ class Verl(TextFormat):
     def write(self, row: TableRow, lost: Counter[str]) -> Any:
         """The row of the table."""
         count_common(row, lost)
-        return _row(row, lost)
+        messages = _texts(row)
+        first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
+        lost["everything from the first answer on"] += first < len(messages)
+        lost[CALLS] += any(m["role"] == "tool" for m in messages[:first])
+        # verl takes tools from its own configuration.
+        lost[TOOLS] += has_tools(row)
+        task = object_of(loads(row["task"]))
+        truth = next((task[k] for k in ("answer", "ground_truth", "expected_answer", "solution") if k in task), None)
+        lost["ground truth (none known in the task)"] += truth is None
+        answer = truth if truth is None or isinstance(truth, str) else json_text(truth)
+        extra = {name: row[name] for name in ("task_id", "rollout_id", "reward", "task", "tools")}
+        return {
+            "data_source": str(task.get("data_source") or task.get("source") or "gymdata"),
+            "prompt": messages[:first],
+            "ability": str(task.get("ability") or ""),
+            "reward_model": {"style": "rule", "ground_truth": answer},
+            "extra_info": {"index": row["rollout_index"], **extra},
+        }
 
     def types(self) -> Mapping[str, pa.DataType]:
         """The columns of the file."""
         import pyarrow as pa
 
         text = pa.string()
-        extra = {
-            "index": pa.int64(),
-            "task_id": text,
-            "rollout_id": text,
-            "reward": pa.float64(),
-            "task": text,
-            "tools": text,
-        }
+        ids = [("index", pa.int64()), ("task_id", text), ("rollout_id", text)]
         return {
             "data_source": text,
             "prompt": pa.list_(pa.struct({"role": text, "content": text})),
             "ability": text,
             "reward_model": pa.struct({"style": text, "ground_truth": text}),
-            "extra_info": pa.struct(extra),
+            "extra_info": pa.struct([*ids, ("reward", pa.float64()), ("task", text), ("tools", text)]),
         }
 
     def save(self, converted: Iterable[JsonObject], part: Part, export: Export) -> None:
@@ -80,31 +90,9 @@ class Verl(TextFormat):
                 export.written += len(chunk)
 
 
-def _row(row: TableRow, lost: Counter[str]) -> JsonObject:
-    messages = [{"role": m["role"], "content": m["content"] or ""} for m in row["messages"]]
-    first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
-    lost["everything from the first answer on"] += first < len(messages)
-    lost[CALLS] += any(m["role"] == "tool" for m in messages[:first])
-    # verl takes tools from its own configuration.
-    lost[TOOLS] += has_tools(row)
-    task = object_of(loads(row["task"]))
-    truth = next((task[k] for k in ("answer", "ground_truth", "expected_answer", "solution") if k in task), None)
-    lost["ground truth (none known in the task)"] += truth is None
-    answer = truth if truth is None or isinstance(truth, str) else json_text(truth)
-    return {
-        "data_source": str(task.get("data_source") or task.get("source") or "gymdata"),
-        "prompt": messages[:first],
-        "ability": str(task.get("ability") or ""),
-        "reward_model": {"style": "rule", "ground_truth": answer},
-        "extra_info": {
-            "index": row["rollout_index"],
-            "task_id": row["task_id"],
-            "rollout_id": row["rollout_id"],
-            "reward": row["reward"],
-            "task": row["task"],
-            "tools": row["tools"],
-        },
-    }
+def _texts(row: TableRow) -> list[JsonObject]:
+    """The messages, with role and text alone."""
+    return [{"role": m["role"], "content": m["content"] or ""} for m in row["messages"]]
 
 
 @FORMATS.register("verl-sft")
@@ -127,9 +115,7 @@ class VerlSft(Verl):
         count_common(row, lost)
         lost[UNTRAINED] += sum(map(is_untrained, messages))
         lost[REASONING] += any(m["reasoning"] for m in messages)
-        return {"messages": [{"role": m["role"], "content": m["content"] or ""} for m in messages]}
+        return {"messages": _texts(row)}
 
     def types(self) -> Mapping[str, pa.DataType]:
-        import pyarrow as pa
-
-        return {"messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))}
+        return {"messages": super().types()["prompt"]}

@@ -264,7 +264,7 @@ class StageOutput:
     def part(self, name: str, **more: Any) -> Part:
         """A file to write, with ``more`` for its entry in run.json. A second call for a name starts that file again. Raises
         StoreError for a file of that name in the folder that its run.json does not name."""
-        if not self.is_file and name not in _names_in(self.facts) and os.path.lexists(self._at / name):
+        if not self.is_file and Path(name).parts[0] not in _names_in(self.facts) and os.path.lexists(self._at / name):
             raise StoreError(
                 f"{self.place / name}: no run.json names it, so gymdata did not make it and does not replace it",
                 hint="move it away, or give another output folder",

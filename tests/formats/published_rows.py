@@ -107,9 +107,3 @@ PUBLISHED: dict[str, Callable[[int], dict[str, Any]]] = {
         "score_1": 0.5,
     },
 }  # fmt: skip
-
-BLOCKS = [
-    {"type": "thinking", "thinking": "Add.", "signature": "s"},
-    {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 2}},
-]
-OUTCOME = [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "5"}]}]

@@ -13,7 +13,7 @@ import pytest
 
 from gymdata.cli.main import main
 from gymdata.formats.conversion.importing import BadItem
-from gymdata.formats.text.blocks import text_of
+from gymdata.formats.text.rows import text_of
 from tests.formats import trajectories
 from tests.formats.trajectories import ANSWER, CALLS, QUESTION, RESULT, ROWS, TOOLS, rejected, said, write
 

@@ -179,7 +179,7 @@ def test_rows_that_no_column_can_hold_are_found_one_by_one(good: dict[str, list[
         (
             "nat-dpo",
             {"prompt": [{"role": "Human", "content": "q"}], "chosen_response": "a", "rejected_response": "b"},
-            "prompt[0].role: got 'Human', expected 'user'",
+            "prompt[0].role: got 'Human', expected system, user, assistant or tool",
         ),
         (
             "nemo-gym",

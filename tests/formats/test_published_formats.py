@@ -20,7 +20,6 @@ from gymdata.store.lines import decode, encode
 from tests.formats.published_rows import PUBLISHED, arena_texts
 from tests.formats.trajectories import (
     ANSWER,
-    CALLS,
     QUESTION,
     ROWS,
     SYSTEM,
@@ -32,10 +31,7 @@ from tests.formats.trajectories import (
 )
 from tests.rollout_files import rollout, two_turns
 
-CALLED = {"role": "assistant", "reasoning": "Add.", "tool_calls": CALLS}
 SURE = {"role": "user", "content": "Sure?"}
-#: The ``extra`` of a message that is not trained.
-GIVEN = {"extra": '{"weight": 0}'}
 
 
 def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -52,17 +48,7 @@ def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-ASKED, VALUED = QUESTION["content"], [{"type": "text", "value": "5"}]
-THOUGHT = [
-    {"type": "reasoning", "value": "Add."},
-    {"type": "tool_call", "value": '{"name": "add", "arguments": {"a": 2}}'},
-]
-IN_PARTS = [
-    {"role": "user", "content": [{"type": "text", "value": ASKED}], "loss_weight": 0.0},
-    {"role": "assistant", "content": THOUGHT},
-    {"role": "tool", "content": VALUED},
-    {"role": "assistant", "content": VALUED, "loss_weight": 1.0},
-]
+ASKED = QUESTION["content"]
 #: (format, messages, reward) of the rows of each format.
 MEANT: list[tuple[str, list[dict[str, Any]], float | None]] = [
     ("art", [QUESTION, ANSWER], 0.5),
@@ -75,7 +61,6 @@ MEANT: list[tuple[str, list[dict[str, Any]], float | None]] = [
 #: (format, row, messages) as LLaMA-Factory, ms-swift, XTuner, Self-Instruct and AlpacaFarm also write them.
 OTHER_SHAPES: list[tuple[str, Any, list[dict[str, Any]]]] = [
     ("trl-messages", [QUESTION, ANSWER], [QUESTION, ANSWER]),
-    ("trl-messages", {"messages": IN_PARTS}, [QUESTION | GIVEN, CALLED, {"role": "tool", "content": "5"}, ANSWER]),
     (
         "capybara",
         {"system": "Be brief.", "conversation": [{"human": ASKED, "assistant": "5"}]},
@@ -187,14 +172,6 @@ def test_lists_of_messages_are_conversations(kind: str, tmp_path: Path) -> None:
     assert said(one["messages"]) == rows[0]
 
 
-def test_preferences_of_llama_factory_have_both_conversations(tmp_path: Path) -> None:
-    sides = {f"{side}_messages": [IN_PARTS[0], {"role": "assistant", "content": [{"type": "text", "value": text}]}]
-             for side, text in (("chosen", "5"), ("rejected", "x"))}  # fmt: skip
-    (pair,) = imported(write(tmp_path / "a.jsonl", sides), "trl-preference")
-    contents = [message["content"] for side in ("prompt", "chosen", "rejected") for message in pair[side]]
-    assert contents == [ASKED, "5", "x"]
-
-
 TRACE = ROWS["verifiers-traces"](5)["traces"][0]
 
 
@@ -218,9 +195,9 @@ TRACE = ROWS["verifiers-traces"](5)["traces"][0]
         ("verifiers", {"completion": None}, "completion: missing"),
         ("verifiers", {"reward": "high"}, "reward: got 'high', expected a number"),
         ("verifiers", {"completion": [QUESTION]}, "no message of the assistant"),
-        ("verifiers", {"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "images"),
+        ("verifiers", {"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]}, "of type 'image_url'"),
         ("verifiers", {"completion": [ANSWER | {"tool_calls": ["{"]}]}, "a tool call that is not JSON"),
-        ("trl-completions", {"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "images and audio"),
+        ("trl-completions", {"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "of type 'image'"),
         ("trl-completions", {"completion": [QUESTION]}, "completion[0].role: got 'user'"),
         ("trl-completions", {"prompt": "<|im_start|>user\n2+3?<|im_end|>\n", "completion": "5"}, "text of a chat template"),
         ("verl-dump", {"output": "a\nuser\nb\nassistant\n5"}, "input: got text of a chat template"),

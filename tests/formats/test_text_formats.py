@@ -20,17 +20,11 @@ from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from gymdata.store.reading import DataWarning
-from tests.formats.published_rows import BLOCKS, OUTCOME
-from tests.formats.trajectories import ANSWER, QUESTION, RESULT, SYSTEM, imported, lines, rejected, said, write
+from tests.formats.trajectories import ANSWER, QUESTION, SYSTEM, imported, lines, rejected, said, write
 
 WRONG = {"role": "assistant", "content": "6"}
 CALL = {"name": "add", "arguments": {"a": 2, "b": 3}}
 TOOL = {"name": "add", "description": "Adds.", "parameters": {}}
-#: A call, its result and an answer, in blocks of Anthropic's interface.
-CALLING = [
-    {"role": "assistant", "content": BLOCKS}, {"role": "user", "content": OUTCOME},
-    {"role": "assistant", "content": [{"type": "text", "text": "5"}]},
-]  # fmt: skip
 
 
 ASKED = QUESTION["content"]
@@ -219,7 +213,7 @@ def test_the_number_of_an_answer_is_its_reward(numbers: dict[str, Any], reward: 
         ({"messages": [{"role": "wizard", "content": "x"}, ANSWER]}, "messages[0].role: got 'wizard'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, ANSWER]},
-            "images and audio",
+            "messages[0].content: got a part of type 'image_url', expected text",
         ),
         ({"messages": [QUESTION, {"role": "assistant", "content": None}]}, "messages[1].content: got none"),
         ({"messages": [QUESTION, {"role": "assistant", "content": 7}]}, "messages[1].content"),
@@ -229,7 +223,7 @@ def test_the_number_of_an_answer_is_its_reward(numbers: dict[str, Any], reward: 
         ("x", "expected a conversation"),
         ({"messages": [QUESTION, ANSWER], "tools": "{"}, "tools: got text that is not JSON"),
         ({"messages": [{"role": "user", "content": "<img>https://a/b.png</img>Who?"}, ANSWER]}, "<img>: images"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}, *CALLING]}, "of type 'image'"),
+        ({"messages": [QUESTION, ANSWER | {"content": [{"type": "tool_use", "name": "add"}]}]}, "of type 'tool_use'"),
     ],
 )
 def test_a_row_that_says_something_else_is_named(row: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -400,17 +394,6 @@ def test_a_row_with_the_placeholder_of_an_image_and_no_image_is_warned_about(
     with pytest.warns(DataWarning, match="^1 row with <image> in the text: it is trained as text, without an image"):
         gymdata.import_rollouts(write(tmp_path / "rows.jsonl", *rows), tmp_path / "run")
     assert "images: images, audio and video are not trained" in (tmp_path / "run/rejected.jsonl").read_text()
-
-
-def test_messages_in_blocks_of_anthropic_are_chat_messages(tmp_path: Path) -> None:
-    """Calls, results and thinking of a logged conversation, with its tools."""
-    tools = [{"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}]
-    row = {"system": "Be brief.", "messages": [QUESTION, *CALLING], "tools": tools}
-    (rollout,) = imported(write(tmp_path / "rows.jsonl", row), "trl-messages")
-    (call,) = json.loads(rollout["messages"][2].pop("tool_calls"))
-    assert call["function"] == {"name": "add", "arguments": {"a": 2}}
-    assert said(rollout["messages"]) == [SYSTEM, QUESTION, {"role": "assistant", "reasoning": "Add."}, RESULT, ANSWER]
-    assert json.loads(rollout["tools"])[0]["function"]["parameters"] == {"type": "object"}
 
 
 @pytest.mark.parametrize(

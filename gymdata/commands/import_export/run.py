@@ -119,9 +119,10 @@ def import_rollouts(
         counts = out.facts.get("counts") or {}
         # One that took no row may be replaced.
         if not overwrite and any(counts.get(name) for name in ("rollouts", "pairs", "failed")):
-            known_id = out.facts.get("run_id")
-            other = [] if run_id in (None, known_id) else [("run_id", known_id, run_id)]
-            if other := [*other, *differences(out.facts.get("identity") or {}, identity)]:
+            other = differences(out.facts.get("identity") or {}, identity)
+            if run_id not in (None, known_id := out.facts.get("run_id")):
+                other.insert(0, ("run_id", known_id, run_id))
+            if other:
                 raise StoreError.other_identity(out.place, other)
             summary.recall(out.facts)
         else:

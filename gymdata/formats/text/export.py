@@ -43,6 +43,8 @@ _OPENAI_ROLES = {"system", "user", "assistant", "tool", "function", "developer"}
 class TextFormat(Format):
     """A format of messages, without what was sampled."""
 
+    #: Whether messages are as OpenAI's fine-tuning takes them.
+    for_openai: ClassVar[bool] = False
     suffixes = (".jsonl",)
     columns: ClassVar[Sequence[str] | None] = COLUMNS
     #: Not read from Parquet: even an empty list takes time.
@@ -52,25 +54,25 @@ class TextFormat(Format):
         unwritten = ["turns", "rewards"] if self.table == "rollouts" else []
         yield from super().convert((batch.drop_columns(unwritten) for batch in batches), export)
 
+    def fields(self, row: TableRow, prompt: list[JsonObject], completion: list[JsonObject]) -> JsonObject:
+        """The columns of a rollout, besides its tools. ``prompt``: its messages before the first of the assistant;
+        ``completion``: those from there on."""
+        raise NotImplementedError
 
-def conversation_parts(
-    row: TableRow, lost: Losses, *, openai: bool = False
-) -> tuple[list[JsonObject], list[JsonObject]] | None:
-    """(prompt, completion) of a rollout: its messages before the first of the assistant, and from there on; None without
-    one. Counts what the lines of messages cannot hold."""
-    messages = row["messages"]
-    count_common(row, lost)
-    if openai:
-        lost[REASONING] += sum(message["reasoning"] is not None for message in messages)
-        lost[ROLES] += sum(message["role"] not in _OPENAI_ROLES for message in messages)
-    else:
-        lost[UNTRAINED] += sum(map(is_untrained, messages))
-    first = next((n for n, message in enumerate(messages) if message["role"] == "assistant"), None)
-    if first is None:
-        lost[EMPTY] += 1
-        return None
-    chat = [chat_message(message, openai=openai) for message in messages]
-    return chat[:first], chat[first:]
+    def write(self, row: TableRow, lost: Losses) -> Any:
+        messages, openai = row["messages"], self.for_openai
+        count_common(row, lost)
+        if openai:
+            lost[REASONING] += sum(message["reasoning"] is not None for message in messages)
+            lost[ROLES] += sum(message["role"] not in _OPENAI_ROLES for message in messages)
+        else:
+            lost[UNTRAINED] += sum(map(is_untrained, messages))
+        first = next((n for n, message in enumerate(messages) if message["role"] == "assistant"), None)
+        if first is None:
+            lost[EMPTY] += 1
+            return None
+        chat = [chat_message(message, openai=openai) for message in messages]
+        return line(self.fields(row, chat[:first], chat[first:]) | tools_field(row))
 
 
 def preference_parts(row: TableRow, lost: Losses) -> list[list[JsonObject]]:

@@ -19,10 +19,8 @@ from gymdata.formats.conversion.rows import (
     foreign_row,
     message_of,
     prompt_group,
-    refuse_other_name,
     refuse_surrogates,
 )
-from gymdata.formats.text.blocks import BLOCKS, function_of, of_anthropic, text_of
 from gymdata.formats.text.words import is_trained, worth
 from gymdata.rollouts.messages import STRICT, JsonObject, Message, PairRow
 from gymdata.store.formats import is_own
@@ -42,19 +40,19 @@ _OF_CALL = ("name", "id", "type", "index", "call_id", "description", "strict")
 _MEDIA = ("image", "images", "image_paths", "audio", "audios", "video", "videos")
 #: Special tokens of chat templates, and the roles on lines of their own that are left of them.
 _TEMPLATE = re.compile(r"<\|\w+\|>|<start_of_turn>|\[/?INST\]|<｜|^(?:system|user|assistant|model)$", re.MULTILINE)
+#: Types of parts whose ``text`` is what was said; others may have a field of that name, too.
+_TEXTS = (None, "text", "input_text", "output_text", "summary_text", "reasoning_text")
 #: The address of an image in a text.
 _PICTURE = re.compile(r"<img>[^<>\s]+</img>")
-#: What a message of Anthropic's interface has, one that it answered with included.
-_OF_ANTHROPIC = {"role", "content", "id", "type", "model", "stop_reason", "stop_sequence", "usage"}
 #: Columns that become messages before an answer.
 BESIDE = ("system", "system_prompt", "history")
-#: Default of ``rollout_row``: the columns of the row state the reward.
-AS_STATED: Any = object()
-#: Columns of pairs with a number per token.
-PAIR_LISTS = (
+#: Columns of pairs with a number per token, which text has none of.
+_LISTS = (
     *("prompt_ids", "chosen_ids", "rejected_ids"),
     *("chosen_mask", "rejected_mask", "chosen_logprobs", "rejected_logprobs"),
 )
+#: Default of ``rollout_row``: the columns of the row state the reward.
+AS_STATED: Any = object()
 
 
 def first_row(value: Any) -> JsonObject:
@@ -85,20 +83,11 @@ def conversation(value: Any, where: str) -> list[Message]:
     if isinstance(value, str):
         messages = spoken(value) or [message_of("user", value)]
         return messages[:-1] if messages[-1] == message_of("assistant", "") else messages
-    if isinstance(value, list) and _in_blocks(value):
-        value = of_anthropic(value)
     if not isinstance(value, list) or not value:
         raise BadItem(
             "S102", f"{where}: got {json_kind(value) if value != [] else 'no message'}, expected text or messages"
         )
     return [_message(message, f"{where}[{n}]") for n, message in enumerate(value)]
-
-
-def _in_blocks(messages: list[Any]) -> bool:
-    """Whether messages are those of Anthropic's interface, which calls tools and thinks in blocks of a content."""
-    plain = all(isinstance(m, dict) and m.keys() <= _OF_ANTHROPIC and m.get("role") != "tool" for m in messages)
-    contents = [m["content"] for m in messages if isinstance(m.get("content"), list)] if plain else []
-    return any(isinstance(part, dict) and part.get("type") in BLOCKS for parts in contents for part in parts)
 
 
 def answer(value: Any, where: str) -> list[Message]:
@@ -176,46 +165,53 @@ def tools_of(row: JsonObject) -> str:
             raise BadItem("S102", "tools: got text that is not JSON, expected a list of tools") from None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadItem("S102", f"tools: got {json_kind(tools)}, expected a list of tools")
-    tools = [function_of(tool) if "input_schema" in tool else tool for tool in tools]
     return STRICT.encode([tool if "function" in tool else {"type": "function", "function": tool} for tool in tools])
 
 
 def _message(message: Any, where: str) -> Message:
+    """A message of OpenAI's shape, with ``role`` and ``content``, or of ShareGPT's, with ``from`` and ``value``."""
     if not isinstance(message, dict):
         raise BadItem("S102", f"{where}: got {json_kind(message)}, expected a message")
     if media := next((name for name in _MEDIA if message.get(name)), None):
         raise BadItem("S102", f"{where}.{media}: images, audio and video are not trained")
+    calls = message.get("tool_calls") or message.get("function_call") or None
     if "role" not in message and "from" in message:
-        role, content = _FROM.get(str(message["from"]).lower()), message.get("value")
-        if role is None:
+        speaker, content = str(message["from"]).lower(), message.get("value")
+        if (role := _FROM.get(speaker)) is None:
             raise BadItem("S102", f"{where}.from: got {message['from']!r}, expected one of {', '.join(_FROM)}")
-        if str(message["from"]).lower() == "function_call":
-            mark = {} if is_trained(message, f"{where}.") else {"extra": NOT_TRAINED}
-            return message_of(role, "", tool_calls=_calls(content, f"{where}.value"), **mark)
+        if speaker == "function_call":
+            content, calls = "", content
     else:
         role, content = message.get("role"), message.get("content")
-        refuse_other_name(role, where)
         role = _ROLES.get(str(role), role)
         if role not in ("system", "user", "assistant", "tool"):
             raise BadItem("S102", f"{where}.role: got {role!r}, expected system, user, assistant or tool")
     more: Message = {name: message[name] for name in ("name", "tool_call_id") if isinstance(message.get(name), str)}
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    in_parts = {
-        kind: [part["value"] for part in parts if part.get("type") == kind and isinstance(part.get("value"), str)]
-        for kind in ("reasoning", "tool_call")
-    }
-    if any(in_parts.values()):
-        content = [part for part in parts if part.get("type") not in in_parts]
-    reasonings = (text_of(message[name], f"{where}.{name}") for name in _REASONING if message.get(name))
-    if reasoning := next(reasonings, "".join(in_parts["reasoning"])):
-        more["reasoning"] = reasoning
-    if calls := message.get("tool_calls") or message.get("function_call") or in_parts["tool_call"]:
+    for name in _REASONING:
+        if "reasoning" not in more and (reasoning := text_of(message.get(name) or "", f"{where}.{name}")):
+            more["reasoning"] = reasoning
+    if calls is not None:
         more["tool_calls"] = _calls(calls, where)
     if not is_trained(message, f"{where}."):
         more["extra"] = NOT_TRAINED
-    if content is None and "tool_calls" not in more:
+    if content is None and calls is None:
         raise BadItem("S102", f"{where}.content: got none, expected text")
     return message_of(role, None if content is None else text_of(content, f"{where}.content"), **more)
+
+
+def text_of(content: Any, where: str) -> str:
+    """The text of content, which is text or parts of it. Raises BadItem for a part that is no text, by its type."""
+    if isinstance(content, str):
+        return content
+    if content is not None and not isinstance(content, list):
+        raise BadItem("S102", f"{where}: got {json_kind(content)}, expected text")
+    texts = []
+    for part in content or ():
+        kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (part, None)
+        if kind not in _TEXTS or not isinstance(text, str):
+            raise BadItem("S102", f"{where}: got a part of type {kind!r}, expected text (other parts are not kept)")
+        texts.append(text)
+    return "".join(texts)
 
 
 def _calls(calls: Any, where: str) -> str:
@@ -352,8 +348,25 @@ def pair_row(
         raise BadItem("P601", "chosen and rejected are the same")
     refuse_contradiction(margin, importing)
     tools = tools_of(row)
-    pair = text_pair(importing.run_id, prompt_group(prompt, tools), list(prompt), chosen, rejected)
-    return pair | {"pair_id": pair_id_of(importing, pair), "tools": tools, "margin": margin}
+    pair: TableRow = {
+        "pair_id": "",
+        "run_id": importing.run_id,
+        "task_id": prompt_group(prompt, tools),
+        "tools": tools,
+        "prompt": list(prompt),
+        "chosen": chosen,
+        "rejected": rejected,
+        "chosen_rollout_id": "",
+        "rejected_rollout_id": "",
+        "margin": margin,
+        "weight": 1.0,
+        "source": "import",
+        "policy_hash": "",
+        "policy_version": 0,
+        "temperature": 1.0,
+        **{name: [] for name in _LISTS},
+    }
+    return pair | {"pair_id": pair_id_of(importing, pair)}
 
 
 def refuse_contradiction(margin: float, importing: Importing) -> None:
@@ -369,24 +382,3 @@ def pair_id_of(importing: Importing, pair: PairRow) -> str:
     folders."""
     texts = [pair[name] for name in ("prompt", "chosen", "rejected")]
     return hashlib.blake2b(json.dumps([*importing.origin, texts]).encode(), digest_size=16).hexdigest()
-
-
-def text_pair(run: str, task: str, prompt: list[Message], chosen: list[Message], rejected: list[Message]) -> TableRow:
-    """The row of a pair that has only text: no ids, no rollouts, and a margin that is not known (NaN)."""
-    return {
-        "pair_id": "",
-        "run_id": run,
-        "task_id": task,
-        "prompt": prompt,
-        "chosen": chosen,
-        "rejected": rejected,
-        "chosen_rollout_id": "",
-        "rejected_rollout_id": "",
-        "margin": math.nan,
-        "weight": 1.0,
-        "source": "import",
-        "policy_hash": "",
-        "policy_version": 0,
-        "temperature": 1.0,
-        **{name: [] for name in PAIR_LISTS},
-    }

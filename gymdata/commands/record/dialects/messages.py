@@ -20,8 +20,8 @@ from gymdata.commands.record.dialects._wire import (
     stored_messages,
 )
 from gymdata.commands.record.request import AgentCompletion, AgentRequest, CompletionDelta, ErrorKind, RequestError
-from gymdata.formats.text.blocks import of_anthropic, text_of
-from gymdata.rollouts.messages import JsonObject, loads, object_of
+from gymdata.formats.text.rows import text_of
+from gymdata.rollouts.messages import JsonObject, Message, loads, object_of
 
 #: ``context_management``: the answer says that no edit was applied.
 _WITHOUT_EFFECT = (
@@ -195,7 +195,31 @@ def _chat(messages: Sequence[JsonObject], system: Any) -> list[JsonObject]:
             turns[-1]["content"] = [*turns[-1]["content"], *blocks]
         else:
             turns.append({"role": role, "content": blocks})
-    return of_anthropic([turn if turn["role"] == "assistant" else _lines(turn) for turn in turns], system)
+    return _chat_messages([turn if turn["role"] == "assistant" else _lines(turn) for turn in turns], system)
+
+
+def _chat_messages(messages: Sequence[JsonObject], system: Any) -> list[Message]:
+    """Messages with blocks: results of tools become messages of their own, thinking is reasoning."""
+    chat: list[Message] = [{"role": "system", "content": text_of(system, "system")}] if system else []
+    for n, message in enumerate(messages):
+        role, content, where = message["role"], message["content"], f"messages[{n}]"
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        texts, reply = list[Any](), Message(role=role)
+        for block in blocks:
+            kind = block["type"]
+            if kind == "tool_result" and role == "user":
+                result = text_of(block.get("content"), where)
+                chat.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": result})
+            elif kind == "tool_use" and role == "assistant":
+                call = {"id": block["id"], "function": {"name": block["name"], "arguments": block["input"]}}
+                reply.setdefault("tool_calls", []).append(call)
+            elif kind == "thinking" and role == "assistant":
+                reply["reasoning"] = reply.get("reasoning", "") + block["thinking"]
+            elif kind != "redacted_thinking":
+                texts.append(block)
+        if texts or len(reply) > 1:
+            chat.append(reply | {"content": text_of(texts, where) if texts else None})
+    return chat
 
 
 def _lines(message: JsonObject) -> JsonObject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +22,9 @@ from gymdata.commands.record.dialects._wire import (
     stored_messages,
 )
 from gymdata.commands.record.request import AgentCompletion, AgentRequest, CompletionDelta, RequestError
-from gymdata.formats.text.blocks import of_responses
-from gymdata.rollouts.messages import JsonObject, object_of
+from gymdata.formats.conversion.importing import BadItem
+from gymdata.formats.text.rows import text_of
+from gymdata.rollouts.messages import JsonObject, Message, ResponseItem, object_of
 
 _WITHOUT_EFFECT = (
     *("user", "service_tier", "safety_identifier", "client_metadata", "max_tool_calls", "stream_options"),
@@ -248,7 +250,38 @@ class _Items:
 
 def _chat(items: Any, instructions: str | None) -> list[JsonObject]:
     listed = [{"role": "user", "content": items}] if isinstance(items, str) else [_lines(item) for item in items or ()]
-    return [*([{"role": "system", "content": instructions}] if instructions else ()), *of_responses(listed)]
+    return [*([{"role": "system", "content": instructions}] if instructions else ()), *_chat_messages(listed)]
+
+
+def _chat_messages(items: Sequence[ResponseItem]) -> list[Message]:
+    """Messages of items: reasoning, text and calls that follow each other are one message of the assistant. A custom tool's
+    text is the argument ``input`` of its call. Raises BadItem for an item that chat messages have no place for."""
+    chat: list[Message] = []
+    for n, item in enumerate(items):
+        kind, where = item.get("type", "message"), f"item {n}"
+        if kind in ("function_call_output", "custom_tool_call_output"):
+            chat.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"], where)})
+            continue
+        if kind == "message" and item["role"] != "assistant":
+            chat.append({"role": item["role"], "content": text_of(item["content"], where)})
+            continue
+        reply = chat[-1] if chat and chat[-1]["role"] == "assistant" else Message(role="assistant", content=None)
+        if kind == "message" and reply["content"] is None and "tool_calls" not in reply:
+            reply["content"] = text_of(item["content"], where)
+        elif kind == "message":
+            reply = Message(role="assistant", content=text_of(item["content"], where))
+        elif kind == "reasoning":
+            if thought := text_of(item.get("content") or item.get("summary"), where):
+                reply["reasoning"] = reply.get("reasoning", "") + thought
+        elif kind in ("function_call", "custom_tool_call"):
+            arguments = item["arguments"] if kind == "function_call" else json.dumps({"input": item["input"]})
+            call = {"id": item["call_id"], "function": {"name": item["name"], "arguments": arguments}}
+            reply.setdefault("tool_calls", []).append(call)
+        else:
+            raise BadItem("S102", f"{where}: got type {kind!r}, which chat messages have no place for")
+        if not chat or chat[-1] is not reply:
+            chat.append(reply)
+    return [message for message in chat if len(message) > 2 or message["content"] is not None]
 
 
 def _lines(item: JsonObject) -> JsonObject:
