@@ -260,5 +260,5 @@ def _attributed(url: str) -> Iterator[None]:
     except (GymdataError, TypeError, LookupError, AttributeError):
         raise
     except Exception as error:
-        text = " ".join(re.split(r"<\?xml|<[A-Z]|Debug source", str(error))[0].split())[:300] or type(error).__name__
+        text = " ".join(re.split(r"<\?xml|<[A-Z]|Debug source", str(error))[0].split())[:170] or type(error).__name__
         raise OutsideError(system, f"{url}: {text}", hint=_CREDENTIALS[scheme]) from error

@@ -65,5 +65,5 @@ def test_no_key_leads_out_of_the_cache(scheme: str, held: Objects, tmp_path: Pat
 
 def test_a_missing_bucket_is_named(scheme: str, held: Objects) -> None:
     """A bucket or a container that is not there is an error of the store."""
-    with pytest.raises(OutsideError, match=rf"object store: {scheme}://other/run: .*404"):
+    with pytest.raises(OutsideError, match=f"object store: {scheme}://other/run: "):
         gymdata.load_rollouts(f"{scheme}://other/run")
