@@ -92,8 +92,10 @@ def printable(text: str, *, lines: bool = True) -> str:
 #: Characters of a refusal with its hint, and of a list of names in one.
 REFUSAL = 300
 MOST = 100
-#: A long path from the root, of which people need every part.
-_PATH = re.compile(r"""(?<![^\s'"`(=\[])/[^\s'"`,:;()\[\]…]{24,1000}(?=[\s'"`,:;()\[\]…]|$)""")
+#: A long path from the root, or a URL, of which people need every part.
+_PATH = re.compile(
+    r"""(?<![^\s'"`(=\[])/[^\s'"`,:;()\[\]…]{24,1000}(?=[\s'"`,:;()\[\]…]|$)|\b[a-z]\w*://[^\s'"`<>|\\…]{12,1000}(?=[\s'"`<>|…]|$)"""
+)
 
 
 def abridged(names: Iterable[object], most: int = MOST) -> str:
@@ -120,12 +122,9 @@ def refusal(message: str, hint: str, most: int) -> str:
     stand_ins = {chr(0xE000 + n): path for n, path in enumerate(paths)}
     for stand_in, path in stand_ins.items():
         message, hint = message.replace(path, stand_in), hint.replace(path, stand_in)
-    if hint:
-        # Each has half of the room, and what the other one leaves.
-        hint = short(hint, max(most // 2 - 5, most - 5 - len(message)))
-        text = f"{short(message, most - len(hint) - 5)}\n  → {hint}"
-    else:
-        text = short(message, most)
+    # Each has half of the room, and what the other one leaves.
+    hint = f"\n  → {short(hint, max(most // 2 - 5, most - 5 - len(message)))}" if hint else ""
+    text = short(message, most - len(hint)) + hint
     for stand_in, path in stand_ins.items():
         text = text.replace(stand_in, path)
     return text
