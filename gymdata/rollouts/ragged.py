@@ -7,9 +7,9 @@ any two share a key is below 10⁻²⁰. Importing this needs no pyarrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,33 +154,6 @@ class Ragged:
 
     def _bytes(self) -> tuple[memoryview, list[int], Any]:
         return byte_view(self.values), (self.offsets * self.values.itemsize).tolist(), xxhash.xxh3_64_intdigest
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """Consecutive lists of numbers in ``values``, with their ``lengths``."""
-
-    values: Array
-    lengths: list[int]
-
-    def __iter__(self) -> Iterator[Array]:
-        return (self.values[a:b] for a, b in pairwise(accumulate(self.lengths, initial=0)))
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """``count`` objects by their fields: for each name the values of all of them, in order; fields without a column are
-    null. Making a dict per object would take a large part of the time of reading a file."""
-
-    count: int
-    of: Mapping[str, Sequence[Any] | Runs]
-
-    def __len__(self) -> int:
-        return self.count
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The objects."""
-        return [dict(zip(self.of, values, strict=True)) for values in zip(*self.of.values(), strict=True)]
 
 
 def offsets_of(lengths: npt.ArrayLike) -> Ints:

@@ -17,7 +17,6 @@ import xxhash
 
 from gymdata.errors import DataError
 from gymdata.rollouts.messages import RolloutRow
-from gymdata.rollouts.ragged import Columns, Runs
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -121,14 +120,8 @@ def turn_digest(parent_digest: int, prefix_length: int, delta: Ids, generation: 
     Each part seeds the next, so that moving a token from one list to another changes the digest. Arrays must be
     C-contiguous little-endian int32, int32 and float32.
     """
-    return _digest(parent_digest, prefix_length, delta.data, generation.data, log_probs.data)
-
-
-def _digest(
-    parent_digest: int, prefix_length: int, delta: memoryview, generation: memoryview, log_probs: memoryview
-) -> int:
     digest = _xxh3(_SEED(parent_digest, prefix_length))
-    digest = _xxh3(log_probs, _xxh3(generation, _xxh3(delta, digest)))
+    digest = _xxh3(log_probs.data, _xxh3(generation.data, _xxh3(delta.data, digest)))
     return digest - _INT64_WRAP if digest >= _INT64_WRAP // 2 else digest
 
 
@@ -163,29 +156,11 @@ class TurnEncoder:
     def add(self, call: Call) -> Turn:
         """Append one call; returns its turn, with numpy arrays for the id and log-probability lists."""
         prompt = np.ascontiguousarray(call.prompt_token_ids, dtype=np.int32)
-        generation = np.ascontiguousarray(call.generation_token_ids, dtype=np.int32)
-        log_probs = np.array(call.generation_log_probs, dtype=np.float32)
-        # All NaNs get one bit pattern, because payloads do not survive JSON and the digest covers these bytes.
-        log_probs[np.isnan(log_probs)] = np.float32("nan")
         parent, shared = self._parent(prompt)
-        delta, above = prompt[shared:], self.turns[parent]["digest"] if parent >= 0 else 0
-        turn: Turn = {
-            "parent": parent,
-            "prefix_length": shared,
-            "prompt_delta_ids": delta,
-            "generation_token_ids": generation,
-            "generation_log_probs": log_probs,
-            "finish_reason": call.finish_reason,
-            "agent": call.agent,
-            "reward": call.reward,
-            "top_log_probs": call.top_log_probs,
-            "rendered": call.rendered,
-            "server": call.server,
-            "weight_versions": call.weight_versions,
-            "digest": turn_digest(above, shared, delta, generation, log_probs),
-        }
+        turn = _turn(call, parent, shared, prompt[shared:], self.turns[parent]["digest"] if parent >= 0 else 0)
         self.turns.append(turn)
-        self.n_context_tokens += len(delta)
+        generation = turn["generation_token_ids"]
+        self.n_context_tokens += len(turn["prompt_delta_ids"])
         self.n_generated_tokens += len(generation)
         if parent >= 0 and shared == len(self._open[parent]):
             del self._open[parent]
@@ -206,41 +181,40 @@ class TurnEncoder:
         return best, max(shared, 0)
 
 
-def continuing(
-    delta: Runs, generation: Runs, log_probs: Floats, finish_reasons: list[str], rendered: list[bool | None]
-) -> Columns:
-    """The turns of calls that each continue the one before, as ``TurnEncoder`` makes them: of each call the new ids of its
-    prompt, and its generation; all arrays are C-contiguous, of int32 and float32, and no log-probability is NaN."""
-    digests: list[int] = []
-    prefixes: list[int] = []
-    new, sampled, numbers = delta.values.data, generation.values.data, log_probs.data
-    digest = context = delta_at = begin = 0
-    for size, generated in zip(delta.lengths, generation.lengths, strict=True):
-        prefixes.append(context)
-        stop, end = delta_at + size, begin + generated
-        digest = _digest(digest, context, new[delta_at:stop], sampled[begin:end], numbers[begin:end])
-        digests.append(digest)
-        delta_at, begin, context = stop, end, context + size + generated
-    count = len(digests)
-    none = [None] * count
-    return Columns(
-        count,
-        {
-            "parent": range(_NO_PARENT, count - 1),
-            "prefix_length": prefixes,
-            "prompt_delta_ids": delta,
-            "generation_token_ids": generation,
-            "generation_log_probs": Runs(log_probs, generation.lengths),
-            "finish_reason": finish_reasons,
-            "agent": none,
-            "reward": none,
-            "top_log_probs": none,
-            "rendered": rendered,
-            "server": none,
-            "weight_versions": none,
-            "digest": digests,
-        },
-    )
+def continuing(calls: Sequence[Call]) -> list[Turn]:
+    """The turns of ``calls`` that each continue the one before, as ``TurnEncoder`` makes them; the prompt of each has only
+    what is new in it. Arrays are C-contiguous."""
+    turns: list[Turn] = []
+    context = digest = 0
+    for call in calls:
+        delta, generation = call.prompt_token_ids, call.generation_token_ids
+        turns.append(_turn(call, len(turns) - 1, context, delta, digest))
+        digest = turns[-1]["digest"]
+        context += len(delta) + len(generation)
+    return turns
+
+
+def _turn(call: Call, parent: int, prefix_length: int, delta: Ids, parent_digest: int) -> Turn:
+    """The turn that a call becomes, with numpy arrays for the id and log-probability lists."""
+    generation = np.ascontiguousarray(call.generation_token_ids, dtype=np.int32)
+    log_probs = np.array(call.generation_log_probs, dtype=np.float32)
+    # All NaNs get one bit pattern, because payloads do not survive JSON and the digest covers these bytes.
+    log_probs[np.isnan(log_probs)] = np.float32("nan")
+    return {
+        "parent": parent,
+        "prefix_length": prefix_length,
+        "prompt_delta_ids": delta,
+        "generation_token_ids": generation,
+        "generation_log_probs": log_probs,
+        "finish_reason": call.finish_reason,
+        "agent": call.agent,
+        "reward": call.reward,
+        "top_log_probs": call.top_log_probs,
+        "rendered": call.rendered,
+        "server": call.server,
+        "weight_versions": call.weight_versions,
+        "digest": turn_digest(parent_digest, prefix_length, delta, generation, log_probs),
+    }
 
 
 def encode_turns(calls: Sequence[Call]) -> list[Turn]:

@@ -9,10 +9,11 @@ stuck in a journal.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,15 +24,15 @@ import pyarrow.compute as pc
 
 from gymdata.errors import DataError, abridged, json_value, plural
 from gymdata.rollouts.messages import TableRow
-from gymdata.rollouts.ragged import Columns, Ints, Ragged, Runs, list_parts
+from gymdata.rollouts.ragged import Ints, Ragged, list_parts, offsets_of
 from gymdata.rollouts.schema import HASHES, NAMED_VALUE, ROLLOUTS, TABLES, Table
 from gymdata.store.formats import ANSWERED, TASK
 from gymdata.store.lines import NON_FINITE
 
-#: What building raises for a row that does not fit.
-_FAULTS = (pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError)
 _INTS: tuple[type, ...] = (int, np.int64, np.int32)
 _NUMBERS: tuple[type, ...] = (int, float, np.float64, np.float32)
+#: What Arrow raises for a value of the right type: a number that is too large, text that is not Unicode, no date.
+_ARROW_FAULTS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +131,17 @@ def parts(rows: Sequence[Row], table: Table, columns: Sequence[str], where: str)
     """The rows in batches with ``columns``, and what is wrong with the others."""
     try:
         batch = _batch([row.value for row in rows], table, columns)
-    except _FAULTS:
-        batch = None
-    if batch is not None:
-        yield Batch(batch, np.array([row.number for row in rows], np.int64))
-    elif strange := [fault for row in rows if (fault := _without_unknown(row, table, where)) is not None]:
-        yield from strange
-        yield from parts(rows, table, columns, where)
-    elif len(rows) > 1:
-        yield from parts(rows[: len(rows) // 2], table, columns, where)
-        yield from parts(rows[len(rows) // 2 :], table, columns, where)
+    except _MisfitError as error:
+        if strange := [fault for row in rows if (fault := _without_unknown(row, table, where)) is not None]:
+            yield from strange
+            yield from parts(rows, table, columns, where)
+        elif len(rows) > 1:
+            yield from parts(rows[: len(rows) // 2], table, columns, where)
+            yield from parts(rows[len(rows) // 2 :], table, columns, where)
+        else:
+            yield misfitting(rows[0], error.misfit, table, where)
     else:
-        (row,) = rows
-        yield misfitting(row, misfit(row.value, table, columns), table, where)
+        yield Batch(batch, np.array([row.number for row in rows], np.int64))
 
 
 def misfitting(row: Row, found: Misfit, table: Table, where: str) -> Fault:
@@ -162,62 +161,12 @@ def build(
     ``lines`` has the 1-based line of each row. Raises DataError naming the line and the field of the first row that
     does not fit.
     """
-    try:
-        return _batch(rows, table, columns)
-    except _FAULTS as error:
-        numbered = [Row(n, line, row, 0) for n, (line, row) in enumerate(zip(lines, rows, strict=True))]
-        found = (part for part in parts(numbered, table, columns, where) if isinstance(part, Fault))
-        raise min(found, key=lambda fault: fault.row).error() from error
-
-
-def misfit(row: Any, table: Table, columns: Sequence[str]) -> Misfit:
-    """The first place at which a row that cannot be built does not fit ``table``, of which it needs ``columns``."""
-    if type(row) is not dict:
-        return Misfit((), "an object", json_value(row))
-    if extra := row.keys() - set(table.schema.names):
-        return Misfit((), f"the columns of {table.name}", _unknown_fields(extra))
-    if lacking := [name for name in _keys(table) if name not in row]:
-        return Misfit((lacking[0],), "a value", "nothing", missing=True)
-    # Hashes that a row lacks are made of its turns.
-    needed = [*columns, *(() if set(HASHES).isdisjoint(columns) else ("turns",))]
-    for f in (table.schema.field(name) for name in needed):
-        if (found := _misfit(f, row.get(f.name), (f.name,))) is not None:
-            return found
-    return Misfit((), f"a row of {table.name}", json_value(row))
-
-
-def _misfit(f: pa.Field, value: Any, path: tuple[str | int, ...]) -> Misfit | None:
-    if _fits(f, value):
-        return None
-    kind = f.type
-    value = value.rows() if isinstance(value, Columns) else value
-    if kind == _NAMED_VALUES and type(value) is dict:
-        value = [{"name": name, "value": part} for name, part in value.items()]
-    if pa.types.is_list(kind) and type(value) in (list, np.ndarray):
-        item = pa.field("item", kind.value_type, nullable=False)
-        first = bisect_left(range(len(value)), True, key=lambda last: not _fits(f, value[: last + 1]))
-        below = (*path, first)
-        return _misfit(item, value[first], below) or Misfit(below, _expected(item.type), json_value(value[first]))
-    if pa.types.is_struct(kind) and type(value) is dict:
-        names = [child.name for child in kind]
-        if extra := value.keys() - set(names):
-            return Misfit(path, abridged(names), _unknown_fields(extra))
-        for child in kind:
-            below = (*path, child.name)
-            if child.name not in value and not child.nullable:
-                return Misfit(below, "a value", "nothing", missing=True)
-            if (found := _misfit(child, value.get(child.name), below)) is not None:
-                return found
-    expected = "text in Unicode" if isinstance(value, str) and pa.types.is_string(kind) else _expected(kind)
-    return Misfit(path, expected, json_value(value))
-
-
-def _fits(f: pa.Field, value: Any) -> bool:
-    try:
-        _build(f, [value])
-    except _FAULTS:
-        return False
-    return True
+    numbered = [Row(n, line, row, 0) for n, (line, row) in enumerate(zip(lines, rows, strict=True))]
+    found = list(parts(numbered, table, columns, where))
+    if faults := [part for part in found if isinstance(part, Fault)]:
+        raise min(faults, key=lambda fault: fault.row).error()
+    (batch,) = (part for part in found if isinstance(part, Batch))
+    return batch.data
 
 
 def null_places(array: pa.Array, f: pa.Field) -> Iterator[tuple[int, tuple[str | int, ...]]]:
@@ -262,14 +211,26 @@ def _without_unknown(row: Row, table: Table, where: str) -> Fault | None:
     return Fault("unknown", "S102", *place_of, misfit=found, value=before, keys=tuple(sorted(keys)))
 
 
+class _MisfitError(Exception):
+    """A value of a column does not fit. ``index``: which one; ``misfit``: where in it, and why."""
+
+    def __init__(self, index: int, misfit: Misfit) -> None:
+        super().__init__(misfit)
+        self.index, self.misfit = index, misfit
+
+    def below(self, index: int, step: str | int) -> _MisfitError:
+        """The same of the value at ``index`` that holds this one under ``step``."""
+        return _MisfitError(index, replace(self.misfit, path=(step, *self.misfit.path)))
+
+
 def _batch(rows: Sequence[Any], table: Table, columns: Sequence[str]) -> pa.RecordBatch:
-    """A batch of rows that all fit; raises one of ``_FAULTS`` where one does not."""
+    """A batch of rows that all fit; raises _MisfitError where one does not."""
     _check_keys(rows, table)
     fields = [table.schema.field(name) for name in columns]
-    arrays = {f.name: _build(f, [row.get(f.name) for row in rows]) for f in fields}
+    arrays = {f.name: _build_field(f, rows) for f in fields}
     # Hashes are computed where rows lack them.
     if lacking := [name for name in HASHES if name in arrays and arrays[name].null_count]:
-        turns = arrays.get("turns") or _build(table.schema.field("turns"), [row.get("turns") for row in rows])
+        turns = arrays.get("turns") or _build_field(table.schema.field("turns"), rows)
         for name, hashes in content_hashes(turns).items():
             if name in lacking:
                 arrays[name] = pc.coalesce(arrays[name], hashes.combine_chunks())
@@ -295,12 +256,8 @@ def content_hashes(turns: pa.ListArray | pa.ChunkedArray) -> dict[str, pa.Chunke
 
 def to_rows(batch: pa.RecordBatch | pa.Table) -> list[TableRow]:
     """The rows of a batch as dicts that ``lines.encode`` writes; lists of numbers are numpy slices."""
-    if isinstance(batch, pa.Table):
-        batch = batch.combine_chunks()
-        columns = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in batch.columns]
-    else:
-        columns = batch.columns
-    values = [_to_list(column) for column in columns]
+    columns = (c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in batch.columns)
+    values = map(_to_list, columns)
     return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
@@ -316,94 +273,118 @@ def unknown_fields(actual: pa.DataType, kind: pa.DataType, place: str) -> Iterat
                 yield from unknown_fields(child.type, kind.field(child.name).type, f"{place}.{child.name}")
 
 
-def _keys(table: Table) -> list[str]:
-    """The keys that each row must have, even where a looser form of the table allows a null."""
-    strict = TABLES.get(table.name, table)
-    return [f.name for f in strict.schema if not f.nullable and f.name not in strict.optional]
-
-
 def _check_keys(rows: Sequence[Any], table: Table) -> None:
-    names, required = frozenset(table.schema.names), frozenset(_keys(table))
-    if not all(type(row) is dict and required <= row.keys() <= names for row in rows):
-        raise TypeError("a row is no object, or has other keys than the table")
+    """Each row is an object with the keys that all must have, even where a looser form of the table allows a null."""
+    strict = TABLES.get(table.name, table)
+    required = [f.name for f in strict.schema if not f.nullable and f.name not in strict.optional]
+    names, needed = frozenset(table.schema.names), frozenset(required)
+    for index, row in enumerate(rows):
+        if type(row) is not dict:
+            raise _MisfitError(index, Misfit((), "an object", json_value(row)))
+        if not row.keys() <= names:
+            raise _MisfitError(index, Misfit((), f"the columns of {table.name}", _unknown_fields(row.keys() - names)))
+        if not needed <= row.keys():
+            lacking = next(name for name in required if name not in row)
+            raise _MisfitError(index, Misfit((lacking,), "a value", "nothing", missing=True))
+
+
+def _build_field(f: pa.Field, objects: Sequence[dict[str, Any]]) -> pa.Array:
+    """The column of a field of objects; one that lacks it has a null. Raises _MisfitError, as all that builds."""
+    try:
+        return _build(f, [value.get(f.name) for value in objects])
+    except _MisfitError as error:
+        if not error.misfit.path and f.name not in objects[error.index]:
+            missing = Misfit((f.name,), "a value", "nothing", missing=True)
+            raise _MisfitError(error.index, missing) from error
+        raise error.below(error.index, f.name) from error
 
 
 def _build(f: pa.Field, values: list[Any]) -> pa.Array:
-    """The column of ``values``; raises one of ``_FAULTS`` where one does not fit."""
+    """The column of ``values``."""
     kind = f.type
     if pa.types.is_list(kind):
-        # Lists of numbers may be parsed into arrays; rows with non-finite numbers (as strings) are lists.
-        kinds = set(map(type, values))
-        if kinds == {np.ndarray}:
-            return _list_array(kind, list(map(len, values)), _numbers(kind.value_type, values))
-        if np.ndarray in kinds:
-            return _build(f, [v.tolist() if isinstance(v, np.ndarray) else v for v in values])
-        if kinds == {Columns}:
-            return _list_array(kind, list(map(len, values)), _build_columns(kind.value_type, values))
-        if Columns in kinds:
-            values = [v.rows() if isinstance(v, Columns) else v for v in values]
-        if kind == _NAMED_VALUES:
-            # JSON lines write them as an object.
-            values = [[{"name": k, "value": x} for k, x in v.items()] if type(v) is dict else v for v in values]
-        _demand(values, (list,), f)
-        nulls = None in values
-        filled = [v or () for v in values] if nulls else values
-        child = _build(pa.field("item", kind.value_type, nullable=False), list(chain.from_iterable(filled)))
-        mask = pa.array([v is None for v in values]) if nulls else None
-        return _list_array(kind, list(map(len, filled)), child, mask)
+        return _build_lists(f, values)
     if pa.types.is_struct(kind):
         _demand(values, (dict,), f)
-        names = [child.name for child in kind]
-        if not set().union(*values) <= set(names):
-            raise TypeError("an unknown field")
-        children = [_build(child, [v.get(name) for v in values]) for child, name in zip(kind, names, strict=True)]
-        return pa.StructArray.from_arrays(children, fields=list(kind))
+        names = {child.name for child in kind}
+        if not set().union(*values) <= names:
+            index = next(index for index, value in enumerate(values) if not value.keys() <= names)
+            found = Misfit((), abridged([child.name for child in kind]), _unknown_fields(values[index].keys() - names))
+            raise _MisfitError(index, found)
+        return pa.StructArray.from_arrays([_build_field(child, values) for child in kind], fields=list(kind))
+    if pa.types.is_floating(kind) and str in set(map(type, values)):  # the names of numbers that are not finite
+        values = [NON_FINITE.get(v, v) if type(v) is str else v for v in values]
+    _demand(values, _types_of(kind), f)
+    try:
+        return _plain(kind, values)
+    except _ARROW_FAULTS as error:
+        index = bisect_left(range(len(values)), True, key=lambda last: not _is_plain(kind, values[: last + 1]))
+        raise _MisfitError(index, _misfit(kind, values[index])) from error
+
+
+def _build_lists(f: pa.Field, values: list[Any]) -> pa.Array:
+    """The column of ``values``, which are lists, or arrays of numbers."""
+    item, child, mask = pa.field("item", f.type.value_type, nullable=False), None, None
+    if set(map(type, values)) == {np.ndarray}:
+        with contextlib.suppress(*_ARROW_FAULTS):
+            child = pa.array(np.concatenate(values)).cast(item.type, safe=pa.types.is_integer(item.type))
+    if child is None:
+        values = [v.tolist() if isinstance(v, np.ndarray) else v for v in values]
+        values = list(map(_named, values)) if item.type == NAMED_VALUE else values
+        _demand(values, (list,), f)
+        if f.nullable:
+            mask = pa.array([v is None for v in values], pa.bool_())
+            values = [v or [] for v in values]
+    offsets = offsets_of(list(map(len, values)))
+    if child is None:
+        try:
+            child = _build(item, list(chain.from_iterable(values)))
+        except _MisfitError as error:
+            index = int(np.searchsorted(offsets, error.index, side="right")) - 1
+            raise error.below(index, error.index - int(offsets[index])) from error
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), child, type=f.type, mask=mask)
+
+
+def _plain(kind: pa.DataType, values: list[Any]) -> pa.Array:
     if pa.types.is_timestamp(kind):
-        _demand(values, (str, dt.datetime), f)
         return pa.array([v.isoformat() if isinstance(v, dt.datetime) else v for v in values], pa.string()).cast(kind)
-    if pa.types.is_floating(kind):
-        if str in set(map(type, values)):  # the strings for non-finite numbers
-            values = [NON_FINITE.get(v, v) if type(v) is str else v for v in values]
-        kinds = set(map(type, values))
-        if kinds != {float}:
-            _demand(values, _NUMBERS, f)
-        values = [float(v) if type(v) is int else v for v in values] if int in kinds else values
-    else:
-        _demand(values, (bool,) if pa.types.is_boolean(kind) else _INTS if pa.types.is_integer(kind) else (str,), f)
+    if pa.types.is_floating(kind) and int in set(map(type, values)):
+        values = [float(v) if type(v) is int else v for v in values]
     return pa.array(values, kind)
 
 
-def _numbers(kind: pa.DataType, arrays: Sequence[np.ndarray]) -> pa.Array:
-    return pa.array(np.concatenate(arrays)).cast(kind, safe=pa.types.is_integer(kind))
+def _is_plain(kind: pa.DataType, values: list[Any]) -> bool:
+    try:
+        _plain(kind, values)
+    except _ARROW_FAULTS:
+        return False
+    return True
 
 
-def _list_array(kind: pa.ListType, lengths: Sequence[int], child: pa.Array, mask: pa.Array | None = None) -> pa.Array:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), child, type=kind, mask=mask)
+def _named(value: Any) -> Any:
+    """Named values as the list of a table: JSON lines write them as an object."""
+    return [{"name": name, "value": part} for name, part in value.items()] if type(value) is dict else value
 
 
-def _build_columns(kind: pa.StructType, values: Sequence[Columns]) -> pa.Array:
-    """The objects of all ``values``, one after the other."""
-    if not set().union(*(columns.of for columns in values)) <= {f.name for f in kind}:
-        raise TypeError("an unknown field")
-    children = []
-    for f in kind:
-        parts = [columns.of.get(f.name, [None] * len(columns)) for columns in values]
-        runs = [part for part in parts if isinstance(part, Runs)]
-        if len(runs) == len(parts):
-            lengths = list(chain.from_iterable(part.lengths for part in runs))
-            numbers = _numbers(f.type.value_type, [part.values for part in runs])
-            children.append(_list_array(f.type, lengths, numbers))
-        else:
-            children.append(_build(f, list(chain.from_iterable(parts))))
-    return pa.StructArray.from_arrays(children, fields=list(kind))
+def _types_of(kind: pa.DataType) -> tuple[type, ...]:
+    """Python's own types, exactly: Arrow would take 2.0 for an int and True for a float."""
+    if pa.types.is_timestamp(kind):
+        return str, dt.datetime
+    if pa.types.is_floating(kind):
+        return _NUMBERS
+    return _INTS if pa.types.is_integer(kind) else (bool,) if pa.types.is_boolean(kind) else (str,)
 
 
 def _demand(values: list[Any], types: tuple[type, ...], f: pa.Field) -> None:
-    """Python's own types, exactly: Arrow would take 2.5 for an int and True for a float."""
-    if not set(map(type, values)) <= ({*types, type(None)} if f.nullable else {*types}):
-        raise TypeError("a value of another type")
+    allowed = {*types, type(None)} if f.nullable else {*types}
+    if not set(map(type, values)) <= allowed:
+        index = next(index for index, value in enumerate(values) if type(value) not in allowed)
+        raise _MisfitError(index, _misfit(f.type, values[index]))
+
+
+def _misfit(kind: pa.DataType, value: Any) -> Misfit:
+    expected = "text in Unicode" if isinstance(value, str) and pa.types.is_string(kind) else _expected(kind)
+    return Misfit((), expected, json_value(value))
 
 
 _NAMED_VALUES = pa.list_(NAMED_VALUE)
@@ -425,52 +406,32 @@ def other_rows(row: Any, table: Table, where: str) -> DataError | None:
 
 
 def _to_list(array: pa.Array) -> list[Any]:
-    kind, plain = array.type, _is_plain(array.type)
-    if not plain and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        kind = array.type.value_type
-        offsets = array.offsets.to_numpy()
-        start = int(offsets[0]) if len(offsets) else 0
-        flat = array.values.slice(start, int(offsets[-1]) - start if len(offsets) else 0)
-        bounds = (offsets - start).tolist()
-        items: Any = (
-            flat.to_numpy(zero_copy_only=False)
-            if (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not flat.null_count
-            else _to_list(flat)
-        )
-        slices: list[Any] = [items[a:b] for a, b in pairwise(bounds)]
-        if kind == NAMED_VALUE:
-            for index, parts in enumerate(slices):
-                slices[index] = {part["name"]: part["value"] for part in parts}
-                if len(slices[index]) != len(parts):
-                    named = ", ".join(part["name"] for part in parts)
-                    raise DataError(
-                        f"two parts of one reward have the same name ({named}); JSON lines need distinct names"
-                    )
-        return slices if not array.null_count else _hide_nulls(slices, array)
-    if not plain and pa.types.is_struct(kind):
-        names = [f.name for f in kind]
-        columns = [_to_list(child) for child in array.flatten()]
-        rows: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-        return rows if not array.null_count else _hide_nulls(rows, array)
-    values: list[Any] = array.to_pylist()
-    # Numpy scalars are written with the digits of a float32.
-    return [None if v is None else np.float32(v) for v in values] if pa.types.is_float32(kind) else values
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    """Whether Arrow's own values are those of ``to_rows``: it has no list of numbers, no float32 and no named value."""
-    if pa.types.is_struct(kind):
-        return kind != NAMED_VALUE and all(_is_plain(f.type) for f in kind)
+    kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return (pa.types.is_struct(kind.value_type) or pa.types.is_string(kind.value_type)) and _is_plain(
-            kind.value_type
-        )
-    return not pa.types.is_float32(kind)
+        offsets, items = list_parts(array)
+        numeric = pa.types.is_integer(items.type) or pa.types.is_floating(items.type)
+        flat: Any = items.to_numpy(zero_copy_only=False) if numeric and not items.null_count else _to_list(items)
+        values = [flat[a:b] for a, b in pairwise(offsets.tolist())]
+        values = list(map(_by_name, values)) if kind.value_type == NAMED_VALUE else values
+    elif pa.types.is_struct(kind):
+        columns = map(_to_list, array.flatten())
+        values = [dict(zip([f.name for f in kind], row, strict=True)) for row in zip(*columns, strict=True)]
+    else:
+        values = array.to_pylist()
+        # Numpy scalars are written with the digits of a float32.
+        return [None if v is None else np.float32(v) for v in values] if pa.types.is_float32(kind) else values
+    if not array.null_count:
+        return values
+    return [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
 
 
-def _hide_nulls(values: list[Any], array: pa.Array) -> list[Any]:
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-    return [v if ok else None for v, ok in zip(values, valid, strict=True)]
+def _by_name(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Named values as JSON lines write them. Raises DataError for a name that is there twice."""
+    named = {part["name"]: part["value"] for part in parts}
+    if len(named) != len(parts):
+        names = ", ".join(part["name"] for part in parts)
+        raise DataError(f"two parts of one reward have the same name ({names}); JSON lines need distinct names")
+    return named
 
 
 def _unknown_fields(names: Collection[str]) -> str:
@@ -491,40 +452,13 @@ def _expected(kind: pa.DataType) -> str:
     return "an object" if pa.types.is_struct(kind) else "text"
 
 
-def _sure(kind: pa.DataType, nullable: bool) -> Callable[[Any], bool]:
-    """Whether a value, as gymdata makes it, is sure to fit: known in microseconds, where building takes milliseconds."""
-    check: Callable[[Any], bool]
-    if pa.types.is_list(kind) and not pa.types.is_nested(kind.value_type):
-        dtype = np.dtype(kind.value_type.to_pandas_dtype())
-        check = lambda v: type(v) is np.ndarray and v.dtype == dtype and v.ndim == 1  # noqa: E731 - one of several
-    elif pa.types.is_list(kind):
-        item = _sure(kind.value_type, False)
-        check = lambda v: type(v) is list and all(map(item, v))  # noqa: E731 - one of several
-    elif pa.types.is_struct(kind):
-        of = {f.name: _sure(f.type, f.nullable) for f in kind}
-        check = lambda v: v.keys() <= of.keys() and all(one(v.get(k)) for k, one in of.items())  # noqa: E731 - as above
-    elif pa.types.is_integer(kind):
-        most = 1 << (kind.bit_width - 1)
-        check = lambda v: type(v) is int and -most <= v < most  # noqa: E731 - one of several
-    elif pa.types.is_timestamp(kind):
-        check = lambda v: type(v) is dt.datetime and v.tzinfo is not None  # noqa: E731 - one of several
-    else:
-        python = float if pa.types.is_floating(kind) else bool if pa.types.is_boolean(kind) else str
-        check = lambda v: type(v) is python  # noqa: E731 - one of several
-    return (lambda v: v is None or check(v)) if nullable else check
-
-
-_is_sure = _sure(pa.struct(list(ROLLOUTS.schema)), False)
-
-
 def check_rollout(row: TableRow) -> None:
     """Raise DataError naming the field when ``row`` is not a rollouts row, or could not be written as one."""
     where = f"rollout {row.get('rollout_id')!r}"
     try:
-        if not _is_sure(row):
-            _batch([row], ROLLOUTS, ROLLOUTS.schema.names)
-    except _FAULTS as error:
-        found = misfit(row, ROLLOUTS, ROLLOUTS.schema.names)
+        _batch([row], ROLLOUTS, ROLLOUTS.schema.names)
+    except _MisfitError as error:
+        found = error.misfit
         raise DataError(f"{where}, field {found.field!r}: got {found.got}, expected {found.expected}") from error
     names = [part["name"] for part in row["rewards"]]
     if len(set(names)) != len(names):

@@ -11,7 +11,6 @@ import pytest
 
 from gymdata.formats.conversion.importing import Importing, Numbering, Reject
 from gymdata.formats.nemo_gym.read import table_rows
-from gymdata.rollouts.ragged import Columns
 from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import resolve
 from gymdata.store.columns import check_rollout
@@ -22,8 +21,6 @@ def imported(folder: Path, rows: list[Any], reject: Reject | None = None) -> lis
     """The rows that an import would write, as a run takes them."""
     importing = Importing("run", Numbering(), reject)
     rollouts = list(table_rows(resolve(str(write_lines(folder / "a.jsonl", rows))), importing))
-    for row in rollouts:
-        row["turns"] = row["turns"].rows() if isinstance(row["turns"], Columns) else row["turns"]
     return [{**row, "started_at": datetime.fromisoformat(row["started_at"])} for row in rollouts]
 
 

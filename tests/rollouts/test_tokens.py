@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.next_prompt import bridge_ids, next_prompt
-from gymdata.rollouts.ragged import Runs
 from gymdata.rollouts.turns import (
     Call,
     TurnEncoder,
@@ -233,10 +232,7 @@ def test_calls_that_continue_are_the_same_turns_by_their_new_ids():
     for prompt, generation in new:
         whole.add(call(held + prompt, generation))
         held += prompt + generation
-    deltas = Runs(np.array([1, 2, 4], np.int32), [2, 1, 0])
-    generations = Runs(np.array([3, 5, 9, 6], np.int32), [1, 2, 1])
-    log_probs = np.concatenate([turn["generation_log_probs"] for turn in whole.turns])
-    made = continuing(deltas, generations, log_probs, ["stop"] * 3, [None] * 3).rows()
+    made = continuing([call(delta, generation) for delta, generation in new])
     assert len(made) == 3
     for turn, wanted in zip(made, whole.turns, strict=True):
         assert str(turn) == str(wanted)

@@ -18,10 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gymdata.errors import DataError, StoreError, UsageError
-from gymdata.rollouts.ragged import Columns, Runs
 from gymdata.rollouts.schema import NAMED_VALUE, PAIRS, ROLLOUTS, SCORES, TABLES, VERSION_KEY, Table
 from gymdata.store import read_table, scan_batches, write_table
-from gymdata.store.columns import build
 from gymdata.store.lines import decode, encode
 from gymdata.store.tables import shaped
 
@@ -381,28 +379,3 @@ def test_an_empty_table_keeps_its_schema(tmp_path: Path):
     file = write_table(SCORES.schema.empty_table(), tmp_path / "x.parquet", SCORES)
     assert read_table(file, SCORES).schema.equals(SCORES.arrow)
     assert list(scan_batches(file, SCORES)) == []
-
-
-_TURNS = Table("turns", 1, pa.schema([ROLLOUTS.schema.field("turns")]))
-
-
-def test_objects_given_by_their_columns_are_those_given_one_by_one():
-    """Rows whose turns are columns make the batch that rows of dicts make, also beside these; unknown fields are refused."""
-    turns = [
-        {"parent": -1, "prefix_length": 0, "prompt_delta_ids": [1, 2], "generation_token_ids": [3], "digest": 5},
-        {"parent": 0, "prefix_length": 3, "prompt_delta_ids": [], "generation_token_ids": [4, 6], "digest": -5},
-    ]
-    for turn in turns:
-        turn |= {"generation_log_probs": [-0.5] * len(turn["generation_token_ids"]), "finish_reason": "stop"}
-    ints = np.array([1, 2], np.int32), np.array([3, 4, 6], np.int32)
-    of = {
-        "parent": range(-1, 1), "prefix_length": [0, 3], "prompt_delta_ids": Runs(ints[0], [2, 0]),
-        "generation_token_ids": Runs(ints[1], [1, 2]), "generation_log_probs": Runs(np.full(3, -0.5, np.float32), [1, 2]),
-        "finish_reason": ["stop"] * 2, "digest": [5, -5],
-    }  # fmt: skip
-    columns = Columns(2, of)
-    wanted = build([{"turns": turns}, {"turns": turns}, {"turns": []}], _TURNS, ["turns"], "rows", [1, 2, 3])
-    for rows in ([columns, columns, Columns(0, {})], [columns, turns, []]):
-        assert build([{"turns": row} for row in rows], _TURNS, ["turns"], "rows", [1, 2, 3]).equals(wanted)
-    with pytest.raises(DataError, match=r"line 1, field 'turns\[0\]': got unknown field odd"):
-        build([{"turns": Columns(2, of | {"odd": [1, 2]})}], _TURNS, ["turns"], "", [1])

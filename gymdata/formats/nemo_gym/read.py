@@ -36,7 +36,6 @@ from gymdata.rollouts.messages import (
     walk,
     written_by_model,
 )
-from gymdata.rollouts.ragged import Runs
 from gymdata.rollouts.turns import TurnEncoder, continuing
 from gymdata.store.lines import encode_any
 from gymdata.store.paths import Source
@@ -46,7 +45,7 @@ RESPONSE = "response"
 
 
 def table_rows(sources: list[Source], importing: Importing | None = None) -> Iterator[RolloutRow]:
-    """The rollout rows of NeMo Gym files, as the store takes them: turns as ``Columns`` or with numpy arrays, times as text.
+    """The rollout rows of NeMo Gym files, as the store takes them: turns with numpy arrays, times as text.
 
     Rows of one prompt (or of one ``task_id``) are a group. A log-prob that the source lacks is NaN. ``importing``: by
     default that of a run whose id is a hash of the file names, where a bad row raises DataError.
@@ -117,7 +116,7 @@ def _turns(row: Row) -> tuple[dict[int, int], dict[str, Any]]:
     log_probs = [_log_probs(call) for call in calls]
     is_cut = calls[-1] is row.calls[-1] and _status(row.value["response"])[0] == "truncated"
     reasons = ["stop"] * (len(calls) - 1) + ["length" if is_cut else "stop"]
-    columns = _continuing(calls, np.concatenate(log_probs), reasons)
+    columns = _continuing(calls, log_probs, reasons)
     if columns is None:
         encoder = TurnEncoder()
         for (number, call), numbers, reason in zip(numbered.items(), log_probs, reasons, strict=True):
@@ -127,20 +126,23 @@ def _turns(row: Row) -> tuple[dict[int, int], dict[str, Any]]:
     return turn_of, columns | {"finish_reason": reasons[-1]}
 
 
-def _continuing(calls: list[Call], log_probs: npt.NDArray[np.float32], reasons: list[str]) -> dict[str, Any] | None:
-    """The columns of turns that each continue the one before; None where one does not, or a number is not known or too
-    large."""
-    if np.isnan(log_probs).any() or (new := new_ids(calls)) is None:
+def _continuing(
+    calls: list[Call], log_probs: list[npt.NDArray[np.float32]], reasons: list[str]
+) -> dict[str, Any] | None:
+    """The columns of turns that each continue the one before; None where one does not, or an id is too large."""
+    if (new := new_ids(calls)) is None:
         return None
-    wide = [new, [call.generation for call in calls]]
-    flat = [np.concatenate(lists) for lists in wide]
-    narrow = [ids.astype(np.int32) for ids in flat]
-    if any((a != b).any() for a, b in zip(narrow, flat, strict=True)):
+    wide = [*new, *(call.generation for call in calls)]
+    narrow = [ids.astype(np.int32) for ids in wide]
+    if not all((a == b).all() for a, b in zip(narrow, wide, strict=True)):
         return None
-    prompts, sampled = (Runs(ids, list(map(len, lists))) for ids, lists in zip(narrow, wide, strict=True))
-    turns = continuing(prompts, sampled, log_probs, reasons, [call.rendered or None for call in calls])
-    counts = {"n_breaks": 0, "n_context_tokens": len(prompts.values), "n_generated_tokens": len(log_probs)}
-    return {"turns": turns, "n_turns": len(calls), **counts}
+    prompts, generations = narrow[: len(calls)], narrow[len(calls) :]
+    turns = continuing([
+        encoding.Call(prompt, generation, numbers, reason, rendered=call.rendered or None)
+        for call, prompt, generation, numbers, reason in zip(calls, prompts, generations, log_probs, reasons, strict=True)
+    ])  # fmt: skip
+    counts = {"n_context_tokens": sum(map(len, prompts)), "n_generated_tokens": sum(map(len, generations))}
+    return {"turns": turns, "n_turns": len(calls), "n_breaks": 0, **counts}
 
 
 def _int32(wide: npt.NDArray[np.int64], call: int) -> npt.NDArray[np.int32]:
