@@ -30,7 +30,7 @@ from gymdata.store.columns import (
     parts,
     unknown_fields,
 )
-from gymdata.store.formats import format_of, head
+from gymdata.store.formats import first_values, format_of
 from gymdata.store.journal import Line, lines_of
 from gymdata.store.lines import RepeatedKeyError, decode, decode_row, row_lines
 from gymdata.store.lock import is_held
@@ -56,15 +56,16 @@ def read_table(path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str]
     ``columns`` limits and orders the columns. A run without rows gives an empty table. Raises DataError for a missing,
     empty, broken or newer file, or one that holds something else.
     """
-    names = _chosen(table, columns)
+    names = chosen_columns(table, columns)
     tables = [read_source(source, table, names) for source in files_of(path, table)]
-    if not tables:
-        column_names = names or table.required()
-        schema = pa.schema([table.schema.field(n) for n in column_names], metadata=table.metadata)
-        # Not ``schema.empty_table()``, which imports pandas, if it is installed.
-        return pa.Table.from_batches([], schema=schema)
+    tables = tables or [_without_rows(table, names or table.required())]
     joined = pa.concat_tables(tables, promote_options="default") if len(tables) > 1 else tables[0]
     return joined.replace_schema_metadata(table.metadata)
+
+
+def _without_rows(table: Table, names: Sequence[str]) -> pa.Table:
+    # Not ``schema.empty_table()``, which imports pandas, if it is installed.
+    return pa.Table.from_batches([], schema=pa.schema([table.schema.field(n) for n in names], metadata=table.metadata))
 
 
 def scan_batches(
@@ -72,7 +73,7 @@ def scan_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of ``read_table`` as a stream of batches of at most ``batch_size`` rows; memory does not grow with the
     file. Files may differ in optional columns, so batches may."""
-    names = _chosen(table, columns)
+    names = chosen_columns(table, columns)
     for source in files_of(path, table):
         yield from scan_source(source, table, names, batch_size)
 
@@ -127,13 +128,9 @@ def holds_pairs(path: str | Path) -> bool:
     files = resolve(path, PAIRS)
     if Path(path).is_dir():
         return bool(files) and not resolve(path, ROLLOUTS)
-    first = files[0] if files else None
-    if first is None or first.kind == "parquet":
-        return first is not None and "chosen" in schema_of(first.path).names
-    row: Any = None
-    with contextlib.suppress(ValueError):
-        row = decode(next(iter(head(first)), b"null"))
-    return isinstance(row, dict) and "chosen" in row
+    if not files or files[0].kind == "parquet":
+        return bool(files) and "chosen" in schema_of(files[0].path).names
+    return "chosen" in next((row for row in first_values(files[0]) if isinstance(row, dict)), ())
 
 
 def held_instead(path: str | Path, table: Table) -> str | None:
@@ -163,7 +160,7 @@ def shaped(data: pa.Table, table: Table) -> pa.Table:
         hashes = content_hashes(data["turns"]) if lacking else {}
         for name in lacking:
             data = data.set_column(data.schema.get_field_index(name), name, hashes[name])
-    return _shape(data, table, None, "table to write")
+    return shape(data, table, None, "table to write")
 
 
 def write_batches(batches: Iterable[pa.RecordBatch], target: Path, table: Table, schema: pa.Schema) -> int:
@@ -198,7 +195,7 @@ def row_parts(
     yield from _built((Row(n, *row) for n, row in enumerate(rows)), table, names, where)
 
 
-def _chosen(table: Table, columns: Sequence[str] | None) -> list[str] | None:
+def chosen_columns(table: Table, columns: Sequence[str] | None) -> list[str] | None:
     if columns is None:
         return None
     for name in columns:
@@ -212,8 +209,8 @@ def read_source(source: Source, table: Table, names: list[str] | None) -> pa.Tab
     if batches := list(scan_source(source, table, names)):
         return pa.Table.from_batches(batches)
     stored = schema_of(source.path).names if source.kind == "parquet" else ()
-    column_names = names or [name for name in table.schema.names if name not in table.optional or name in stored]
-    return pa.schema([table.schema.field(n) for n in column_names], metadata=table.metadata).empty_table()
+    of_file = [name for name in table.schema.names if name not in table.optional or name in stored]
+    return _without_rows(table, names or of_file)
 
 
 def scan_source(
@@ -358,12 +355,12 @@ def _rows(source: Source, table: Table) -> Iterator[Row | Fault]:
 def _row(number: int, line: Line, table: Table, where: str) -> Row | Fault:
     if line.body is None:
         at = "" if line.offset is None else f" at byte {line.offset}"
-        what = f"damaged line{at}: its checksum does not match"
+        if line.closed:
+            detail = f"damaged line{at}: its checksum does not match"
+            return Fault("damaged", "S101", number, where, table, detail, line.number, line.offset)
         # A writer was killed, or is writing now. Nothing that was whole is lost.
-        torn = f"torn last line{at}; resuming the run cuts it off"
-        kind: Any = "damaged" if line.closed else "torn"
-        detail = what if line.closed else torn
-        return Fault(kind, "S101", number, where, table, detail, line.number, line.offset)
+        detail = f"torn last line{at}; resuming the run cuts it off"
+        return Fault("torn", "S101", number, where, table, detail, line.number, line.offset)
     try:
         return Row(number, line.number, decode_row(line.body), len(line.body))
     except RepeatedKeyError as error:
@@ -473,7 +470,7 @@ def _shaped_parts(
     sound = Batch(batch, numbers).only(~np.isin(numbers - first, list(places)))
     if len(sound.rows):
         start = 0
-        for piece in _shape(pa.Table.from_batches([sound.data]), table, columns, where).to_batches():
+        for piece in shape(pa.Table.from_batches([sound.data]), table, columns, where).to_batches():
             yield Batch(piece, sound.rows[start : start + len(piece)])
             start += len(piece)
 
@@ -489,7 +486,7 @@ def known_leaves(file: pq.ParquetFile, columns: Sequence[str], table: Table) -> 
     ]
 
 
-def _present(schema: pa.Schema, table: Table, names: Sequence[str] | None, where: str) -> list[str]:
+def present_columns(schema: pa.Schema, table: Table, names: Sequence[str] | None, where: str) -> list[str]:
     """The columns to read from a file, which must have all that the table cannot do without."""
     chosen = names if names is not None else table.schema.names
     missing = [n for n in chosen if n not in schema.names and n not in table.optional]
@@ -498,27 +495,27 @@ def _present(schema: pa.Schema, table: Table, names: Sequence[str] | None, where
     return [n for n in chosen if n in schema.names]
 
 
-def _shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str) -> pa.Table:
-    """``data`` with the types, order and metadata of the schema; requested columns that are missing are null."""
-    present = _present(data.schema, table, names, where)
+def shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str) -> pa.Table:
+    """``data`` with the types, order and metadata of the schema; requested columns that are missing are null, those that
+    the table does not have are as they are."""
+    present = present_columns(data.schema, table, names, where)
     if names is None and (unknown := [c for c in data.column_names if c not in table.schema.names]):
         raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'column')} {abridged(unknown)}")
-    fields, columns = [], []
-    for name in names if names is not None else [n for n in table.schema.names if n in present]:
-        field = table.schema.field(name)
-        fields.append(field)
-        if name not in data.column_names:
+    chosen = names if names is not None else [n for n in table.schema.names if n in present]
+    fields, columns = [(table if n in table.schema.names else data).schema.field(n) for n in chosen], []
+    for field in fields:
+        if field.name not in data.column_names:
             columns.append(pa.chunked_array([pa.nulls(data.num_rows, field.type)]))
             continue
-        column = data.column(name)
-        if unknown := list(unknown_fields(column.type, field.type, name)):
+        column, of_table = data.column(field.name), f"column {field.name!r} of {table.name}"
+        if unknown := list(unknown_fields(column.type, field.type, field.name)):
             raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'field')} {abridged(unknown)}")
         try:
             column = column.cast(field.type)
         except (pa.ArrowException, ValueError) as error:
-            message = f"{where}: column {name!r} of {table.name}: got {column.type}, expected {field.type}: {error}"
+            message = f"{where}: {of_table}: got {column.type}, expected {field.type}: {error}"
             raise DataError(message, code="S102") from error
         if not field.nullable and column.null_count:
-            raise DataError(f"{where}: column {name!r} of {table.name} has {counted(column.null_count, 'null value')}")
+            raise DataError(f"{where}: {of_table} has {counted(column.null_count, 'null value')}")
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=table.metadata))

@@ -74,10 +74,7 @@ def dataset_of(batches: Callable[[Sequence[str]], Iterable[pa.RecordBatch]]) -> 
             )
             first += batch.num_rows
             columns = [values[field.name].cast(field.type) for field in fields]
-            yield group_of(pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields)))
-
-    def group_of(rows: pa.RecordBatch) -> RowGroup:
-        return RowGroup(rows.num_rows, lambda names: iter([rows if names is None else rows.select(list(names))]))
+            yield RowGroup.of(pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields)))
 
     return VerifiedDataset(schema, groups)
 
