@@ -18,7 +18,7 @@ import numpy as np
 
 from gymdata.rollouts.turns import expand_prompts, turn_digest
 from gymdata.sample_data.make_tasks import HERE
-from gymdata.store.lines import encode_any
+from gymdata.store.lines import encode
 
 Row = dict[str, Any]
 N_TASKS = 8
@@ -181,7 +181,7 @@ def main() -> None:
     rows = [json.loads(line) for part in parts for line in part.read_text(encoding="utf-8").splitlines()]
     clean = choose(rows)
     for name, some in (("clean", clean), ("broken", broken(clean)), ("nemo_gym", [to_nemo_gym(row) for row in clean])):
-        lines = [encode_any(row) + b"\n" for row in some]
+        lines = [encode(row) + b"\n" for row in some]
         (arguments.output / f"{name}.jsonl").write_bytes(b"".join(lines))
 
 

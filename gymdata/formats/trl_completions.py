@@ -34,10 +34,10 @@ class TrlCompletions(Format):
         pandas writes as null."""
         import pyarrow as pa
 
-        from gymdata.store.parquet import parquet_schema
+        from gymdata.store.parquet import schema_of
 
         for source in sources:
-            schema = parquet_schema(source.path) if source.kind == "parquet" else ()
+            schema = schema_of(source.path) if source.kind == "parquet" else ()
             numbers = [f.name for f in schema if pa.types.is_floating(f.type) and f.name not in _COLUMNS]
             for _, line, value, text in super().documents([source]):
                 row = dict.fromkeys(numbers, math.nan) | value if isinstance(value, dict) else value

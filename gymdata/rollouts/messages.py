@@ -484,7 +484,7 @@ def loads(text: Any) -> Any:
     if not isinstance(text, str):
         return None
     try:
-        return parsed(text)[0]
+        return parsed(text)
     except (ValueError, RecursionError):
         return None
 
@@ -527,15 +527,14 @@ def has_long_number(data: bytes) -> bool:
     return b"0" * _LEAST_LONG in data.translate(_DIGITS) and _LONG.search(data) is not None
 
 
-def parsed(text: str) -> tuple[Any, bool]:
-    """The value that Python's json finds in a text, and whether orjson writes that value as Python's json does: all numbers
-    are finite and have at most 64 bits, all text is Unicode. Raises ValueError or RecursionError as ``json.loads``."""
+def parsed(text: str) -> Any:
+    """The value that Python's json finds in a text. Raises ValueError or RecursionError as ``json.loads``."""
     try:
         if len(text) < _LEAST_LONG or not has_long_number(text.encode()):
-            return orjson.loads(text), True
+            return orjson.loads(text)
     except ValueError:
         pass
-    return json.loads(text), False
+    return json.loads(text)
 
 
 def storable(arguments: Any) -> bool:

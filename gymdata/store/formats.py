@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from gymdata.errors import DataError, abridged
 from gymdata.registry import Registry
 from gymdata.rollouts.messages import RolloutRow
-from gymdata.store.lines import decode, iter_lines, row_lines, value_over_lines
+from gymdata.store.lines import decode, row_lines, values_of
 from gymdata.store.paths import Source, resolve
 
 #: Rows that are looked at.
@@ -164,8 +164,7 @@ def instead(row: Mapping[Any, Any], path: Path) -> str:
 
 
 def first_values(source: Source) -> Iterator[Any]:
-    """The values of the first lines of a file; after a list the first of its rows. Where the first line is no value, the
-    file may be one over several lines. Of Parquet the first rows, without nulls, but none of gymdata's own."""
+    """The values of the first lines of a file. Of Parquet the first rows, without nulls, but none of gymdata's own."""
     if source.kind == "parquet":
         from gymdata.store.parquet import parquet_file
 
@@ -175,16 +174,7 @@ def first_values(source: Source) -> Iterator[Any]:
             rows = batch.to_pylist() if batch is not None else []
         yield from ({name: cell for name, cell in row.items() if cell is not None} for row in rows)
         return
-    for number, (_, line) in enumerate(islice(iter_lines(source), _LOOKED_AT)):
-        try:
-            value = decode(line)
-        except ValueError:
-            if number == 0 and (whole := value_over_lines(source)) is not None:
-                yield from _with_rows(whole[1])
-                return
-        else:
-            yield from _with_rows(value)
-
-
-def _with_rows(value: Any) -> Iterator[Any]:
-    yield from (value, *(value[:_LOOKED_AT] if isinstance(value, list) else ()))
+    for _, value, _ in islice(values_of(source), _LOOKED_AT):
+        if not isinstance(value, ValueError):
+            # After a list the first of its rows.
+            yield from (value, *(value[:_LOOKED_AT] if isinstance(value, list) else ()))

@@ -1,7 +1,7 @@
 """JSON lines: plain and compressed files, and non-finite numbers.
 
 Invariants: a non-finite number is written as the string "NaN", "Infinity" or "-Infinity", because JSON has no literal
-for it and a null would lose it; what Python's json writes for them (bare NaN) is read too. Needs no pyarrow.
+for it and a null would lose it; what Python's json writes for them (bare NaN) is read too. Plain files need no pyarrow.
 """
 
 from __future__ import annotations
@@ -11,67 +11,47 @@ import io
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain, islice
+from operator import is_not
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 
 from gymdata.errors import DataError
 from gymdata.rollouts.messages import JsonObject
-from gymdata.store.paths import BOM, Compression, Source, packed_as, resolve
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+from gymdata.store.paths import BOM, Source, packed_as, resolve
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
-_BLOCK = 1 << 22
+#: Bytes of a file that are read at once.
+_BLOCK = 1 << 20
 _LONG = re.compile(rb"[0-9]{20}")
+_FINITE = frozenset((str, int, bool, type(None)))
 #: Separators of the cells of a text table; where the first does not divide header and first row alike, the next is tried.
 SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
 #: The line by which Excel is told the separator of the lines below it.
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t])", re.IGNORECASE)
 
 
-def encode(row: Any) -> bytes:
-    """``row`` as one line of JSON without the newline. Arrays are numpy, contiguous; floats round-trip bit for bit.
-
-    Raises TypeError (orjson's) for a value that JSON cannot hold, such as text that is not UTF-8.
-    """
-    line = orjson.dumps(row, option=_OPTIONS)
-    # orjson writes a non-finite number as null. Arrays have no other nulls, so these show in the bytes; the few numbers
-    # outside arrays are checked one by one.
-    if b",null" in line or b"[null" in line or b'"log_prob":null' in line or _has_odd_number(row):
-        return orjson.dumps(name_non_finite(row), option=_OPTIONS)
-    return line
-
-
-def encode_any(value: Any) -> bytes:
-    """``value``, of any depth, as one line of JSON without the newline."""
+def encode(value: Any) -> bytes:
+    """``value``, of any depth, as one line of JSON without the newline; floats round-trip bit for bit. Raises TypeError or
+    ValueError for what JSON cannot hold, such as text that is not UTF-8."""
     try:
-        return orjson.dumps(name_non_finite(value), option=_OPTIONS)
+        line = orjson.dumps(value, option=_OPTIONS)
+        # orjson writes a number that is not finite as null.
+        named = name_non_finite(value) if b"null" in line else value
+        return line if named is value else orjson.dumps(named, option=_OPTIONS)
     except TypeError:
-        return _slowly(name_non_finite(value))
+        # It refuses integers of more than 64 bits.
+        return json.dumps(
+            name_non_finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_listed
+        ).encode()
 
 
-def encode_finite(value: Any) -> bytes:
-    """The same for a value whose numbers are known to be finite."""
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        return _slowly(value)
-
-
-def _slowly(value: Any) -> bytes:
-    """With Python's json, because orjson refuses integers of more than 64 bits. Raises TypeError or ValueError for what
-    JSON cannot hold."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_values).encode()
-
-
-def _values(array: Any) -> Any:
+def _listed(array: Any) -> Any:
     if isinstance(array, np.ndarray):
         return array.tolist()
     raise TypeError(f"{type(array).__name__} is no value of JSON")
@@ -106,23 +86,21 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
 
 def decode_row(line: bytes) -> Any:
     """As ``decode``; an object that has a key twice raises RepeatedKeyError."""
-    row, chars = decode(line), np.frombuffer(line, np.uint8)
-    # A key ends with a quote and a colon; inside a text that quote is escaped.
-    keys = left = int(np.count_nonzero((chars[2:] == ord(":")) & (chars[1:-1] == ord('"')) & (chars[:-2] != ord("\\"))))
-    if type(row) is not dict:
-        return row
-    # What is deeper than the last of the keys is not looked at, nor are lists of tokens: a list whose first item is a
-    # number has no keys.
-    values: Iterable[Any] = [row]
-    while left and (level := [v for v in values if type(v) is dict or type(v) is list]):
-        lists = [v for v in level if type(v) is list and v and type(v[0]) in (dict, list)]
-        objects = [v for v in level if type(v) is dict]
-        left -= sum(map(len, objects))
-        values = chain(*map(dict.values, objects), *lists)
-    if left or not keys:
+    row = decode(line)
+    # A key ends with a quote and a colon; inside of a text that quote is escaped.
+    if line.count(b'":') - line.count(b'\\":') != _count_keys(row):
         with contextlib.suppress(ValueError, RecursionError):  # a reader that decodes it otherwise has read it
             json.loads(line, object_pairs_hook=unique_keys)
     return row
+
+
+def _count_keys(value: Any) -> int:
+    """The keys of all objects in ``value``, but of those in a list whose first item is a number, such as token ids."""
+    if type(value) is dict:
+        return len(value) + sum(map(_count_keys, value.values()))
+    if type(value) is list and value and type(value[0]) in (dict, list):
+        return sum(map(_count_keys, value))
+    return 0
 
 
 def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
@@ -150,6 +128,30 @@ def value_over_lines(source: Source) -> tuple[int, Any, bytes] | None:
     with contextlib.suppress(ValueError):
         return lines[0][0], decode(content, exact=True), content
     return None
+
+
+def values_of(source: Source, *, exact: bool = False) -> Iterator[tuple[int, Any, bytes]]:
+    """(line, value, text) of each line, or of the one value that a file is; the ValueError where the text is no JSON, which
+    is one for a file of other text. ``exact``: as for ``decode``."""
+    for index, (number, line) in enumerate(iter_lines(source)):
+        try:
+            value = decode(line, exact=exact)
+        except ValueError as error:
+            value = error
+            if index == 0 and (whole := value_over_lines(source)) is not None:
+                yield whole[0], whole[1], whole[2][:1000]
+                return
+            if index == 0 and not any(map(_is_object, islice(iter_lines(source), 20))):
+                yield number, error, line
+                return
+        yield number, value, line
+
+
+def _is_object(numbered: tuple[int, bytes]) -> bool:
+    try:
+        return isinstance(decode(numbered[1]), (dict, list))
+    except ValueError:
+        return False
 
 
 def row_lines(source: Source) -> Iterator[tuple[int, bytes]]:
@@ -196,77 +198,28 @@ def line_numbers(path: str | Path, rows: Collection[int]) -> dict[int, int]:
 
 def _raw_lines(source: Source) -> Iterator[bytes]:
     """Raises OSError or EOFError when the file is broken or cut off."""
-    if source.compression is not None:
-        rest = b""
-        with source.path.open("rb") as file:
-            for block in _blocks(file, source.compression):
-                *lines, rest = (rest + block).split(b"\n")
-                yield from lines
-        if rest:
-            yield rest
-        return
-    with source.path.open("rb", buffering=_BLOCK // 4) as file:
-        for line in file:
-            yield line.removesuffix(b"\n")
+    with _opened(source) as file:
+        if source.compression in ("csv", "tsv"):
+            yield from _table_rows(file, SEPARATORS[f".{source.compression}"])
+        else:
+            yield from (line.removesuffix(b"\n") for line in file)
 
 
-def _blocks(file: io.BufferedReader, compression: Compression) -> Iterator[bytes]:
-    """The content of a compressed file, and of a text table, which may be compressed, as lines of JSON."""
-    import zlib
-
-    if compression in ("csv", "tsv"):
+def _opened(source: Source) -> io.BufferedReader:
+    """The content of a file, which may be compressed."""
+    packed = source.compression
+    file: io.BufferedReader = io.BufferedReader(source.path.open("rb", buffering=0), _BLOCK)
+    if packed in ("csv", "tsv"):
         packed = packed_as(file.peek(4))
-        yield from _table_rows(
-            io.BufferedReader(_Unpacked(_blocks(file, packed))) if packed else file, f".{compression}"
-        )
-        return
-    if compression == "gzip":
-        import gzip
+    if packed is None:
+        return file
+    file.close()
+    import pyarrow as pa
 
-        try:
-            with gzip.open(file) as content:
-                while block := content.read(_BLOCK):
-                    yield block
-        except zlib.error as error:
-            raise OSError(f"broken gzip data: {error}") from error
-        return
-    import zstandard
-
-    # Frame by frame, because the stream reader of zstandard takes a cut-off file for a whole one.
-    frame, inside = zstandard.ZstdDecompressor().decompressobj(), False
-    try:
-        while data := file.read(_BLOCK // 16):
-            while data:
-                if block := frame.decompress(data):
-                    yield block
-                inside, data = not frame.eof, frame.unused_data
-                if frame.eof:
-                    frame = zstandard.ZstdDecompressor().decompressobj()
-    except zstandard.ZstdError as error:
-        raise OSError(f"broken zstd data: {error}") from error
-    if inside:
-        raise EOFError("the file ends before its last zstd frame does")
+    return io.BufferedReader(pa.input_stream(source.path, compression=packed), _BLOCK)
 
 
-class _Unpacked(io.RawIOBase):
-    """The blocks of a compressed file as a file, because a text table is read by the lines of its cells."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._rest = blocks, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        while not self._rest and (block := next(self._blocks, None)) is not None:
-            self._rest = memoryview(block)
-        into = memoryview(buffer)
-        n = min(len(into), len(self._rest))
-        into[:n], self._rest = self._rest[:n], self._rest[n:]
-        return n
-
-
-def _table_rows(file: io.BufferedReader, kind: str) -> Iterator[bytes]:
+def _table_rows(file: io.BufferedReader, separators: str) -> Iterator[bytes]:
     """The rows of a text table with a header as lines of JSON; cells are text, an empty one is no value. The header is a
     blank line."""
     import csv
@@ -274,13 +227,12 @@ def _table_rows(file: io.BufferedReader, kind: str) -> Iterator[bytes]:
     csv.field_size_limit(1 << 30)
     try:
         lines = iter(io.TextIOWrapper(file, "utf-8-sig", newline=""))
-        separators = SEPARATORS[kind]
         for first in lines:
             if line := _SEPARATOR_LINE.fullmatch(first.rstrip("\r\n")):
                 separators = line[1]
             elif first.strip():
                 break
-            yield b"\n"
+            yield b""
         else:
             first = ""
         while first.count('"') % 2 and (more := next(lines, "")):
@@ -294,54 +246,33 @@ def _table_rows(file: io.BufferedReader, kind: str) -> Iterator[bytes]:
         header = next(rows, [])
         if twice := next((name for name in header if name and header.count(name) > 1), None):
             raise OSError(f"its header has two columns {twice!r}")
-        yield b"\n"
+        yield b""
         for row in rows:
-            # A text instead of an object is the fault of its row.
-            is_even = len(row) == len(header)
-            value = (
-                {k: v for k, v in zip(header, row, strict=True) if v}
-                if is_even
-                else f"{len(row)} cells, of {len(header)}"
-            )
-            yield json.dumps(value).encode() + b"\n" if row else b"\n"
+            value: Any = {name: cell for name, cell in zip(header, row, strict=False) if cell}
+            if len(row) != len(header):
+                # A text instead of an object is the fault of its row.
+                value = f"{len(row)} cells, of {len(header)}"
+            yield json.dumps(value).encode() if row else b""
     except (csv.Error, UnicodeDecodeError) as error:
         raise OSError(f"no text table in UTF-8 with a header: {error}") from error
-
-
-def _odd(value: Any) -> bool:
-    return isinstance(value, (float, np.floating)) and not math.isfinite(value)
-
-
-def _has_odd_number(row: Any) -> bool:
-    """Whether a number directly in the row, or in a list of objects in it, is not finite."""
-    if not isinstance(row, dict):
-        return name_non_finite(row) is not row
-    for value in row.values():
-        if type(value) is list:
-            for item in value:
-                if type(item) is dict:
-                    for inner in item.values():
-                        if type(inner) is float and inner - inner != 0:
-                            return True
-        elif any(map(_odd, value.values())) if type(value) is dict else _odd(value):
-            return True
-    return False
 
 
 def name_non_finite(value: Any) -> Any:
     """``value``, of any depth, with non-finite numbers as "NaN", "Infinity" and "-Infinity"; the same object when it
     has none."""
+    if type(value) in _FINITE:
+        return value
     if isinstance(value, dict):
-        fields = {k: name_non_finite(v) for k, v in value.items()}
-        return fields if any(fields[k] is not value[k] for k in value) else value
+        named = {key: name_non_finite(item) for key, item in value.items()}
+        return named if any(map(is_not, named.values(), value.values())) else value
     if isinstance(value, np.ndarray):
         if value.dtype.kind != "f" or np.isfinite(value).all():
             return value
         return [name_non_finite(v) for v in value]
     if isinstance(value, (list, tuple)):
         items = [name_non_finite(v) for v in value]
-        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
-    if _odd(value):
+        return items if any(map(is_not, items, value)) else value
+    if isinstance(value, (float, np.floating)) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 

@@ -27,12 +27,6 @@ def parquet_file(path: str | Path, **options: Any) -> pq.ParquetFile:
         raise pa.ArrowInvalid(f"the name of a column is not UTF-8 ({error})") from error
 
 
-def parquet_schema(path: str | Path) -> pa.Schema:
-    """The columns of a Parquet file. Raises as ``parquet_file``."""
-    with parquet_file(path) as file:
-        return file.schema_arrow
-
-
 @contextlib.contextmanager
 def opened_parquet(path: Path, footer: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
     """A Parquet file, open; ``footer``: when it was read before. Raises DataError for what of it pyarrow cannot read."""

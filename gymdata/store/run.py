@@ -24,7 +24,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from gymdata import __version__
-from gymdata.errors import DataError, StoreError, UsageError, option
+from gymdata.errors import StoreError, UsageError, option
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.rollouts.messages import FailureRow, TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES
@@ -38,7 +38,7 @@ from gymdata.store.journal import (
     read_failure_file,
     recover,
 )
-from gymdata.store.lines import encode, encode_any
+from gymdata.store.lines import encode
 from gymdata.store.lock import Lock, made_folder, refuse_held
 from gymdata.store.paths import (
     DERIVED,
@@ -173,14 +173,7 @@ class Run:
         """
         self._raise_trouble()
         check_rollout(row)
-        try:
-            line = line_of(encode(row))
-        except TypeError as error:
-            raise DataError(
-                f"rollout {row['rollout_id']!r}: cannot be written as JSON: {error}",
-                hint="text must be valid Unicode (no lone surrogates), arrays contiguous",
-            ) from error
-        self._append(line)
+        self._append(line_of(encode(row)))
 
     def _append(self, line: bytes) -> None:
         journal = self._journal or self._open_journal(self._next)
@@ -200,7 +193,7 @@ class Run:
         self._raise_trouble()
         if self._failures is None:
             self._failures = Journal(self.folder / FAILURES)
-        self._failures.append(line_of(encode_any(record)))
+        self._failures.append(line_of(encode(record)))
 
     def failures(self) -> list[FailureRow]:
         """Every record of failures.jsonl, of earlier attempts too."""

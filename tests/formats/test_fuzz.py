@@ -21,7 +21,7 @@ from gymdata.errors import GymdataError
 from gymdata.formats import format_named
 from gymdata.rollouts.schema import PAIRS, TABLES
 from gymdata.store import read_table
-from gymdata.store.lines import encode_any
+from gymdata.store.lines import encode
 from tests.formats.trajectories import lines, mutated
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.validate.generate import native_rows, write_native
@@ -98,7 +98,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     run = write_run(folder / "run", [rollout("t", n, float(n), two_turns(5, 20 + n)) for n in range(2)])
     gymdata.pairs(run, output=folder / "pairs.parquet")
     row = read_table(folder / "pairs.parquet", PAIRS).to_pylist()[0]
-    return {"rollouts": rollouts, "pairs": encode_any(row)}
+    return {"rollouts": rollouts, "pairs": encode(row)}
 
 
 @pytest.mark.parametrize("name", ["rollouts", "pairs"])

@@ -42,7 +42,7 @@ from gymdata.store import StageOutput, find_run_json, hash_file, resolve
 from gymdata.store.columns import to_rows
 from gymdata.store.journal import FAILURES, line_of
 from gymdata.store.lineage import vocabulary
-from gymdata.store.lines import encode, encode_any
+from gymdata.store.lines import encode
 from gymdata.store.paths import ROLLOUTS_FOLDER, RunFacts, local_output, refuse_inputs
 from gymdata.store.reading import check_content, warn
 from gymdata.store.run import derived
@@ -248,7 +248,7 @@ class _Reading:
         self.masked.update(short_reason(failure) for row, failure in failures.items() if row not in failed)
         self.failed.update(short_reason(failures[row]) for row in failed)
         for row, attempt in zip(failed, to_rows(batch.take(pa.array(failed, pa.int64()))), strict=True):
-            self.failures.append(line_of(encode_any(_attempt(attempt, failures[row]))))
+            self.failures.append(line_of(encode(_attempt(attempt, failures[row]))))
         rollouts = pa.array([row for row in range(len(batch)) if row not in set(failed)], pa.int64())
         return batch.take(rollouts) if failed else batch
 
@@ -286,7 +286,7 @@ def _rejected_line(row: Rejected) -> bytes:
     # A reason may quote a lone surrogate, which no output file can hold.
     reason = row.reason.encode("utf-8", "replace").decode()
     fields = {"file": str(row.file), "line": row.line, "code": row.code, "reason": reason, "text": row.text}
-    return encode_any(fields) + b"\n"
+    return encode(fields) + b"\n"
 
 
 def export(

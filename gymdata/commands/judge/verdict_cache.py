@@ -14,7 +14,7 @@ import orjson
 
 from gymdata.rollouts.messages import JsonObject
 from gymdata.store.journal import Journal, Repair, line_of, repair, scan
-from gymdata.store.lines import encode_any
+from gymdata.store.lines import encode
 
 _SYNC_S = 1.0
 
@@ -67,7 +67,7 @@ class VerdictCache(_Journaled):
     def put(self, records: JsonObject) -> None:
         """Keep JSON values by key: a process that is killed kept all of them or none. Raises StoreError.from_os."""
         if records:
-            self._append(line_of(encode_any({"records": dict(records)})))
+            self._append(line_of(encode({"records": dict(records)})))
             self._records.update(records)
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class VerdictLog(_Journaled):
         """Append one row; False when it was there. Raises StoreError.from_os."""
         if row[self._key] in self._there:
             return False
-        self._append(line_of(encode_any(dict(row))))
+        self._append(line_of(encode(dict(row))))
         self._there.add(row[self._key])
         return True
 

@@ -98,7 +98,7 @@ def write_text(reader: pa.RecordBatchReader, file: TextIO | io.TextIOBase, kind:
     """Write rows of JSON as CSV (nested values as JSON, nulls empty) or JSON lines to a text file. Returns how many."""
     import csv
 
-    from gymdata.store.lines import encode_any
+    from gymdata.store.lines import encode
 
     rows = 0
     if kind == "csv":
@@ -109,7 +109,7 @@ def write_text(reader: pa.RecordBatchReader, file: TextIO | io.TextIOBase, kind:
             rows += 1
         return rows
     for values in json_rows(reader):
-        file.write(encode_any(dict(zip(reader.schema.names, values, strict=True))).decode() + "\n")
+        file.write(encode(dict(zip(reader.schema.names, values, strict=True))).decode() + "\n")
         rows += 1
     return rows
 

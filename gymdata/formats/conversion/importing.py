@@ -9,7 +9,6 @@ file does.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from gymdata.errors import DataError
 from gymdata.rollouts.messages import JsonObject as JsonObject
 from gymdata.rollouts.messages import TableRow as TableRow
 from gymdata.rollouts.messages import drop_nulls
-from gymdata.store.lines import decode, iter_lines, value_over_lines
+from gymdata.store.lines import values_of
 from gymdata.store.paths import Source
 
 #: What unforeseen JSON values raise: the fault of their row, never of the whole import.
@@ -83,43 +82,14 @@ def turn_down(
 def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
     """(line, value, text) of each document; the value is a BadItem where the text is no JSON. Line 1 is the whole file
     when that is one document."""
-    if source.kind == "parquet":
-        yield from _parquet_rows(source)
-        return
-    lines = iter_lines(source)
-    first = next(lines, None)
-    if first is None:
-        return
-    try:
-        decode(first[1])
-    except ValueError as error:
-        # A value over several lines, or lines of which the first is bad; a text without any object is one fault.
-        if (whole := value_over_lines(source)) is not None:
-            number, value, text = whole
-            yield number, value, text[:1000]
-            return
-        if not any(_is_object(line) for _, line in itertools.islice(iter_lines(source), 20)):
-            yield first[0], BadItem("S101", f"no JSON: {error}"), first[1]
-            return
-    for number, line in itertools.chain([first], lines):
-        try:
-            value = decode(line, exact=True)
-        except ValueError as error:
-            value = BadItem("S101", f"no JSON: {error}")
-        yield number, value, line
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(decode(line), (dict, list))
-    except ValueError:
-        return False
+    for number, value, text in _parquet_rows(source) if source.kind == "parquet" else values_of(source, exact=True):
+        yield number, BadItem("S101", f"no JSON: {value}") if isinstance(value, ValueError) else value, text
 
 
 def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:
     import pyarrow as pa
 
-    from gymdata.store.lines import encode_any
+    from gymdata.store.lines import encode
     from gymdata.store.parquet import parquet_file
 
     try:
@@ -128,7 +98,7 @@ def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:
             for number, row in enumerate(rows, 1):
                 # Parquet has every column in every row, and every key in every struct; JSON lines have not.
                 value = drop_nulls(row)
-                yield number, value, encode_any({name: str(cell)[:200] for name, cell in value.items()})
+                yield number, value, encode({name: str(cell)[:200] for name, cell in value.items()})
     except (pa.ArrowException, OSError) as error:
         raise DataError.unreadable(source.path, str(error)) from error
 

@@ -15,7 +15,7 @@ from gymdata.formats.text.words import as_float, score
 from gymdata.rollouts.failures import Failure, masked_extra
 from gymdata.rollouts.messages import ROLES, STRICT, Message, TableRow
 from gymdata.rollouts.turns import TurnEncoder
-from gymdata.store.lines import encode_any
+from gymdata.store.lines import encode
 
 #: What exports count of turns, and of rollouts besides; of pairs; and of experiences.
 OF_TURNS = ("turns", "branches", "step rewards", "facts of turns")
@@ -96,12 +96,12 @@ def without_reward(row: TableRow, failure: Failure) -> TableRow:
     """``row`` without its rewards, which measure nothing because of ``failure``; its numbers stay in ``extra``."""
     rewards = row["rewards"] if isinstance(row["rewards"], dict) else {r["name"]: r["value"] for r in row["rewards"]}
     extra = json.loads(row["extra"]) | masked_extra(failure, {"reward": row["reward"], "rewards": rewards})
-    return row | {"reward": None, "rewards": {}, "extra": encode_any(extra).decode()}
+    return row | {"reward": None, "rewards": {}, "extra": encode(extra).decode()}
 
 
 def unread_row(item: Any, importing: Importing) -> TableRow:
     """The row of a failed attempt whose messages cannot be read: ``extra`` has it as it is."""
-    return foreign_row(item, [], importing) | {"extra": encode_any({"source": item}).decode()}
+    return foreign_row(item, [], importing) | {"extra": encode({"source": item}).decode()}
 
 
 def given(messages: Sequence[Message]) -> list[Message]:

@@ -53,7 +53,7 @@ class NemoGym(Format):
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:
         from gymdata.formats.nemo_gym.write import nemo_gym_row
         from gymdata.store.columns import to_rows
-        from gymdata.store.lines import encode_any
+        from gymdata.store.lines import encode
 
         def counted(batch: pa.RecordBatch) -> Iterable[RolloutRow]:
             for column, names in _NO_PLACE.items():
@@ -66,4 +66,4 @@ class NemoGym(Format):
         for row in export.rows(batches, counted):
             written, turns = nemo_gym_row(row)
             export.carry(self.carries, turns)
-            yield encode_any(written) + b"\n"
+            yield encode(written) + b"\n"

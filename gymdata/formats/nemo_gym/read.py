@@ -37,7 +37,7 @@ from gymdata.rollouts.messages import (
     written_by_model,
 )
 from gymdata.rollouts.turns import TurnEncoder, continuing
-from gymdata.store.lines import encode_any
+from gymdata.store.lines import encode
 from gymdata.store.paths import Source
 
 #: In ``extra``: the fields of the response besides its output.
@@ -70,7 +70,7 @@ def _row(row: Row | Attempt | BadRow, line: bytes, importing: Importing) -> Roll
     if isinstance(row, Attempt):
         rollout = without_reward(unread_row(row.value, importing), row.failure)
         index = _index(row.value, rollout["rollout_index"])
-        return rollout | {"rollout_index": index, "task": encode_any(row.value).decode()}
+        return rollout | {"rollout_index": index, "task": encode(row.value).decode()}
     group, index = importing.numbering.of_content(line.strip(), row.group, row.given)
     if _own_index(row) is not None:
         group = row.group or group  # as gymdata wrote it, whatever the prompts of the group are
@@ -187,8 +187,8 @@ def _rollout(row: Row, run: str, group: str, index: int) -> RolloutRow:
         "temperature": float(temperature) if type(temperature) in (int, float) and 0 <= temperature < 1e9 else 1.0,
         "messages": list(messages_of(params.get("input"), walk(response["output"]), turn_of)),
         "tools": row_tools(value),
-        "task": encode_any({k: v for k, v in value.items() if k not in ("response", "reward")}).decode(),
-        "extra": encode_any({RESPONSE: {k: v for k, v in response.items() if k != "output"}}).decode(),
+        "task": encode({k: v for k, v in value.items() if k not in ("response", "reward")}).decode(),
+        "extra": encode({RESPONSE: {k: v for k, v in response.items() if k != "output"}}).decode(),
         **columns,
         "started_at": datetime.fromtimestamp(seconds if has_time else 0, UTC).isoformat(),
         **neutral,

@@ -15,7 +15,7 @@ import orjson
 
 from gymdata.formats import Format
 from gymdata.rollouts.messages import JsonObject, Message, TableRow, json_text, loads, object_of, parsed
-from gymdata.store.lines import encode_any, encode_finite
+from gymdata.store.lines import encode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,7 +117,7 @@ def chat_message(message: Message, *, openai: bool = False) -> JsonObject:
 def _json_list(text: str, arguments_as_text: bool) -> orjson.Fragment | None:
     """The list of a JSON text, as it is written; None for an empty list and for any other text."""
     try:
-        values, plain = parsed(text)
+        values = parsed(text)
     except (ValueError, RecursionError):
         return None
     if not isinstance(values, list) or not values:
@@ -126,7 +126,7 @@ def _json_list(text: str, arguments_as_text: bool) -> orjson.Fragment | None:
         function = value.get("function")
         if isinstance(function, dict) and not isinstance(arguments := function.get("arguments"), str):
             function["arguments"] = json_text({} if arguments is None else arguments)
-    return orjson.Fragment(encode_finite(values) if plain else encode_any(values))
+    return orjson.Fragment(encode(values))
 
 
 def is_untrained(message: Message) -> bool:

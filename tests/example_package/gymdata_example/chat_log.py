@@ -34,11 +34,11 @@ class ChatLog(Format):
         return foreign_row(item, messages, importing, reward=item.get("stars"))
 
     def write(self, row: Mapping[str, Any], lost: Counter[str]) -> bytes | None:
-        from gymdata.store.lines import encode_any
+        from gymdata.store.lines import encode
 
         texts = [message["content"] for message in row["messages"]]
         if len(texts) != 2:
             lost["rollouts of more than one question (left out)"] += 1
             return None
         lost["token ids and log-probabilities"] += row["n_turns"] > 0
-        return encode_any({"asked": texts[0], "answered": texts[1], "stars": row["reward"]}) + b"\n"
+        return encode({"asked": texts[0], "answered": texts[1], "stars": row["reward"]}) + b"\n"
