@@ -312,9 +312,14 @@ def _build(f: pa.Field, values: list[Any]) -> pa.Array:
             found = Misfit((), abridged([child.name for child in kind]), _unknown_fields(values[index].keys() - names))
             raise _MisfitError(index, found)
         return pa.StructArray.from_arrays([_build_field(child, values) for child in kind], fields=list(kind))
-    if pa.types.is_floating(kind) and str in set(map(type, values)):  # the names of numbers that are not finite
+    try:
+        _demand(values, _types_of(kind), f)
+    except _MisfitError:
+        if not pa.types.is_floating(kind):
+            raise
+        # Texts name the numbers that are not finite.
         values = [NON_FINITE.get(v, v) if type(v) is str else v for v in values]
-    _demand(values, _types_of(kind), f)
+        _demand(values, _types_of(kind), f)
     try:
         return _plain(kind, values)
     except _ARROW_FAULTS as error:
@@ -348,9 +353,13 @@ def _build_lists(f: pa.Field, values: list[Any]) -> pa.Array:
 def _plain(kind: pa.DataType, values: list[Any]) -> pa.Array:
     if pa.types.is_timestamp(kind):
         return pa.array([v.isoformat() if isinstance(v, dt.datetime) else v for v in values], pa.string()).cast(kind)
-    if pa.types.is_floating(kind) and int in set(map(type, values)):
-        values = [float(v) if type(v) is int else v for v in values]
-    return pa.array(values, kind)
+    try:
+        return pa.array(values, kind)
+    except pa.ArrowInvalid:
+        if not pa.types.is_floating(kind):
+            raise
+        # Arrow takes no large integer for a float.
+        return pa.array([float(v) if type(v) is int else v for v in values], kind)
 
 
 def _is_plain(kind: pa.DataType, values: list[Any]) -> bool:

@@ -97,7 +97,7 @@ def decode_row(line: bytes) -> Any:
 def _count_keys(value: Any) -> int:
     """The keys of all objects in ``value``, but of those in a list whose first item is a number, such as token ids."""
     if type(value) is dict:
-        return len(value) + sum(map(_count_keys, value.values()))
+        return len(value) + sum([_count_keys(item) for item in value.values() if type(item) in (dict, list)])
     if type(value) is list and value and type(value[0]) in (dict, list):
         return sum(map(_count_keys, value))
     return 0

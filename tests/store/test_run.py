@@ -335,8 +335,11 @@ def test_notes_are_merged_into_run_json(tmp_path: Path, open_run):
         ({"messages": [{"role": "user", "contents": "x"}]}, "messages"),
         ({"rewards": [{"name": "a", "value": 1.0}, {"name": "a", "value": 2.0}]}, "rewards"),
         ({"turns": [{"parent": -1}]}, "turns"),
-        ({"task": "lone \ud800"}, "cannot be written as JSON"),
-        ({"messages": [{"role": "user", "content": "lone \udcff"}]}, "cannot be written as JSON"),
+        ({"task": "lone \ud800"}, "'task'.* expected text in Unicode"),
+        (
+            {"messages": [{"role": "user", "content": "lone \udcff"}]},
+            r"'messages\[0\].content'.* expected text in Unicode",
+        ),
     ],
 )
 def test_a_row_that_could_not_be_sealed_is_refused(open_run, row, changes, field: str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -132,11 +133,13 @@ def _continuing(
     """The columns of turns that each continue the one before; None where one does not, or an id is too large."""
     if (new := new_ids(calls)) is None:
         return None
-    wide = [*new, *(call.generation for call in calls)]
-    narrow = [ids.astype(np.int32) for ids in wide]
-    if not all((a == b).all() for a, b in zip(narrow, wide, strict=True)):
+    lists = [*new, *(call.generation for call in calls)]
+    wide = np.concatenate(lists)
+    narrow = wide.astype(np.int32)
+    if (narrow != wide).any():
         return None
-    prompts, generations = narrow[: len(calls)], narrow[len(calls) :]
+    ids = [narrow[a:b] for a, b in pairwise(accumulate(map(len, lists), initial=0))]
+    prompts, generations = ids[: len(calls)], ids[len(calls) :]
     turns = continuing([
         encoding.Call(prompt, generation, numbers, reason, rendered=call.rendered or None)
         for call, prompt, generation, numbers, reason in zip(calls, prompts, generations, log_probs, reasons, strict=True)
