@@ -1,8 +1,9 @@
 """A seeded sample of small faults planted in the code, and which of them the tests of its room find.
 
 ``python -m tests.mutants OUT.json [ROOM …]`` copies the tree, plants one fault at a time (a comparison or sign turned round,
-an ``and`` for an ``or``, a condition negated, a number one too large) and runs the room's tests until one fails. A
-fault is named by its function, so that the same functions can be tried again after a rewrite: ``--again FIRST.json``.
+an ``and`` for an ``or``, a condition negated, a number one too large) and runs the room's tests until one fails: first
+those that reach the line, then all, for a process that a test starts reaches lines that no one sees. A fault is named
+by its function, so that the same functions can be tried again after a rewrite: ``--again FIRST.json``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from coverage import CoverageData
+
 ROOT = Path(__file__).parent.parent
 #: The code of each room and the tests that have to find what is wrong in it.
 ROOMS: dict[str, tuple[str, list[str]]] = {
@@ -35,6 +38,7 @@ ROOMS: dict[str, tuple[str, list[str]]] = {
 }
 SAMPLE, SEED, LIMIT_S = 25, 57, 900
 QUICK = "not full and not engine and not ray and not browser and not wheel and not store"
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", QUICK]
 OPERATORS: dict[type[ast.AST], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",
     ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in", ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*",
@@ -132,6 +136,34 @@ def plant(tree: Path, mutant: Mutant, node: ast.expr) -> str:
     return source
 
 
+def reached(tree: Path, room: str, environment: dict[str, str], folder: Path) -> dict[tuple[str, int], list[str]]:
+    """The tests of a room that reach each line of its code, from one run that measures them."""
+    settings = folder / f"{room}.coverage.ini"
+    settings.write_text("[run]\ndynamic_context = test_function\nparallel = false\n")
+    data = folder / f"{room}.coverage"
+    code = ROOMS[room][0].removesuffix(".py")
+    measured = [f"--cov={code}", f"--cov-config={settings}", "--cov-context=test", "--cov-report="]
+    subprocess.run(
+        [*PYTEST, *measured, *ROOMS[room][1]], cwd=tree, env={**environment, "COVERAGE_FILE": str(data)}, check=True
+    )
+    lines = CoverageData(str(data))
+    lines.read()
+    tests: dict[tuple[str, int], list[str]] = {}
+    for file in lines.measured_files():
+        for line, contexts in lines.contexts_by_lineno(file).items():
+            names = sorted({context.split("|")[0] for context in contexts} - {""})
+            tests[str(Path(file).relative_to(tree)), line] = names
+    return tests
+
+
+def is_killed(tests: list[str], tree: Path, environment: dict[str, str]) -> bool:
+    try:
+        run = subprocess.run([*PYTEST, "-x", *tests], cwd=tree, env=environment, capture_output=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return run.returncode != 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
@@ -148,18 +180,15 @@ def main() -> int:
         )
         environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
         for room in given.rooms:
+            tests = reached(tree, room, environment, Path(folder))
             for mutant, node in again(room, first) if first else sample(room):
                 if (mutant.room, mutant.file, mutant.function, mutant.site, mutant.after) in done:
                     continue
                 source = plant(tree, mutant, node)
-                command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", QUICK]
-                try:
-                    run = subprocess.run(
-                        [*command, *ROOMS[room][1]], cwd=tree, env=environment, capture_output=True, timeout=LIMIT_S
-                    )
-                    mutant.killed = run.returncode != 0
-                except subprocess.TimeoutExpired:
-                    mutant.killed = True
+                near = tests.get((mutant.file, mutant.line), [])
+                mutant.killed = (bool(near) and is_killed(near, tree, environment)) or is_killed(
+                    ROOMS[room][1], tree, environment
+                )
                 (tree / mutant.file).write_text(source)
                 results.append(mutant)
                 given.output.write_text(json.dumps([asdict(m) for m in results], indent=1) + "\n")
