@@ -154,7 +154,7 @@ def test_a_rank_that_is_no_number_is_missing() -> None:
         ("ln(reward - 1) > 1", "cannot take logarithm of zero"),
         ("row_number() over () > 1", "cannot contain window"),
         ("reward > (select min(a) from read_csv('/etc/passwd'))", "disabled by configuration"),
-        ("read_text('/etc/passwd') is null", "table function"),
+        ("read_text('/etc/passwd') is null", "has to be called in a FROM clause"),
         ("columns(*) > 1", "--where"),
         ("$1 > reward", "not provided"),
         ("__import__('os').system('true')", "--where"),
