@@ -97,17 +97,15 @@ json_value = st.recursive(
 def test_any_json_is_parsed_as_by_python(value: Any, ascii: bool, separators: tuple[str, str]) -> None:
     """Whole numbers of any size, numbers that are not finite and escapes are what Python's json makes of them."""
     text = json.dumps(value, ensure_ascii=ascii, separators=separators)
-    assert same(parsed(text)[0], json.loads(text))
+    assert same(parsed(text), json.loads(text))
 
 
 @pytest.mark.parametrize(
     "text", ["-0", "1e999", "[-1e999]", "1e-999", "0.1e1", '{"a":1,"a":2}', "[1,  2 ]", '"\\ud800"', "NaN"]
 )
 def test_odd_json_is_parsed_as_by_python(text: str) -> None:
-    """Spellings that writers do not use; a value is only said to be plain where it is written alike again."""
-    value, plain = parsed(text)
-    assert same(value, json.loads(text))
-    assert not plain or not any(odd in text for odd in ("e999", "ud800", "NaN"))
+    """Spellings that writers do not use."""
+    assert same(parsed(text), json.loads(text))
 
 
 WRITTEN = ["nemo-gym.jsonl", "trl-messages.jsonl", "verl.parquet", "nat-trajectories.json", "nat-trajectories.jsonl"]
