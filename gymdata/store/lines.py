@@ -260,11 +260,9 @@ def _table_rows(file: io.BufferedReader, separators: str) -> Iterator[bytes]:
 def name_non_finite(value: Any) -> Any:
     """``value``, of any depth, with non-finite numbers as "NaN", "Infinity" and "-Infinity"; the same object when it
     has none."""
-    if type(value) in _FINITE:
-        return value
     if isinstance(value, dict):
-        named = {key: name_non_finite(item) for key, item in value.items()}
-        return named if any(map(is_not, named.values(), value.values())) else value
+        inner = {key: name_non_finite(item) for key, item in value.items() if type(item) not in _FINITE}
+        return value | inner if any(item is not value[key] for key, item in inner.items()) else value
     if isinstance(value, np.ndarray):
         if value.dtype.kind != "f" or np.isfinite(value).all():
             return value
