@@ -244,12 +244,12 @@ class _Reading:
         """``batch`` without failed attempts, which become lines of failures.jsonl."""
         failures = failures_in(batch.column("extra"))
         rollout_kinds = () if self.drop_masked else (MASKED, CANCELLED)
-        failed = [row for row, failure in failures.items() if failure.get("kind") not in rollout_kinds]
+        failed = dict.fromkeys(row for row, failure in failures.items() if failure.get("kind") not in rollout_kinds)
         self.masked.update(short_reason(failure) for row, failure in failures.items() if row not in failed)
         self.failed.update(short_reason(failures[row]) for row in failed)
-        for row, attempt in zip(failed, to_rows(batch.take(pa.array(failed, pa.int64()))), strict=True):
+        for row, attempt in zip(failed, to_rows(batch.take(pa.array([*failed], pa.int64()))), strict=True):
             self.failures.append(line_of(encode(_attempt(attempt, failures[row]))))
-        rollouts = pa.array([row for row in range(len(batch)) if row not in set(failed)], pa.int64())
+        rollouts = pa.array([row for row in range(len(batch)) if row not in failed], pa.int64())
         return batch.take(rollouts) if failed else batch
 
     def _count_rollouts(self, batch: pa.RecordBatch) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.checks import repair
+from gymdata.checks.repair import FixReport
 from gymdata.checks.violations import ValidationReport, Violation
 from gymdata.commands.validate.run import kind_of, sources_of, validate
 from gymdata.errors import UsageError
@@ -35,7 +36,7 @@ _BATCH_ROWS = 4096
 
 
 @reading(allow_changed=True)
-def fix(path: str | Path, choice: repair.Choice, output: str | Path, *, overwrite: bool = False) -> repair.FixReport:
+def fix(path: str | Path, choice: repair.Choice, output: str | Path, *, overwrite: bool = False) -> FixReport:
     """Write a copy of the rollouts at ``path`` without errors, and say what that cost.
 
     ``choice``: ``split`` starts a new rollout at a break, ``truncate`` keeps the head before the first fault, ``drop``
@@ -57,7 +58,7 @@ def fix(path: str | Path, choice: repair.Choice, output: str | Path, *, overwrit
         held = ", ".join(words.get(kind, kind) for kind in sorted(kinds)) or "nothing"
         hint = f"`gymdata import {path} -o RUN` first" if kinds == {"nemo"} else "give one file or run"
         raise UsageError(f"{path}: holds {held}; --fix repairs rollouts", hint=hint)
-    account = repair.FixReport(str(path), str(output), choice)
+    account = FixReport(str(path), str(output), choice)
     with StageOutput(target, "fix", alone=True, overwrite=overwrite) as out:
         account.notes += single_file(target, [path])
         report = validate(path)
@@ -70,7 +71,7 @@ def fix(path: str | Path, choice: repair.Choice, output: str | Path, *, overwrit
 
 
 def fixed_rollouts(
-    sources: Sequence[Source], report: ValidationReport, choice: repair.Choice, account: repair.FixReport
+    sources: Sequence[Source], report: ValidationReport, choice: repair.Choice, account: FixReport
 ) -> Iterator[pa.RecordBatch]:
     """The repaired rollouts of ``sources``, whose validation gave ``report``; counts in ``account``.
 
@@ -116,7 +117,7 @@ def _readable(source: Source, unreadable: set[int]) -> Iterator[Batch]:
 
 
 def _rollout(
-    batch: pa.RecordBatch, faults: list[Violation], choice: repair.Choice, account: repair.FixReport
+    batch: pa.RecordBatch, faults: list[Violation], choice: repair.Choice, account: FixReport
 ) -> list[RolloutRow]:
     account.rollouts_with_errors += 1
     for code, n in Counter(v.code for v in faults).items():
