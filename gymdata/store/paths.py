@@ -209,7 +209,8 @@ def _sealed_by_run_json(folder: Path) -> list[Source]:
     """
     for entry in read_facts(folder / RUN_JSON).get("files") or []:
         part = folder / str(entry["path"])
-        if not part.is_file():
+        # Other files, such as an import's rejected.jsonl, hold no rollouts.
+        if part.parent.name == ROLLOUTS_FOLDER and not part.is_file():
             raise DataError(
                 f"{part}: is not there, but run.json names it with {entry.get('rows', 'some')} rows",
                 hint="bring it back from a copy; a glob over rollouts/ reads what is left",

@@ -184,9 +184,11 @@ def _is_part(file: Path) -> bool:
 
 
 def _has_ended(facts: RunFacts) -> bool:
-    """Whether the last writer of a run closed it: a part is renamed before run.json names it, and then it does."""
+    """Whether the last writer of a run closed it: a part is renamed before run.json names it, and then it does. An import
+    is there as a whole or not at all."""
     last: RunFacts = next(iter((facts.get("attempts") or [])[-1:]), {})
-    return last.get("outcome") == "closed" and last.get("ended_at") is not None
+    closed = last.get("outcome") == "closed" and last.get("ended_at") is not None
+    return closed or facts.get("stage") == "import"
 
 
 #: Stages whose output is scores of rollouts, which a later call of the same command replaces.

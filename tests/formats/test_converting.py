@@ -89,6 +89,19 @@ def test_bad_rows_are_named_and_no_good_one_is_lost(tmp_path: Path) -> None:
     assert summary.turns == 4 * len(good) == sum(read_table(tmp_path / "run")["n_turns"].to_pylist())
 
 
+def test_an_import_is_its_rollouts_and_no_others(tmp_path: Path) -> None:
+    """Without its rejected.jsonl, which holds none, it is read as before; with a part of another run it is refused."""
+    source = write_lines(tmp_path / "a.jsonl", [*nemo_rows(n=2), {"no": "row"}])
+    run, other = tmp_path / "run", tmp_path / "other"
+    assert import_rollouts(source, run).rejected == 1
+    (run / "rejected.jsonl").unlink()
+    assert read_table(run).num_rows == 2
+    import_rollouts(write_lines(tmp_path / "b.jsonl", nemo_rows(n=3)), other)
+    (other / "rollouts" / "part-00000.parquet").rename(run / "rollouts" / "part-00001.parquet")
+    with pytest.raises(DataError, match=r"part-00001\.parquet: is not among the files of"):
+        read_table(run)
+
+
 def test_importing_again_does_nothing_and_other_files_are_refused(tmp_path: Path) -> None:
     """The same files give the same run once, in which validate finds nothing; other files are another run."""
     first, other = (write_lines(tmp_path / f"{n}.jsonl", nemo_rows(n=n)) for n in (4, 6))
