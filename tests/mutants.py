@@ -139,7 +139,7 @@ def plant(tree: Path, mutant: Mutant, node: ast.expr) -> str:
 def reached(tree: Path, room: str, environment: dict[str, str], folder: Path) -> dict[tuple[str, int], list[str]]:
     """The tests of a room that reach each line of its code, from one run that measures them."""
     settings = folder / f"{room}.coverage.ini"
-    settings.write_text("[run]\ndynamic_context = test_function\nparallel = false\n")
+    settings.write_text("[run]\nparallel = false\n")
     data = folder / f"{room}.coverage"
     code = ROOMS[room][0].removesuffix(".py")
     measured = [f"--cov={code}", f"--cov-config={settings}", "--cov-context=test", "--cov-report="]
