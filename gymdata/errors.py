@@ -10,6 +10,7 @@ import copyreg
 import errno
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,6 @@ from gymdata.texts import (
     raised,
     redacted,
     refusal,
-    short,
 )
 
 EXIT_OK = 0
@@ -118,7 +118,7 @@ class UsageError(GymdataError):
         if self.listed or len(whole) <= most:
             return whole
         # Without hints, which each has when it is the last one.
-        rest = [f"- {short(fault.message, MOST)}" for fault in self.faults]
+        rest = ["- " + textwrap.shorten(fault.message, MOST, placeholder=" …") for fault in self.faults]
         while rest and len("\n".join([*lines, rest[0], f"- and {len(rest)} more"])) <= most:
             lines.append(rest.pop(0))
         return "\n".join([*lines, f"- and {len(rest)} more"] if rest else lines)
@@ -186,15 +186,11 @@ class MissingExtraError(UsageError):
 
 
 #: What to do with a table where another one is read, by the one that is read, then by the one that is there.
-_MADE_BY = {
-    "pairs": "`gymdata pairs RUN` makes pairs of the rollouts of a run",
-    "experiences": "`gymdata experience RUN` makes experiences of the rollouts of a run",
-}
+_MADE_BY = {"pairs": "pairs", "experiences": "experience"}
 _READ_BY = {
     "rollouts": "train-sft and train-kto read rollouts",
     "pairs": "train-dpo and train-reward read pairs",
     "experiences": "train-value and train-rl read experiences",
-    "tasks": "`gymdata collect TASKS -m MODEL -o RUN` samples rollouts of tasks; then pass RUN",
 }
 
 
@@ -237,8 +233,14 @@ class DataError(GymdataError):
 
     @classmethod
     def other_table(cls, path: Path | str, table: str, expected: str) -> DataError:
-        """A folder with rows of one table where another is read."""
-        hint = _MADE_BY.get(expected) or _READ_BY.get(table, "").replace("TASKS", str(path)) or None
+        """Rows of one table, or tasks, where another table is read."""
+        hint = _READ_BY.get(table)
+        if table == "tasks":
+            hint = f"`gymdata collect {path} -m MODEL -o RUN` samples rollouts of its tasks; then pass RUN"
+        elif (command := _MADE_BY.get(expected)) and table == "rollouts":
+            hint = f"`gymdata {command} {path}` makes {expected} of them"
+        elif command:
+            hint = f"`gymdata {command} RUN` makes {expected} of the rollouts of a run" + (f"; {hint}" if hint else "")
         return cls(f"{path}: contains {table}, expected {expected}", hint=hint).at(path, table, expected)
 
     @classmethod

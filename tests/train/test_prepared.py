@@ -147,7 +147,7 @@ def test_what_is_trained_once_is_so_across_parts(algorithm: str, sources: dict[s
 
 @pytest.mark.parametrize("algorithm", ["sft", "kto"])
 def test_rollouts_that_were_scored_later_are_trained_by_those_scores(tmp_path: Path, algorithm: str) -> None:
-    """Without a reward the refusal names the score that was made since, and --reward chooses by it, in parts as whole."""
+    """Without a reward the refusal names the score that has values, and --reward chooses by it, in parts as whole."""
     run = write_run(tmp_path / "run", [rollout("t", k, None, two_turns(4, 20 + k)) for k in range(3)])
     with pytest.raises(RefusedError, match=r"gymdata score .*--reward NAME"):
         list(config_of(algorithm).parts(str(run)))
@@ -156,7 +156,7 @@ def test_rollouts_that_were_scored_later_are_trained_by_those_scores(tmp_path: P
         return [float(21 in ids) for ids in completion_ids]
 
     made = gymdata.score(run, reward=second)
-    with pytest.raises(RefusedError, match="made since: --reward second"):
+    with pytest.raises(RefusedError, match="has values: --reward second"):
         list(config_of(algorithm).parts(str(run)))
     config = config_of(algorithm, reward="second")
     assert config.scored_by(str(run)) == [Path(made.path)]
