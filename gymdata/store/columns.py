@@ -416,8 +416,10 @@ def other_rows(row: Any, table: Table, where: str) -> DataError | None:
 
 def _to_list(array: pa.Array) -> list[Any]:
     kind = array.type
+    values: list[Any]
     if _has_arrow_values(kind):
-        return array.to_pylist()
+        values = array.to_pylist()
+        return values
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         offsets, items = list_parts(array)
         numeric = pa.types.is_integer(items.type) or pa.types.is_floating(items.type)

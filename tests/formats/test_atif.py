@@ -208,17 +208,34 @@ def test_arguments_that_a_chat_has_as_text_are_an_object(tmp_path: Path) -> None
     ("name", "part", "field"), [("atif", "steps", "message"), ("nat-trajectories", "episode", "content")]
 )
 def test_what_another_program_changed_counts(tmp_path: Path, name: str, part: str, field: str) -> None:
-    """A trajectory of ours is its row while it says what was written, in any order of keys; changed, it is read as any
-    other: its ids are the file's, and nothing of the row is left beside them."""
+    """A trajectory of ours is its row while it says what was written, in any order of keys. Changed, it is the same rollout
+    with the messages and the reward that it says, not those of the row beside it; with other tokens it is another one."""
     run = write_run(tmp_path / "run", [rollout("t", 0, 0.5, two_turns(5, 40))])
     gymdata.export(run, tmp_path / "out.jsonl", name)
     (made,) = lines(tmp_path / "out.jsonl")
+    free = made["extra" if name == "atif" else "metadata"]
     (tmp_path / "sorted.jsonl").write_text(json.dumps(made, sort_keys=True, indent=1))
     (row,) = imported(tmp_path / "sorted.jsonl", name)
     assert same(row, to_rows(read_table(run))[0])
+
     made[part][-1][field] = "other words"
+    free["gymdata"]["reward"] = 7.0
     (other,) = imported(write_lines(tmp_path / "changed.jsonl", [made]), name)
     assert other["messages"][-1]["content"] == "other words"
-    assert same(other["turns"], row["turns"])
-    assert (other["reward"], other["rollout_id"] == row["rollout_id"]) == (0.5, False)
-    assert "digest" not in other["extra"]
+    changed = {"messages", "rewards"}
+    assert same(
+        {k: v for k, v in other.items() if k not in changed}, {k: v for k, v in row.items() if k not in changed}
+    )
+
+    (free if name == "atif" else made)["reward"] = 0.25
+    (other,) = imported(write_lines(tmp_path / "rewarded.jsonl", [made]), name)
+    assert (other["reward"], other["rewards"]) == (0.25, {})
+    assert [other[k] for k in ("rollout_id", "group_id", "temperature")] == [
+        row[k] for k in ("rollout_id", "group_id", "temperature")
+    ]
+
+    text = json.dumps(made[part])
+    made[part] = json.loads(text.replace("token_id:40", "token_id:99").replace("[40", "[99"))
+    (other,) = imported(write_lines(tmp_path / "tokens.jsonl", [made]), name)
+    assert not same(other["turns"], row["turns"])
+    assert other["rollout_id"] != row["rollout_id"]

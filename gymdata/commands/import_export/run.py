@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -259,7 +260,8 @@ class _Reading:
         summary.turns += int(turns.sum())
         summary.breaks += int(breaks.sum())
         summary.without_token_data += int((turns == 0).sum())
-        summary.without_reward += batch.column("reward").null_count
+        rewards = batch.column("reward").to_numpy(zero_copy_only=False)
+        summary.without_reward += int(np.count_nonzero(~np.isfinite(rewards)))
         summary.without_time += batch.column("started_at").to_pylist().count(NO_TIME)
         known = len(self.rollout_ids)
         self.rollout_ids.update(ids)

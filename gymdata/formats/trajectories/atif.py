@@ -157,8 +157,9 @@ class Trajectory(Subagent):
 
 def row_of(source: Any, importing: Importing) -> RolloutRow:
     """The rollouts row of a trajectory. Raises BadItem."""
-    if (own := take_own_row(source, "extra", ROLLOUTS)) is not None:
-        return own
+    own = take_own_row(source, "extra", ROLLOUTS)
+    if own is not None and own.is_whole:
+        return own.row
     trajectory = read(Trajectory, source)
     messages, encoder = list[Message](), TurnEncoder()
     trajectory.tell(messages, encoder)
@@ -176,7 +177,8 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
         started_at=times[0].isoformat() if times else None,
         duration_s=max(0.0, (max(times) - times[0]).total_seconds()) if times else 0.0,
     )
-    return row | {"extra": rest_of(source, "steps", "subagent_trajectories")}
+    row |= {"extra": rest_of(source, "steps", "subagent_trajectories")}
+    return row if own is None else own.edited(row)
 
 
 def _time(text: str | None) -> datetime | None:

@@ -136,8 +136,9 @@ class Trajectory(Model):
 
 def row_of(source: Any, importing: Importing) -> RolloutRow:
     """The rollouts row of a trajectory. Raises BadItem."""
-    if (own := take_own_row(source, "metadata", ROLLOUTS)) is not None:
-        return own
+    own = take_own_row(source, "metadata", ROLLOUTS)
+    if own is not None and own.is_whole:
+        return own.row
     trajectory = read(Trajectory, source)
     episode, shaped = trajectory.episode, trajectory.shaped_rewards
     messages, encoder = list[Message](), TurnEncoder()
@@ -160,7 +161,8 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
         policy=model if isinstance(model, str) else "unknown",
         reward=trajectory.reward,
     )
-    return row | {"extra": rest_of(source, "episode", "reward", "shaped_rewards")}
+    row |= {"extra": rest_of(source, "episode", "reward", "shaped_rewards")}
+    return row if own is None else own.edited(row)
 
 
 def trajectory_of(row: RolloutRow, lost: Counter[str]) -> JsonObject | None:

@@ -91,9 +91,10 @@ def row_of(value: Any, importing: Importing) -> PairRow:
     """The pairs row of a DPO row, or of a trajectory with one DPO item. Raises BadItem."""
     if not isinstance(value, dict) or "episode" not in value:
         return _pair(value, read(DPOItem, value), importing)
-    if (pair := take_own_row(value, "metadata", PAIRS)) is not None:
-        refuse_contradiction(pair["margin"], importing)
-        return pair
+    own = take_own_row(value, "metadata", PAIRS)
+    if own is not None and own.is_whole:
+        refuse_contradiction(own.row["margin"], importing)
+        return own.row
     trajectory = read(DPOTrajectory, value)
     metadata = trajectory.metadata or {}
     margins = number_or_none(metadata.get("score_diff")), trajectory.reward

@@ -2,14 +2,14 @@
 that it was made of, under ``gymdata``.
 
 Invariants: what is not as its model says is a BadItem with the path of its first fault; a row is taken back exactly where
-the trajectory besides it is what was written, so what another program changed counts.
+it and its trajectory are what was written, so what another program changed counts.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import orjson
@@ -19,7 +19,7 @@ import xxhash
 from gymdata.errors import DataError
 from gymdata.formats.conversion.importing import BadItem
 from gymdata.formats.conversion.rows import refuse_surrogates
-from gymdata.rollouts.messages import JsonObject, TableRow, json_text, object_of
+from gymdata.rollouts.messages import JsonObject, RolloutRow, TableRow, json_text, object_of
 from gymdata.rollouts.schema import Table
 from gymdata.rollouts.turns import Call, TopLogProb, Turn
 from gymdata.settings import expected_text
@@ -27,7 +27,7 @@ from gymdata.store.columns import build, to_rows
 from gymdata.store.lines import NON_FINITE, encode
 
 OWN = "gymdata"
-#: Beside the columns of the row: a hash of the trajectory without it.
+#: Beside the columns of the row: a hash of them and of the trajectory.
 _DIGEST = "digest"
 #: What pydantic has other words for.
 _EXPECTED = {"too_short": "at least one item", "too_long": "one item"} | dict.fromkeys(
@@ -88,24 +88,45 @@ def only(kind: Any) -> pydantic.BeforeValidator:
     return pydantic.BeforeValidator(lambda value: value if isinstance(value, kind) else None)
 
 
+class OwnRow(NamedTuple):
+    """The row that gymdata wrote with a trajectory. ``is_whole``: both are still what was written."""
+
+    row: TableRow
+    is_whole: bool
+
+    def edited(self, row: RolloutRow) -> RolloutRow:
+        """``row``, as the trajectory now says it. While its tokens are those of the own row, it is the same rollout: only
+        its messages and its reward may be others."""
+        if [turn["digest"] for turn in self.row["turns"]] != [turn["digest"] for turn in row["turns"]]:
+            return row
+        rewards = self.row["rewards"] if row["reward"] == self.row["reward"] else {}
+        return self.row | {"messages": row["messages"], "reward": row["reward"], "rewards": rewards}
+
+
 def with_own_row(trajectory: JsonObject, free: str, row: TableRow) -> JsonObject:
     """``trajectory`` with the row (as ``to_rows`` gives it) that it was made of in its object ``free``."""
-    own = orjson.loads(encode(row)) | {_DIGEST: _digest(trajectory)}
-    return trajectory | {free: trajectory[free] | {OWN: own}}
+    own = orjson.loads(encode(row))
+    whole = trajectory | {free: trajectory[free] | {OWN: own}}
+    own[_DIGEST] = _digest(whole)
+    return whole
 
 
-def take_own_row(trajectory: Any, free: str, table: Table) -> TableRow | None:
-    """Takes the row that gymdata wrote out of a trajectory; None where it has none, or was changed since. Raises BadItem for
-    one that does not fit its table."""
-    own = object_of(object_of(object_of(trajectory).get(free)).pop(OWN, None))
+def take_own_row(trajectory: Any, free: str, table: Table) -> OwnRow | None:
+    """Takes the row that gymdata wrote out of a trajectory; None where it has none. Raises BadItem for one that does not fit
+    its table."""
+    free_object = object_of(object_of(trajectory).get(free))
+    own = object_of(free_object.get(OWN))
     digest = own.pop(_DIGEST, None)
-    if digest is None or digest != _digest(trajectory):
+    is_whole = digest is not None and digest == _digest(trajectory)
+    free_object.pop(OWN, None)
+    if digest is None:
         return None
     try:
-        return to_rows(build([own], table, [name for name in table.schema.names if name in own], "", [0]))[0]
+        (row,) = to_rows(build([own], table, [name for name in table.schema.names if name in own], "", [0]))
     except DataError as error:
         # The line is reported beside the reason.
         raise BadItem("S102", error.reason) from error
+    return OwnRow(row, is_whole)
 
 
 def _digest(trajectory: JsonObject) -> str:
