@@ -55,7 +55,9 @@ def import_(
         )
     if done.rendered:
         data = shlex.quote(f"{done.run}/split/train.parquet") if done.tasks else "{}"
-        then = f"train-{'dpo' if done.pairs else 'sft'} {data} -m MODEL -o POLICY --allow-rendered"
+        # train-sft takes the rollouts with the best rewards, where there are rewards.
+        chosen = "" if done.pairs or done.without_reward < done.rollouts else " --select all"
+        then = f"train-{'dpo' if done.pairs else 'sft'} {data} -m MODEL -o POLICY --allow-rendered{chosen}"
     elif done.turns:
         then = "validate {}"
     else:

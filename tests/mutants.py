@@ -151,7 +151,7 @@ def reached(tree: Path, room: str, environment: dict[str, str], folder: Path) ->
     tests: dict[tuple[str, int], list[str]] = {}
     for file in lines.measured_files():
         for line, contexts in lines.contexts_by_lineno(file).items():
-            names = sorted({context.split("|")[0] for context in contexts} - {""})
+            names = sorted({context.rpartition("|")[0] for context in contexts} - {""})
             tests[str(Path(file).relative_to(tree)), line] = names
     return tests
 
@@ -161,6 +161,8 @@ def is_killed(tests: list[str], tree: Path, environment: dict[str, str]) -> bool
         run = subprocess.run([*PYTEST, "-x", *tests], cwd=tree, env=environment, capture_output=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         return True
+    if run.returncode not in (0, 1, 2):  # neither passed, failed nor an import that breaks
+        raise RuntimeError(f"pytest ended with {run.returncode}: {run.stdout.decode()[-500:]}")
     return run.returncode != 0
 
 

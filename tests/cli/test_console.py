@@ -357,7 +357,7 @@ def test_the_command_after_an_import_reads_the_same_rows(tmp_path: Path, capsys:
     assert main(words) == 0
     then = capsys.readouterr().out.splitlines()[-1]
     data = tmp_path / "tokens" / "split" / "train.parquet"
-    assert then == f"next: gymdata train-sft {data} -m MODEL -o POLICY --allow-rendered"
+    assert then == f"next: gymdata train-sft {data} -m MODEL -o POLICY --allow-rendered --select all"
     assert data.is_file()
 
 
