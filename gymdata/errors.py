@@ -157,9 +157,12 @@ class UsageError(GymdataError):
         return cls(f"{where}: unknown key {brief(key)}", hint=hint).at(where, key, expected)
 
     @classmethod
-    def unknown_choice(cls, where: str, value: str, names: Iterable[str]) -> UsageError:
+    def unknown_choice(cls, where: str, value: str, names: Iterable[str], *, listed: str = "") -> UsageError:
+        """``listed``: what lists the names where they are too many for a message."""
         names = list(names)
-        return cls.bad_value(where, value, f"one of {choices(value, names)}", hint=nearest(value, names))
+        expected, near = choices(value, names), nearest(value, names)
+        more = f"{listed} lists all" if listed and expected != ", ".join(names) else ""
+        return cls.bad_value(where, value, f"one of {expected}", hint="; ".join(filter(None, (near, more))) or None)
 
     @classmethod
     def bad_value(cls, where: str, value: object, expected: str, hint: str | None = None) -> UsageError:

@@ -216,7 +216,7 @@ class Config(pydantic.BaseModel):
         context = fault.get("ctx") or {}
         if fault["type"] == "literal_error":
             choices = [word.strip("'") for word in str(context.get("expected", "")).replace(" or ", ", ").split(", ")]
-            return UsageError.unknown_choice(name, str(fault.get("input")), choices)
+            return UsageError.unknown_choice(name, str(fault.get("input")), choices, listed="--help")
         expected = expected_text(fault)
         if not path:
             return UsageError(expected if where == "settings" else f"{where}: {expected}").at(where)

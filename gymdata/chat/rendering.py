@@ -67,11 +67,9 @@ class Rendered:
 class RenderCounts:
     """What was rendered. ``refused``: rows by reason; ``twins``: rows by the training template that was taken in place of
     the model's; ``control_tokens``: rows by the control token that a text of theirs holds; ``unopened``: answers without the
-    reasoning that the generation prompt opens. Tokens: of the assistant and of context."""
+    reasoning that the generation prompt opens."""
 
     rendered: int = 0
-    tokens_generated: int = 0
-    tokens_context: int = 0
     unopened: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     twins: Counter[str] = field(default_factory=Counter)
@@ -365,11 +363,7 @@ class TextRenderer:
     def _count(self, messages: Sequence[Message], *rendered: Rendered) -> None:
         counts = self.counts
         counts.rendered += 1
-        for conversation in rendered:
-            generated_tokens = sum(end - start for start, end in conversation.spans)
-            counts.tokens_generated += generated_tokens
-            counts.tokens_context += len(conversation.token_ids) - generated_tokens
-            counts.unopened += conversation.unopened
+        counts.unopened += sum(conversation.unopened for conversation in rendered)
         texts = [str(m.get(name)) for m in messages for name in ("content", "reasoning", "tool_calls") if m.get(name)]
         counts.control_tokens.update(token for token in self._control if any(token in text for text in texts))
 

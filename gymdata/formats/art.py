@@ -38,7 +38,7 @@ class Art(Format):
             raise BadItem("S102", "additional_histories: got several conversations, expected one")
         reward = score(item["reward"], "reward")
         if reward is None:
-            raise BadItem("S102", f"reward: got {item['reward']!r:.100}, expected a number")
+            raise BadItem.value("reward", item["reward"], "a number")
         steps = item["messages_and_choices"]
         messages = [step["message"] if isinstance(step, dict) and "message" in step else step for step in steps]
         input_flags = [isinstance(step, dict) and "message" not in step for step in steps]

@@ -65,7 +65,7 @@ def _row(item: JsonObject, names: tuple[str, str], importing: Importing, **more:
     scores = item["score"] if isinstance(item["score"], list) else [item["score"]]
     numbers = [number for part in scores if (number := score(part, "score")) is not None]
     if len(numbers) < len(scores) and item["score"] is not None:
-        raise BadItem("S102", f"score: got {item['score']!r:.100}, expected a number")
+        raise BadItem.value("score", item["score"], "a number")
     reward = sum(numbers) if numbers else None
     opening, written = exchange(prompt, output, names[0])
     texts = (*names, "score", *more.pop("texts", ()))

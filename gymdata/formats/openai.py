@@ -35,6 +35,5 @@ class OpenAIPreference(Format):
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         sides = [answer(item[name], name) for name in ("preferred_output", "non_preferred_output")]
-        return pair_row(
-            item["input"], conversation(item["input"]["messages"], "input.messages"), (sides[0], sides[1]), importing
-        )
+        prompt = conversation(item["input"]["messages"], "input.messages")
+        return pair_row(item | item["input"], prompt, (sides[0], sides[1]), importing)

@@ -69,7 +69,7 @@ class Compared:
             value = row[name]
             if not isinstance(value, (int, float, str)) or value not in self.choices:
                 expected = " or ".join(str(choice) for choice, number in self.choices.items() if number is not None)
-                raise BadItem("S102", f"{name}: got {value!r:.100}, expected {expected}")
+                raise BadItem.value(name, value, expected)
             better = self.choices[value]
         elif name:
             number, (least, most) = finite(row, name), self.between

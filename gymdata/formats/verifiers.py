@@ -42,7 +42,7 @@ class Verifiers(Format):
     def row(self, item: Any, importing: Importing) -> TableRow:
         reward = score(item["reward"], "reward")
         if reward is None and item["reward"] is not None:
-            raise BadItem("S102", f"reward: got {item['reward']!r}, expected a number")
+            raise BadItem.value("reward", item["reward"], "a number")
         metrics = item.get("metrics")
         if not isinstance(metrics, dict):
             # Earlier versions have them beside the other columns.

@@ -48,7 +48,7 @@ class VerifiersTraces(Format):
         named = scores | (item.get("metrics") or {} if is_scored else {})
         group = task.get("key") or task.get("hash")
         if group is not None and not isinstance(group, str):
-            raise BadItem("S102", f"task.key: got {group!r:.100}, expected text")
+            raise BadItem.value("task.key", group, "text")
         model = next((call.get("model") for call in item.get("calls") or ()), None)
         data = task["data"] if isinstance(task.get("data"), dict) else {}
         return rollout_row(

@@ -49,6 +49,7 @@ PART = re.compile(r"part-(\d{5,})\.(parquet|jsonl)")
 _RESTORE = "restore it from a copy; a glob over the data files beside it reads them without it"
 #: The first bytes of a UTF-8 file that some editors write.
 BOM = b"\xef\xbb\xbf"
+_TABLE_FILES = (".parquet", ".jsonl")
 _OTHER_FILES = (".csv", ".tsv", ".txt", ".json", ".ndjson", ".arrow", ".feather", ".gz", ".zst", ".xlsx", ".pq")
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
@@ -172,12 +173,18 @@ def local_output(output: str | Path) -> Path:
     return Path(output)
 
 
+def is_file_name(output: Path) -> bool:
+    """Whether ``-o`` has the name of a file and is no folder that is there."""
+    return output.suffix.lower() in (*_TABLE_FILES, *_OTHER_FILES) and not output.is_dir()
+
+
 def is_table_file(output: Path) -> bool:
     """Whether ``-o`` names a ``.parquet`` or ``.jsonl`` file, not a folder. Raises UsageError for the name of a file of
     another kind, which would become a folder."""
-    if output.suffix.lower() in _OTHER_FILES and not output.is_dir():
+    is_file = is_file_name(output)
+    if is_file and output.suffix not in _TABLE_FILES:
         raise UsageError.bad_value("-o", str(output), "a name ending in .parquet or .jsonl, or a folder")
-    return output.suffix in (".parquet", ".jsonl") and not output.is_dir()
+    return is_file
 
 
 def refuse_inputs(place: Path, sources: Iterable[str | Path], table: Table, done: str) -> None:

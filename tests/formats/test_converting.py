@@ -15,6 +15,7 @@ from gymdata.cli.main import main
 from gymdata.commands.import_export.run import import_rollouts
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.formats import exported as exported_formats
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.store import read_run_json, read_table
 from tests.formats.trajectories import lines, through_a_run
 from tests.rollout_files import rollout, two_turns, write_run
@@ -109,11 +110,68 @@ def test_importing_again_does_nothing_and_other_files_are_refused(tmp_path: Path
         assert import_rollouts(first, tmp_path / "run").rollouts == 4
         assert read_table(tmp_path / "run").num_rows == 4
     assert gymdata.validate(tmp_path / "run").violations == []
-    with pytest.raises(StoreError, match="imported"):
+    with pytest.raises(StoreError, match=r"run: was imported from .*4\.jsonl, got .*6\.jsonl") as refused:
         import_rollouts(other, tmp_path / "run")
+    assert refused.value.hint == "overwrite=True replaces it; another output folder keeps both"
     assert import_rollouts(other, tmp_path / "run", overwrite=True).rollouts == 6
     assert read_table(tmp_path / "run").num_rows == 6
     assert read_run_json(tmp_path / "run")["counts"]["rollouts"] == 6
+
+
+def test_an_import_of_a_file_that_changed_names_the_file(tmp_path: Path) -> None:
+    first, second = (write_lines(tmp_path / f"{n}.jsonl", nemo_rows(n=n)) for n in (2, 3))
+    import_rollouts([first, second], tmp_path / "run")
+    write_lines(second, nemo_rows(n=4))
+    with pytest.raises(StoreError, match=r"run: was imported before \S+/3\.jsonl changed") as refused:
+        import_rollouts([first, second], tmp_path / "run")
+    assert refused.value.hint == "overwrite=True replaces it; another output folder keeps both"
+
+
+def test_an_import_is_in_the_file_format_that_was_asked_for(tmp_path: Path) -> None:
+    """Rollouts and pairs; in another one it is another import."""
+    texts = write_lines(tmp_path / "a.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}])
+    for file, table, name in (
+        (write_lines(tmp_path / "b.jsonl", nemo_rows(n=2)), ROLLOUTS, "rollouts/part-00000.jsonl"),
+        (texts, PAIRS, "pairs.jsonl"),
+    ):
+        run = tmp_path / table.name
+        import_rollouts(file, run)
+        with pytest.raises(StoreError, match="format: run has 'parquet', now 'jsonl'"):
+            import_rollouts(file, run, format="jsonl")
+        rows = read_table(run, table).num_rows
+        import_rollouts(file, run, format="jsonl", overwrite=True)
+        assert (run / name).is_file()
+        assert read_table(run, table).num_rows == rows
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet", "x.json"])
+def test_an_import_is_a_folder_and_not_called_as_a_file(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"-o: got '.*/{name}', expected the name of a folder"):
+        import_rollouts(write_lines(tmp_path / "b.jsonl", nemo_rows(n=2)), tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+def test_the_tokens_of_an_import_are_counted(tmp_path: Path) -> None:
+    """As the columns of its rollouts have them; of pairs those of the masks."""
+    summary = import_rollouts(write_lines(tmp_path / "b.jsonl", nemo_rows(n=3)), tmp_path / "run")
+    rollouts = read_table(tmp_path / "run")
+    columns = [sum(rollouts[name].to_pylist()) for name in ("n_generated_tokens", "n_context_tokens")]
+    assert [summary.tokens_generated, summary.tokens_context] == columns
+    assert min(columns) > 0
+    rows = [rollout("a", n, float(n), [([1, 2, 5], [n, 3])]) for n in range(2)]
+    gymdata.pairs(write_run(tmp_path / "sampled", rows), output=tmp_path / "pairs.parquet")
+    gymdata.export(tmp_path / "pairs.parquet", tmp_path / "items.jsonl", "nat-dpo-items")
+    again = import_rollouts(tmp_path / "items.jsonl", tmp_path / "pairs")
+    assert (again.tokens_generated, again.tokens_context) == (4, 3)
+
+
+def test_a_format_that_is_none_is_refused_by_where_all_are_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        gymdata.export(run, tmp_path / "x.jsonl", "opnai")
+    assert refused.value.hint == "did you mean 'openai'?; `gymdata docs your-data` lists all"
+    with pytest.raises(UsageError) as refused:
+        import_rollouts(tmp_path / "x.jsonl", tmp_path / "run", source="zzz")
+    assert refused.value.hint == "`gymdata docs your-data` lists all"
 
 
 def test_what_is_no_file_of_the_kind_is_refused(tmp_path: Path) -> None:

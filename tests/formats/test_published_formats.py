@@ -190,9 +190,9 @@ TRACE = ROWS["verifiers-traces"](5)["traces"][0]
         ("nectar", {"answers": [{"answer": "x", "rank": 1}]}, "no two answers of different rank"),
         ("summarize-from-feedback", {"choice": 2}, "choice: got 2, expected 0 or 1"),
         ("webgpt", {"score_0": 0.0, "score_1": 0.0}, "a tie: neither answer is preferred"),
-        ("shp", {"labels": None}, "labels: got None, expected 1"),
+        ("shp", {"labels": None}, "labels: got null, expected 1"),
         ("rllm", {"trajectories": [{"steps": []}]}, "steps: got 0 that are not one conversation"),
-        ("verifiers", {"completion": None}, "completion: missing"),
+        ("verifiers", {"completion": None}, "completion: got null, expected text or messages"),
         ("verifiers", {"reward": "high"}, "reward: got 'high', expected a number"),
         ("verifiers", {"completion": [QUESTION]}, "no message of the assistant"),
         ("verifiers", {"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]}, "of type 'image_url'"),
@@ -259,11 +259,11 @@ def test_every_kind_of_file_gives_the_same_rows(name: str, tmp_path: Path) -> No
     found = {}
     for kind in KINDS:
         file = written(ALIKE[name], kind, tmp_path)
-        summary = gymdata.import_rollouts(file, tmp_path / f"run {kind}")
+        summary = gymdata.import_rollouts(file, tmp_path / f"run {kind} file")
         assert (summary.format, summary.rejected) == (name, 0)
-        rows = to_rows(read_table(tmp_path / f"run {kind}", PAIRS if summary.pairs else ROLLOUTS))
+        rows = to_rows(read_table(tmp_path / f"run {kind} file", PAIRS if summary.pairs else ROLLOUTS))
         found[kind] = [[row.get(column) for column in COLUMNS] for row in rows]
-        for checked in (tmp_path / f"run {kind}", *([file] if name == "nemo-gym" else [])):
+        for checked in (tmp_path / f"run {kind} file", *([file] if name == "nemo-gym" else [])):
             report = validate(checked)
             assert (report.rollouts, report.errors) == (len(rows), 0)
     assert all(repr(rows) == repr(found["lines.jsonl"]) for rows in found.values())

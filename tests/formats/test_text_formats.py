@@ -207,6 +207,44 @@ def test_the_number_of_an_answer_is_its_reward(numbers: dict[str, Any], reward: 
 
 
 @pytest.mark.parametrize(
+    ("name", "row", "reason"),
+    [
+        ("trl-prompt-completion", {"prompt": None, "completion": "x"}, "prompt: got null, expected text or messages"),
+        (
+            "trl-prompt-completion",
+            {"prompt": "x", "completion": None},
+            "completion: got null, expected text or messages",
+        ),
+        ("trl-prompt-completion", {"completion": "x"}, "prompt: is missing, also as question, problem"),
+        (
+            "trl-preference",
+            {"prompt": None, "chosen": "a", "rejected": "b"},
+            "prompt: got null, expected text or messages",
+        ),
+        (
+            "trl-preference",
+            {"prompt": "q", "chosen": None, "rejected": "b"},
+            "chosen: got null, expected text or messages",
+        ),
+        ("trl-messages", {"messages": None}, "messages: got null, expected text or messages"),
+        (
+            "trl-messages",
+            {"messages": [{"role": None, "content": "x"}, ANSWER]},
+            "messages[0].role: got null, expected",
+        ),
+        ("nat-trajectories", {"episode": None, "reward": 1.0}, "episode: got null, expected"),
+        ("atif", {"schema_version": "ATIF-v1.7", "steps": None}, "steps: got null, expected"),
+    ],
+)
+def test_a_null_where_a_value_must_be_is_named_with_its_place(
+    name: str, row: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "rows.jsonl", row)
+    (named,) = rejected(file, name)
+    assert (named["file"], named["line"], named["reason"][: len(reason)]) == (str(file), 1, reason)
+
+
+@pytest.mark.parametrize(
     ("row", "reason"),
     [
         ({"messages": [QUESTION]}, "no message of the assistant"),
@@ -215,7 +253,10 @@ def test_the_number_of_an_answer_is_its_reward(numbers: dict[str, Any], reward: 
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, ANSWER]},
             "messages[0].content: got a part of type 'image_url', expected text",
         ),
-        ({"messages": [QUESTION, {"role": "assistant", "content": None}]}, "messages[1].content: got none"),
+        (
+            {"messages": [QUESTION, ANSWER | {"content": None}]},
+            "messages[1].content: got null, expected text or tool calls",
+        ),
         ({"messages": [QUESTION, {"role": "assistant", "content": 7}]}, "messages[1].content"),
         ({"messages": "x"}, "no message of the assistant"),
         ({"prompt": "x", "chosen": "a", "rejected": "b"}, "messages: is missing"),

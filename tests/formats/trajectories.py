@@ -62,7 +62,7 @@ def lines(path: Path) -> list[Any]:
 
 def imported(file: Path, name: str | None = None) -> list[dict[str, Any]]:
     """The rows of a file, which is recognised as of the format ``name``; none is rejected."""
-    summary = gymdata.import_rollouts(file, file.with_name(f"run of {file.name}"))
+    summary = gymdata.import_rollouts(file, file.with_name(f"run of {file.name} file"))
     assert summary.ok, summary.to_dict()
     assert name in (None, summary.format)
     return to_rows(read_table(Path(summary.run), PAIRS if summary.pairs else ROLLOUTS))
@@ -70,7 +70,7 @@ def imported(file: Path, name: str | None = None) -> list[dict[str, Any]]:
 
 def rejected(file: Path, name: str | None = None) -> list[dict[str, Any]]:
     """The rows of a file that are rejected, with line, code and reason."""
-    summary = gymdata.import_rollouts(file, file.with_name(f"rejected of {file.name}"), source=name)
+    summary = gymdata.import_rollouts(file, file.with_name(f"rejected of {file.name} file"), source=name)
     named = lines(Path(summary.run) / "rejected.jsonl")
     assert summary.rejected == len(named)
     return named

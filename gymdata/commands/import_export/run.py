@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from gymdata.commands.import_export.rendering import count_rendered, rendered, rendered_identity, renderer_of
 from gymdata.commands.import_export.splitting import SPLIT, split_by_task
 from gymdata.commands.import_export.summaries import ExportSummary, ImportSummary
-from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError, counted, option
+from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError, abridged, counted, option
 from gymdata.formats import Format, detect, format_named
 from gymdata.formats import exported as exported_formats
 from gymdata.formats import imported as imported_formats
@@ -44,7 +44,7 @@ from gymdata.store.columns import to_rows
 from gymdata.store.journal import FAILURES, line_of
 from gymdata.store.lineage import vocabulary
 from gymdata.store.lines import encode
-from gymdata.store.paths import ROLLOUTS_FOLDER, RunFacts, local_output, refuse_inputs
+from gymdata.store.paths import ROLLOUTS_FOLDER, RunFacts, is_file_name, local_output, refuse_inputs
 from gymdata.store.reading import check_content, warn
 from gymdata.store.run import derived
 from gymdata.store.run_json import differences, writing_into
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from gymdata.store.paths import Source
 
 REJECTED = "rejected.jsonl"
+#: What lists the formats.
+_LIST = "`gymdata docs your-data`"
 #: The placeholder of an image in a text, as LLaVA, LLaMA-Factory and ms-swift write it.
 _MARK = "<image>"
 
@@ -78,7 +80,8 @@ def import_rollouts(
     """Import files of another project (JSON or JSON lines, plain or compressed; files or globs) into the run
     ``output``.
 
-    ``source``: a format, detected from the files when not given. Files of pairs become ``output/pairs.parquet``.
+    ``source``: a format, detected from the files when not given. Files of pairs become ``output/pairs.parquet`` (or
+    ``.jsonl``, as ``format`` says).
     Rows that cannot be imported go to ``output/rejected.jsonl`` with file, line, code, reason and how they begin; all
     others become rollouts, those without token ids as well (they have no turns). Importing the same files again does
     nothing. Raises DataError when a file is missing, cannot be read to its end or is in no known format, StoreError when
@@ -96,8 +99,8 @@ def import_rollouts(
     ``keep_contradicting``: also import pairs whose own scores prefer the rejected side.
     """
     if source is not None and source not in (formats := imported_formats()):
-        raise UsageError.unknown_choice("--from", source, formats)
-    output = local_output(output)
+        raise UsageError.unknown_choice("--from", source, formats, listed=_LIST)
+    output = _folder(output)
     paths = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
     columns = _columns(map)
     sources, known_format = _sources(paths, source, columns)
@@ -110,7 +113,7 @@ def import_rollouts(
     read = [{"path": str(s.path.resolve()), "bytes": s.path.stat().st_size, "xxh3": hash_file(s.path)} for s in sources]
     parents = [{"path": f["path"], "run_id": None, "run_json_xxh3": None, "xxh3": f["xxh3"]} for f in read]
     facts: RunFacts = {"format": name, "command": list(command), "parents": parents, "sources": read}
-    identity: Figures = {"imported": [f["xxh3"] for f in read], "format": name, "map": columns}
+    identity: Figures = {"imported": [f["xxh3"] for f in read], "from": name, "format": format, "map": columns}
     identity |= {"failed": failed, "keep_contradicting": keep_contradicting}
     if renderer is not None:
         identity |= rendered_identity(renderer, str(model), facts)
@@ -120,6 +123,7 @@ def import_rollouts(
         counts = out.facts.get("counts") or {}
         # One that took no row may be replaced.
         if not overwrite and any(counts.get(name) for name in ("rollouts", "pairs", "failed")):
+            _refuse_other_files(out, read)
             other = differences(out.facts.get("identity") or {}, identity)
             if run_id not in (None, known_id := out.facts.get("run_id")):
                 other.insert(0, ("run_id", known_id, run_id))
@@ -147,6 +151,28 @@ def import_rollouts(
     if test_share is not None:
         summary.tasks = split_by_task(output, table, output / SPLIT, test_share, seed, command)
     return summary
+
+
+def _folder(output: str | Path) -> Path:
+    """The folder of an import. Raises UsageError for the name of a file."""
+    folder = local_output(output)
+    if is_file_name(folder):
+        raise UsageError.bad_value("-o", str(output), "the name of a folder", "`gymdata export` writes single files")
+    return folder
+
+
+def _refuse_other_files(out: StageOutput, read: Sequence[Figures]) -> None:
+    """Raises StoreError when the import that is there was made of files with other content than ``read``."""
+    was = {str(file["path"]): file["xxh3"] for file in out.facts.get("sources") or []}
+    if list(was.values()) == [file["xxh3"] for file in read]:
+        return
+    changed = [path for file in read if was.get(path := str(file["path"]), file["xxh3"]) != file["xxh3"]]
+    if changed:
+        what = f"was imported before {abridged(changed)} changed"
+    else:
+        what = f"was imported from {abridged(was)}, got {abridged(str(file['path']) for file in read)}"
+    hint = f"{option('overwrite', True)} replaces it; another output folder keeps both"
+    raise StoreError(f"{out.place}: {what}", hint=hint)
 
 
 def _sources(paths: Sequence[str | Path], name: str | None, columns: Mapping[str, str]) -> tuple[list[Source], Format]:
@@ -203,7 +229,7 @@ class _Reading:
         schema = pa.schema([table.schema.field(name) for name in names], metadata=table.metadata)
         batches = chain([] if first is None else [first], batches)
         if table is PAIRS:
-            out.batches("pairs.parquet", batches, table, schema)
+            out.batches(f"pairs.{'jsonl' if as_lines else 'parquet'}", batches, table, schema)
         elif as_lines:
             rows = (row for batch in batches for row in to_rows(batch))
             out.lines(f"{ROLLOUTS_FOLDER}/part-00000.jsonl", (line_of(encode(row)) for row in rows), table)
@@ -235,8 +261,7 @@ class _Reading:
                 batch = self._without_failed(batch)
                 self._count_rollouts(batch)
             else:
-                self.summary.pairs += batch.num_rows
-                self.summary.equal_scores += batch.column("margin").to_pylist().count(0.0)
+                self._count_pairs(batch)
             self.tasks.update(batch.column("task_id").unique().to_pylist())
             if batch.num_rows:
                 yield batch
@@ -253,12 +278,24 @@ class _Reading:
         rollouts = pa.array([row for row in range(len(batch)) if row not in failed], pa.int64())
         return batch.take(rollouts) if failed else batch
 
+    def _count_pairs(self, batch: pa.RecordBatch) -> None:
+        summary = self.summary
+        summary.pairs += batch.num_rows
+        summary.equal_scores += batch.column("margin").to_pylist().count(0.0)
+        masks = [np.asarray(batch.column(f"{side}_mask").flatten()) for side in ("chosen", "rejected")]
+        generated = sum(int(np.count_nonzero(mask)) for mask in masks)
+        summary.tokens_generated += generated
+        lists = [batch.column(name) for name in ("prompt_ids", "chosen_ids", "rejected_ids")]
+        summary.tokens_context += sum(len(ids.flatten()) for ids in lists) - generated
+
     def _count_rollouts(self, batch: pa.RecordBatch) -> None:
         summary, ids = self.summary, batch.column("rollout_id").to_pylist()
         summary.rollouts += batch.num_rows
         turns, breaks = (batch.column(name).to_numpy() for name in ("n_turns", "n_breaks"))
         summary.turns += int(turns.sum())
         summary.breaks += int(breaks.sum())
+        summary.tokens_generated += int(batch.column("n_generated_tokens").to_numpy().sum())
+        summary.tokens_context += int(batch.column("n_context_tokens").to_numpy().sum())
         summary.without_token_data += int((turns == 0).sum())
         rewards = batch.column("reward").to_numpy(zero_copy_only=False)
         summary.without_reward += int(np.count_nonzero(~np.isfinite(rewards)))
@@ -314,7 +351,7 @@ def export(
     path = path_of(path, "export")
     target = local_output(output)
     if format not in (formats := exported_formats()):
-        raise UsageError.unknown_choice("--format", format, formats)
+        raise UsageError.unknown_choice("--format", format, formats, listed=_LIST)
     to = formats[format]
     check_content([path], TABLES[to.table])
     if target.suffix not in to.suffixes:

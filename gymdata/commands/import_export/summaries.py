@@ -21,7 +21,8 @@ class ImportSummary(Report):
     ``masked``: rollouts that their writer masked or cancelled, by reason.
 
     ``rendered``: rows whose ids were rendered from their text, when a model was given; of the others ``refused`` has the
-    reasons, and ``rejected`` counts them. See ``gymdata.chat.rendering.RenderCounts``.
+    reasons, and ``rejected`` counts them. See ``gymdata.chat.rendering.RenderCounts``. ``tokens_generated``,
+    ``tokens_context``: of the rollouts or pairs that have ids, rendered or not; those of a prompt count once.
     ``tasks``: of each side of ``test_share``. ``without_time``: rollouts whose format says not when they began; their
     ``started_at`` is 1970-01-01. ``equal_scores``: pairs whose own scores prefer neither side (P603).
     """

@@ -58,6 +58,12 @@ class BadItem(Exception):  # noqa: N818 - caught nearby, never shown as an error
         self.code, self.reason = code, reason
 
     @classmethod
+    def value(cls, where: str, got: object, expected: str, code: str = "S102") -> BadItem:
+        """A value that is not ``expected``."""
+        shown = "null" if got is None else f"{got!r:.60}"
+        return cls(code, f"{where}: got {shown}, expected {expected}")
+
+    @classmethod
     def of(cls, error: Exception) -> BadItem:
         """``error``, or the bad item that one of ``ODD`` makes of its row."""
         return error if isinstance(error, BadItem) else cls("S102", reason_of(error))

@@ -66,7 +66,10 @@ def column(row: JsonObject, *names: str) -> str:
     """The first of these columns that ``row`` has. Raises BadItem."""
     if name := next((name for name in names if row.get(name) is not None), None):
         return name
-    raise BadItem("S103", f"{' and '.join(names)}: missing")
+    if name := next((name for name in names if name in row), None):
+        raise BadItem.value(name, None, "text or messages", "S103")
+    others = f", also as {', '.join(names[1:])}" if len(names) > 1 else ""
+    raise BadItem("S103", f"{names[0]}: is missing{others}")
 
 
 def ends_with_answer(messages: Any) -> bool:
@@ -96,7 +99,7 @@ def answer(value: Any, where: str) -> list[Message]:
         return [message_of("assistant", value)]
     messages = conversation([value] if isinstance(value, dict) else value, where)
     if messages[0]["role"] != "assistant":
-        raise BadItem("S102", f"{where}[0].role: got {messages[0]['role']!r}, expected 'assistant'")
+        raise BadItem.value(f"{where}[0].role", messages[0]["role"], "'assistant'")
     return messages
 
 
@@ -178,14 +181,14 @@ def _message(message: Any, where: str) -> Message:
     if "role" not in message and "from" in message:
         speaker, content = str(message["from"]).lower(), message.get("value")
         if (role := _FROM.get(speaker)) is None:
-            raise BadItem("S102", f"{where}.from: got {message['from']!r}, expected one of {', '.join(_FROM)}")
+            raise BadItem.value(f"{where}.from", message["from"], f"one of {', '.join(_FROM)}")
         if speaker == "function_call":
             content, calls = "", content
     else:
         role, content = message.get("role"), message.get("content")
         role = _ROLES.get(str(role), role)
         if role not in ("system", "user", "assistant", "tool"):
-            raise BadItem("S102", f"{where}.role: got {role!r}, expected system, user, assistant or tool")
+            raise BadItem.value(f"{where}.role", role, "system, user, assistant or tool")
     more: Message = {name: message[name] for name in ("name", "tool_call_id") if isinstance(message.get(name), str)}
     for name in _REASONING:
         if "reasoning" not in more and (reasoning := text_of(message.get(name) or "", f"{where}.{name}")):
@@ -195,7 +198,7 @@ def _message(message: Any, where: str) -> Message:
     if not is_trained(message, f"{where}."):
         more["extra"] = NOT_TRAINED
     if content is None and calls is None:
-        raise BadItem("S102", f"{where}.content: got none, expected text")
+        raise BadItem.value(f"{where}.content", None, "text or tool calls")
     return message_of(role, None if content is None else text_of(content, f"{where}.content"), **more)
 
 
@@ -270,7 +273,7 @@ def rollout_row(
         reward, rewards = worth(row)
         refuse_empty(written, "the answer")
     if group is not None and not isinstance(group, str):
-        raise BadItem("S102", f"the task: got {group!r:.100}, expected text")
+        raise BadItem.value("the task", group, "text")
     if isinstance(reward, float) and not math.isfinite(reward):
         raise _not_finite(row, "reward")
     policy = policy if isinstance(policy, str) and policy else "unknown"

@@ -38,7 +38,7 @@ def score(value: Any, name: str) -> float | None:
     else:
         number = as_float(value) if is_number(value) else None
     if number is None:
-        raise BadItem("S102", f"{name}: got {value!r:.60}, expected a number")
+        raise BadItem.value(name, value, "a number")
     return number
 
 
@@ -46,7 +46,7 @@ def finite(row: JsonObject, name: str) -> float:
     """The number of a column. Raises BadItem for anything else."""
     number = score(row.get(name), name)
     if number is None or not math.isfinite(number):
-        raise BadItem("S102", f"{name}: got {row.get(name)!r:.100}, expected a number")
+        raise BadItem.value(name, row.get(name), "a number")
     return number
 
 
@@ -67,10 +67,8 @@ def worth(row: JsonObject) -> tuple[float | None, dict[str, float]]:
     for name in LABELS:
         if row.get(name) not in (None, ""):
             if (label := truth(row[name])) is None:
-                expected = (
-                    "expected a label: true or false, 1 or 0, yes or no, desirable or undesirable, chosen or rejected"
-                )
-                raise BadItem("S102", f"{name}: got {row[name]!r:.60}, {expected}")
+                expected = "a label: true or false, 1 or 0, yes or no, desirable or undesirable, chosen or rejected"
+                raise BadItem.value(name, row[name], expected)
             rewards[name] = float(label)
     known = {name: number for name, number in rewards.items() if number is not None}
     total = next(iter(known.values() if known or len(named) != 1 else named.values()), None)
@@ -100,8 +98,7 @@ def is_trained(holder: Mapping[str, Any], where: str = "") -> bool:
         if not _says(value):
             continue
         if (mark := truth(value)) is None:
-            expected = "whether all of it is trained: true or false, 1 or 0"
-            raise BadItem("S102", f"{where}{name}: got {value!r:.60}, expected {expected}")
+            raise BadItem.value(where + name, value, "whether all of it is trained: true or false, 1 or 0")
         trained &= mark is not (name == "masked")
     return trained
 

@@ -70,7 +70,7 @@ def _bad_item(fault: Any) -> BadItem:
     where = f"{path:.120}: " if path else ""
     if kind == "missing":
         return BadItem(code, f"{where}is missing")
-    got = "an empty list" if value == [] else f"{value!r:.60}"
+    got = "null" if value is None else "an empty list" if value == [] else f"{value!r:.60}"
     return BadItem(code, f"{where}got {got}, expected {_EXPECTED.get(kind) or expected_text(fault):.80}")
 
 
