@@ -5,13 +5,14 @@ A format here is a row of this table: its name, the sentence of its help, and it
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gymdata.formats import FORMATS, Format
-from gymdata.formats.conversion.importing import BadItem, Importing, TableRow
+from gymdata.formats import FORMATS, Format, Place
+from gymdata.formats.conversion.importing import ODD, BadItem, Importing, TableRow
 from gymdata.formats.text.rows import (
     BESIDE,
     answer,
@@ -31,6 +32,7 @@ from gymdata.formats.text.words import finite, named_scores, score
 from gymdata.formats.trl import prompt_and_sides
 from gymdata.rollouts.column_names import CONVERSATIONS
 from gymdata.rollouts.messages import JsonObject
+from gymdata.rollouts.truth import truth
 
 
 def at(value: Any, path: str) -> Any:
@@ -46,7 +48,8 @@ class Compared:
 
     The column ``preference`` has a key of ``choices``, whose value is the number of the better answer (None: a tie), or a
     number between two: nearer to the first, the first answer is the better one. Without such a column the ``scores`` of the
-    answers decide. ``margin``: whether that number is the margin; the difference of scores is in any case.
+    answers decide, and without those the first is the better one. ``margin``: whether that number is the margin; the
+    difference of scores is in any case.
     """
 
     prompt: str
@@ -64,7 +67,7 @@ class Compared:
 
     def better(self, row: JsonObject) -> tuple[int, float]:
         """(number of the better answer, margin). Raises BadItem for a tie, and for what says neither."""
-        name, margin, better = self.preference, math.nan, None
+        name, margin, better = self.preference, math.nan, None if self.preference or self.scores else 0
         if self.choices is not None:
             value = row[name]
             if not isinstance(value, (int, float, str)) or value not in self.choices:
@@ -129,6 +132,50 @@ class AlpacaFarm(Comparison):
         return super().texts(row, shape) | {"instruction": instruction(row)}
 
 
+@FORMATS.register("arena")
+class Arena(Comparison):
+    """Battles of Chatbot Arena (also of MT-Bench): ``conversation_a``, ``conversation_b`` and ``winner``, or ``prompt``,
+    ``response_a``, ``response_b`` as JSON text with ``winner_model_a``. What both conversations share before an answer is
+    the prompt. A tie is left out, by name; which models they were is not read."""
+
+    content = "battles of Chatbot Arena"
+    item = "a battle"
+    winners: ClassVar[Mapping[Any, int | None]] = {"model_a": 0, "model_b": 1, "tie": None, "tie (bothbad)": None}
+    flags = ("winner_model_a", "winner_model_b", "winner_tie")
+    shapes = (Compared("", ("conversation_a", "conversation_b"), "winner", choices=winners),)
+
+    def recognise_row(self, row: JsonObject) -> bool:
+        return super().recognise_row(row) or row.keys() >= {"prompt", "response_a", "response_b", *self.flags[:2]}
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        if "winner" not in item:
+            flags = [name for name in self.flags if truth(item.get(name))]
+            item = item | {"winner": flags[0].removeprefix("winner_") if len(flags) == 1 else flags}
+        return super().row(item, importing)
+
+    def texts(self, row: JsonObject, shape: Compared) -> JsonObject:
+        return {path: self.side(row, path[-1]) for path in shape.answers}
+
+    def side(self, row: JsonObject, side: str) -> Any:
+        """The messages of a side."""
+        if f"conversation_{side}" in row:
+            return _parsed(row[f"conversation_{side}"])
+        prompts, answers = _parsed(row["prompt"]), _parsed(row[f"response_{side}"])
+        if not isinstance(prompts, list) or not isinstance(answers, list) or len(prompts) != len(answers):
+            raise BadItem("S102", f"response_{side}: expected one text for each of the prompts")
+        return in_turn([text for exchange in zip(prompts, answers, strict=True) for text in exchange])
+
+
+def _parsed(value: Any) -> Any:
+    """A value that may be JSON text."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def in_turn(texts: Sequence[Any]) -> list[JsonObject]:
+    """Texts of the user and the assistant in turn, as messages."""
+    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+
+
 @FORMATS.register("helpsteer-preference")
 class HelpSteerPreference(Comparison):
     """HelpSteer2's preferences (``prompt``, ``response_1``, ``response_2``, ``preference_strength``) and HelpSteer3's
@@ -149,6 +196,53 @@ class JudgeBench(Comparison):
 
     content = "comparisons of JudgeBench"
     shapes = (Compared("question", ("response_A", "response_B"), "label", choices={"A>B": 0, "B>A": 1, "A=B": None}),)
+
+
+@FORMATS.register("nectar")
+class Nectar(Comparison):
+    """Nectar: ``prompt`` as HH-RLHF writes it, and ``answers`` with a ``rank``: a pair of the best answer and each worse
+    one. A rank is no margin; what is known of two worse answers, and which models they are of, is lost."""
+
+    content = "ranked answers of Nectar"
+    item = "a row of ranked answers"
+    shapes = (Compared("prompt", ("chosen", "rejected")),)
+
+    def recognise_row(self, row: JsonObject) -> bool:
+        return isinstance(row.get("prompt"), str) and {"answer", "rank"} <= first_row(row.get("answers")).keys()
+
+    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+        for (_, number), row in super().items(value):
+            try:
+                pairs: list[Any] = self.pairs(row) if isinstance(row, dict) else [row]
+            except (BadItem, *ODD) as error:
+                pairs = [BadItem.of(error)]
+            yield from (((n, number), pair) for n, pair in enumerate(pairs))
+
+    def pairs(self, row: JsonObject) -> list[JsonObject]:
+        """The best answer with each worse one. Raises BadItem where there is none."""
+        ranked = [(finite(answered, "rank"), answered["answer"]) for answered in row["answers"]]
+        best = min((rank for rank, _ in ranked), default=0.0)
+        pairs = [
+            {"prompt": row["prompt"], "chosen": better, "rejected": worse}
+            for rank, better in ranked
+            for lower, worse in ranked
+            if lower > rank == best
+        ]
+        if not pairs:
+            raise BadItem("S103", "no two answers of different rank, so none is preferred")
+        return pairs
+
+
+@FORMATS.register("openai-preference")
+class OpenAIPreference(Comparison):
+    """OpenAI's rows for DPO: ``input`` with messages and tools, ``preferred_output``, ``non_preferred_output``."""
+
+    content = "preference rows of OpenAI"
+    item = "a preference pair"
+    shapes = (Compared("input.messages", ("preferred_output", "non_preferred_output")),)
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        return super().row(item | {"tools": at(item, "input").get("tools")}, importing)
 
 
 @FORMATS.register("safe-rlhf")
@@ -260,19 +354,66 @@ class Alpaca(Format):
         return answered_row(item, ("instruction",), ("output", "response"), importing)
 
 
+class Conversations(Format):
+    """A format of which each row is a conversation in one column, with what stands beside it."""
+
+    item = "a conversation"
+    holds_text = True
+
+    def messages(self, value: Any) -> Any:
+        """The messages that the column holds, of either shape."""
+        return value
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        name = column(item, *CONVERSATIONS)
+        written = in_context(item, conversation(self.messages(item[name]), name))
+        return rollout_row(item, [], written, importing, texts=(name, *BESIDE))
+
+
 @FORMATS.register("sharegpt")
-class ShareGpt(Format):
+class ShareGpt(Conversations):
     """``conversations`` with ``from`` (human, gpt, system, function_call, observation) and ``value``, or with ``role`` and
     ``content``; ``system`` and ``tools`` beside it."""
 
     content = "ShareGPT conversations"
-    item = "a conversation"
-    holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:
         return any(ends_with_answer(row.get(name)) for name in CONVERSATIONS) and "chosen" not in row
 
-    def row(self, item: Any, importing: Importing) -> TableRow:
-        name = column(item, *CONVERSATIONS)
-        messages = in_context(item, conversation(item[name], name))
-        return rollout_row(item, [], messages, importing, texts=(name, *BESIDE))
+
+@FORMATS.register("lima")
+class Lima(Conversations):
+    """LIMA's ``conversations``: texts of the user and the assistant in turn."""
+
+    content = "conversations of LIMA"
+
+    def recognise_row(self, row: JsonObject) -> bool:
+        texts = next((row[name] for name in CONVERSATIONS if row.get(name)), None)
+        return isinstance(texts, list) and len(texts) > 1 and all(isinstance(text, str) for text in texts)
+
+    def messages(self, value: Any) -> Any:
+        return in_turn(value) if isinstance(value, list) else value
+
+
+@FORMATS.register("capybara")
+class Capybara(Conversations):
+    """Capybara's ``conversation``: exchanges of ``input`` and ``output``, or of ``human`` and ``assistant`` (ms-swift);
+    ``system`` in an exchange (XTuner) or beside them."""
+
+    content = "conversations of Capybara"
+    exchanges = ({"input", "output"}, {"human", "assistant"})
+
+    def recognise_row(self, row: JsonObject) -> bool:
+        first = first_row(next((row[name] for name in CONVERSATIONS if row.get(name)), None))
+        return any(names <= first.keys() for names in self.exchanges) and "role" not in first
+
+    def messages(self, value: Any) -> Any:
+        messages = []
+        for exchange in value:
+            if exchange.get("system"):
+                messages.append({"role": "system", "content": exchange["system"]})
+            user, assistant = ("human", "assistant") if "human" in exchange else ("input", "output")
+            messages += [{"role": "user", "content": exchange[user]}] if exchange[user] != "" else []
+            more = {k: v for k, v in exchange.items() if k not in ("system", user, assistant)}
+            messages.append({**more, "role": "assistant", "content": exchange[assistant]})
+        return messages

@@ -80,6 +80,17 @@ class TrlMessages(TextFormat):
         return {"messages": prompt + completion}
 
 
+@FORMATS.register("openai")
+class OpenAI(TrlMessages):
+    """OpenAI's fine-tuning rows: arguments of calls are text, no reasoning; a message of ``weight`` 0 is not trained."""
+
+    for_openai = True
+
+    def recognise(self, value: Any) -> bool:  # noqa: ARG002 - its rows look like TRL's
+        """Rows of chat messages are ``trl-messages``, which are read in the same way."""
+        return False
+
+
 @FORMATS.register("trl-prompt-completion")
 class TrlPromptCompletion(TextFormat):
     """``prompt`` (or ``question``, ``problem``, ``query``, ``input``) up to the first assistant message, ``completion`` (or
@@ -162,10 +173,10 @@ def _is_conversation(value: Any) -> bool:
     return "assistant" in roles and len(roles) == len(messages)
 
 
-def _is_said(prompt: str, messages: Sequence[Message]) -> bool:
-    """Whether a text is that of a message, of a part of one, or of a conversation with the last one, white space aside."""
-    said, *texts = (" ".join(str(text or "").split()) for text in (prompt, *(m.get("content") for m in messages)))
-    return any(said in text for text in texts) or texts[-1] in said
+def _states(messages: Sequence[Message], prompt: str) -> bool:
+    """Whether a prompt is a message, a part of one, or a conversation with the last one, white space aside."""
+    asked, *texts = (" ".join(str(text or "").split()) for text in (prompt, *(m.get("content") for m in messages)))
+    return any(asked in text for text in texts) or texts[-1] in asked
 
 
 def prompt_and_sides(item: JsonObject) -> tuple[Sequence[Message], Sequence[Message], Sequence[Message]]:
@@ -189,7 +200,7 @@ def prompt_and_sides(item: JsonObject) -> tuple[Sequence[Message], Sequence[Mess
         raw_prompt = item.get("prompt")
         if isinstance(raw_prompt, list) and conversation(raw_prompt, "prompt") != chats[0][:n]:
             raise BadItem("S102", "prompt: got other messages than those with which chosen and rejected begin")
-        if isinstance(raw_prompt, str) and not _is_said(raw_prompt, chats[0][:n]):
+        if isinstance(raw_prompt, str) and not _states(chats[0][:n], raw_prompt):
             raise BadItem("S102", "prompt: got another text than the messages with which chosen and rejected begin")
         return in_context(item, chats[0][:n]), chats[0][n:], chats[1][n:]
     if "instruction" in item:

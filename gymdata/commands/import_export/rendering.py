@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from gymdata.commands.import_export.summaries import ImportSummary
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.formats.conversion.batches import Imported
-from gymdata.formats.conversion.importing import Rejected
+from gymdata.formats.conversion.importing import Reject, Rejected, TableRow
 from gymdata.rollouts.failures import is_rollout
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import TurnColumns
@@ -57,25 +57,23 @@ def rendered_identity(renderer: TextRenderer, model: str, facts: RunFacts) -> di
     return identity
 
 
-def rendered(parts: Iterable[Imported], renderer: TextRenderer | None, table: Table) -> Iterator[Imported]:
-    """``parts`` with the ids of their text, in order; as they are without a ``renderer``, whose counts have what came of
-    them."""
+def rendered(
+    parts: Iterable[Imported], renderer: TextRenderer, table: Table, reject: Reject
+) -> Iterator[pa.RecordBatch]:
+    """The rows of ``parts`` with the ids of their text, in order; ``reject`` gets those that cannot be proven."""
     for part in parts:
-        if part.batch is None or renderer is None:
-            yield part
-            continue
         batch = part.batch
         if table is PAIRS and "rendered" not in batch.schema.names:
             batch = batch.append_column(PAIRS.schema.field("rendered"), pa.nulls(batch.num_rows, pa.bool_()))
         text = _without_ids(batch, table)
         borders = [0, *(np.flatnonzero(np.diff(text)) + 1).tolist(), batch.num_rows]
-        rejected = list(part.rejected)
         for start, end in pairwise(borders):
             piece = batch.slice(start, end - start)
-            if text[start]:
-                piece = _piece(piece, table, renderer, part, start, rejected)
-            yield replace(part, batch=piece, rejected=[])
-        yield replace(part, batch=None, rejected=rejected)
+            rows = list(_with_ids(piece, table, renderer, part.origins[start:end], reject)) if text[start] else None
+            if rows is None:
+                yield piece
+            elif rows:
+                yield build(rows, table, batch.schema.names, f"rendered {table.name}", list(range(len(rows))))
 
 
 def count_rendered(summary: ImportSummary, renderer: TextRenderer) -> None:
@@ -104,22 +102,21 @@ def _without_ids(batch: pa.RecordBatch, table: Table) -> np.ndarray:
     return np.asarray(n_ids == 0)
 
 
-def _piece(
-    batch: pa.RecordBatch, table: Table, renderer: TextRenderer, part: Imported, first: int, rejected: list[Rejected]
-) -> pa.RecordBatch | None:
-    """The rows of ``batch`` with ids; None when there is none left."""
-    rows = []
-    for number, row in enumerate(to_rows(batch), first):
+def _with_ids(
+    batch: pa.RecordBatch,
+    table: Table,
+    renderer: TextRenderer,
+    origins: Sequence[tuple[Path, int]],
+    reject: Reject,
+) -> Iterator[TableRow]:
+    """The rows of ``batch`` with the ids of their text."""
+    for row, (file, line) in zip(to_rows(batch), origins, strict=True):
         try:
             with_ids = renderer.rollout(row) if table is ROLLOUTS else renderer.pair(row)
         except DataError as error:
             renderer.counts.refused[error.reason] += 1
-            file, line = part.origins[number]
             texts = {name: row[name] for name in ("messages", "prompt", "chosen", "rejected") if name in row}
             shown = json.dumps(texts, ensure_ascii=False, default=str)[:1000]
-            rejected.append(Rejected(file, line, UNPROVEN, error.message, shown))
+            reject(Rejected(file, line, UNPROVEN, error.message, shown))
             continue
-        rows.append(decode(encode(with_ids)))  # through JSON, from which batches are built
-    if not rows:
-        return None
-    return build(rows, table, batch.schema.names, f"rendered {table.name}", list(range(len(rows))))
+        yield decode(encode(with_ids))  # through JSON, from which batches are built

@@ -27,9 +27,17 @@ from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError, abrid
 from gymdata.formats import Format, detect, format_named
 from gymdata.formats import exported as exported_formats
 from gymdata.formats import imported as imported_formats
-from gymdata.formats.conversion.batches import Imported, Reader
+from gymdata.formats.conversion.batches import imported_batches
 from gymdata.formats.conversion.exporting import Export
-from gymdata.formats.conversion.importing import ODD, JsonObject, Rejected, TableRow, reason_of
+from gymdata.formats.conversion.importing import (
+    ODD,
+    Importing,
+    JsonObject,
+    Numbering,
+    Rejected,
+    TableRow,
+    reason_of,
+)
 from gymdata.formats.conversion.rows import NO_TIME
 from gymdata.formats.nemo_gym.rows import failures_file, main_file
 from gymdata.progress import log_to
@@ -132,9 +140,12 @@ def import_rollouts(
             summary.recall(out.facts)
         else:
             run_id = run_id or secrets.token_hex(8)
-            parts = Reader(name, run_id, keep_contradicting, columns)(sources)
             reading = _Reading(summary, failed == "drop")
-            reading.write(rendered(parts, renderer, table), table, out, as_lines=format == "jsonl")
+            reject, numbering = reading.rejected.append, Numbering(text=known_format.holds_text)
+            importing = Importing(run_id, numbering, reject, keep_contradicting, columns)
+            parts = imported_batches(known_format, sources, importing, reject)
+            batches = (p.batch for p in parts) if renderer is None else rendered(parts, renderer, table, reject)
+            reading.write(batches, table, out, as_lines=format == "jsonl")
             if renderer is not None:
                 count_rendered(summary, renderer)
             if test_share is not None and reading.tasks:
@@ -220,9 +231,9 @@ class _Reading:
     #: Rows with that placeholder in a message.
     marked: int = 0
 
-    def write(self, parts: Iterable[Imported], table: Table, out: StageOutput, *, as_lines: bool) -> None:
-        """Write the rows of ``parts`` to ``out``, and what else was found; then all of it is counted."""
-        batches = self._batches(parts)
+    def write(self, read: Iterable[pa.RecordBatch], table: Table, out: StageOutput, *, as_lines: bool) -> None:
+        """Write the rows that were ``read`` to ``out``, and what else was found; then all of it is counted."""
+        batches = self._batches(read)
         first = next(batches, None)
         # Pairs have optional columns.
         names = table.required() if first is None else first.schema.names
@@ -236,6 +247,8 @@ class _Reading:
         else:
             out.batches(f"{ROLLOUTS_FOLDER}/part-00000.parquet", batches, table, schema)
         if self.rejected:
+            order = {file: number for number, file in enumerate(self.summary.files)}
+            self.rejected.sort(key=lambda row: (order[str(row.file)], row.line))
             out.lines(REJECTED, map(_rejected_line, self.rejected))
         if self.failures:
             out.lines(FAILURES, self.failures)
@@ -247,12 +260,9 @@ class _Reading:
         summary.rows_in = summary.rollouts + summary.pairs + summary.rejected + self.failed.total()
         summary.reasons = dict(sorted(Counter(row.code for row in self.rejected).items()))
 
-    def _batches(self, parts: Iterable[Imported]) -> Iterator[pa.RecordBatch]:
-        """The batches of ``parts``, without failed attempts; all else of them is kept."""
-        for part in parts:
-            self.rejected += part.rejected
-            if (batch := part.batch) is None:
-                continue
+    def _batches(self, read: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches that were ``read``, without failed attempts; all else of them is kept."""
+        for batch in read:
             of_rollouts = "messages" in batch.schema.names
             messages = batch.column("messages" if of_rollouts else "prompt")
             marked = pc.match_substring(pc.list_flatten(messages).field("content"), _MARK)

@@ -6,8 +6,8 @@ Invariant: rows, ids, rejections and counts do not depend on how the rows are cu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from gymdata.formats import format_named
-from gymdata.formats.conversion.importing import Importing, Numbering, Rejected
+from gymdata.formats.conversion.importing import Importing, Reject, Rejected
 from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
 from gymdata.store.columns import Batch, Fault
@@ -24,55 +23,41 @@ from gymdata.store.tables import row_parts
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
+    from gymdata.formats import Format
     from gymdata.store.paths import Source
 
 #: About the bytes of a pair, which bounds how many are in memory as Python objects.
 _PAIR_BYTES = 16_384
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Imported:
-    """Rows of some files in their order, and what was found between them."""
+    """Rows of some files in their order. ``origins``: of each, its file and line."""
 
-    batch: pa.RecordBatch | None
-    rejected: list[Rejected]
-    #: For each row of the batch, its file and line.
+    batch: pa.RecordBatch
     origins: list[tuple[Path, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """Reads files in ``format``. ``columns``: field → column, as of ``--map``."""
-
-    format: str
-    run_id: str
-    keep_contradicting: bool = False
-    columns: Mapping[str, str] = field(default_factory=dict)
-
-    def __call__(self, sources: Sequence[Source]) -> Iterator[Imported]:
-        format, rejected, refused, base = format_named(self.format), list[Rejected](), set[int](), 0
-        table = TABLES[format.table]
-        numbering = Numbering(text=format.holds_text)
-        importing = Importing(self.run_id, numbering, rejected.append, self.keep_contradicting, self.columns)
-        order = {source.path: number for number, source in enumerate(sources)}
-        with rare_collections():
-            for part in _parts(format.read(sources, importing), table):
-                if isinstance(part, Fault):
-                    if part.row not in refused:
-                        refused.add(part.row)
-                        shown = json.dumps(part.value, ensure_ascii=False, default=str)[:1000]
-                        origin = importing.origins[part.row - base]
-                        rejected.append(Rejected(*origin, "S102", part.error().reason, shown))
-                    continue
-                batch = part.only(np.array([row not in refused for row in part.rows.tolist()]))
-                origins = [importing.origins[row - base] for row in batch.rows.tolist()]
-                done = int(part.rows[-1]) + 1
-                del importing.origins[: done - base]
-                base = done
-                rejected.sort(key=lambda row: (order[row.file], row.line))
-                yield Imported(batch.data if origins else None, rejected.copy(), origins)
-                rejected.clear()
-        yield Imported(None, rejected, [])
+def imported_batches(
+    format: Format, sources: Sequence[Source], importing: Importing, reject: Reject
+) -> Iterator[Imported]:
+    """The rows of files; ``reject`` gets those that cannot become columns."""
+    table, refused, base = TABLES[format.table], set[int](), 0
+    with rare_collections():
+        for part in _parts(format.read(sources, importing), table):
+            if isinstance(part, Fault):
+                if part.row not in refused:
+                    refused.add(part.row)
+                    shown = json.dumps(part.value, ensure_ascii=False, default=str)[:1000]
+                    reject(Rejected(*importing.origins[part.row - base], "S102", part.error().reason, shown))
+                continue
+            batch = part.only(np.array([row not in refused for row in part.rows.tolist()]))
+            origins = [importing.origins[row - base] for row in batch.rows.tolist()]
+            done = int(part.rows[-1]) + 1
+            del importing.origins[: done - base]
+            base = done
+            if origins:
+                yield Imported(batch.data, origins)
 
 
 def _parts(rows: Iterator[tuple[int, TableRow]], table: Table) -> Iterator[Batch | Fault]:

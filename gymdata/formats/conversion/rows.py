@@ -28,8 +28,8 @@ KINDS = {
 NO_TIME = datetime.fromtimestamp(0, UTC)
 #: The extra of a message that its file does not train.
 NOT_TRAINED = STRICT.encode({"weight": 0})
-#: What a message says.
-SAID = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name")
+#: The fields of a message that a chat template reads.
+_READ = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name")
 
 
 @cache
@@ -111,8 +111,8 @@ def given(messages: Sequence[Message]) -> list[Message]:
 
 def prompt_group(prompt: Sequence[Message], tools: str) -> str:
     """Answers to one prompt with the same tools (JSON text) are a group: a hash of all that was given."""
-    said = [{name: m[name] for name in SAID if m.get(name) is not None} for m in prompt]
-    text = json.dumps([said, tools], ensure_ascii=False)
+    messages = [{name: m[name] for name in _READ if m.get(name) is not None} for m in prompt]
+    text = json.dumps([messages, tools], ensure_ascii=False)
     return "prompt-" + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
