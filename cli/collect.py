@@ -10,9 +10,7 @@ from gymdata.commands.collect.settings import CollectConfig
 from gymdata.commands.collect.task_files import KINDS
 
 from .console import Watch, command_words, finish, note
-from .flags import DryRun, Json, ray_here, sampling_instead, with_flags
-
-rewrite, instead_of = ray_here, sampling_instead
+from .flags import DryRun, Json, with_flags
 
 
 @with_flags(CollectConfig)

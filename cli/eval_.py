@@ -10,9 +10,8 @@ from gymdata.commands.collect.task_files import KINDS
 from gymdata.commands.eval.settings import EvalConfig
 
 from .console import Watch, command_words, facts, finish, grid
-from .flags import DryRun, Json, ray_here, sampling_instead, with_flags
+from .flags import DryRun, Json, with_flags
 
-rewrite, instead_of = ray_here, sampling_instead
 #: Tasks that regressed in the text output; --json and results.md have all.
 _SHOWN = 20
 

@@ -107,7 +107,7 @@ gymdata train-rl runs/x/experiences-grpo -m sample_data/policy \\
         "gymdata finetune sample_data/finetune.yaml -o num_epochs 2",
     ),
     "sweep": ("gymdata sweep sample_data/sweep.yaml --dry-run", "gymdata sweep sample_data/sweep.yaml -o runs/sweep"),
-    "show": ("gymdata show runs/x", "gymdata show runs/x --best -n 3", "gymdata show runs/x --pair"),
+    "show": ("gymdata show runs/x", "gymdata show runs/x --best -n 3", "gymdata show runs/x --pair first"),
     "view": ("gymdata view runs/x", "gymdata view runs/x --export runs/x.html"),
     "report": ("gymdata report runs/x",),
     "query": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,9 +61,6 @@ def finetune(
     from gymdata.commands.finetune.run import finetune as run
 
     overrides = [pair(text) for text in override or []]
-    for key, values in Counter(key for key, _ in overrides).items():
-        if values > 1:
-            raise UsageError(f"-o {key}: given {values} times", hint="it takes one value: give it once")
     if (config is None) == (config_file is None):
         for key, value in overrides if config is None else ():
             if "." not in key and Path(value).suffix in (".yaml", ".yml"):
@@ -82,7 +79,7 @@ def finetune(
     return finish(report, "finetune", json=json)
 
 
-def rewrite(words: list[str]) -> list[str]:
+def joined_overrides(words: Sequence[str]) -> list[str]:
     """``-o KEY VALUE`` as ``-o KEY=VALUE``: the parser has no repeatable option with two values."""
     remaining, args = list(words), []
     while remaining:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ METAVARS = {
     "allow_host": "NAME", "balance": "COLUMN", "best_by": "NUMBER", "by": "FIELD",
     "data": "RUN", "endpoint": "URL",
     "env": "[NAME=]SPEC", "force": "KEY=VALUE", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE",
-    "loss": "LOSS", "map": "FIELD=COLUMN", "pair": "[ID]", "random": "N", "ray": "[ADDRESS]", "replicas": "N",
+    "loss": "LOSS", "map": "FIELD=COLUMN", "pair": "ID", "random": "N", "ray": "ADDRESS", "replicas": "N",
     "reward_url": "URL", "select": "CODE", "system": "TEXT",
     "step_reward_field": "NAME", "task": "ID", "top_logprobs": "K", "user": "SPEC",
     "where": "CONDITION",
@@ -106,7 +105,7 @@ def with_flags(
         flags = {name: " / ".join(called[name]) for name in fields}
         added = {**options, **({"config": _ConfigFile, "set_": _Set} if file else {})}
 
-        def loaded(args: Settings) -> Config:
+        def load(args: Settings) -> Config:
             """The settings of the options, which are taken out of ``args``."""
             config, sets = (args.pop("config"), args.pop("set_") or ()) if file else (None, ())
             values = {name: args.pop(name) for name in options}
@@ -124,49 +123,16 @@ def with_flags(
             return kind.load(config, values, sets, named)
 
         def run(**args: Any) -> Any:
-            return body(settings=loaded(args), **args)
+            return body(settings=load(args), **args)
 
         new = [_parameter(name, annotation, None) for name, annotation in added.items()]
         signature = [part for p in parameters.values() for part in ([p] if p.name != "settings" else new)]
-        run.loaded = loaded  # type: ignore[attr-defined]  # for commands that are checked before they run
+        run.load = load  # type: ignore[attr-defined]  # for commands that are checked before they run
         if file:
             run.settings = (kind, flags)  # type: ignore[attr-defined]  # for the page of all settings
         return _signed(run, signature, body.__doc__)
 
     return decorate
-
-
-def sampling_instead(command: str, option: str, value: str | None) -> str | None:
-    """The hint for an option that trainers or transformers name otherwise; None for any other."""
-    names = {
-        "--num-rollouts": ("num-generations", "num-return-sequences", "num-samples", "repeats", "n-samples", "samples"),
-        "--max-tokens": ("max-new-tokens", "max-completion-length", "max-length", "max-gen-tokens"),
-        "--limit": ("num-tasks", "max-samples", "num-prompts"),
-    }
-    word = option.lstrip("-").replace("_", "-")
-    return next((f"did you mean {flag}?" for flag, synonyms in names.items() if word in synonyms), None)
-
-
-def ray_here(argv: list[str]) -> list[str]:
-    """``--ray`` without an address is Ray on this machine."""
-    address = re.compile(r"auto|local|[\w.-]+:\d{1,5}|\[[\da-fA-F:]+\]:\d{1,5}|ray://.*")
-    return optional_value(argv, "--ray", "local", lambda after: bool(address.fullmatch(after)) or not is_path(after))
-
-
-def optional_value(argv: list[str], option: str, default: str, fits: Callable[[str], bool]) -> list[str]:
-    """``option`` with the value ``default`` where the word after it is no value of it: the parser has no option with an
-    optional value."""
-
-    def bare(after: str) -> bool:
-        return not after or after.startswith("-") or not fits(after)
-
-    pairs = zip(argv, [*argv[1:], ""], strict=False)
-    return [part for word, after in pairs for part in ([word, default] if word == option and bare(after) else [word])]
-
-
-def is_path(word: str) -> bool:
-    """Whether a word is a path or a URL, rather than a name."""
-    return "/" in word or Path(word).exists()
 
 
 def with_common(body: Body, *, reads: bool, writes: bool) -> Body:
@@ -184,32 +150,16 @@ def with_common(body: Body, *, reads: bool, writes: bool) -> Body:
     ) -> Any:
         # ``main`` has set the level, before anything was imported.
         current().allow_changed |= allow_changed
-        named = {EXPERIMENT: experiment, TAGS: "\n".join(tag or ())}
-        before = dict(os.environ)
-        os.environ |= {name: value for name, value in named.items() if value}
-        try:
-            return body(**args, **({"verbose": verbose} if "verbose" in parameters else {}))
-        finally:
-            for name in named:
-                os.environ.pop(name, None)
-            os.environ |= {name: before[name] for name in named if name in before}
+        # Of its child processes, too; ``main`` restores them.
+        labels = {EXPERIMENT: experiment, TAGS: "\n".join(tag or ())}
+        os.environ |= {name: value for name, value in labels.items() if value}
+        return body(**args, **({"verbose": verbose} if "verbose" in parameters else {}))
 
     params = [p.replace(annotation=completing(p.annotation)) for p in parameters.values() if p.name != "verbose"]
     if writes:
         params += [_parameter("experiment", _Experiment, None), _parameter("tag", _Tags, None)]
     params += [_parameter("verbose", Verbose, False), _parameter("log_level", _LogLevel, None)]
     return _signed(run, [*params, _parameter("allow_changed", _AllowChanged, False)] if reads else params, body.__doc__)
-
-
-def without_body(body: Body, command: Body) -> Body:
-    """The command's function as one that only loads the settings of ``body`` from its options."""
-    load = getattr(body, "loaded", None)
-
-    def run(**args: Any) -> None:
-        if load is not None:
-            load(args)
-
-    return _signed(run, list(inspect.signature(command).parameters.values()), command.__doc__)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -11,12 +11,10 @@ from gymdata.commands.judge.settings import JudgeConfig
 from gymdata.errors import GymdataError
 
 from .console import Watch, command_words, finish
-from .flags import Json, ray_here, with_flags
+from .flags import Json, with_flags
 
 #: The published name of the negation is shorter than the option's.
 PRINCIPLE = {"use_principle": ["--use-principle/--no-principle"]}
-
-rewrite = ray_here
 
 
 @with_flags(JudgeConfig, PRINCIPLE)

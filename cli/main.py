@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import errno
 import importlib
 import inspect
@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -30,11 +31,12 @@ from gymdata.errors import (
     printable,
 )
 from gymdata.progress import LEVELS, printed, start_logging, stop_logging
+from gymdata.store.paths import EXPERIMENT, TAGS
 from gymdata.store.reading import reading
 
 from .console import answered, command_words, emit_json, folded, note, remember_command
 from .examples import EXAMPLES
-from .flags import with_common, without_body
+from .flags import with_common
 
 _LOG = logging.getLogger("gymdata")
 
@@ -109,7 +111,7 @@ class Groups(TyperGroup):
 
 
 class OneCommand(TyperCommand):
-    """A command whose options of one value are given once: the parser alone would take the last and drop the others."""
+    """A command whose help has its arguments, its options by section, and examples."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [param for param in self.get_params(ctx) if param.param_type_name == "argument"]
@@ -132,41 +134,14 @@ class OneCommand(TyperCommand):
                 # As it is: a folded line could not be copied.
                 formatter.write(f"  {line}\n")
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises UsageError for an option that is given twice, or both on and off, and for settings after one --set."""
-        for name, first, second in zip(args, args[1:], args[2:], strict=False):
-            if name == "--set" and re.match(r"[a-z][\w.]*=", second) and not os.path.exists(second):  # noqa: PTH110 - no Path of it
-                hint = f"repeat --set: --set {shlex.quote(first)} --set {shlex.quote(second)}"
-                raise UsageError(f"--set takes one KEY=VALUE, got {second} after {first}", hint=hint)
-        parser, options = self.make_parser(ctx), dict[str, Any]()
-        for param in self.get_params(ctx):
-            if param.param_type_name == "option" and not param.multiple and not getattr(param, "count", False):
-                options[param.name] = gathering = copy.copy(param)
-                gathering.multiple = True
-                gathering.add_to_parser(parser, ctx)
-        opts, _, order = parser.parse_args(args=list(args))
-        if not any(param.is_eager for param in order):
-            for name, option in options.items():
-                values = opts.get(name) or []
-                if option.is_flag:
-                    # A repeated flag is harmless; on and off exclude each other.
-                    names = {True: option.opts[-1], False: (option.secondary_opts or option.opts)[-1]}
-                    values = [names[value] for value in dict.fromkeys(values)]
-                if len(values) > 1:
-                    often = "twice" if len(values) == 2 else f"{len(values)} times"
-                    listed = f"{', '.join(map(str, values[:-1]))} and {values[-1]}"
-                    hint = "it takes one value: give it once"
-                    raise UsageError(f"{option.opts[-1]}: given {often}: {listed}", hint=hint)
-        return super().parse_args(ctx, args)
-
 
 def _name(argument: Any) -> str:
     return str(argument.metavar or argument.name.upper())
 
 
-def build(command: str | None, *, parsed_only: bool = False) -> typer.Typer:
+def build(command: str | None) -> typer.Typer:
     """The application with ``command`` in full and alone; for anything else all commands are listed, and none of their
-    modules is loaded. ``parsed_only``: the command reads its options and settings, and does nothing."""
+    modules is loaded."""
     app = typer.Typer(
         cls=Groups,
         no_args_is_help=True,
@@ -187,41 +162,51 @@ def build(command: str | None, *, parsed_only: bool = False) -> typer.Typer:
         """A placeholder of a command in the list of commands."""
 
     app.callback(invoke_without_command=True)(root)
-    for name, (module, function, summary) in COMMANDS.items():
+    for name, (_, _, summary) in COMMANDS.items():
         if name == command:
-            body = getattr(importlib.import_module(f"gymdata.cli.{module}"), function)
+            body = body_of(name)
             text = "\n\n".join(filter(None, [summary, inspect.getdoc(body)]))
             full = with_common(body, reads=name in READERS, writes=name in WRITERS)
-            app.command(name, cls=OneCommand, help=text)(without_body(body, full) if parsed_only else full)
+            app.command(name, cls=OneCommand, help=text)(full)
         elif command not in COMMANDS:
             app.command(name, help=summary)(named_only)
     return app
 
 
-def rewritten(command: str | None, argv: list[str]) -> list[str]:
-    """The words as the parser takes them: a command's module may have a ``rewrite`` for syntax that the parser does not
-    support."""
-    rewrite = _of_module(command, "rewrite")
-    return list(rewrite(argv)) if rewrite is not None else argv
+def body_of(command: str) -> Any:
+    """The function of a command."""
+    module, function, _ = COMMANDS[command]
+    return getattr(importlib.import_module(f"gymdata.cli.{module}"), function)
+
+
+def parsed(command: str, words: Sequence[str]) -> dict[str, Any]:
+    """The parameters of a command in the words after its name, as the parser has them."""
+    group: Any = typer.main.get_command(build(command))
+    context = group.commands[command].make_context(command, as_parsed(command, words))
+    return dict(context.params)
+
+
+def as_parsed(command: str | None, words: Sequence[str]) -> list[str]:
+    """The words with a repeatable option of two values, which the parser does not have, as one of ``KEY=VALUE``."""
+    if command != "finetune":
+        return list(words)
+    from .finetune import joined_overrides
+
+    return joined_overrides(words)
 
 
 def check_words(words: list[str]) -> None:
-    """Raises UsageError, or what else reading a command line raises, for words after ``gymdata`` that are refused before the
-    command does anything."""
+    """Raises UsageError for words after ``gymdata`` whose command, options or settings are refused before anything is read
+    or done."""
     command = words[0] if words else ""
     if command not in COMMANDS:
         raise UsageError.unknown_choice("command", command, COMMANDS)
     try:
-        build(command, parsed_only=True)(args=rewritten(command, words), standalone_mode=False, prog_name="gymdata")
+        args = parsed(command, words[1:])
     except typer.TyperException as refused:
-        raise _of_parser(refused, command, words) from refused
-
-
-def _of_module(command: str | None, function: str) -> Any:
-    """A function of the command's module; None where it has none."""
-    if command not in COMMANDS:
-        return None
-    return getattr(importlib.import_module(f"gymdata.cli.{COMMANDS[command][0]}"), function, None)
+        raise _of_parser(refused, command) from refused
+    if (load := getattr(body_of(command), "load", None)) is not None:
+        load(args)
 
 
 def run() -> None:
@@ -243,25 +228,34 @@ def main(argv: list[str]) -> int:
     What readers had to leave out is reported on stderr, and changes an exit code of 0 to 1.
     """
     remember_command(argv)
-    # Messages name flags, those of child processes too.
-    before = os.environ.get(COMMAND_LINE)
-    os.environ[COMMAND_LINE] = "1"
     # Logging starts before the parser, which then refuses an unknown level.
     words = [part for word in argv for part in word.split("=", 1)]
     levels = [after for word, after in itertools.pairwise(words) if word == "--log-level"]
-    level = next((level for level in LEVELS if level in levels[:1]), None)
+    level = next((level for level in LEVELS if level in levels[-1:]), None)
     start_logging(level, verbose="-v" in argv or "--verbose" in argv)
     try:
         _LOG.info("%s", shlex.join(command_words()), extra={"printed": True})
-        with reading(report=lambda line: note(f"warning: {line}")) as context:
+        with _environment(), reading(report=lambda line: note(f"warning: {line}")) as context:
             code = _main(argv)
         code = code or (EXIT_FAULTS if context.damage else EXIT_OK)
         _LOG.info("ended with exit code %d", code, extra={"printed": True})
         return code
     finally:
         stop_logging()
-        if before is None:
-            os.environ.pop(COMMAND_LINE, None)  # user code may have removed it
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """What a command tells its child processes: that messages name flags, and what its outputs are part of."""
+    before = {name: os.environ.get(name) for name in (COMMAND_LINE, EXPERIMENT, TAGS)}
+    os.environ[COMMAND_LINE] = "1"
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)  # user code may have removed it
+            if value is not None:
+                os.environ[name] = value
 
 
 def _main(argv: list[str]) -> int:
@@ -271,8 +265,8 @@ def _main(argv: list[str]) -> int:
     completed = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
     command = next((word for word in words or completed if not word.startswith("-")), None)
     try:
-        app, words = build(command), rewritten(command, words)
-        result: Any = app(args=words, standalone_mode=False, prog_name="gymdata")
+        app = build(command)
+        result: Any = app(args=as_parsed(command, words), standalone_mode=False, prog_name="gymdata")
         if result != EXIT_INTERRUPTED:
             return result if isinstance(result, int) else 0
         # Typer raises this, without a message, for a Ctrl-C that the command did not handle.
@@ -289,7 +283,7 @@ def _main(argv: list[str]) -> int:
             # No command was given: the message is the help itself.
             sys.stderr.write(f"{refused.format_message()}\n")
             return EXIT_USAGE
-        error = _of_parser(refused, command, argv)
+        error = _of_parser(refused, command)
     except (KeyboardInterrupt, typer.Abort):
         error = GymdataError("interrupted")
         error.exit_code = EXIT_INTERRUPTED
@@ -306,7 +300,7 @@ def _main(argv: list[str]) -> int:
     return error.exit_code
 
 
-def _of_parser(refused: Any, command: str | None, argv: list[str]) -> UsageError:
+def _of_parser(refused: Any, command: str | None) -> UsageError:
     """The parser's errors with gymdata's wording."""
     faults, param = getattr(refused.__cause__, "errors", None), getattr(refused, "param", None)
     where = " / ".join(param.opts) if param is not None else getattr(refused, "option_name", "the command line")
@@ -316,8 +310,8 @@ def _of_parser(refused: Any, command: str | None, argv: list[str]) -> UsageError
         if text.startswith("Missing argument") and command in COMMANDS:
             example = re.sub(r" \\\n *", " ", EXAMPLES[command][0])
             hint = f"{example}; options: {hint}"
-        elif text.startswith("No such option") and (instead := _instead(command, where, argv)):
-            text, hint = f"No such option: {where}", instead
+        elif text.startswith("No such option") and command in COMMANDS and hasattr(body_of(command), "settings"):
+            hint += "; a setting without an option of its own is --set KEY=VALUE"
         return UsageError(text, hint=hint).at(where)
     from gymdata.settings import expected_text
 
@@ -325,24 +319,6 @@ def _of_parser(refused: Any, command: str | None, argv: list[str]) -> UsageError
     if param.type_descriptor.choices:
         return UsageError.unknown_choice(where, fault["input"], map(str, param.type_descriptor.choices))
     return UsageError.bad_value(where, fault["input"], expected_text(fault), hint=hint)
-
-
-def _instead(command: str | None, option: str, argv: list[str]) -> str | None:
-    """What to type for an option that the command does not have: a setting without a flag, or what the ``instead_of`` of the
-    command's module says, which knows the words of other programs."""
-    if command not in COMMANDS:
-        return None
-    answer, body = _of_module(command, "instead_of"), _of_module(command, COMMANDS[command][1])
-    words = [part for word in argv for part in word.split("=", 1)]
-    after = words[words.index(option) + 1 :][:1] if option in words else []
-    value = after[0] if after and (not after[0].startswith("-") or after[0][1:2].isdigit()) else None
-    from gymdata.settings import Config, as_set
-
-    kind, _ = getattr(body, "settings", (Config, {}))
-    key = option.lstrip("-").replace("-", "_")
-    if key.partition(".")[0] in kind.key_only & kind.model_fields.keys():
-        return as_set(key, value)
-    return answer(command, option, value) if answer is not None else None
 
 
 def _of_python(caught: Exception) -> GymdataError:

@@ -40,13 +40,6 @@ _DIGITS = 6
 _SHOWN = 1_000
 
 
-def instead_of(command: str, option: str, value: str | None) -> str | None:
-    """``--format`` of other SQL programs."""
-    files = {name: f"-o FILE.{name}" for name in ("parquet", "jsonl")}
-    formats = {"csv": "--csv", "json": "--json", "table": "a table is the default: leave it out", **files}
-    return formats.get(value or "csv") if option in ("--format", "-f") else None
-
-
 def query(
     words: _Words = [],  # noqa: B006  # typer makes a list of its own
     csv: _Csv = False,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from gymdata.commands.judge.settings import ServeConfig
 
 from .console import command_words, note
-from .flags import ray_here, with_flags
+from .flags import with_flags
 from .judge import PRINCIPLE
-
-rewrite = ray_here
 
 
 @with_flags(ServeConfig, PRINCIPLE)

@@ -6,21 +6,16 @@ from typing import Annotated
 
 import typer
 
-from gymdata.commands.show.settings import FIRST, ShowConfig
+from gymdata.commands.show.settings import ShowConfig
 
 from .console import finish, note
-from .flags import Json, is_path, optional_value, with_flags
+from .flags import Json, with_flags
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, pairs folder, file or glob.")]
 _Id = Annotated[
     str | None, typer.Argument(metavar="ROLLOUT_ID", help="A rollout's ID, or its beginning (default: first).")
 ]
 _Tokens = Annotated[bool, typer.Option("--tokens", help="Also show sampled tokens, colored by logprob.")]
-
-
-def rewrite(words: list[str]) -> list[str]:
-    """``--pair`` without an ID is the first pair."""
-    return optional_value(words, "--pair", FIRST, lambda after: not is_path(after))
 
 
 @with_flags(ShowConfig, file=False)

@@ -24,17 +24,6 @@ _Lora = Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter (--set
 _Seed = Annotated[int | None, typer.Option("--seed", help="Random seed.")]
 
 
-def instead_of(command: str, option: str, value: str | None) -> str | None:
-    """The setting of the trainer that has the option's name, or the training commands that have the option."""
-    from gymdata.commands.train.trainer_settings import instead_of_flag
-
-    if setting := instead_of_flag(command.removeprefix("train-"), option, value):
-        return setting
-    field = option.lstrip("-").replace("-", "_")
-    owners = [f"train-{name}" for name, kind in TRAINERS.items() if field in kind.model_fields]
-    return f"{option} is an option of {', '.join(owners)}" if owners else None
-
-
 def _command(kind: type[TrainConfig]) -> Callable[..., int]:
     """The command of a trainer."""
 
@@ -75,16 +64,16 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
         "--set learning_rate=1e-5."
     )
     command = with_flags(kind, keys={"lora": "use_peft", "seed": "seed"})(run)
-    load = command.loaded  # type: ignore[attr-defined]  # of with_flags
+    load = command.load  # type: ignore[attr-defined]  # of with_flags
 
-    def loaded(args: Figures) -> TrainConfig:
+    def load_and_check(args: Figures) -> TrainConfig:
         from gymdata.commands.train.trainer_settings import check_settings
 
         settings: TrainConfig = load(args)
         check_settings(settings.algorithm, settings.trainer, kind.model_fields, settings.called, settings.model)
         return settings
 
-    command.loaded = loaded  # type: ignore[attr-defined]  # what a sweep checks
+    command.load = load_and_check  # type: ignore[attr-defined]  # what a sweep checks
     return command
 
 

@@ -17,11 +17,6 @@ _Paths = Annotated[
 ]
 
 
-def instead_of(command: str, option: str, value: str | None) -> str | None:
-    """Servers of other programs open a browser."""
-    return f"`gymdata {command}` opens no browser: leave it out" if option == "--no-browser" else None
-
-
 @with_flags(ViewConfig)
 def view(path: _Paths, *, settings: ViewConfig) -> None:
     """Pages: rollouts, tokens, breaks, groups, pairs, comparisons, training. A run that is being collected

@@ -89,19 +89,17 @@ class Config(pydantic.BaseModel):
         """
         values: Settings = cls.of_file(read_yaml(file), file, overrides or {}) if file is not None else {}
         values |= {key: value for key, value in (overrides or {}).items() if value is not None}
-        set_values: dict[str, str] = {}
+        set_keys = list[str]()
         for text in sets:
             key, equals, value = text.partition("=")
             if not equals or not key:
                 raise UsageError.bad_value(_SET.strip(), text, "key=value")
             key = key.strip()
-            if key in set_values:
-                raise UsageError(f"{_SET}{key}: given twice: {set_values[key]} and {value}", hint="give it once")
-            set_values[key] = value
+            set_keys.append(key)
             section, last = section_of(values, key.split("."), f"{_SET}{text}")
             section[last] = parse_value(value)
         named = {key: name for key, name in (flags or {}).items() if (overrides or {}).get(key) is not None}
-        named |= {key: f"{_SET}{key}" for key in set_values}
+        named |= {key: f"{_SET}{key}" for key in set_keys}
         return cls.of(values, str(file) if file is not None else "settings", named)
 
     @classmethod
@@ -327,9 +325,9 @@ def read_yaml(file: Path) -> Settings:
     return data
 
 
-def as_set(key: str, value: str | None) -> str:
-    """``--set KEY=VALUE`` as it is typed; None is a switch."""
-    return _SET + shlex.quote(f"{key}={'true' if value is None else value}")
+def as_set(key: str, value: str) -> str:
+    """``--set KEY=VALUE`` as it is typed."""
+    return _SET + shlex.quote(f"{key}={value}")
 
 
 def parse_value(text: str) -> Any:

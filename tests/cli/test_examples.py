@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gymdata.cli.examples import EXAMPLES
-from gymdata.cli.main import COMMANDS, main, rewritten
-from tests.cli.parsers import help_of, parser_of
+from gymdata.cli.main import COMMANDS, main, parsed
+from tests.cli.parsers import help_of
 from tests.docs_blocks import forked, prepare, stand_in
 from tests.forks import TRAINING, forks
 
@@ -62,7 +62,7 @@ def test_the_help_shows_the_examples_whole_at_80_columns(command: str) -> None:
 @pytest.mark.parametrize(("command", "line"), LINES, ids=[line[:60] for _, line in LINES])
 def test_the_parser_takes_every_example(command: str, line: str) -> None:
     """Flags exist, values have the right type, and nothing required is missing."""
-    parser_of(command).make_context(command, rewritten(command, words_of(line))[1:])
+    parsed(command, words_of(line)[1:])
 
 
 def test_the_light_examples_run(folder: Path) -> None:

@@ -176,7 +176,7 @@ def test_a_model_that_a_node_has_not_is_named_with_the_node(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--ray"], "has no effect without --replicas"),
+        (["--ray", "auto"], "has no effect without --replicas"),
         (["--replicas", "2", "--endpoint", "http://a:1"], "--replicas and --endpoint were both given"),
         (["--replicas", "2", "--ray", "ray://a:1"], "--ray: got 'ray://a:1'"),
         (["--replicas", "0"], "--replicas"),

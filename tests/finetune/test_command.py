@@ -130,7 +130,6 @@ def test_mistakes_are_exit_code_2(config: Path) -> None:
         (["-o", "num_epochs", "many"], "-o num_epochs: got 'many', expected"),
         (["-o", "trainers.loop.measure_kl", "-3"], "-o trainers.loop.measure_kl: got -3, expected"),
         (["--validation-interval", "0"], "--validation-interval: got 0, expected"),
-        (["-o", "num_epochs", "1", "-o", "num_epochs", "2"], "-o num_epochs: given 2 times"),
         (["-o", "seed", "-1"], "-o seed: got -1"),
         (["-o", "finetuning.limit.x", "3"], "-o finetuning.limit.x: 'limit' is a single value"),
         (["-o", "finetuning..x", "3"], "dotted key"),

@@ -266,14 +266,14 @@ def test_a_pair_is_shown_from_its_fork(run: Path, capsys: pytest.CaptureFixture[
         assert (found["pair"]["fork_message"], found["pair"]["fork_token"], found["total"]) == (2, 5, 1)
 
 
-def test_pair_without_an_id_is_the_first(
+def test_the_first_pair_has_a_name(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever the flag stands, also before the path and where the run has rollouts; -n of pairs is refused."""
     gymdata.pairs(run, breaks="drop", strategy="all", output=run.parent / "pairs")
     monkeypatch.chdir(run.parent)
     first = gymdata.query("SELECT pair_id FROM pairs", "pairs")["pair_id"][0].as_py()
-    for words in (["pairs", "--pair"], ["--pair", "pairs"], ["pairs", "--pair", "--tokens"], ["pairs"]):
+    for words in (["pairs", "--pair", "first"], ["--pair", "first", "pairs"], ["pairs"]):
         assert main(["show", *words, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["pair"]["pair_id"] == first
     assert main(["show", "pairs", "-n", "2"]) == 2

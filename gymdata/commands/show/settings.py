@@ -29,7 +29,7 @@ class ShowConfig(Config):
     limit: int | None = pydantic.Field(None, ge=1, description="Show N rollouts (default: 1, or all of --task).")
     random: int | None = pydantic.Field(None, ge=1, description="N rollouts at random.")
     pair: str | None = pydantic.Field(
-        None, description=f"A pair: chosen and rejected from the fork (without ID: {FIRST})."
+        None, description=f"A pair by its ID, or {FIRST}: chosen and rejected from the fork."
     )
     seed: int = pydantic.Field(0, description="Random seed of --random.")
     tokenizer: Path | None = pydantic.Field(

@@ -18,7 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from gymdata.commands.train.settings import OWN_PAIR_LOSSES
 from gymdata.errors import UsageError
-from gymdata.settings import Dtype, Settings, as_set, place_of
+from gymdata.settings import Dtype, Settings, place_of
 
 #: Key → the plain types that it takes; none where they are not known.
 Fields = Mapping[str, Set[type]]
@@ -44,9 +44,6 @@ RESERVED = {
 }
 #: Trainers whose class of settings is TRL's.
 _OF_TRL = ("dpo", "kto", "reward")
-#: Short names of other trainers' options, and the setting of each.
-_SHORT = dict.fromkeys(("epochs", "num_epochs", "n_epochs"), "num_train_epochs")
-_SHORT |= {"batch_size": "per_device_train_batch_size", "lr": "learning_rate"}
 _FROM_0 = (
     "learning_rate num_train_epochs warmup_steps weight_decay adam_epsilon max_grad_norm beta logging_steps save_steps "
     "dataloader_num_workers neftune_noise_alpha router_aux_loss_coef center_rewards_coefficient"
@@ -140,16 +137,6 @@ def _written(pattern: str, *files: str) -> list[str]:
             if (file := Path(folder, path)).is_file():
                 found |= dict.fromkeys(re.findall(pattern, file.read_text("utf-8"), re.MULTILINE))
     return list(found)
-
-
-def instead_of_flag(algorithm: str, flag: str, value: str | None) -> str | None:
-    """What to give in place of a flag that the command does not have: a setting of the trainer that has its name.
-    ``value``: what was given with the flag; None for a switch."""
-    key = flag.lstrip("-").replace("-", "_")
-    key = _SHORT.get(key, key)
-    if key in RESERVED:
-        return RESERVED[key]
-    return as_set(key, value) if key in _names(algorithm) else None
 
 
 def reported_to(values: Mapping[str, Any]) -> set[str]:
