@@ -9,17 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from gymdata.errors import ACTS, GymdataError, printable, shown
+from gymdata.errors import ACTS, printable, shown
 from gymdata.progress import FIGURES, printed
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.measure import Measurement
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
     from rich.table import Table
 
     from gymdata.public import Report
@@ -49,13 +47,13 @@ _COMMAND = re.compile(r"`[^`\n]+`")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 #: No rate is shown for less time than this: early counts come in bursts.
 _RATE_AFTER_S = 2.0
-#: The time left is known from this share of what is left.
-_RATE_AFTER = 0.02
+#: The time that a rate is taken over: rollouts end minutes apart.
+_RATE_OVER_S = 600.0
 #: The narrowest that a value may be beside its name.
 _NARROWEST = 20
-_BAR_WIDTH = 24
-#: Between two lines of progress where there is no bar.
-_LINE_EVERY_S = 5.0
+_BAR_WIDTH = 16
+#: Between two lines of progress where there is no bar, and in the log where there is one.
+_LINE_EVERY_S, _LOG_EVERY_S = 5.0, 60.0
 #: Significant digits of a float in a summary.
 DIGITS = 4
 
@@ -124,33 +122,14 @@ def finish(report: Report, text: str | Callable[[], None], *, json: bool, then: 
         facts(text, report.rows())
     written = [str(value) for name, value in report.rows() if name.strip() == "written to"]
     if then and written and not json and not report.exit_code:
-        say(f"next: gymdata {_if_rendered(then.replace('{}', shlex.quote(written[0])))}")
+        say(f"next: gymdata {then.replace('{}', shlex.quote(written[0]))}")
     return report.exit_code
-
-
-def _if_rendered(then: str) -> str:
-    """The command, with the flag without which it refuses its data where their first rows have ids rendered from text."""
-    command, path, *_ = shlex.split(then)
-    if command not in ("train-dpo", "train-sft", "pairs") or "--allow-rendered" in then:
-        return then
-    from gymdata.rollouts.schema import PAIRS, ROLLOUTS
-    from gymdata.rollouts.soundness import is_rendered
-    from gymdata.rollouts.turn_columns import TurnColumns
-    from gymdata.store.tables import scan_batches
-
-    if command == "train-dpo":
-        rendered = (is_rendered(batch) for batch in scan_batches(path, PAIRS))
-    else:
-        turns = (batch.column("turns") for batch in scan_batches(path, ROLLOUTS, ["turns"]))
-        rendered = (TurnColumns.of(column).has_rendered() for column in turns)
-    with contextlib.suppress(GymdataError):  # what was written is no fault of its command
-        return f"{then} --allow-rendered" if any(first.any() for first in islice(rendered, 1)) else then
-    return then
 
 
 def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
     """A short two-column table, the summary of a command."""
     from rich import box
+    from rich.padding import Padding
     from rich.table import Table
 
     grid = Table(
@@ -166,31 +145,9 @@ def facts(title: str, rows: Iterable[tuple[str, object]]) -> None:
     # Rich divides a narrow terminal by width alone, and a long name would leave no room for its value.
     grid.add_column(overflow="fold", min_width=min(_NARROWEST, max((len(value) for _, value in shown), default=0)))
     for name, value in shown:
-        grid.add_row(_Hanging(name), value)
+        # A name that continues on the next line is indented there, too.
+        grid.add_row(Padding(name.strip(), (0, 0, 0, len(name) - len(name.lstrip()))), value)
     _print(grid)
-
-
-class _Hanging:
-    """A name for Rich whose second and later lines are indented: else they would look like other names."""
-
-    def __init__(self, name: str) -> None:
-        self._text, self._indent = name.strip(), len(name) - len(name.lstrip())
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        from rich.measure import Measurement
-        from rich.text import Text
-
-        return Measurement.get(console, options, Text(" " * self._indent + self._text))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text
-
-        room = options.max_width - self._indent
-        fits = Text(self._text).cell_len <= room
-        lines = [Text(self._text)] if fits else Text(self._text).wrap(console, max(room - 2, 1))
-        for number, line in enumerate(lines):
-            line.pad_left(self._indent + (2 if number else 0))
-            yield line
 
 
 def grid(
@@ -320,179 +277,125 @@ def warn_once(lines: Iterable[str]) -> None:
 
 
 class Watch:
-    """Progress of a long stage (implements ``Progress``): a bar on a terminal, else a line every few seconds.
+    """Progress of a long stage (implements ``Progress``): Rich's bar on a terminal, else a line every few seconds.
 
     ``update`` takes running totals: done, total, and any of tokens, failures, attempts (that failed), given_up, reward (a
-    mean), away_s (seconds without a server, which rates leave out), and the latest figures of a training. ``scored``: what
-    a training scores before its steps, with a rate of its own. Meanwhile nothing but the command's data is written to
-    stdout: prints go to stderr.
+    mean), and the latest figures of a training. ``scored``: what a training scores before its steps, which has a bar of its
+    own. Meanwhile nothing but the command's data is written to stdout: prints go to stderr.
     """
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
         self._counts: dict[str, float] = {}
-        #: Whether they are of what a training scores before its steps.
-        self._scores = False
-        self._first: dict[str, float] = {}
-        self._began = self._latest = self._last_line_at = time.monotonic()
-        self._last_line = ""
-        self.bar: Bar | None = None
-        self._task: TaskID | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._line = self._reported = ""
+        self._reported_at = time.monotonic()
         self._apart = prints_apart()
 
     def __enter__(self) -> Watch:
         self._apart.__enter__()
-        if sys.stderr.isatty():
-            self.bar = _two_line_bar()
-            self._task = self.bar.add_task(self._stage, total=None, of="", facts="", left="")
-            self.bar.start()
+        self.has_bar = sys.stderr.isatty()
+        self._bars = _bars(is_shown=self.has_bar)
+        self._task(self._stage)
+        self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.live.transient = not self._counts  # without a count it would stay as if it were stuck
-            self.bar.stop()
-            if self._counts:
-                self._record(every_s=0)
-        else:
-            self.end()
+        self._bars.live.transient = not self._line  # without a count it would stay as if it were stuck
+        self._bars.stop()
+        if self._line != self._reported:
+            self._report()
         self._apart.__exit__(None, None, None)
 
-    def end(self) -> None:
-        """The last line of a stage without a bar."""
-        if self._counts and not self._scores and self._line() != self._last_line and "  took " not in self._last_line:
-            self._say()
-
     def update(self, *, scored: float | None = None, **counts: float) -> None:
-        self._latest, scores = time.monotonic(), scored is not None
+        stage = self._stage
         if scored is not None:
-            counts["done"] = scored
-        if not self._counts or scores != self._scores:
-            # Start-up (loading an engine), and what was counted until its end, is not part of the rate.
-            self._began, self._first, self._counts, self._scores = self._latest, counts, {}, scores
-        self._counts.update(counts)
-        if self.bar is not None and self._task is not None:
-            done, total = self._counts.get("done", 0), self._counts.get("total")
-            self.bar.update(
-                self._task, completed=done, total=total, of=self._of(), facts=self._facts(), left=self._left()
-            )
-            self._record(every_s=60)
-        elif self._latest - self._last_line_at >= _LINE_EVERY_S:
-            self._say()
+            stage, counts["done"] = "scoring", scored
+        self._counts |= counts
+        # Start-up (loading an engine) is not part of the time; what was done before the first update not of the rate.
+        for name, count in ((stage, "done"), (f"{stage}: tokens", "tokens")):
+            if count in counts:
+                task = self._task(name, visible=count == "done")
+                self._bars.start_task(task)
+                self._bars.update(task, completed=counts[count], total=counts.get("total") if count == "done" else None)
+        of, facts, left = self._of(stage), self._facts(stage), self._left(stage)
+        self._bars.update(self._task(stage), of=of, facts=facts, left=left)
+        named = stage if stage == self._stage else f"{self._stage}: {stage}"
+        self._line = "  ".join(filter(None, (f"{named} {of}", *facts, left)))
+        if time.monotonic() - self._reported_at >= (_LOG_EVERY_S if self.has_bar else _LINE_EVERY_S):
+            self._report()
 
     def message(self, text: str) -> None:
-        if self.bar is not None:
-            self.bar.console.print(printable(text), highlight=False)
+        if self.has_bar:
+            self._bars.console.print(printable(text), highlight=False, markup=False)
             printed(text)
         else:
             note(text)
 
-    def _say(self) -> None:
-        self._last_line_at = time.monotonic()
-        self._last_line = self._line()
-        note(self._last_line)
+    def _task(self, name: str, *, visible: bool = True) -> TaskID:
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(
+                name, start=False, total=None, visible=visible, of="", facts=(), left=""
+            )
+        return self._tasks[name]
 
-    def _record(self, *, every_s: float) -> None:
-        """A line for the log, which has no bar."""
-        if time.monotonic() - self._last_line_at >= every_s:
-            self._last_line_at = time.monotonic()
-            printed(self._line())
+    def _report(self) -> None:
+        """A line for people, or, where they see a bar, for the log."""
+        self._reported_at, self._reported = time.monotonic(), self._line
+        (printed if self.has_bar else note)(self._line)
 
-    def _line(self) -> str:
-        parts = (f"{self._stage} {self._of()}", self._facts(), self._left())
-        return "  ".join(part for part in parts if part)
-
-    def _since(self, name: str) -> float:
-        """What was counted since the clock was started."""
-        return self._counts.get(name, 0) - self._first.get(name, 0)
-
-    def _done(self) -> float:
-        """The part of ``done`` since the clock was started."""
-        return self._since("fresh" if "fresh" in self._counts else "done")
-
-    def _passed(self) -> float:
-        return self._latest - self._began - self._since("away_s")
-
-    def _of(self) -> str:
-        done, total = self._counts.get("done", 0), self._counts.get("total")
-        if self._scores:
-            return f"(scoring {done:,.0f} of {total:,.0f})"
+    def _of(self, stage: str) -> str:
+        task = self._bars.tasks[self._task(stage)]
         # A fraction is a part of a cell of a sweep: it moves the time that is left, and is not counted.
-        return f"{int(done):,}/{total:,.0f}" if total else f"{int(done):,}"
+        return f"{int(task.completed):,}/{task.total:,.0f}" if task.total else f"{int(task.completed):,}"
 
-    def _facts(self) -> str:
-        passed = self._passed()
-        parts = [
-            f"{label} {self._counts[name]:{form}}" for name, (label, form) in FIGURES.items() if name in self._counts
-        ]
-        if passed >= _RATE_AFTER_S:
-            # A training shows the time left instead of its rate, because its figures need the room.
-            if (done := self._done()) and "loss" not in self._counts:
-                parts.append(f"{60 * done / passed:,.0f}/min")
-            # A training begins to count again after its preparation.
-            if (tokens := self._since("tokens")) > 0:
-                parts.append(f"{tokens / passed:,.0f} tok/s")
-        if self._counts.get("reward") is not None and "reward" in self._counts:
-            parts.append(f"reward {self._counts['reward']:.3f}")
-        if self._counts.get("failures"):
-            parts.append(f"{self._counts['failures']:,.0f} failed")
-        if attempts := self._counts.get("attempts"):
-            parts.append(f"{attempts:,.0f} failed attempts")
-        if given_up := self._counts.get("given_up"):
-            parts.append(f"{given_up:,.0f} given up")
-        return "  ".join(parts)
+    def _facts(self, stage: str) -> list[str]:
+        counts = self._counts
+        facts = [f"{label} {counts[name]:{form}}" for name, (label, form) in FIGURES.items() if name in counts]
+        # A training shows the time left instead of its rate, because its figures need the room.
+        if (rate := self._speed(stage)) and "loss" not in counts:
+            facts.append(f"{60 * rate:,.0f}/min")
+        if rate := self._speed(f"{stage}: tokens"):
+            facts.append(f"{rate:,.0f} tok/s")
+        if counts.get("reward") is not None:
+            facts.append(f"reward {counts['reward']:.3f}")
+        named = {"failures": "failed", "attempts": "failed attempts", "given_up": "given up"}
+        return facts + [f"{counts[name]:,.0f} {label}" for name, label in named.items() if counts.get(name)]
 
-    def _left(self) -> str:
+    def _speed(self, name: str) -> float | None:
+        """Per second, as Rich has it, and not of the first moments: early counts come in bursts."""
+        task = self._bars.tasks[self._tasks[name]] if name in self._tasks else None
+        return task.speed if task is not None and (task.elapsed or 0) >= _RATE_AFTER_S else None
+
+    def _left(self, stage: str) -> str:
         """The time left, once there is a rate; the time taken, at the end."""
-        passed, done, total = self._passed(), self._done(), self._counts.get("total")
-        if passed < _RATE_AFTER_S or not done or not total:
-            return ""
-        left = total - self._counts.get("done", 0)
-        if left <= 0:
-            return f"took {_clock(passed)}"
-        # The first of many rollouts in flight say nothing about the others.
-        return f"{_clock(passed / done * left)} left" if done >= _RATE_AFTER * left else ""
+        task = self._bars.tasks[self._task(stage)]
+        if task.finished:
+            return f"took {timedelta(seconds=round(task.finished_time or 0))}"
+        seconds = task.time_remaining if self._speed(stage) else None
+        return f"{timedelta(seconds=seconds)} left" if seconds is not None else ""
 
 
-def _clock(seconds: float) -> str:
-    """Seconds as 0:05, 12:34 or 1:23:45."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+def _bars(*, is_shown: bool) -> Progress:
+    """Rich's bars on stderr; those that are not shown only count."""
+    from rich.columns import Columns
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 
+    class Facts(ProgressColumn):
+        """Side by side, on several lines where the terminal is narrow; a label and its number stay together."""
 
-def _two_line_bar() -> Bar:
-    """A bar on stderr with the facts behind it, or, from the first time that the terminal is too narrow, beneath it."""
-    from rich.console import Console, RenderableType
-    from rich.progress import BarColumn, Progress, Task, TextColumn
-    from rich.text import Text
+        def render(self, task: Task) -> Columns:
+            return Columns(task.fields["facts"])
 
-    class TwoLines(Progress):
-        """Rich's bar; it has one task."""
-
-        beneath = False
-
-        def get_renderables(self) -> Iterable[RenderableType]:
-            (task,) = self.tasks or (None,)
-            if task is None:
-                return
-            facts = task.fields["facts"]
-            self.beneath = self.beneath or self._width(task) > self.console.width
-            task.fields["behind"] = "" if self.beneath else facts
-            yield self.make_tasks_table([task])
-            if self.beneath and facts:
-                # A line may end between two facts, not between a label and its number.
-                yield Text("  ".join(part.replace(" ", "\u00a0") for part in facts.split("  ")))
-
-        def _width(self, task: Task) -> int:
-            texts = (task.description, task.fields["of"], task.fields["facts"], task.fields["left"])
-            return _BAR_WIDTH + sum(len(text) + 1 for text in texts)
-
-    return TwoLines(
-        TextColumn("{task.description}"),
+    return Progress(
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=_BAR_WIDTH),
         TextColumn("{task.fields[of]}"),
-        TextColumn("{task.fields[behind]}"),
+        Facts(),
         TextColumn("{task.fields[left]}"),
         console=Console(stderr=True),
+        get_time=time.monotonic,
+        speed_estimate_period=_RATE_OVER_S,
+        disable=not is_shown,
     )

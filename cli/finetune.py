@@ -120,7 +120,7 @@ class EpochLines:
         self._end()
         label = f"epoch {epoch}: {name}"
         self._watch = self._stages.enter_context(Watch(label))
-        if self._watch.bar is None:
+        if not self._watch.has_bar:
             note(label)
 
     def update(self, **counts: float) -> None:

@@ -233,12 +233,9 @@ class Collector:
         self._last_reported = now
         counts: dict[str, float] = {
             "done": self.n_existing + self.done,
-            "fresh": self.done,
             "total": self.n_existing + self.pending,
             "tokens": self.tokens,
         }
         if self._scored:
             counts["reward"] = self._reward_sum / self._scored
-        if away_s := self.run.away_s:
-            counts["away_s"] = away_s
         self.progress.update(**counts, attempts=self.failed, given_up=self.given_up)

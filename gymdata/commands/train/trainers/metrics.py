@@ -82,8 +82,7 @@ class Recorder(TrainerCallback):
             stream.write(json.dumps(row) + "\n")
 
     def _report(self, args: Any, state: Any, **figures: float) -> None:
-        fresh = state.global_step - self._first_step
-        event("step", done=state.global_step, total=state.max_steps, fresh=fresh, tokens=self._tokens(args), **figures)
+        event("step", done=state.global_step, total=state.max_steps, tokens=self._tokens(args), **figures)
 
     def _tokens(self, args: Any) -> int:
         """Tokens without padding since training began; the other processes have about as many as this one."""
