@@ -21,7 +21,7 @@ from gymdata.rollouts.column_names import column_at, renamed
 from gymdata.rollouts.failures import failure_of, without_nan
 from gymdata.rollouts.messages import JsonObject, TableRow
 from gymdata.store.formats import FORMATS as FORMATS
-from gymdata.store.formats import ForeignFormat, first_values, format_of, head, instead, is_own
+from gymdata.store.formats import ForeignFormat, first_values, format_of, instead, is_own
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,8 +51,6 @@ class Format(ForeignFormat):
     holds_logprobs: ClassVar[bool] = False
     #: Whether its rollouts have a reward.
     holds_reward: ClassVar[bool] = False
-    #: The column whose token ids are not read, and the key of the ids in it.
-    unread_ids: ClassVar[tuple[str, str] | None] = None
     #: What of ``KINDS`` its rows have a place for.
     carries: ClassVar[tuple[str, ...]] = ()
     #: Columns that it is written from, None for all of them; and fields in them that are not read.
@@ -62,13 +60,6 @@ class Format(ForeignFormat):
     holds_plain_text: ClassVar[bool] = False
     #: Columns by which its rows are recognised, any of these sets; none where they are recognised in another way.
     keys: ClassVar[Sequence[set[str]]] = ()
-
-    def without_ids(self, sources: Iterable[Source]) -> str:
-        """That files hold token ids which are not read, for people; "" where none of their first rows does."""
-        column, key = self.unread_ids or ("", "")
-        files = [source for source in sources if column and source.kind == "jsonl"]
-        holds = any(f'"{key}"'.encode() in line for source in files for line in head(source))
-        return f"its `{column}` holds token ids, which are not read" if holds else ""
 
     def recognise(self, value: Any) -> bool:
         return self.recognise_row(first_row(value))

@@ -21,7 +21,6 @@ class Rllm(Format):
     content = "episodes of rLLM"
     item = "a trajectory of rLLM"
     several = "trajectories"
-    unread_ids = ("steps", "response_ids")
     holds_text = holds_reward = True
 
     def recognise_row(self, row: JsonObject) -> bool:
@@ -34,6 +33,7 @@ class Rllm(Format):
     def row(self, item: Any, importing: Importing) -> TableRow:
         item = item if "trajectory" in item else self.item_of(item, {})
         trajectory, episode = item["trajectory"], item["episode"]
+        importing.count_unread(trajectory, "steps", "response_ids")
         histories = [step["chat_completions"] for step in trajectory["steps"]]
         if not histories or any(longer[: len(shorter)] != shorter for shorter, longer in itertools.pairwise(histories)):
             raise BadItem("S102", f"steps: got {len(histories)} that are not one conversation")

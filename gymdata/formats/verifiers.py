@@ -13,17 +13,8 @@ from gymdata.rollouts.truth import truth
 
 #: Columns of the rollout, which are no fields of its task.
 _ABOUT = (
-    *(
-        "error",
-        "error_chain",
-        "long_error_chain",
-        "is_completed",
-        "is_truncated",
-        "stop_condition",
-        "metrics",
-        "timing",
-    ),
-    *("generation_ms", "scoring_ms", "total_ms", "token_usage", "advantage"),
+    *("error", "error_chain", "long_error_chain", "is_completed", "is_truncated", "stop_condition"),
+    *("metrics", "timing", "generation_ms", "scoring_ms", "total_ms", "token_usage", "advantage"),
 )
 _LOST = ("trajectory", "reward", "completion", "tool_defs")
 
@@ -36,13 +27,13 @@ class Verifiers(Format):
     content = "rollouts of verifiers"
     item = "a rollout of verifiers"
     holds_text = holds_reward = True
-    unread_ids = ("trajectory", "prompt_ids")
     keys = ({"example_id", "prompt", "completion", "reward"},)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         reward = score(item["reward"], "reward")
         if reward is None and item["reward"] is not None:
             raise BadItem.value("reward", item["reward"], "a number")
+        importing.count_unread(item, "trajectory", "tokens", "prompt_ids")
         metrics = item.get("metrics")
         if not isinstance(metrics, dict):
             # Earlier versions have them beside the other columns.

@@ -53,7 +53,7 @@ def test_ids_that_are_not_read_are_named(
     """`import` says which column holds them, where a file has some; a file without has no such sentence."""
     file = write(tmp_path / "results.jsonl", {k: v for k, v in VERIFIERS.items() if k != "trajectory"} | row)
     assert main(["import", str(file), "-o", str(tmp_path / "run")]) == 0
-    assert ("its `trajectory` holds token ids, which are not read" in capsys.readouterr().err) == bool(row)
+    assert ("verifiers: token ids in the `trajectory` of 1 row are not read" in capsys.readouterr().err) == bool(row)
 
 
 def test_earlier_results_of_verifiers_have_metrics_as_columns_and_texts(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ OTHER_SHAPES: list[tuple[str, Any, list[dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:rllm. its `steps` holds token ids")
+@pytest.mark.filterwarnings("ignore:rllm. token ids in")
 @pytest.mark.parametrize(
     ("name", "given", "messages", "reward"),
     [
@@ -251,7 +251,7 @@ KINDS = ("lines.jsonl", "list.json", "pretty list.json", "lines.jsonl.gz", "pret
 COLUMNS = ("messages", "prompt", "chosen", "rejected", "reward")
 
 
-@pytest.mark.filterwarnings("ignore:rllm. its `steps` holds token ids")
+@pytest.mark.filterwarnings("ignore:rllm. token ids in")
 @pytest.mark.matrix("nemo-gym", "rllm", "helpsteer-preference", "trl-completions")
 @pytest.mark.parametrize("name", ALIKE)
 def test_every_kind_of_file_gives_the_same_rows(name: str, tmp_path: Path) -> None:

@@ -131,12 +131,7 @@ def import_rollouts(
         counts = out.facts.get("counts") or {}
         # One that took no row may be replaced.
         if not overwrite and any(counts.get(name) for name in ("rollouts", "pairs", "failed")):
-            _refuse_other_files(out, read)
-            other = differences(out.facts.get("identity") or {}, identity)
-            if run_id not in (None, known_id := out.facts.get("run_id")):
-                other.insert(0, ("run_id", known_id, run_id))
-            if other:
-                raise StoreError.other_identity(out.place, other)
+            _refuse_other(out, read, identity, run_id)
             summary.recall(out.facts)
         else:
             run_id = run_id or secrets.token_hex(8)
@@ -146,6 +141,8 @@ def import_rollouts(
             parts = imported_batches(known_format, sources, importing, reject)
             batches = (p.batch for p in parts) if renderer is None else rendered(parts, renderer, table, reject)
             reading.write(batches, table, out, as_lines=format == "jsonl")
+            for column, n in (+importing.unread).items():
+                warn(f"{name}: token ids in the `{column}` of {counted(n, 'row')} are not read")
             if renderer is not None:
                 count_rendered(summary, renderer)
             if test_share is not None and reading.tasks:
@@ -172,18 +169,21 @@ def _folder(output: str | Path) -> Path:
     return folder
 
 
-def _refuse_other_files(out: StageOutput, read: Sequence[Figures]) -> None:
-    """Raises StoreError when the import that is there was made of files with other content than ``read``."""
+def _refuse_other(out: StageOutput, read: Sequence[Figures], identity: Figures, run_id: str | None) -> None:
+    """Raises StoreError when the import that is there was made of files with other content than ``read``, or with other
+    settings."""
     was = {str(file["path"]): file["xxh3"] for file in out.facts.get("sources") or []}
-    if list(was.values()) == [file["xxh3"] for file in read]:
-        return
-    changed = [path for file in read if was.get(path := str(file["path"]), file["xxh3"]) != file["xxh3"]]
-    if changed:
-        what = f"was imported before {abridged(changed)} changed"
-    else:
-        what = f"was imported from {abridged(was)}, got {abridged(str(file['path']) for file in read)}"
-    hint = f"{option('overwrite', True)} replaces it; another output folder keeps both"
-    raise StoreError(f"{out.place}: {what}", hint=hint)
+    if list(was.values()) != [file["xxh3"] for file in read]:
+        changed = [path for file in read if was.get(path := str(file["path"]), file["xxh3"]) != file["xxh3"]]
+        now = abridged(str(file["path"]) for file in read)
+        what = f"before {abridged(changed)} changed" if changed else f"from {abridged(was)}, got {now}"
+        hint = f"{option('overwrite', True)} replaces it; another output folder keeps both"
+        raise StoreError(f"{out.place}: was imported {what}", hint=hint)
+    other = differences(out.facts.get("identity") or {}, identity)
+    if run_id not in (None, known_id := out.facts.get("run_id")):
+        other.insert(0, ("run_id", known_id, run_id))
+    if other:
+        raise StoreError.other_identity(out.place, other)
 
 
 def _sources(paths: Sequence[str | Path], name: str | None, columns: Mapping[str, str]) -> tuple[list[Source], Format]:
@@ -195,8 +195,6 @@ def _sources(paths: Sequence[str | Path], name: str | None, columns: Mapping[str
     if columns and not format.holds_text:
         hint = "leave --map out: it is for answers and preferences as text"
         raise UsageError(f"--map: {format.name} has columns of its own", hint=hint)
-    if unread := format.without_ids(of_rollouts):
-        warn(f"{format.name}: {unread}")
     if format.name != "nemo-gym":
         return files, format
     listed = {file.path for file in files}

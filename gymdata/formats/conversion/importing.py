@@ -163,3 +163,10 @@ class Importing:
     origin: tuple[str | int, ...] = ()
     #: For each row that was read, its file and line.
     origins: list[tuple[Path, int]] = field(default_factory=list)
+    #: Column → rows whose token ids in it are not read.
+    unread: Counter[str] = field(default_factory=Counter)
+
+    def count_unread(self, row: JsonObject, column: str, *keys: str) -> None:
+        """Count a row whose ``column`` is a list of steps with token ids, under one of these keys, that are not read."""
+        steps = row[column] if isinstance(row.get(column), list) else []
+        self.unread[column] += any(isinstance(step, dict) and step.get(key) for step in steps for key in keys)
