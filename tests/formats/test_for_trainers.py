@@ -19,7 +19,7 @@ from gymdata.formats.input_ids import MESSAGES, NO_TOKENS, RENDERED
 from gymdata.formats.text.export import EMPTY, LOG_PROBS, REWARDS
 from gymdata.formats.text.export import TOOLS as GIVEN_TOOLS
 from gymdata.formats.trajectories.nat_pairs import NO_MARGIN
-from gymdata.formats.trl_kto import ABOVE_1, UNLABELLED
+from gymdata.formats.trl import ABOVE_1, UNLABELLED
 from gymdata.formats.verl import WITH_TOOLS
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.rollouts.turns import sequences
