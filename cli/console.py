@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import sys
@@ -215,10 +216,12 @@ def _print(table: Table) -> None:
 
 
 def _console() -> Console:
-    """Tables are as wide as a terminal; elsewhere nothing is wrapped, so that a path in a file or a pipe stays whole."""
+    """Tables are as wide as a terminal, or as COLUMNS says; elsewhere nothing is wrapped, so that a path in a file or a pipe
+    stays whole."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=_UNWRAPPED)
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console() if has_width else Console(width=_UNWRAPPED)
 
 
 def show(value: object, digits: int = DIGITS, column: str = "") -> str:

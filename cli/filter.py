@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 from gymdata.commands.filter.settings import FilterConfig
 
-from .console import Watch, command_words, facts, finish, grid
+from .console import Watch, command_words, facts, finish, fits, folded, grid, say
 from .flags import DryRun, Json, Output, Overwrite, RunFiles, with_flags
+
+if TYPE_CHECKING:
+    from gymdata.commands.filter.steps import Step
 
 #: Notes of a step that its row lists.
 _NOTES = 8
@@ -41,14 +47,24 @@ def filter_(
         )
 
     def show() -> None:
-        rows = []
-        for step in report.steps:
-            more = len(step.notes) - _NOTES
-            notes = [*step.notes[:_NOTES], *([f"{more:,} more (--json lists all)"] if more > 0 else [])]
-            why = [f"{reason}: {n:,}" for reason, n in step.dropped.items()] + notes
-            rows.append([step.name, step.detail, step.rows_in, step.rows_out, step.groups_out, "; ".join(why)])
-        if rows:
-            grid(("step", "by", "rollouts in", "out", "groups out", "dropped (reason)"), rows)
+        steps = [(step.name, step.rows_in, step.rows_out, step.groups_out) for step in report.steps]
+        texts = [(step.detail, _why_dropped(step)) for step in report.steps]
+        counts = ("step", "rollouts in", "out", "groups out")
+        columns = ("step", "by", *counts[1:], "dropped (reason)")
+        rows = [(name, by, *numbers, why) for (name, *numbers), (by, why) in zip(steps, texts, strict=True)]
+        if rows and fits(columns, rows):
+            grid(columns, rows)
+        elif rows:
+            # Texts in columns of a few characters cannot be read.
+            grid(counts, steps)
+            for name, by, *_, why in rows:
+                say(folded(f"  {name} {by}; dropped: {why or 'none'}", sys.stdout, 4))
         facts("filter", report.rows())
 
     return finish(report, show, json=json, then="train-sft {} -m MODEL -o POLICY")
+
+
+def _why_dropped(step: Step) -> str:
+    more = len(step.notes) - _NOTES
+    notes = [*step.notes[:_NOTES], *([f"{more:,} more (--json lists all)"] if more > 0 else [])]
+    return "; ".join([f"{reason}: {n:,}" for reason, n in step.dropped.items()] + notes)

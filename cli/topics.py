@@ -56,7 +56,7 @@ def read_page(topic: str) -> Page:
     """A topic by its file name, its title, a word of its name, or a command that it alone shows. Raises UsageError for an
     unknown one."""
     from gymdata.checks.violations import CODES
-    from gymdata.errors import UsageError
+    from gymdata.errors import UsageError, nearest
 
     from .main import COMMANDS
 
@@ -69,7 +69,8 @@ def read_page(topic: str) -> Page:
             command = re.compile(rf"gymdata {topic}(?![\w-])")
             named = [t for t in TOPICS if t != "settings" and command.search(_written(t))]
         if len(titled or named) != 1:
-            unknown = UsageError.unknown_choice("topic", topic, TOPICS)
+            hint = nearest(topic, TOPICS) or "`gymdata docs` lists them with a line each"
+            unknown = UsageError.bad_value("topic", topic, f"one of {len(TOPICS)} topics", hint)
             # A code or a command.
             if topic.upper() in CODES:
                 unknown.hint = f"gymdata validate --explain {topic.upper()}"

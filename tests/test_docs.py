@@ -264,6 +264,18 @@ def test_docs_leaves_lines_of_code_whole_in_a_narrow_terminal(
     assert max(len(line) for line in shown if not line.startswith("  ")) <= 80
 
 
+def test_docs_shows_every_word_of_a_table_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word that is wider than its column continues on the next line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    for name in TOPIC_NAMES:
+        assert main(["docs", name]) == 0
+        shown = capsys.readouterr().out
+        assert shown.count("…") == read_page(name).text.count("…"), name
+
+
 def test_docs_knows_the_page_that_alone_shows_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     """Of a command that several show, they are named beside its help."""
     assert main(["docs", "train-kto"]) == 0
@@ -277,7 +289,12 @@ def test_docs_answers_an_unknown_topic_with_what_explains_it(capsys: pytest.Capt
     """Exit code 2, and the nearest topic, the help of a command, or the explanation of a code."""
     assert main(["docs", "finetun"]) == 2
     assert "did you mean 'finetune'" in capsys.readouterr().err
-    for word, elsewhere in (("demo", "gymdata demo --help"), ("T209", "gymdata validate --explain T209")):
+    elsewhere_of = {
+        "demo": "gymdata demo --help",
+        "T209": "gymdata validate --explain T209",
+        "xyz": "`gymdata docs` lists them with a line each",
+    }
+    for word, elsewhere in elsewhere_of.items():
         assert main(["docs", word]) == 2
         assert f"→ {elsewhere}\n" in capsys.readouterr().err
 

@@ -178,6 +178,11 @@ def is_file_name(output: Path) -> bool:
     return output.suffix.lower() in (*_TABLE_FILES, *_OTHER_FILES) and not output.is_dir()
 
 
+def output_of(file: Path) -> Path:
+    """The output that a written file belongs to: its folder, where that has a run.json, or the file alone."""
+    return file.parent if (file.parent / RUN_JSON).is_file() else file
+
+
 def is_table_file(output: Path) -> bool:
     """Whether ``-o`` names a ``.parquet`` or ``.jsonl`` file, not a folder. Raises UsageError for the name of a file of
     another kind, which would become a folder."""

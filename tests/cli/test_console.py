@@ -103,6 +103,34 @@ def test_no_rows_of_many_columns_are_told(run: Path, capsys: pytest.CaptureFixtu
     assert said.err.startswith("no rows of rollout_id, run_id")
 
 
+@pytest.mark.usefixtures("terminal")
+def test_the_steps_of_a_filter_are_readable_on_a_narrow_terminal(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the texts have no room beside the counts they are lines of their own, broken between words."""
+    where = "reward > 0.5 and n_turns < 1_000 and rollout_id is not null and task_id is not null"
+    assert main(["filter", str(run), "--where", where, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert ["where", "3", "2", "1"] in [line.split() for line in lines]
+    assert f"where {where}; dropped: not true: 1" in " ".join(out.split())
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_pipe_has_the_width_that_columns_says(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of `ls` then the least important columns are left out, and named."""
+    assert main(["ls", str(run.parent)]) == 0
+    assert "changed (UTC)" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["ls", str(run.parent)]) == 0
+    shown = capsys.readouterr()
+    assert "changed (UTC)" not in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 40
+    assert "left out on this terminal: parents, size, changed (UTC)" in shown.err
+
+
 FIGURES = {"loss": 0.693147, "accuracy": 0.75, "margin": 0.0123, "learning_rate": 1e-5, "grad_norm": 1.25}
 SHOWN = "loss 0.6931  accuracy 75.0%  margin 0.0123  lr 1e-05  grad 1.25"
 #: Updates, each with the seconds since the one before, and the lines that they give.
@@ -316,17 +344,20 @@ def test_a_command_ends_with_the_next_one(tmp_path: Path, capsys: pytest.Capture
     """`pairs` names the training of what it wrote, quoted for a shell; with --json it prints one object alone."""
     rollouts = str(Path(gymdata.__file__).parent.parent / "sample_data" / "rollouts" / "clean.jsonl")
     assert main(["pairs", rollouts, "-o", str(tmp_path / "my pairs")]) == 0
-    written = tmp_path / "my pairs" / "pairs.parquet"
+    written = tmp_path / "my pairs"
     assert capsys.readouterr().out.splitlines()[-1] == f"next: gymdata train-dpo '{written}' -m MODEL -o POLICY"
     assert main(["pairs", rollouts, "-o", str(tmp_path / "b"), "--json"]) == 0
     assert "next:" not in capsys.readouterr().out
+    file = tmp_path / "alone.parquet"
+    assert main(["pairs", rollouts, "-o", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"next: gymdata train-dpo {file} -m MODEL -o POLICY"
 
 
 @pytest.mark.parametrize(
     ("command", "then"),
     [
-        ("filter {run} --where true -o {out}", "train-sft {out}/rollouts.parquet -m MODEL -o POLICY"),
-        ("filter {run} {other} -o {out}", "train-sft {out}/rollouts.parquet -m MODEL -o POLICY"),
+        ("filter {run} --where true -o {out}", "train-sft {out} -m MODEL -o POLICY"),
+        ("filter {run} {other} -o {out}", "train-sft {out} -m MODEL -o POLICY"),
         ("score {run} --reward contains:a", "pairs {run}"),
     ],
 )

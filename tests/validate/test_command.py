@@ -183,6 +183,18 @@ def test_only_what_is_needed_is_loaded(tmp_path: Path, kind: str) -> None:
     assert out.splitlines()[-1] == f"0 {[] if kind == 'nemo' else ['pyarrow']}"
 
 
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [("L302", "--fix drop"), ("S101", "remove the row"), ("P601", "gymdata pairs RUN"), ("B808", "--ignore B808")],
+)
+def test_an_explanation_says_what_to_do(code: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a paragraph of its own, whatever the kind of finding."""
+    assert main(["validate", "--explain", code]) == 0
+    paragraph = capsys.readouterr().out.split("\n\n")[-1]
+    assert paragraph.startswith("What to do: ")
+    assert advice in paragraph
+
+
 def test_an_explanation_wraps_at_words_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,7 +206,7 @@ def test_an_explanation_wraps_at_words_on_a_terminal(
     assert set(explained) == {"code", "name", "severity", "meaning", "explanation"}
     assert main(["validate", "--explain", "T209"]) == 0
     piped = capsys.readouterr().out
-    assert len(piped.split("\n\n")) == 3
+    assert len(piped.split("\n\n")) == 4
     assert "digest" in piped
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)

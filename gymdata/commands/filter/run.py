@@ -37,7 +37,7 @@ from gymdata.store.lineage import (
     refuse_duplicates,
     single_file,
 )
-from gymdata.store.paths import local_output, matches, refuse_inputs
+from gymdata.store.paths import local_output, matches, output_of, refuse_inputs
 
 #: A hash of all that a rollout generated, none where nothing was.
 _GENERATED = "CASE WHEN n_generated_tokens > 0 THEN nullif(generation_hash, 0) END"
@@ -71,7 +71,10 @@ class FilterReport(Report):
             ("rollouts", f"{self.rollouts_out:,} of {self.rollouts_in:,}"),
             ("groups", f"{self.groups_out:,} of {self.groups_in:,}"),
             *(sides.items() if split else ()),
-            *((f"{side} file" if split else "written to", str(path)) for side, path in self.files.items()),
+            *(
+                (f"{side} file", path) if split else ("written to", output_of(path))
+                for side, path in self.files.items()
+            ),
         ]
 
 

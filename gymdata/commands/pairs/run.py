@@ -39,7 +39,7 @@ from gymdata.store.lineage import (
     single_file,
     stage_folder,
 )
-from gymdata.store.paths import local_output, refuse_inputs
+from gymdata.store.paths import local_output, output_of, refuse_inputs
 from gymdata.store.reading import check_content
 from gymdata.store.tables import held_instead
 from gymdata.workers.tuning import give_back
@@ -127,7 +127,7 @@ class PairsReport(Report):
 
     def rows(self) -> list[Row]:
         counts = self.counts
-        written: list[Row] = [("written to", str(path)) for path in self.files.values()]
+        written: list[Row] = [("written to", str(output_of(path))) for path in self.files.values()]
         if "heldout" in self.sides:
             titles = {"train": "train pairs", "heldout": "held-out pairs"}
             written = [(titles[side], f"{self.sides[side]:,} in {path}") for side, path in self.files.items()]
