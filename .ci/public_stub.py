@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import runpy
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -46,12 +47,10 @@ def imports_of(module: str) -> dict[str, tuple[str, str]]:
     return {a.asname or a.name: (str(node.module), a.name) for node in nodes for a in node.names}
 
 
+@cache
 def constant(name: str) -> object:
-    """The value of a literal at the top of gymdata/__init__.py."""
-    for node in tree_of("gymdata").body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
-            return ast.literal_eval(node.value)
-    raise LookupError(name)
+    """The value of a name at the top of gymdata/__init__.py, which imports nothing but the standard library."""
+    return runpy.run_path(str(ROOT / "gymdata" / "__init__.py"))[name]
 
 
 def definition(module: str, name: str) -> tuple[str, ast.stmt] | None:

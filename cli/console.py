@@ -82,12 +82,7 @@ def say(text: str = "") -> None:
 
 def paragraphs(text: str) -> None:
     """Prose on stdout: wrapped at words on a terminal, elsewhere as it is."""
-    if not sys.stdout.isatty():
-        say(text)
-        return
-    from rich.text import Text
-
-    _console().print(Text(printable(text)))
+    print(folded(printable(text), sys.stdout, 0))
 
 
 def folded(text: str, stream: TextIO, indent: int = 2) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gymdata.commands.filter.settings import FilterConfig
 
-from .console import Watch, command_words, facts, finish, fits, folded, grid, say
+from .console import Watch, command_words, facts, finish, folded, grid, say
 from .flags import DryRun, Json, Output, Overwrite, RunFiles, with_flags
 
 if TYPE_CHECKING:
@@ -47,18 +47,12 @@ def filter_(
         )
 
     def show() -> None:
-        steps = [(step.name, step.rows_in, step.rows_out, step.groups_out) for step in report.steps]
-        texts = [(step.detail, _why_dropped(step)) for step in report.steps]
-        counts = ("step", "rollouts in", "out", "groups out")
-        columns = ("step", "by", *counts[1:], "dropped (reason)")
-        rows = [(name, by, *numbers, why) for (name, *numbers), (by, why) in zip(steps, texts, strict=True)]
-        if rows and fits(columns, rows):
-            grid(columns, rows)
-        elif rows:
-            # Texts in columns of a few characters cannot be read.
-            grid(counts, steps)
-            for name, by, *_, why in rows:
-                say(folded(f"  {name} {by}; dropped: {why or 'none'}", sys.stdout, 4))
+        if report.steps:
+            rows = [(step.name, step.rows_in, step.rows_out, step.groups_out) for step in report.steps]
+            grid(("step", "rollouts in", "out", "groups out"), rows)
+        # Texts of any length have no room in a column.
+        for step in report.steps:
+            say(folded(f"  {step.name} {step.detail}; dropped: {_why_dropped(step) or 'none'}", sys.stdout, 4))
         facts("filter", report.rows())
 
     return finish(report, show, json=json, then="train-sft {} -m MODEL -o POLICY")

@@ -31,72 +31,39 @@ if sys.platform == "win32":
 
 __version__ = "0.1.0"
 
+#: Commands whose function is in commands/NAME/run.py, and those whose settings class is in commands/NAME/settings.py.
+_COMMANDS = (
+    "audit check collect demo doctor experience filter finetune judge ls pairs query record report score serve sweep tour "
+    "validate view"
+)
+_WITH_SETTINGS = "audit collect eval experience filter finetune judge pairs record report score sweep view"
+_TRAININGS = "dpo kto reward rl sft value"
+
 #: Public name → where it is defined: ``module`` or ``module:name``, below this package. Loaded when first used, so that
 #: ``import gymdata`` costs nothing and the command line answers at once. The build writes their types into __init__.pyi.
 _HOME = {
-    "AuditConfig": "commands.audit.settings",
-    "CollectConfig": "commands.collect.settings",
+    **{name: f"commands.{name}.run" for name in _COMMANDS.split()},
+    **{f"{name.title()}Config": f"commands.{name}.settings" for name in _WITH_SETTINGS.split()},
+    **{f"train_{kind}": "commands.train.functions" for kind in _TRAININGS.split()},
+    **{f"Train{kind.title()}Config": "commands.train.settings" for kind in _TRAININGS.split()},
     "Experience": "commands.experience.loading",
-    "EvalConfig": "commands.eval.settings",
-    "ExperienceConfig": "commands.experience.settings",
-    "FilterConfig": "commands.filter.settings",
-    "FinetuneConfig": "commands.finetune.settings",
-    "JudgeConfig": "commands.judge.settings",
-    "PairsConfig": "commands.pairs.settings",
-    "RecordConfig": "commands.record.settings",
-    "ReportConfig": "commands.report.settings",
     "Samples": "commands.experience.loading",
-    "ScoreConfig": "commands.score.settings",
     "ServerConfig": "commands.serve.settings",
     "ServeConfig": "commands.judge.settings",
     "Step": "environments.step",
-    "SweepConfig": "commands.sweep.settings",
-    "TrainDpoConfig": "commands.train.settings",
-    "TrainKtoConfig": "commands.train.settings",
-    "TrainRewardConfig": "commands.train.settings",
-    "TrainRlConfig": "commands.train.settings",
-    "TrainSftConfig": "commands.train.settings",
-    "TrainValueConfig": "commands.train.settings",
-    "ViewConfig": "commands.view.settings",
-    "audit": "commands.audit.run",
-    "check": "commands.check.run",
     "check_endpoint": "commands.check.run",
     "check_environment": "commands.check.environment",
-    "collect": "commands.collect.run",
-    "demo": "commands.demo.run",
-    "doctor": "commands.doctor.run",
     "eval": "commands.eval.run:evaluate",
     "expand_turns": "commands.query.opened",
-    "experience": "commands.experience.run",
     "export": "commands.import_export.run",
-    "filter": "commands.filter.run",
-    "finetune": "commands.finetune.run",
     "fix": "commands.validate.fix",
     "import_rollouts": "commands.import_export.run",
-    "judge": "commands.judge.run",
     "load_experiences": "commands.experience.loading",
     "load_rollouts": "commands.query.opened",
-    "ls": "commands.ls.run",
     "merge_adapter": "commands.train.adapter",
     "open": "commands.query.opened:open_run",
-    "pairs": "commands.pairs.run",
-    "query": "commands.query.run",
     "reading": "store.reading",
-    "record": "commands.record.run",
-    "report": "commands.report.run",
-    "score": "commands.score.run",
-    "serve": "commands.serve.run",
     "serve_genrm": "commands.judge.serve.run",
-    "sweep": "commands.sweep.run",
-    "tour": "commands.tour.run",
-    "train_dpo": "commands.train.functions",
-    "train_kto": "commands.train.functions",
-    "train_reward": "commands.train.functions",
-    "train_rl": "commands.train.functions",
-    "train_sft": "commands.train.functions",
-    "train_value": "commands.train.functions",
-    "validate": "commands.validate.run",
-    "view": "commands.view.run",
 }
 
 #: Folders and files that are public as they are: the maths.

@@ -107,7 +107,7 @@ def test_no_rows_of_many_columns_are_told(run: Path, capsys: pytest.CaptureFixtu
 def test_the_steps_of_a_filter_are_readable_on_a_narrow_terminal(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the texts have no room beside the counts they are lines of their own, broken between words."""
+    """The counts are a table, the texts lines below it, broken between words."""
     where = "reward > 0.5 and n_turns < 1_000 and rollout_id is not null and task_id is not null"
     assert main(["filter", str(run), "--where", where, "--dry-run"]) == 0
     out = capsys.readouterr().out

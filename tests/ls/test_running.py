@@ -156,19 +156,6 @@ def test_a_run_of_another_machine_is_not_called_interrupted(tmp_path: Path) -> N
     assert (only(tmp_path).state, only(tmp_path).is_running) == ("on elsewhere", True)
 
 
-def test_a_finetuning_run_shows_its_epoch_and_stage(tmp_path: Path) -> None:
-    """And the output that it is writing."""
-    stages = {"1": {"collect": {"state": "completed"}, "train": {"state": "running"}}}
-    state = {"run_id": "r", "status": "running", "running": {"epoch": 1, "stage": "train"}, "epochs": stages}
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    (tmp_path / "run.json").write_text(json.dumps({"stage": "finetune", "status": "running"}))
-    lock = Lock(tmp_path)
-    running = only(tmp_path)
-    lock.release()
-    assert (running.kind, progress(running).now, progress(running).done) == ("finetune", "epoch 1, train", 1)
-    assert only(tmp_path).state == "interrupted"
-
-
 def test_an_outage_that_lasts_is_seen_behind_one_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several that last the longest decides, wherever it is in the list; none lasts in a run that has stopped."""
     monkeypatch.setattr(time, "time", lambda: 1_000.0)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gymdata.commands.ls.running import RunProgress, cells_of, progress_of
+from gymdata.commands.ls.running import RunProgress, progress_of
 from gymdata.errors import DataError, UsageError
 from gymdata.public import Report, Row, path_of
 from gymdata.store.fetch import is_url, url_of
@@ -31,7 +31,7 @@ class Output:
     are; ``rows``: of a run that is open, with those of its journal; ``bytes``: on disk; ``changed``: ISO 8601, UTC;
     ``state``: complete, being written, on HOST (another machine holds its lock), interrupted, rollouts pending, parents
     missing, parents changed (its run was overwritten), or damaged; ``experiment``, ``tags``: as its command named them;
-    ``progress``: how far a collection, recording, training, loop or sweep of this machine is that is not complete."""
+    ``progress``: how far a collection, recording or training of this machine is that is not complete."""
 
     path: str
     kind: str
@@ -125,7 +125,8 @@ def _output(top: Path, run_json: Path) -> Output:
 def _state(run_json: Path, facts: RunFacts, parents: Sequence[Path]) -> str:
     folder, state = run_json.parent, state_of(run_json, facts)
     if state == "interrupted":
-        if facts.get("stage") == "sweep" and any(map(is_held, cells_of(folder))):
+        # The processes of a sweep hold the locks of its cells.
+        if any(is_held(lock.parent) for lock in folder.glob(f"*/{LOCK}") if facts.get("stage") == "sweep"):
             return "being written"
         host = holder_of(folder / LOCK).get("host")
         return state if host in (None, os.uname().nodename) else f"on {host}"

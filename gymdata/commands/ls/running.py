@@ -6,8 +6,6 @@ counted from rows, failures and metrics that are on disk, not from what a proces
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -18,22 +16,21 @@ import pyarrow as pa
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store.journal import read_failures
 from gymdata.store.lines import read_metrics
-from gymdata.store.lock import LOCK, is_held
 from gymdata.store.paths import RunFacts
 from gymdata.store.run_json import moment
 from gymdata.store.tables import read_table
 
 #: The rate is that of the last rows: those that ended in this many seconds before the latest.
 WINDOW_S = 600.0
-_METRICS, _STATE = "metrics.jsonl", "state.json"
+_METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """``done`` of ``wanted`` (None where that is not known): ``unit`` (rollouts, steps, cells or stages); ``per_minute``,
+    """``done`` of ``wanted`` (None where that is not known): ``unit`` (rollouts or steps); ``per_minute``,
     ``tokens_per_s``: over the last ``WINDOW_S`` seconds of work; ``eta_s``: seconds left at that rate, while it is
     written; ``failures``: attempts that failed, by kind; ``away_s``: for how long no server can be reached, while it is
-    waited for; ``now``: the stage, or the cells, that run."""
+    waited for."""
 
     unit: str
     done: int
@@ -43,14 +40,12 @@ class RunProgress:
     eta_s: float | None = None
     failures: dict[str, int] = field(default_factory=dict)
     away_s: float | None = None
-    now: str | None = None
 
     def __str__(self) -> str:
         of = f" of {self.wanted:,} ({self.done / self.wanted:.0%})" if self.wanted else ""
         failed = ", ".join(f"{kind} {n:,}" for kind, n in self.failures.items())
         parts = [
             f"{self.done:,}{of} {self.unit}",
-            self.now,
             None if self.per_minute is None else f"{self.per_minute:,.1f} {self.unit}/min",
             f"{self.tokens_per_s:,.0f} tokens/s" if self.tokens_per_s else None,
             None if self.eta_s is None else f"{_duration(self.eta_s)} left",
@@ -61,26 +56,17 @@ class RunProgress:
 
 
 def progress_of(folder: Path, facts: RunFacts, *, is_running: bool) -> RunProgress | None:
-    """How far the output in ``folder`` is; None for one whose command is repeated whole, and before there is anything to
-    count. Raises DataError for what cannot be read."""
+    """How far the collection, recording or training in ``folder`` is; None for other commands, which are repeated whole or
+    have outputs of these kinds, and before there is anything to count. Raises DataError for what cannot be read."""
     stage = str(facts.get("stage"))
     shown: RunProgress | None = None
     if stage in ("collect", "record"):
         shown = _rollouts(folder, facts, is_running=is_running)
-    elif stage == "sweep":
-        shown = _cells(folder, facts)
-    elif stage == "finetune" and (folder / _STATE).is_file():
-        shown = _stages(folder, is_running=is_running)
     elif stage.startswith("train-"):
         shown = _steps(folder, facts)
     if shown is None or not is_running or shown.wanted is None or not shown.per_minute or shown.away_s is not None:
         return shown
     return replace(shown, eta_s=max(0, shown.wanted - shown.done) / shown.per_minute * 60.0)
-
-
-def cells_of(sweep: Path) -> list[Path]:
-    """The folders of the cells of a sweep, each with a lock of its own."""
-    return [folder for folder in sorted(sweep.iterdir()) if (folder / LOCK).is_file()]
 
 
 def _rollouts(run: Path, facts: RunFacts, *, is_running: bool) -> RunProgress:
@@ -142,27 +128,6 @@ def _steps(folder: Path, facts: RunFacts) -> RunProgress | None:
     before = int(rows[resumed - 1].get("step") or 0) if resumed else 0
     per_minute = 60.0 * (step - before) / seconds[-1] if seconds[-1] else None
     return RunProgress("steps", step, wanted, per_minute, rows[-1].get("tokens_per_s"))
-
-
-def _cells(folder: Path, facts: RunFacts) -> RunProgress:
-    # Those of run.json are from the start.
-    steps, cells, done = len((facts.get("config") or {}).get("steps") or ()), cells_of(folder), 0
-    for cell in cells:
-        # A cell that is not begun has none; of a damaged one the sweep itself says what to do.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            done += len(json.loads((cell / "cell.json").read_bytes())["done"]) == steps
-    running = ", ".join(cell.name for cell in cells if is_held(cell)) or None
-    return RunProgress("cells", done, (facts.get("counts") or {}).get("cells"), now=running)
-
-
-def _stages(folder: Path, *, is_running: bool) -> RunProgress | None:
-    """Of a finetuning run; a state that is damaged is named by the command that resumes it."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        state = json.loads((folder / _STATE).read_bytes())
-        done = sum(stage["state"] == "completed" for epoch in state["epochs"].values() for stage in epoch.values())
-        running = state.get("running") if is_running else None
-        return RunProgress("stages", done, now=f"epoch {running['epoch']}, {running['stage']}" if running else None)
-    return None
 
 
 def _duration(seconds: float) -> str:
