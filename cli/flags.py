@@ -17,8 +17,6 @@ from gymdata.progress import LEVELS, Level
 from gymdata.store.paths import EXPERIMENT, TAGS
 from gymdata.store.reading import current
 
-from .completion import completing
-
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
@@ -155,7 +153,7 @@ def with_common(body: Body, *, reads: bool, writes: bool) -> Body:
         os.environ |= {name: value for name, value in labels.items() if value}
         return body(**args, **({"verbose": verbose} if "verbose" in parameters else {}))
 
-    params = [p.replace(annotation=completing(p.annotation)) for p in parameters.values() if p.name != "verbose"]
+    params = [parameter for parameter in parameters.values() if parameter.name != "verbose"]
     if writes:
         params += [_parameter("experiment", _Experiment, None), _parameter("tag", _Tags, None)]
     params += [_parameter("verbose", Verbose, False), _parameter("log_level", _LogLevel, None)]

@@ -329,8 +329,7 @@ def test_a_reward_of_another_package_is_one_file(tmp_path: Path, monkeypatch: py
         tmp_path / "run", [row("t", 0, 0.0, two_turns(1, 5), text="HO"), row("t", 1, 0.0, two_turns(1, 6), text="o")]
     )
     code = (
-        "import sys, gymdata; from gymdata.cli.main import main; from gymdata.cli.completion import named\n"
-        "assert named('gymdata.rewards.named', 'REWARDS', 'sho') == ['shouting']\n"
+        "import sys, gymdata; from gymdata.cli.main import main\n"
         "assert gymdata.score(sys.argv[1], reward='shouting').mean == 0.5\n"
         "sys.exit(main(['collect', '--help']))"
     )
