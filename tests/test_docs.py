@@ -15,12 +15,11 @@ import jsonschema
 import pytest
 import yaml
 
+from gymdata.cli.docs import TOPICS as TOPIC_NAMES
+from gymdata.cli.docs import configurable, read_page
 from gymdata.cli.examples import EXAMPLES
 from gymdata.cli.main import COMMANDS, main
-from gymdata.cli.settings_page import configurable
 from gymdata.cli.tables import TABLES, filled
-from gymdata.cli.topics import TOPICS as TOPIC_NAMES
-from gymdata.cli.topics import read_page
 from tests.cli.parsers import help_of
 from tests.docs_blocks import BLOCKS, PAGES, ROOT, RUN, TOPICS, Block, forked, prepare, run, stand_in
 from tests.forks import TRAINING, forks
@@ -274,15 +273,6 @@ def test_docs_shows_every_word_of_a_table_in_a_narrow_terminal(
         assert main(["docs", name]) == 0
         shown = capsys.readouterr().out
         assert shown.count("…") == read_page(name).text.count("…"), name
-
-
-def test_docs_knows_the_page_that_alone_shows_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a command that several show, they are named beside its help."""
-    assert main(["docs", "train-kto"]) == 0
-    assert capsys.readouterr().out == read_page("train-and-watch").text
-    assert main(["docs", "train-rl"]) == 2
-    pages = "your-environment or record-your-agent or batch-rl or scale"
-    assert f"gymdata train-rl --help, or gymdata docs {pages}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_docs_answers_an_unknown_topic_with_what_explains_it(capsys: pytest.CaptureFixture[str]) -> None:

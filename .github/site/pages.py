@@ -68,7 +68,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def settings() -> str:
-    from gymdata.cli.settings_page import settings_page
+    from gymdata.cli.docs import settings_page
 
     return settings_page()
 

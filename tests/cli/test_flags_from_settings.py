@@ -10,9 +10,9 @@ from typing import get_args
 import pytest
 
 import gymdata
+from gymdata.cli.docs import configurable
 from gymdata.cli.flags import described
 from gymdata.cli.main import COMMANDS, GROUPS, main
-from gymdata.cli.settings_page import configurable
 from gymdata.commands.demo.run import DemoConfig
 from gymdata.commands.finetune.settings import FinetuneFlags
 from gymdata.commands.import_export.settings import ExportConfig, ImportConfig

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import gymdata
+from gymdata.cli.docs import configurable
 from gymdata.cli.main import COMMANDS, main
-from gymdata.cli.settings_page import configurable
 from gymdata.errors import COMMAND_LINE, DataError, UsageError, option, with_options
 from tests.cli.parsers import flags_of
 
