@@ -311,7 +311,7 @@ def _of_parser(refused: Any, command: str | None) -> UsageError:
             example = re.sub(r" \\\n *", " ", EXAMPLES[command][0])
             hint = f"{example}; options: {hint}"
         elif text.startswith("No such option") and command in COMMANDS and hasattr(body_of(command), "settings"):
-            hint += "; a setting without an option of its own is --set KEY=VALUE"
+            hint = f"a setting without an option is given as --set KEY=VALUE; options: {hint}"
         return UsageError(text, hint=hint).at(where)
     from gymdata.settings import expected_text
 

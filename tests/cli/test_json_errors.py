@@ -33,7 +33,7 @@ def test_an_unknown_flag_is_json_in_every_command(command: str, capsys: Capture)
     """What the parser itself refuses: a usage error with exit code 2."""
     error = error_of([command, "--zork"], capsys)
     assert (error["kind"], error["exit_code"], error["where"]) == ("usage", 2, "--zork")
-    assert error["hint"].startswith(f"gymdata {command} --help")
+    assert error["hint"].endswith(f"gymdata {command} --help")
 
 
 def test_a_missing_argument_and_an_unknown_command(capsys: Capture) -> None:

@@ -36,4 +36,4 @@ def test_an_unknown_option_is_answered_with_the_way_to_give_a_setting(command: s
     assert main([command, "x", "--learning-rate", "1e-5"]) == 2
     shown = " ".join(capsys.readouterr().err.split())
     assert "No such option: --learning-rate" in shown
-    assert f"gymdata {command} --help; a setting without an option of its own is --set KEY=VALUE" in shown
+    assert f"a setting without an option is given as --set KEY=VALUE; options: gymdata {command} --help" in shown
