@@ -39,7 +39,7 @@ METAVARS = {
 _WIDEST = 76
 
 RunFiles = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folder, file or glob of rollouts.")]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder or .parquet/.jsonl file to write.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Folder to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start over, replacing existing output.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and report only; start and write nothing.")]

@@ -84,8 +84,8 @@ def test_a_reward_and_a_strategy_make_pairs(command: Command, logs: Path, tmp_pa
     scores = read_table(tmp_path / "run" / "scores-polite" / "scores.parquet", gymdata.rollouts.schema.SCORES)
     assert scores["value"].to_pylist() == [1.0, 0.0, 0.0]
     run = write_run(tmp_path / "more", [rollout("t", k, float(k), two_turns(1, 20 + k)) for k in range(4)])
-    command("pairs", run, "-o", tmp_path / "pairs.parquet", "--strategy", "second-best")
-    (pair,) = read_table(tmp_path / "pairs.parquet", gymdata.rollouts.schema.PAIRS).to_pylist()
+    command("pairs", run, "-o", tmp_path / "pairs", "--strategy", "second-best")
+    (pair,) = read_table(tmp_path / "pairs", gymdata.rollouts.schema.PAIRS).to_pylist()
     assert (pair["chosen_rollout_id"], pair["rejected_rollout_id"]) == ("t-3", "t-2")
 
 

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from gymdata.errors import DataError, RefusedError, UsageError, counted, option
 from gymdata.public import Paths as Paths
 from gymdata.rollouts.failures import failures_in, short_reason
-from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import hash_file, read_run_json
 from gymdata.store.fetch import copy_of, is_url
@@ -173,25 +172,6 @@ def chosen_rows(
                 break
     if row < len(ids):
         raise DataError(f"{', '.join(map(str, sources))}: changed while it was read", hint="run the command again")
-
-
-def single_file(file: Path, sources: Sequence[str | Path]) -> list[str]:
-    """What an output that is one file, and has no run.json, does not record of how ``sources`` were sampled, as a note.
-
-    Raises UsageError for a file in the folder of an output that ``sources`` do not come from: its run.json would be taken
-    for that of the file.
-    """
-    runs = [facts for source in sources for facts in lineage(source)]
-    if (around := find_run_json(file)) is not None:
-        if read_facts(around) not in runs:
-            hint = "give a file elsewhere, or a folder"
-            raise UsageError(f"-o {file}: {around} would count as its run.json", hint=hint)
-        return []
-    identities = [identity for run in runs if (identity := run.get("identity"))]
-    biases = sorted({reason for identity in identities for reason in sampling_biases(identity)})
-    sampled = f" ({', '.join(biases)}: L304)" if biases else ""
-    lost = f"how its rollouts were sampled{sampled}, and with which tokenizer, is not known to later commands"
-    return [f"{file} is a single file, without a run.json: {lost}; a folder has one"] if identities else []
 
 
 def stage_folder(sources: Sequence[str | Path], stage: str, name: str) -> Path:

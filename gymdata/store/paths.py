@@ -49,8 +49,6 @@ PART = re.compile(r"part-(\d{5,})\.(parquet|jsonl)")
 _RESTORE = "restore it from a copy; a glob over the data files beside it reads them without it"
 #: The first bytes of a UTF-8 file that some editors write.
 BOM = b"\xef\xbb\xbf"
-_TABLE_FILES = (".parquet", ".jsonl")
-_OTHER_FILES = (".csv", ".tsv", ".txt", ".json", ".ndjson", ".arrow", ".feather", ".gz", ".zst", ".xlsx", ".pq")
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 
@@ -171,25 +169,6 @@ def local_output(output: str | Path) -> Path:
             hint=f"give a local path with {option('output')}, or a local copy of the input",
         )
     return Path(output)
-
-
-def is_file_name(output: Path) -> bool:
-    """Whether ``-o`` has the name of a file and is no folder that is there."""
-    return output.suffix.lower() in (*_TABLE_FILES, *_OTHER_FILES) and not output.is_dir()
-
-
-def output_of(file: Path) -> Path:
-    """The output that a written file belongs to: its folder, where that has a run.json, or the file alone."""
-    return file.parent if (file.parent / RUN_JSON).is_file() else file
-
-
-def is_table_file(output: Path) -> bool:
-    """Whether ``-o`` names a ``.parquet`` or ``.jsonl`` file, not a folder. Raises UsageError for the name of a file of
-    another kind, which would become a folder."""
-    is_file = is_file_name(output)
-    if is_file and output.suffix not in _TABLE_FILES:
-        raise UsageError.bad_value("-o", str(output), "a name ending in .parquet or .jsonl, or a folder")
-    return is_file
 
 
 def refuse_inputs(place: Path, sources: Iterable[str | Path], table: Table, done: str) -> None:

@@ -155,8 +155,8 @@ def describe_file(file: Path, rows: int | None = None, *, path: str | None = Non
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name to write under; on leaving, its content is ``path``, on disk, whole. Removed on any error.
 
-    Raises StoreError.from_os when the disk refuses, or there is a symbolic link under either name, and StoreError.written
-    when another process is at it.
+    Raises StoreError.from_os when the disk refuses, or there is a symbolic link under either name, and StoreError
+    when another process is at it. Errors that name another file, or come from no system call, are not about it.
     """
     refuse_link(path)
     temporary = temporary_of(path)
@@ -173,23 +173,14 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
         sync(path.parent)
     except OSError as error:
+        named = path if error.filename is None else Path(os.fsdecode(error.filename))
+        if error.errno is None or named not in (path, temporary, path.parent):
+            raise
         raise StoreError.from_os(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         lock.release()
-
-
-@contextlib.contextmanager
-def writing_into(path: Path) -> Iterator[None]:
-    """Raises StoreError.from_os for what the disk refuses while ``path`` is written. Errors that name another file, or come
-    from no system call, are not about it."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None or error.errno is None:
-            raise
-        raise StoreError.from_os(path, error) from error
 
 
 def unnamed_file(folder: Path) -> IO[bytes]:

@@ -1,5 +1,5 @@
-"""An output of a command that can be computed again: a folder with data files and the run.json that describes them, or one
-file without a run.json. It appears whole, and the output that it replaces goes whole.
+"""An output of a command that can be computed again: a folder with data files and the run.json that describes them. It
+appears whole, and the output that it replaces goes whole. ``single_file``: of the commands whose output is one file.
 
 Invariants: one process writes an output; a folder that holds another kind of output is refused, also with overwrite;
 nothing that is there changes before all of the new output is on disk. The new output is made in the hidden folder
@@ -14,14 +14,14 @@ import contextlib
 import filecmp
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gymdata import __version__
-from gymdata.errors import StoreError, option
+from gymdata.errors import StoreError, UsageError, option
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.settings import Config
 from gymdata.store.journal import FAILURES
@@ -30,12 +30,19 @@ from gymdata.store.paths import (
     ROLLOUTS_FOLDER,
     RUN_JSON,
     RunFacts,
-    is_table_file,
     local_output,
     read_facts,
     refuse_unwritable,
 )
-from gymdata.store.run_json import describe_file, differences, refuse_link, sync, temporary_of, write_run_json
+from gymdata.store.run_json import (
+    describe_file,
+    differences,
+    refuse_link,
+    replacing,
+    sync,
+    temporary_of,
+    write_run_json,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,6 +69,9 @@ _KINDS = _WITH_ROWS | {
     "sweep": "a sweep",
     "serve-genrm": "what serve-genrm keeps",
 }
+
+#: Suffixes of files that people name where a folder is expected.
+_FILES = (".parquet", ".pq", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".xlsx", ".arrow", ".gz", ".zst")
 
 
 def _kind_of(facts: RunFacts) -> str:
@@ -96,8 +106,11 @@ def _sources(parents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 def refuse_other_kind(folder: Path, stage: str) -> None:
     """Raises StoreError when ``folder`` holds the output of another stage, or would be a part of another output; UsageError
-    for a place that is no local path."""
-    facts = _described(local_output(folder))
+    for a place that is no local path, or has the name of a file."""
+    if local_output(folder).suffix.lower() in _FILES and not folder.is_dir():
+        hint = "`gymdata query` and `gymdata export` write the rows of an output to a file"
+        raise UsageError.bad_value("-o", str(folder), "the name of a folder", hint)
+    facts = _described(folder)
     if facts and _kind_of(facts) != ("train" if stage.startswith("train-") else stage):
         raise StoreError.other_kind(folder, _name_of(facts))
     refuse_owned(folder)
@@ -152,6 +165,20 @@ def settle(place: Path) -> None:
     shutil.rmtree(old)
 
 
+@contextlib.contextmanager
+def single_file(place: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary name to write under; on leaving, its content is the file ``place``. Raises StoreError for a part of an
+    output, a symbolic link, a file that is there and has other content (without ``overwrite``), because nothing records
+    what it is, and while another process writes it."""
+    refuse_owned(place)
+    # User code may change the current folder.
+    path = place.absolute()
+    with made_folder(path.parent), replacing(path) as temporary:
+        yield temporary
+        if path.exists() and not overwrite and not filecmp.cmp(path, temporary, shallow=False):
+            raise StoreError.not_described(place)
+
+
 @dataclass(slots=True)
 class Part:
     """A file of an output that is being written, under ``path``. ``rows`` and ``more`` go into its entry in run.json."""
@@ -165,41 +192,26 @@ class Part:
 class StageOutput:
     """The output at ``place``, open for writing; a context manager.
 
-    ``stage``: the command in its run.json. ``name``: of its main file; a place called .parquet or .jsonl is that file alone
-    (``is_file``), and with ``alone`` any place is. ``main``: the main file's path. ``new``: the folder that becomes the
-    output. ``facts``: the existing run.json; empty without one. Opening raises StoreError for another kind of output, a
-    folder with files that no run.json describes (without ``overwrite``), a symbolic link, and while another process writes
-    here; UsageError for what is no local path.
+    ``stage``: the command in its run.json. ``new``: the folder that becomes the output. ``facts``: the existing run.json;
+    empty without one. Opening raises StoreError for another kind of output, a folder with files that no run.json describes
+    (without ``overwrite``), a symbolic link, and while another process writes here; UsageError for what is no local path of
+    a folder.
     """
 
-    def __init__(
-        self,
-        place: Path,
-        stage: str,
-        name: str = "",
-        *,
-        overwrite: bool = False,
-        alone: bool = False,
-    ) -> None:
+    def __init__(self, place: Path, stage: str, *, overwrite: bool = False) -> None:
         self.place, self.stage, self.overwrite = local_output(place), stage, overwrite
-        self.is_file = alone or (bool(name) and is_table_file(self.place))
-        self.main = self.place if self.is_file else self.place / name
         self.facts: RunFacts = {}
         self._parts: dict[str, Part] = {}
         self._schemas: dict[str, int] = {}
         # User code may change the current folder.
-        self._at = self.place.absolute() if self.is_file else self.place.resolve()
+        self._at = self.place.resolve()
         self._hidden = temporary_of(self._at)
         self.new = self._hidden / "new"
         self._stack = contextlib.ExitStack()
         self._refuse()
 
     def _refuse(self) -> None:
-        if self.is_file:
-            refuse_owned(self.place)
-            refuse_link(self.place)
-            return
-        refuse_taken(self.place, _kind_of({"stage": self.stage}), overwrite=self.overwrite)
+        refuse_taken(self.place, self.stage, overwrite=self.overwrite)
         is_mount = self._at.is_mount()
         if is_mount or Path.cwd().is_relative_to(self._at):
             is_fixed = "is a mounted disk" if is_mount else "holds the current folder"
@@ -221,7 +233,7 @@ class StageOutput:
             # Another process may have written here until now.
             self._refuse()
             refuse_held(self._at)
-            self.facts = {} if self.is_file else _described(self._at)
+            self.facts = _described(self._at)
             stack.callback(leave_log, self.place)
             self._stack = stack.pop_all()
         return self
@@ -264,7 +276,7 @@ class StageOutput:
     def part(self, name: str, **more: Any) -> Part:
         """A file to write, with ``more`` for its entry in run.json. A second call for a name starts that file again. Raises
         StoreError for a file of that name in the folder that its run.json does not name."""
-        if not self.is_file and Path(name).parts[0] not in _names_in(self.facts) and os.path.lexists(self._at / name):
+        if Path(name).parts[0] not in _names_in(self.facts) and os.path.lexists(self._at / name):
             raise StoreError(
                 f"{self.place / name}: no run.json names it, so gymdata did not make it and does not replace it",
                 hint="move it away, or give another output folder",
@@ -320,25 +332,18 @@ class StageOutput:
         log_to(self.place)
 
     def finish(self, facts: RunFacts) -> None:
-        """Make the parts, and a run.json with ``facts``, the output. Raises StoreError for a single file that is there and
-        has other content, without ``overwrite``: nothing records what it is."""
+        """Make the parts, and a run.json with ``facts``, the output."""
         parts = self._parts.values()
         try:
             for part in parts:
                 sync(part.path)
                 sync(part.path.parent)
-            if self.is_file:
-                (part,) = parts
-                if self._at.exists() and not self.overwrite and not filecmp.cmp(self._at, part.path, shallow=False):
-                    raise StoreError.not_described(self.place)
-                part.path.replace(self._at)
-            else:
-                files = [describe_file(part.path, part.rows, path=part.name, **part.more) for part in parts]
-                ours = {"gymdata": __version__, "stage": self.stage, "schemas": self._schemas, "files": files}
-                write_run_json(self.new, {**facts, **ours})
-                if self._at.exists():
-                    self._at.rename(self._hidden / "old")
-                self.new.rename(self._at)
+            files = [describe_file(part.path, part.rows, path=part.name, **part.more) for part in parts]
+            ours = {"gymdata": __version__, "stage": self.stage, "schemas": self._schemas, "files": files}
+            write_run_json(self.new, {**facts, **ours})
+            if self._at.exists():
+                self._at.rename(self._hidden / "old")
+            self.new.rename(self._at)
             sync(self._at.parent)
         except OSError as error:
             raise StoreError.from_os(self.place, error) from error

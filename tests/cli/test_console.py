@@ -348,9 +348,6 @@ def test_a_command_ends_with_the_next_one(tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().out.splitlines()[-1] == f"next: gymdata train-dpo '{written}' -m MODEL -o POLICY"
     assert main(["pairs", rollouts, "-o", str(tmp_path / "b"), "--json"]) == 0
     assert "next:" not in capsys.readouterr().out
-    file = tmp_path / "alone.parquet"
-    assert main(["pairs", rollouts, "-o", str(file)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"next: gymdata train-dpo {file} -m MODEL -o POLICY"
 
 
 @pytest.mark.parametrize(

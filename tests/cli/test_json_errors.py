@@ -100,7 +100,7 @@ def test_faults_of_the_system_are_json(tmp_path: Path, capsys: Capture, monkeypa
     """A file in place of a folder, a defect and an interruption keep their exit codes."""
     run = write_run(tmp_path / "run", [rollout("t", k, float(k), two_turns(4, 20 + k)) for k in range(2)])
     (tmp_path / "file").write_text("in the way")
-    error = error_of(["pairs", str(run), "-o", str(tmp_path / "file" / "pairs.parquet")], capsys)
+    error = error_of(["pairs", str(run), "-o", str(tmp_path / "file" / "pairs")], capsys)
     assert (error["exit_code"], str(tmp_path / "file") in error["message"]) == (2, True)
     for raised, code in ((RuntimeError("odd"), 3), (KeyboardInterrupt(), 130), (MemoryError(), 3)):
 

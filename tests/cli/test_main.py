@@ -67,8 +67,8 @@ def test_an_interrupted_command_says_so(
 @pytest.mark.parametrize(
     ("words", "closed", "code"),
     [
-        (["pairs", "RUN", "-o", "pairs.parquet", "--json"], ">&-", 0),
-        (["pairs", "RUN", "-o", "pairs.parquet"], "<&- >&- 2>&-", 0),
+        (["pairs", "RUN", "-o", "made", "--json"], ">&-", 0),
+        (["pairs", "RUN", "-o", "made"], "<&- >&- 2>&-", 0),
         (["pairs", "nowhere"], "2>&-", 2),
     ],
 )
@@ -80,4 +80,4 @@ def test_streams_that_the_caller_closed_change_no_exit_code(
     line = shlex.join([sys.executable, "-m", "gymdata.cli", *(str(run) if word == "RUN" else word for word in words)])
     done = subprocess.run(["sh", "-c", f"{line} {closed}"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, "defect" in done.stderr) == (code, False)
-    assert (tmp_path / "pairs.parquet").is_file() == (code == 0)
+    assert (tmp_path / "made" / "pairs.parquet").is_file() == (code == 0)

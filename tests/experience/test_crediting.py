@@ -151,7 +151,7 @@ def test_every_rollout_and_group_is_accounted_for(run: Path) -> None:
     assert (facts["stage"], facts["parents"][0]["run_id"]) == ("experiences", "run-1")
     assert facts["config"]["estimator"] == "grpo"
     assert facts["counts"]["sequences"] == facts["files"][0]["rows"] == len(load(report))
-    kept = gymdata.experience(run, run.parent / "kept.parquet", estimator="grpo", zero_variance="keep")
+    kept = gymdata.experience(run, run.parent / "kept", estimator="grpo", zero_variance="keep")
     assert kept.left_out == {"not_scored": 4}
     flat = [row for key, row in load(kept).items() if key[0].startswith("flat")]
     assert len(flat) == 3
@@ -161,9 +161,9 @@ def test_every_rollout_and_group_is_accounted_for(run: Path) -> None:
 def test_batches_do_not_matter(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whitening, steps and order are those of the whole file however it is read."""
     settings: dict[str, Any] = {"estimator": "grpo", "rewards": "steps+outcome", "gamma": 0.9, "whiten": True}
-    whole = read_table(gymdata.experience(run, run.parent / "whole.parquet", **settings).path, EXPERIENCES)
+    whole = read_table(gymdata.experience(run, run.parent / "whole", **settings).path, EXPERIENCES)
     monkeypatch.setattr(importlib.import_module("gymdata.commands.experience.build"), "BATCH_ROWS", 3)
-    parts = read_table(gymdata.experience(run, run.parent / "parts.parquet", **settings).path, EXPERIENCES)
+    parts = read_table(gymdata.experience(run, run.parent / "parts", **settings).path, EXPERIENCES)
     assert whole.drop_columns(["advantages"]).equals(parts.drop_columns(["advantages"]))
     flat = [np.concatenate(t["advantages"].combine_chunks().flatten().to_numpy()[None]) for t in (whole, parts)]
     np.testing.assert_allclose(flat[0], flat[1], rtol=1e-5, atol=1e-6)
@@ -174,7 +174,7 @@ def test_batches_do_not_matter(run: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_whitening_without_looking_at_the_tokens(run: Path, tmp_path: Path) -> None:
     """Plain outcome credit is whitened from the rollouts' lengths, and comes out as from the tokens."""
-    quick = gymdata.experience(run, tmp_path / "quick.parquet", estimator="rloo", whiten=True)
+    quick = gymdata.experience(run, tmp_path / "quick", estimator="rloo", whiten=True)
     values = read_table(quick.path, EXPERIENCES, ["loss_mask", "advantages"]).to_pylist()
     trained = np.array([a for row in values for a, m in zip(row["advantages"], row["loss_mask"], strict=True) if m])
     assert (trained.mean(), trained.std(ddof=1)) == (pytest.approx(0, abs=1e-6), pytest.approx(1, abs=1e-6))
@@ -195,9 +195,9 @@ def test_shaping_of_scalars_in_their_order(tmp_path: Path) -> None:
     assert found["a-1", 0]["advantages"][-1] == pytest.approx(-0.25)
     assert {row["weight"] for row in found.values()} == {2.0}
     assert set(found) == {("a-0", 0), ("a-1", 0)}
-    clipped = gymdata.experience(run, tmp_path / "c.parquet", estimator="dr-grpo", reward_clip="-0.1,0.2")
+    clipped = gymdata.experience(run, tmp_path / "c", estimator="dr-grpo", reward_clip="-0.1,0.2")
     assert [row["advantages"][-1] for row in load(clipped).values()] == pytest.approx([0.2, -0.1])
-    normed = gymdata.experience(run, tmp_path / "n.parquet", estimator="dr-grpo", reward_norm="std", advantage_clip=0.6)
+    normed = gymdata.experience(run, tmp_path / "n", estimator="dr-grpo", reward_norm="std", advantage_clip=0.6)
     assert [row["advantages"][-1] for row in load(normed).values()] == pytest.approx([0.6, -0.6])
 
 
@@ -214,13 +214,11 @@ def test_runs_of_other_lengths_have_no_common_limit(tmp_path: Path, identities: 
         (run / "run.json").write_text(json.dumps(facts | {"run_id": f"run-{n}", "identity": identity}))
     settings = {"estimator": "reinforce-baseline", "overlong_buffer": 4}
     if got is None:
-        assert (
-            gymdata.experience(str(tmp_path / "run-*"), tmp_path / "e.parquet", **settings).counts["rollouts_used"] == 4
-        )
+        assert gymdata.experience(str(tmp_path / "run-*"), tmp_path / "e", **settings).counts["rollouts_used"] == 4
     else:
         with pytest.raises(UsageError, match=f"give {got} as"):
-            gymdata.experience(str(tmp_path / "run-*"), tmp_path / "e.parquet", **settings)
-        gymdata.experience(str(tmp_path / "run-*"), tmp_path / "e.parquet", max_new_tokens=48, **settings)
+            gymdata.experience(str(tmp_path / "run-*"), tmp_path / "e", **settings)
+        gymdata.experience(str(tmp_path / "run-*"), tmp_path / "e", max_new_tokens=48, **settings)
 
 
 def test_token_columns_bring_reference_values_and_entropy(run: Path) -> None:
@@ -325,9 +323,9 @@ def test_another_reward(run: Path, tmp_path: Path) -> None:
     report = gymdata.experience(run, tmp_path / "judge", estimator="reinforce", reward="judge")
     assert {row["reward"] for row in load(report).values()} == {0.0, 1.0, 2.0}
     assert len(read_run_json(report.path)["parents"]) == 2
-    assert gymdata.experience(run, tmp_path / "exact.parquet", reward="exact").score == "exact"
+    assert gymdata.experience(run, tmp_path / "exact", reward="exact").score == "exact"
     with pytest.raises(UsageError, match="exact"):
-        gymdata.experience(run, tmp_path / "x.parquet", reward="exacct")
+        gymdata.experience(run, tmp_path / "x", reward="exacct")
 
 
 @pytest.mark.parametrize(
@@ -363,16 +361,16 @@ def test_files_that_teach_nothing(tmp_path: Path) -> None:
         assert caught.value.code == code
         assert not list(run.glob("experiences-*/*"))
     with pytest.raises(RefusedError, match="D701"):
-        gymdata.experience([tmp_path / "R503", tmp_path / "R503"], tmp_path / "x.parquet")
+        gymdata.experience([tmp_path / "R503", tmp_path / "R503"], tmp_path / "x")
 
 
 def test_the_command_and_the_view(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command writes JSON on request, JSON lines hold the same rows, and `query` sees the view ``experiences``."""
-    words = ["experience", str(run), "-o", str(tmp_path / "e.jsonl"), "--estimator", "rloo", "--whiten", "--json"]
+    """The command prints JSON on request, its -o holds the same rows, and `query` sees the view ``experiences``."""
+    words = ["experience", str(run), "-o", str(tmp_path / "e"), "--estimator", "rloo", "--whiten", "--json"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["estimator"] == "rloo"
     same = gymdata.experience(run, estimator="rloo", whiten=True)
-    assert read_table(tmp_path / "e.jsonl", EXPERIENCES).equals(read_table(same.path, EXPERIENCES))
+    assert read_table(tmp_path / "e", EXPERIENCES).equals(read_table(same.path, EXPERIENCES))
     assert gymdata.query("select count(*) as n from experiences", same.path.parent)["n"].to_pylist() == [
         same.counts["sequences"]
     ]
@@ -410,9 +408,9 @@ def test_rewards_that_no_file_can_hold_are_refused(
     made = [rollout("a", i, reward, two_turns(5, 50 + i)) for i, reward in enumerate(rewards)]
     run = write_run(tmp_path / "run", made)
     with pytest.raises(GymdataError, match=f"R502: .*{code}") as refused:
-        gymdata.experience(run, tmp_path / "e.parquet", **settings)
+        gymdata.experience(run, tmp_path / "e", **settings)
     assert refused.value.exit_code == 1
-    assert not list(tmp_path.glob("e.parquet*"))
+    assert not list(tmp_path.glob("e*"))
 
 
 @pytest.mark.parametrize("given", ["abc", "1,-1", "-1", "0", "1,2,3"])

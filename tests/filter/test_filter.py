@@ -15,7 +15,7 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
-from gymdata.store import find_run_json, read_run_json, read_table, write_run_json, write_table
+from gymdata.store import read_run_json, read_table, write_run_json, write_table
 from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
 
 
@@ -49,7 +49,7 @@ def test_groups_without_signal_pass_no_quotient(tmp_path: Path, flag: str, condi
     rows = [
         rollout(f"t{t}", k, r, two_turns(t, 20)) for t, of_task in enumerate(rewards) for k, r in enumerate(of_task)
     ]
-    report = gymdata.filter(write_run(tmp_path / "run", rows), tmp_path / "o.parquet", **{flag: condition})
+    report = gymdata.filter(write_run(tmp_path / "run", rows), tmp_path / "o", **{flag: condition})
     assert report.rollouts_out == kept
     assert report.steps[0].dropped["a value is missing"] == (8 if "/ std_reward" in condition else 4)
 
@@ -75,8 +75,8 @@ def names(path: Path) -> list[str]:
 )
 def test_where_keeps_what_is_true(run: Path, tmp_path: Path, where: str, kept: set[int]) -> None:
     """Exactly the rollouts for which the condition is true are in the output, in their order."""
-    report = gymdata.filter(run, tmp_path / "o.parquet", where=where)
-    assert names(tmp_path / "o.parquet") == [f"t{t}-{k}" for t in range(6) for k in sorted(kept)]
+    report = gymdata.filter(run, tmp_path / "o", where=where)
+    assert names(tmp_path / "o") == [f"t{t}-{k}" for t in range(6) for k in sorted(kept)]
     assert (report.rollouts_in, report.rollouts_out) == (24, 6 * len(kept))
 
 
@@ -111,23 +111,19 @@ def test_texts_of_messages_are_columns(tmp_path: Path, where: str, kept: list[st
     ]
     rows[2]["messages"][1]["reasoning"] = "a secret"
     rows[2]["messages"][1]["tool_calls"] = json.dumps([{"function": {"name": "run", "arguments": {"code": 'f("x")'}}}])
-    gymdata.filter(write_run(tmp_path / "run", rows), tmp_path / "o.parquet", where=where)
-    assert names(tmp_path / "o.parquet") == kept
+    gymdata.filter(write_run(tmp_path / "run", rows), tmp_path / "o", where=where)
+    assert names(tmp_path / "o") == kept
 
 
-@pytest.mark.parametrize("name", ["o", "o.parquet", "o.jsonl"])
-def test_kept_rows_are_the_rows_that_were_read(run: Path, tmp_path: Path, name: str) -> None:
-    """All columns of a kept row equal the source's, its digests hold, and a folder leads back to the run."""
-    out = tmp_path / name
+def test_kept_rows_are_the_rows_that_were_read(run: Path, tmp_path: Path) -> None:
+    """All columns of a kept row equal the source's, its digests hold, and they lead back to the run."""
+    out = tmp_path / "o"
     gymdata.filter(run, out, where="reward > 0.4")
     source = read_table(run)
     expected = source.filter(pc.is_in(source["rollout_id"], value_set=pa.array(names(out))))
     assert read_table(out).equals(expected)
     gymdata.expand_turns(read_table(out))
     assert not [v for v in gymdata.validate(out).violations if v.code.startswith(("S", "T", "L"))]
-    if out.is_file():
-        assert find_run_json(out) is None
-        return
     facts = read_run_json(out)
     assert facts["parents"][0]["run_id"] == "run-1"
     assert facts["identity"] == {"model": "tiny", "top_p": 1.0}
@@ -136,8 +132,8 @@ def test_kept_rows_are_the_rows_that_were_read(run: Path, tmp_path: Path, name: 
 
 def test_group_columns_describe_the_group_as_it_came_in(run: Path, tmp_path: Path) -> None:
     """A condition on groups sees all rewards of the group, not those that an earlier condition left."""
-    gymdata.filter(run, tmp_path / "o.parquet", where="reward > 0.4", group_where="mean_reward BETWEEN 0.1 AND 0.6")
-    assert len(names(tmp_path / "o.parquet")) == 12
+    gymdata.filter(run, tmp_path / "o", where="reward > 0.4", group_where="mean_reward BETWEEN 0.1 AND 0.6")
+    assert len(names(tmp_path / "o")) == 12
     with pytest.raises(UsageError, match=r"no column of groups(.|\n)*mean_reward"):
         gymdata.filter(run, group_where="reward > 0", write=False)
 
@@ -178,8 +174,6 @@ def test_a_split_keeps_tasks_apart(run: Path, tmp_path: Path) -> None:
     assert not {n.split("-")[0] for n in train} & {n.split("-")[0] for n in test}
     assert sorted(train + test) == sorted(names(run))
     assert report.sides["test"] == {"rollouts": 8, "tasks": 2}
-    with pytest.raises(UsageError, match="is one file, and a split has two"):
-        gymdata.filter(run, tmp_path / "b.jsonl", split_by="task", test_share=0.34, seed=5)
 
 
 def test_scores_made_afterwards_are_columns(run: Path, tmp_path: Path) -> None:
@@ -221,38 +215,35 @@ def test_a_mistake_names_what_was_meant(run: Path, settings: dict[str, Any], tol
 
 def test_nothing_is_written_when_nothing_is_left(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty selection is refused with the reasons, and with the step to loosen; exit code 1."""
-    command = ["filter", str(run), "-o", str(tmp_path / "o.parquet"), "--where", "reward > 5", "--dedupe"]
+    command = ["filter", str(run), "-o", str(tmp_path / "o"), "--where", "reward > 5", "--dedupe"]
     assert main(command) == 1
     assert "loosen --where, which dropped 24 (reward > 5)" in capsys.readouterr().err
     with pytest.raises(RefusedError, match=r"a value is missing 6; where: not true 18"):
-        gymdata.filter(run, tmp_path / "o.parquet", where="reward > 5")
-    assert not (tmp_path / "o.parquet").exists()
+        gymdata.filter(run, tmp_path / "o", where="reward > 5")
+    assert not (tmp_path / "o").exists()
 
 
 def test_what_is_there_is_not_replaced_unasked(run: Path, tmp_path: Path) -> None:
     """Other settings, a run of its own, or an input file as output are refused; the same settings are not."""
-    out, file = tmp_path / "o", tmp_path / "o.parquet"
-    for place in (out, file, out, file):
-        gymdata.filter(run, place, where="reward > 0.4")
-    with pytest.raises(StoreError, match=r"o\.parquet: exists, and no run\.json says what it is"):
-        gymdata.filter(run, file, where="reward > 0.6")
+    out = tmp_path / "o"
+    for _ in range(2):
+        gymdata.filter(run, out, where="reward > 0.4")
     with pytest.raises(StoreError, match="other settings"):
         gymdata.filter(run, out, where="reward > 0.6")
     gymdata.filter(run, out, where="reward > 0.6", overwrite=True)
     assert len(names(out)) == 6
     with pytest.raises(StoreError, match="holds a collected run"):
         gymdata.filter(out, run, where="reward > 0.6")
-    for place in (out, file):
-        with pytest.raises(UsageError, match="one of the files"):
-            gymdata.filter(place, place, where="reward > 0.6", overwrite=True)
+    with pytest.raises(UsageError, match="one of the files"):
+        gymdata.filter(out, out, where="reward > 0.6", overwrite=True)
 
 
 def test_rollouts_of_several_files_are_filtered_together(run: Path, tmp_path: Path) -> None:
     """Several inputs make one output."""
     other = tmp_path / "other.jsonl"
     write_table(rollouts_table([rollout("u", 0, 1.0, two_turns(9, 9))]), other, ROLLOUTS)
-    gymdata.filter([run, other], tmp_path / "o.parquet", where="reward == 1")
-    assert len(names(tmp_path / "o.parquet")) == 7
+    gymdata.filter([run, other], tmp_path / "o", where="reward == 1")
+    assert len(names(tmp_path / "o")) == 7
 
 
 def test_the_command_prints_the_account(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -324,8 +315,8 @@ def test_long_numbers_are_balanced_apart(tmp_path: Path) -> None:
 def test_conditions_are_text(run: Path, tmp_path: Path, given: Any) -> None:
     """A condition that is not text is refused, and nothing is written."""
     with pytest.raises(UsageError, match=r"where.*: got .*, expected a valid (list|string)"):
-        gymdata.filter(run, tmp_path / "o.parquet", where=given)
-    assert not (tmp_path / "o.parquet").exists()
+        gymdata.filter(run, tmp_path / "o", where=given)
+    assert not (tmp_path / "o").exists()
 
 
 def test_a_folder_of_something_else_is_refused(run: Path, tmp_path: Path) -> None:
@@ -334,9 +325,9 @@ def test_a_folder_of_something_else_is_refused(run: Path, tmp_path: Path) -> Non
     write_run_json(tmp_path / "model", {"stage": "train-sft", "schemas": {}})
     for other, held in (("pairs", "pairs"), ("model", "the output of train-sft")):
         with pytest.raises(DataError, match=f"{other}: contains {held}, expected rollouts"):
-            gymdata.filter([run, tmp_path / other], tmp_path / "o.parquet", where="reward > 0.4")
+            gymdata.filter([run, tmp_path / other], tmp_path / "o", where="reward > 0.4")
         with pytest.raises(DataError, match=f"{other}: contains {held}, expected rollouts"):
-            gymdata.experience([run, tmp_path / other], tmp_path / "e.parquet")
+            gymdata.experience([run, tmp_path / other], tmp_path / "e")
         with pytest.raises(DataError, match=f"{other}: contains {held}, expected rollouts"):
             gymdata.load_rollouts(tmp_path / other)
 
@@ -344,7 +335,7 @@ def test_a_folder_of_something_else_is_refused(run: Path, tmp_path: Path) -> Non
 def test_a_folder_of_scores_may_stand_beside_rollouts(run: Path, tmp_path: Path) -> None:
     """Scores are columns of rollouts, and are given with them."""
     gymdata.score(run, reward=["numeric"], output=tmp_path / "scores")
-    report = gymdata.filter([run, tmp_path / "scores"], tmp_path / "o.parquet", where="reward > 0.4")
+    report = gymdata.filter([run, tmp_path / "scores"], tmp_path / "o", where="reward > 0.4")
     assert report.rollouts_out == 12
 
 

@@ -159,7 +159,7 @@ def test_gymdatas_trainers_get_their_settings_in_a_file(tmp_path: Path) -> None:
     or had other settings, is removed; any other is gone on with."""
     trl = TrlJobs(TrlAdapter(settings={"bf16": False, "seed": 1}, dpo={"beta": 0.5}, rl={"loss": "cispo"}))
     words, _ = trl.words(job(tmp_path))
-    assert words[2:7] == ["gymdata.cli", "train-dpo", str(tmp_path / "pairs.parquet"), "-m", str(tmp_path / "start")]
+    assert words[2:7] == ["gymdata.cli", "train-dpo", str(tmp_path / "pairs"), "-m", str(tmp_path / "start")]
     assert words[-2] == "--config"
     assert json.loads((tmp_path / "train.yaml").read_text()) == {"seed": 1, "bf16": False, "beta": 0.5}
     torn = tmp_path / "policy" / "job"
@@ -186,7 +186,7 @@ def test_a_commands_answer_and_failure(tmp_path: Path) -> None:
     # An error is JSON too, and no answer, although its exit code is that of an answer with faults.
     broken = str(Path(__file__).parents[2] / "sample_data" / "rollouts" / "broken.jsonl")
     with pytest.raises(GymdataError, match=r"`gymdata pairs` ended with exit code 1") as caught:
-        runner.run(["pairs", broken, "-o", str(tmp_path / "pairs.parquet")], log, Watched())
+        runner.run(["pairs", broken, "-o", str(tmp_path / "pairs")], log, Watched())
     assert caught.value.exit_code == 1
     assert last_lines(tmp_path / "absent") == []
 

@@ -74,8 +74,8 @@ def test_what_went_out_and_what_is_lost_is_what_there_was(run: Path, tmp_path: P
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_weights_and_margins_of_pairs_are_accounted_for(run: Path, tmp_path: Path, name: str) -> None:
     """Of pairs: the weights that are not 1, and the margins."""
-    gymdata.pairs(run, output=tmp_path / "made.parquet", breaks="drop")
-    made = read_table(tmp_path / "made.parquet", PAIRS)
+    gymdata.pairs(run, output=tmp_path / "made", breaks="drop")
+    made = read_table(tmp_path / "made", PAIRS)
     n = made.num_rows
     weighted = made.set_column(made.schema.get_field_index("weight"), made.schema.field("weight"), pa.array([0.5] * n))
     single = weighted.set_column(

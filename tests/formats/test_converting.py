@@ -159,8 +159,8 @@ def test_the_tokens_of_an_import_are_counted(tmp_path: Path) -> None:
     assert [summary.tokens_generated, summary.tokens_context] == columns
     assert min(columns) > 0
     rows = [rollout("a", n, float(n), [([1, 2, 5], [n, 3])]) for n in range(2)]
-    gymdata.pairs(write_run(tmp_path / "sampled", rows), output=tmp_path / "pairs.parquet")
-    gymdata.export(tmp_path / "pairs.parquet", tmp_path / "items.jsonl", "nat-dpo-items")
+    gymdata.pairs(write_run(tmp_path / "sampled", rows), output=tmp_path / "made")
+    gymdata.export(tmp_path / "made", tmp_path / "items.jsonl", "nat-dpo-items")
     again = import_rollouts(tmp_path / "items.jsonl", tmp_path / "pairs")
     assert (again.tokens_generated, again.tokens_context) == (4, 3)
 

@@ -21,7 +21,7 @@ from gymdata.formats.text.export import TOOLS as GIVEN_TOOLS
 from gymdata.formats.trajectories.nat_pairs import NO_MARGIN
 from gymdata.formats.trl import ABOVE_1, UNLABELLED
 from gymdata.formats.verl import WITH_TOOLS
-from gymdata.rollouts.schema import PAIRS, ROLLOUTS
+from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS
 from gymdata.rollouts.turns import sequences
 from gymdata.store import read_table, write_table
 from gymdata.store.columns import to_rows
@@ -161,8 +161,8 @@ def test_a_datum_of_tinker_predicts_the_token_after_each_position(tmp_path: Path
 def test_advantages_of_tinker_are_those_of_experiences(tmp_path: Path) -> None:
     """Of two rewards of a group, RLOO gives each its distance to the other; what was not sampled has 0 everywhere."""
     run = write_run(tmp_path / "run", [rollout("a", n, float(n), two_turns(5, 40 + n)) for n in range(2)])
-    gymdata.experience(run, output=tmp_path / "experience.parquet", estimator="rloo")
-    done = gymdata.export(tmp_path / "experience.parquet", tmp_path / "rl.jsonl", "tinker-rl")
+    gymdata.experience(run, output=tmp_path / "experience", estimator="rloo")
+    done = gymdata.export(tmp_path / "experience", tmp_path / "rl.jsonl", "tinker-rl")
     assert (done.rows_out, done.lost) == (2, {})
     first, second = lines(tmp_path / "rl.jsonl")
     assert second == {
@@ -178,8 +178,9 @@ def test_advantages_of_tinker_are_those_of_experiences(tmp_path: Path) -> None:
 
 def test_experiences_that_no_training_takes_are_not_exported(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [rollout("a", n, float(n), two_turns(5, 40 + n)) for n in range(2)])
-    gymdata.experience(run, output=tmp_path / "experience.jsonl", estimator="rloo")
-    (tmp_path / "odd.jsonl").write_text((tmp_path / "experience.jsonl").read_text().replace("-3.0", "3.0"))
+    gymdata.experience(run, output=tmp_path / "experience", estimator="rloo")
+    made = write_table(read_table(tmp_path / "experience", EXPERIENCES), tmp_path / "made.jsonl", EXPERIENCES)
+    (tmp_path / "odd.jsonl").write_text(made.read_text().replace("-3.0", "3.0"))
     with pytest.raises(RefusedError, match=r"a log-probability of 3\.0") as error:
         gymdata.export(tmp_path / "odd.jsonl", tmp_path / "rl.jsonl", "tinker-rl")
     assert error.value.code == "L303"

@@ -96,8 +96,8 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("ours")
     rollouts = write_native(folder, native_rows(n=1), "jsonl").read_bytes().splitlines()[0]
     run = write_run(folder / "run", [rollout("t", n, float(n), two_turns(5, 20 + n)) for n in range(2)])
-    gymdata.pairs(run, output=folder / "pairs.parquet")
-    row = read_table(folder / "pairs.parquet", PAIRS).to_pylist()[0]
+    gymdata.pairs(run, output=folder / "pairs")
+    row = read_table(folder / "pairs", PAIRS).to_pylist()[0]
     return {"rollouts": rollouts, "pairs": encode(row)}
 
 

@@ -68,13 +68,13 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     short = [rollout(f"t{n // 2}", n % 2, float(n % 2), [([1, 5], [20 + n, 2])], messages=said) for n in range(6)]
     for row in short:
         row["messages"] = [said[0], said[1] | {"content": row["rollout_id"]}]
-    gymdata.pairs(write_run(folder / "short", short), output=folder / "pairs.parquet")
+    gymdata.pairs(write_run(folder / "short", short), output=folder / "pairs")
     found = {}
     for name, table in SOURCES.items():
         if name in READ_ONLY:
             found[name] = [READ_ONLY[name](n) for n in range(3)]
             continue
-        gymdata.export(folder / "pairs.parquet" if table == "pairs" else run, folder / f"{name}.jsonl", name)
+        gymdata.export(folder / "pairs" if table == "pairs" else run, folder / f"{name}.jsonl", name)
         found[name] = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
         found[f"foreign {name}"] = [_without_ours(row) for row in found[name]]
     return found

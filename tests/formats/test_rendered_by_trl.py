@@ -41,9 +41,9 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("pairs") / "pairs.parquet"
-    gymdata.pairs(ROLLOUTS, output=file, strategy="all")
-    return file
+    folder = tmp_path_factory.mktemp("pairs") / "pairs"
+    gymdata.pairs(ROLLOUTS, output=folder, strategy="all")
+    return folder
 
 
 class Settings:

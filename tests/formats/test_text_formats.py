@@ -330,7 +330,7 @@ def test_the_format_is_that_of_the_first_row_that_has_one(suffix: str, tmp_path:
 def test_other_commands_say_what_such_a_file_is(read: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "rows.json", [{"messages": [QUESTION, ANSWER]}])
     with pytest.raises(DataError, match=r"chat messages with answers,? as text") as error:
-        read(file, output=tmp_path / "out.parquet")
+        read(file, output=tmp_path / "out")
     assert f"gymdata import {file}" in str(error.value.hint)
 
 

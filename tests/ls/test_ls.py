@@ -198,7 +198,6 @@ def test_what_is_being_made_has_no_place_yet(runs: Path) -> None:
     with StageOutput(runs / "best", "pairs"):
         assert states(runs)["best"] == "being written"
     gymdata.filter(runs / "x", runs / "killed", where="reward > 0")
-    gymdata.filter(runs / "x", runs / "rows.parquet", where="reward > 0")
     assert set(states(runs).items()) - {("killed", "complete")} == {
         (n, "complete") for n in ("best", "x", "x/pairs-reward")
     }

@@ -91,8 +91,8 @@ def test_one_column_of_a_table_is_no_table(run: Path, tmp_path: Path, suffix: st
 
 def test_a_table_is_recognised_by_its_name_or_all_its_columns(run: Path, tmp_path: Path) -> None:
     """Without metadata the full column set names the table."""
-    gymdata.pairs(run, output=tmp_path / "pairs.parquet")
-    table = pq.read_table(tmp_path / "pairs.parquet")
+    gymdata.pairs(run, output=tmp_path / "pairs")
+    table = pq.read_table(tmp_path / "pairs" / "pairs.parquet")
     bare = tmp_path / "bare.parquet"
     pq.write_table(table.replace_schema_metadata(), bare)
     assert gymdata.query("SELECT count(*) AS n FROM pairs", bare)["n"].to_pylist() == [1]
@@ -120,7 +120,7 @@ def test_a_blank_file_is_empty(
     """Nothing but white space is an error, never "no errors" or no rows."""
     blank = tmp_path / "blank.jsonl"
     blank.write_text(content)
-    out = [] if command[0] == "query" else ["-o", str(tmp_path / "out.parquet")]
+    out = [] if command[0] == "query" else ["-o", str(tmp_path / "out")]
     assert main([*command, str(blank), *out]) == 2
     assert f"error: {blank}: is empty" in capsys.readouterr().err
 
@@ -226,7 +226,7 @@ def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
 @pytest.mark.parametrize(
     "command",
     [["query", "SELECT count(*) FROM rollouts", "RUN"], ["validate", "RUN"], ["pairs", "RUN"], ["experience", "RUN"],
-     ["filter", "RUN", "--where", "reward >= 0", "-o", "OUT.parquet"],
+     ["filter", "RUN", "--where", "reward >= 0", "-o", "OUT"],
      ["export", "RUN", "-o", "OUT.jsonl", "--format", "trl-messages"]],
     ids=lambda c: c[0],
 )  # fmt: skip

@@ -99,7 +99,7 @@ def test_a_rollout_is_what_the_workflow_asked_of_the_model(workflow: Workflow, t
         assert left["steps"] == 7
         assert not {"answer", "reward", "prompt"} & set(left)
     assert validate(run).ok
-    assert gymdata.experience(run, output=tmp_path / "e.parquet").counts["sequences"] == 8
+    assert gymdata.experience(run, output=tmp_path / "e").counts["sequences"] == 8
     assert collected(TASKS, run, sampler, agent=AGENT, num_rollouts=2).new_rollouts == 0
 
 

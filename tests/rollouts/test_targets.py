@@ -81,13 +81,11 @@ def test_a_name_that_is_not_there_is_refused() -> None:
 def test_experiences_carry_the_choice(tmp_path: Path) -> None:
     """`experience --target-agents` writes masks and advantages for their tokens only; credit is the whole rollout's."""
     run = write_run(tmp_path / "run", rows())
-    all_of_them = gymdata.experience(run, tmp_path / "all.parquet")
-    report = gymdata.experience(run, tmp_path / "some.parquet", target_agents="solver")
-    found = read_table(tmp_path / "some.parquet", EXPERIENCES).to_pylist()
+    all_of_them = gymdata.experience(run, tmp_path / "all")
+    report = gymdata.experience(run, tmp_path / "some", target_agents="solver")
+    found = read_table(tmp_path / "some", EXPERIENCES).to_pylist()
     assert report.counts["trained_tokens"] == 9 < all_of_them.counts["trained_tokens"]
-    whole = {
-        (r["rollout_id"], r["sequence_index"]): r for r in read_table(tmp_path / "all.parquet", EXPERIENCES).to_pylist()
-    }
+    whole = {(r["rollout_id"], r["sequence_index"]): r for r in read_table(tmp_path / "all", EXPERIENCES).to_pylist()}
     for row in found:
         before = whole[row["rollout_id"], row["sequence_index"]]
         assert row["input_ids"] == before["input_ids"]
@@ -96,7 +94,7 @@ def test_experiences_carry_the_choice(tmp_path: Path) -> None:
             for a, b, m in zip(row["advantages"], before["advantages"], row["loss_mask"], strict=True)
         )
     with pytest.raises(RefusedError, match="critic"):
-        gymdata.experience(run, tmp_path / "none.parquet", target_agents="critic")
+        gymdata.experience(run, tmp_path / "none", target_agents="critic")
 
 
 def test_pairs_carry_the_choice(tmp_path: Path) -> None:

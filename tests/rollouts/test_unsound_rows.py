@@ -59,8 +59,8 @@ def prepare(kind: Any) -> Callable[[Path, Path], Any]:
 
 
 CONSUMERS: dict[str, Callable[[Path, Path], Any]] = {
-    "pairs": lambda run, out: gymdata.pairs(run, output=out / "pairs.parquet"),
-    "experience": lambda run, out: gymdata.experience(run, output=out / "experiences.parquet"),
+    "pairs": lambda run, out: gymdata.pairs(run, output=out / "pairs"),
+    "experience": lambda run, out: gymdata.experience(run, output=out / "experiences"),
     "train-sft": prepare(TrainSftConfig),
     "train-kto": prepare(TrainKtoConfig),
     **{
@@ -109,14 +109,14 @@ def test_an_export_keeps_unknown_log_probabilities(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rows)
     assert gymdata.export(run, tmp_path / "out.jsonl", "nemo-gym").rows_out == 1
     with pytest.raises(RefusedError, match="L302"):
-        gymdata.experience(run, output=tmp_path / "e.parquet", zero_variance="keep")
+        gymdata.experience(run, output=tmp_path / "e", zero_variance="keep")
 
 
 @pytest.mark.parametrize(("column", "value", "code"), [("input_ids", -5, "T206"), ("logprobs", 0.5, "L303")])
 def test_no_trainer_takes_an_unsound_experience(tmp_path: Path, column: str, value: float, code: str) -> None:
     """What another tool wrote into an experiences file is refused at its sequence."""
-    gymdata.experience(run_with("none", tmp_path / "run"), output=tmp_path / "e.parquet")
-    table = read_table(tmp_path / "e.parquet", EXPERIENCES, columns=EXPERIENCE_COLUMNS)
+    gymdata.experience(run_with("none", tmp_path / "run"), output=tmp_path / "e")
+    table = read_table(tmp_path / "e", EXPERIENCES, columns=EXPERIENCE_COLUMNS)
     assert len(training_experiences(table)) == 4
     lists = table[column].to_pylist()
     lists[1][-1] = value

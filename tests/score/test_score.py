@@ -100,17 +100,12 @@ def test_old_scores_stay(run: Path, tmp_path: Path) -> None:
     assert read_table(run / "scores-mine", SCORES).num_rows == 16
 
 
-def test_one_scores_at_a_time(run: Path, tmp_path: Path) -> None:
-    """A second scoring under the same name is refused while the first writes, in a run and in a file, and loses nothing."""
+def test_one_scores_at_a_time(run: Path) -> None:
+    """A second scoring under the same name is refused while the first writes, and loses nothing."""
     score(path=str(run), reward=["numeric"])
-    for output in (None, tmp_path / "scores.parquet"):
-        target = output or run / "scores-numeric" / "scores.parquet"
-        with (
-            StageOutput(output or target.parent, "score", target.name),
-            pytest.raises(StoreError, match="another process"),
-        ):
-            score(path=str(run), reward=["numeric"], output=output)
-        score(path=str(run), reward=["numeric"], output=output)
+    with StageOutput(run / "scores-numeric", "score"), pytest.raises(StoreError, match="another process"):
+        score(path=str(run), reward=["numeric"])
+    score(path=str(run), reward=["numeric"])
     assert read_table(run / "scores-numeric", SCORES).num_rows == 16
 
 
@@ -231,8 +226,8 @@ def test_scores_of_a_file_need_a_place(run: Path, tmp_path: Path) -> None:
     part = next((run / "rollouts").glob("part-*"))
     with pytest.raises(UsageError, match="no place"):
         score(path=str(part), reward=["numeric"])
-    summary = score(path=str(part), reward=["numeric"], output=tmp_path / "s.jsonl")
-    assert read_table(tmp_path / "s.jsonl", SCORES).num_rows == summary.rollouts == 16
+    summary = score(path=str(part), reward=["numeric"], output=tmp_path / "s")
+    assert read_table(tmp_path / "s", SCORES).num_rows == summary.rollouts == 16
 
 
 def test_a_reward_may_change_the_current_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +237,7 @@ def test_a_reward_may_change_the_current_folder(run: Path, tmp_path: Path, monke
     rows = read_table(run)
     for at in (0, 8):
         write_table(rows.slice(at, 8), tmp_path / f"half{at}.jsonl", ROLLOUTS)
-    for path, output, written in (("run", None, "run/scores-away"), ("half*.jsonl", "s", "s/scores.parquet")):
+    for path, output, written in (("run", None, "run/scores-away"), ("half*.jsonl", "s", "s")):
         for _ in range(2):
             monkeypatch.chdir(tmp_path)
             summary = score(path=path, reward=["c.py:away"], output=output)
@@ -255,7 +250,7 @@ def test_a_rollout_that_is_there_twice_is_refused(run: Path, tmp_path: Path) -> 
     rows = read_table(run)
     twice = write_table(pa.concat_tables([rows, rows.slice(3, 1)]), tmp_path / "twice.jsonl", ROLLOUTS)
     with pytest.raises(RefusedError, match="D701: 1 rollout is there more than once"):
-        score(path=twice, reward=["numeric"], output=tmp_path / "s.parquet")
+        score(path=twice, reward=["numeric"], output=tmp_path / "s")
 
 
 def test_user_functions_see_the_ids_after_the_prompt(run: Path, tmp_path: Path) -> None:

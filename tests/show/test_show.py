@@ -253,14 +253,14 @@ def test_a_pair_is_shown_from_its_fork(run: Path, capsys: pytest.CaptureFixture[
     """What both sides have is shown once; each side follows from the first message that differs."""
     gymdata.pairs(run, breaks="drop")
     pair = gymdata.query("SELECT pair_id FROM pairs ORDER BY pair_id LIMIT 1", run)["pair_id"][0].as_py()
-    gymdata.pairs(run, breaks="drop", output=run.parent / "pairs.jsonl")
-    for path in (run, run / "pairs-reward", run.parent / "pairs.jsonl"):
+    gymdata.pairs(run, breaks="drop", output=run.parent / "pairs")
+    for path in (run, run / "pairs-reward", run.parent / "pairs" / "pairs.parquet"):
         assert main(["show", str(path), "--pair", pair[:12]]) == 0
         text = capsys.readouterr().out
         assert text.count("calling") == 1
         assert text.index("calling") < text.index("they differ: token 5 after") < text.index("chosen ──")
         assert text.index("51 2") < text.index("rejected ──") < text.rindex(" 2")
-    for path in (run / "pairs-reward", run.parent / "pairs.jsonl"):
+    for path in (run / "pairs-reward", run.parent / "pairs" / "pairs.parquet"):
         assert main(["show", str(path), "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["pair"]["fork_message"], found["pair"]["fork_token"], found["total"]) == (2, 5, 1)

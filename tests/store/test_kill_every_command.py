@@ -37,11 +37,9 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: an address; {out}: its output.
 COMMANDS = {
     "pairs": "pairs {run} -o {out} --split 0.5 --seed 1",
-    "pairs, a file": "pairs {run} -o {out}/p.jsonl",
     "experience": "experience {run} -o {out} --estimator rloo",
     "score": "score {run} -o {out} --reward regex:4",
     "score, per turn": "score {run} -o {out} --reward {turns}:steps",
-    "score, a file": "score {run} -o {out}/s.parquet --reward regex:4",
     "judge": "judge {run} -o {out} --endpoint {judge} -m judge",
     "filter": "filter {run} -o {out} --where reward>0.4",
     "filter, split": "filter {run} -o {out} --split-by task --test-share 0.5",
@@ -59,7 +57,7 @@ for name, form in exported().items():
 
 
 #: Of each way to write, one: the folder of a command, single files, a run, and an export.
-REPRESENTATIVES = {"pairs", "pairs, a file", "score", "import", "filter, split", "export nemo-gym"}
+REPRESENTATIVES = {"pairs", "score", "import", "filter, split", "export nemo-gym"}
 #: Each process of these runs a model, or draws.
 SLOW = {
     "audit": "audit {clean} -m {policy} -o {out} -n 2 --write-as ref_logprobs",
@@ -177,7 +175,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     run_folder = write_run(folder / "run", rows)
     words = {"nemo": "nemo-gym", "dpo": "nat-dpo"}
     assert main(["pairs", str(run_folder), "-o", str(folder / "pairs")]) == 0
-    experiences = folder / "experiences.parquet"
+    experiences = folder / "experiences"
     assert main(["experience", str(run_folder), "-o", str(experiences), "--estimator", "rloo"]) == 0
     for name, form in words.items():
         given = folder / "pairs" if format_named(form).table == "pairs" else run_folder

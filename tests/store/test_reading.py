@@ -35,8 +35,8 @@ READERS = [
     ["query", "SELECT avg(reward) FROM rollouts", "RUN"],
     ["pairs", "RUN", "-o", "OUT"],
     ["experience", "RUN", "-o", "OUT"],
-    ["filter", "RUN", "--where", "reward >= 0", "-o", "OUT.parquet"],
-    ["score", "RUN", "--reward", "regex:5", "-o", "OUT.parquet"],
+    ["filter", "RUN", "--where", "reward >= 0", "-o", "OUT"],
+    ["score", "RUN", "--reward", "regex:5", "-o", "OUT"],
     ["export", "RUN", "-o", "OUT.jsonl", "--format", "trl-messages"],
 ]
 

@@ -37,7 +37,6 @@ COMMANDS = {
     "filter, other rollouts": ("filter {run} -o {out} --where reward>0.4", "{run} → {clean}"),
     "filter, several inputs": ("filter {run} {clean} -o {out}", "--dedupe"),
     "pairs": ("pairs {run} -o {out}", "--min-margin 0.9"),
-    "pairs, a file": ("pairs {run} -o {out}/p.jsonl", "--min-margin 0.9"),
     "experience": ("experience {run} -o {out} --estimator rloo", "rloo → grpo"),
     "import": ("import {answers} -o {out}", "{answers} → {others}"),
     "import, rendered": ("import {answers} -o {out} -m {policy}", "{policy} → {student}"),
@@ -107,7 +106,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         "choices": lines(folder / "a.jsonl", *({"prompt": text, "chosen": "4", "rejected": "5"} for text in asked)),
         "preferred": lines(folder / "b.jsonl", *({"prompt": text, "chosen": "4", "rejected": "6"} for text in asked)),
         "adapter": str(write_adapter(folder / "adapter")),
-        "experiences": str(folder / "experiences.parquet"),
+        "experiences": str(folder / "experiences"),
         "sweep": str(folder / "sweep.yaml"),
         "swept": str(folder / "swept.yaml"),
     }

@@ -144,17 +144,16 @@ def test_the_second_writer_is_told_who_writes(tmp_path: Path, open_run):
 
 @pytest.mark.parametrize("there", [False, True])
 def test_a_lock_on_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, open_run, there: bool) -> None:
-    """Where not even the lock fits, a run, a folder and a file say so by name; nothing is left of what was made for it."""
-    tuned, file = tmp_path / "tuned", tmp_path / "part" / "x.jsonl"
+    """Where not even the lock fits, a run, a finetuning and an output say so; nothing is left of what was made for it."""
+    tuned = tmp_path / "tuned"
     if there:
         open_run().close()
-        for folder in (tuned, file.parent):
-            folder.mkdir()
+        tuned.mkdir()
     before = sorted(tmp_path.rglob("*"))
     locked = [
         open_run,
         lambda: State.open(tuned, {}, {}),
-        lambda: StageOutput(file, "export", alone=True).__enter__(),
+        lambda: StageOutput(tmp_path / "made", "pairs").__enter__(),
     ]
     for lock in locked:
         with full_disk(), pytest.raises(StoreError, match=r"lock: could not be written: (.|\n)*free space") as error:

@@ -18,9 +18,10 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import StoreError
 from gymdata.rollouts.schema import SCORES
-from gymdata.store import Run, StageOutput, read_run_json, read_table, resolve
+from gymdata.store import Run, StageOutput, read_run_json, read_table, resolve, write_table
 from gymdata.store.journal import Journal
 from gymdata.store.run_json import hash_file, replacing
+from gymdata.store.stage_output import single_file
 from tests.kills import full_disk
 from tests.rollout_files import rollout, write_run
 
@@ -105,8 +106,7 @@ def test_a_file_of_another_output_is_refused(
     """Neither one that a folder's run.json names, nor one among a run's rollouts; nor, without --overwrite, any other with
     another content, because nothing says what it is."""
     mine = tmp_path / "mine.jsonl"
-    assert main(["pairs", words["run"], "-o", str(mine)]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl"]
+    mine.write_text("{}\n")
     before = mine.read_bytes()
     assert main([*FILES[writes].format(**words).split(), str(mine)]) == 2
     assert f"{mine}: exists, and no run.json says what it is" in capsys.readouterr().err
@@ -151,7 +151,7 @@ def test_a_link_at_any_name_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "other" / "scores.parquet").symlink_to(victim / "mine")
     with pytest.raises(StoreError, match="is a symbolic link"):
         write_scores(tmp_path / "s", 1.0)
-    with pytest.raises(StoreError, match="is a symbolic link"), StageOutput(tmp_path / "file.parquet", "score", "s"):
+    with pytest.raises(StoreError, match="is a symbolic link"), single_file(tmp_path / "file.parquet", overwrite=True):
         pass
     for overwrite, said in ((False, "is not empty"), (True, "no run.json names it")):
         with pytest.raises(StoreError, match=said):
@@ -258,7 +258,7 @@ def test_two_writers_never_share_an_output(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("command", ["pairs {file}", "experience {file}", "score {file} --reward regex:q"])
+@pytest.mark.parametrize("command", ["validate {file} --fix drop", "export {file} --format {form}"])
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_what_a_command_reads_is_not_its_output(
     command: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -269,9 +269,9 @@ def test_what_a_command_reads_is_not_its_output(
     file, link = tmp_path / f"mine{suffix}", tmp_path / f"link{suffix}"
     shutil.copy(sealed, file)
     link.symlink_to(file)
-    before = file.read_bytes()
+    before, form = file.read_bytes(), "verl" if suffix == ".parquet" else "nemo-gym"
     for given in (file, link):
-        assert main([*command.format(file=given).split(), "-o", str(file), "--overwrite"]) == 2
+        assert main([*command.format(file=given, form=form).split(), "-o", str(file), "--overwrite"]) == 2
         assert "is one of the files that are" in capsys.readouterr().err
     assert file.read_bytes() == before
 
@@ -388,8 +388,12 @@ def test_a_disk_that_fills_at_any_byte_leaves_the_old_output(name: str, tmp_path
     place = tmp_path / name
 
     def write(value: float) -> None:
-        with StageOutput(place, "score", "scores.parquet", overwrite=True) as out:
-            out.table(out.main.name, score_rows(*[value] * 40), SCORES)
+        rows = score_rows(*[value] * 40)
+        if name != "out":
+            write_table(rows, place, SCORES)
+            return
+        with StageOutput(place, "score", overwrite=True) as out:
+            out.table("scores.parquet", rows, SCORES)
             out.finish({"notes": ["a note " * 100]})
 
     write(1.0)

@@ -266,10 +266,10 @@ def test_results_without_a_common_task_have_no_difference(tmp_path: Path) -> Non
 def test_a_cell_is_run_again_when_an_input_of_its_commands_changed(changed: str, tmp_path: Path) -> None:
     """Data, a configuration, what it names, and a folder: their content counts, not their names or times. An input that was
     written again with the same content changes nothing."""
-    gymdata.filter(written(tmp_path).parent / "source-a-1", output=tmp_path / "r.jsonl", where=["reward >= 0"])
+    gymdata.filter(written(tmp_path).parent / "source-a-1", output=tmp_path / "r", where=["reward >= 0"])
     (tmp_path / "rew.py").write_text("def good(completions, **_):\n    return [1.0] * len(completions)\n")
     (tmp_path / "s.yaml").write_text(f"reward: ['{tmp_path}/rew.py:good']\n")
-    data = tmp_path / ("source-a-1" if changed == "folder" else "r.jsonl")
+    data = tmp_path / ("source-a-1" if changed == "folder" else "r")
     steps = [
         f"score {tmp_path}/source-b-1 -o {{output}}/scores --config={tmp_path}/s.yaml --overwrite",
         f"filter {data} -o {{output}}/eval --where 'reward >= 0' --overwrite",
@@ -278,11 +278,12 @@ def test_a_cell_is_run_again_when_an_input_of_its_commands_changed(changed: str,
     cell = tmp_path / "sweep" / "cell" / "cell.json"
     assert swept(file).combinations[0].rate == pytest.approx(0.4)
     before = cell.read_bytes()
-    (tmp_path / "r.jsonl").write_bytes((tmp_path / "r.jsonl").read_bytes())
+    for file_of in (tmp_path / "r").iterdir():
+        file_of.write_bytes(file_of.read_bytes())
     assert swept(file).done == 1
     assert cell.read_bytes() == before
     if changed == "data":
-        gymdata.filter(tmp_path / "source-b-2", output=tmp_path / "r.jsonl", where=["reward >= 0"], overwrite=True)
+        gymdata.filter(tmp_path / "source-b-2", output=tmp_path / "r", where=["reward >= 0"], overwrite=True)
     elif changed == "config":
         (tmp_path / "s.yaml").write_text(f"reward: ['{tmp_path}/rew.py:good']\nthreshold: 0.25\n")
     elif changed == "reward":
@@ -298,11 +299,11 @@ def test_a_cell_is_run_again_when_an_input_of_its_commands_changed(changed: str,
 @pytest.mark.usefixtures("here")
 def test_a_new_cell_is_compared_with_results_of_the_same_input(tmp_path: Path) -> None:
     """What was made of the data as they were is not: of equal cells over other data than before, the difference is 0."""
-    steps = [f"filter {tmp_path}/r.jsonl -o {{output}}/eval --where 'n_turns > {{n}}'"]
-    gymdata.filter(written(tmp_path).parent / "source-a-1", output=tmp_path / "r.jsonl", where=["reward >= 0"])
+    steps = [f"filter {tmp_path}/r -o {{output}}/eval --where 'n_turns > {{n}}'"]
+    gymdata.filter(written(tmp_path).parent / "source-a-1", output=tmp_path / "r", where=["reward >= 0"])
     file = written(tmp_path, steps=steps, grid={"n": [0]}, seeds=[])
     assert swept(file).combinations[0].rate == pytest.approx(0.4)
-    gymdata.filter(tmp_path / "source-b-2", output=tmp_path / "r.jsonl", where=["reward >= 0"], overwrite=True)
+    gymdata.filter(tmp_path / "source-b-2", output=tmp_path / "r", where=["reward >= 0"], overwrite=True)
     written(tmp_path, steps=steps, grid={"n": [0, 1]}, seeds=[])
     old, new = swept(file).combinations
     assert (old.rate, new.rate) == (1.0, 1.0)

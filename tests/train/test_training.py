@@ -18,7 +18,7 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.commands.train.settings import TRAINERS
 from gymdata.errors import DataError, UsageError
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.schema import ROLLOUTS, TABLES
 from gymdata.store import read_table, write_table
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.servers import Watcher
@@ -43,12 +43,13 @@ def test_a_file_without_rows_is_refused_before_torch(
 
 
 def made(run: Path, held: str, suffix: str) -> Path:
-    """What the commands write of a run: a folder, or a single file."""
+    """What the commands write of a run: a folder; or its rows in a file."""
     out = run.parent / held if suffix == "folder" else run.parent / f"{held}.{suffix}"
     if held == "rollouts":
         return run if suffix == "folder" else write_table(read_table(run), out, ROLLOUTS)
-    {"pairs": gymdata.pairs, "experiences": gymdata.experience}[held](run, output=out)
-    return out
+    folder = run.parent / held
+    {"pairs": gymdata.pairs, "experiences": gymdata.experience}[held](run, output=folder)
+    return out if suffix == "folder" else write_table(read_table(folder, TABLES[held]), out, TABLES[held])
 
 
 @pytest.mark.parametrize("suffix", ["folder", "parquet", "jsonl"])

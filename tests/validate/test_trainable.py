@@ -67,8 +67,8 @@ def test_a_file_without_ids_has_nothing_to_train(tmp_path: Path, capsys: pytest.
 def test_pairs_are_counted_as_well(tmp_path: Path) -> None:
     """Pairs with ids of prompt and both sides are trainable; those of texts are not."""
     run = write_run(tmp_path / "run", [rollout("t", n, float(n), two_turns(5, 20 + n)) for n in range(2)])
-    gymdata.pairs(run, output=tmp_path / "pairs.parquet")
-    report = validate(tmp_path / "pairs.parquet")
+    gymdata.pairs(run, output=tmp_path / "pairs")
+    report = validate(tmp_path / "pairs")
     assert (report.rollouts, report.trainable) == (1, 1)
     import_rollouts(write_lines(tmp_path / "a.jsonl", [DPO]), tmp_path / "texts")
     report = validate(tmp_path / "texts")

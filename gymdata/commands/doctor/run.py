@@ -157,8 +157,8 @@ def _self_test() -> Check:
         ):
             clean = data / "clean.jsonl"
             good, bad = validate(clean), validate(data / "broken.jsonl")
-            made_pairs = pairs(clean, output=Path(scratch) / "pairs.parquet")
-            checked = validate(Path(scratch) / "pairs.parquet")
+            made_pairs = pairs(clean, output=Path(scratch) / "pairs")
+            checked = validate(Path(scratch) / "pairs")
             count = made_pairs.table.num_rows
     except Exception as error:  # noqa: BLE001 - whatever stops it is what the check is for
         return Check("self-test", "fault", f"{type(error).__name__}: {error}", "run again with -v, or install again")

@@ -30,7 +30,7 @@ from gymdata.rollouts.logprobs import SampledLogProbs
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
 from gymdata.scores.chosen import default_score, scores_of, taken
 from gymdata.store import StageOutput, read_run_json, scan_batches
-from gymdata.store.lineage import Paths, lineage, parents_of, refuse_replaced, runs_of, single_file, stage_folder
+from gymdata.store.lineage import Paths, lineage, parents_of, refuse_replaced, runs_of, stage_folder
 from gymdata.store.paths import local_output, refuse_inputs
 from gymdata.store.reading import check_content
 from gymdata.store.task_contents import other_contents, refuse_others, task_contents
@@ -50,10 +50,9 @@ def experience(
     """Write experiences of the scored rollouts under ``path`` (run folder, file, glob, or several of them).
 
     ``config`` is an ``ExperienceConfig``. Written to ``RUN/experiences-<estimator>/experiences.parquet`` unless
-    ``output`` names a folder, or a .parquet/.jsonl file, which has no run.json. Raises RefusedError when no rollout is
-    scored (R501), all groups lack variance (R503), token data or log-probs are missing (T205, L301 to L303), ids are
-    outside the vocabulary (T206), or a rollout is listed twice (D701); StoreError when the output holds experiences
-    that were made with other settings.
+    ``output`` names another folder. Raises RefusedError when no rollout is scored (R501), all groups lack variance
+    (R503), token data or log-probs are missing (T205, L301 to L303), ids are outside the vocabulary (T206), or a rollout is
+    listed twice (D701); StoreError when the output holds experiences that were made with other settings.
     """
     config = ExperienceConfig.called_with(experience, config, settings)
     sources = paths_of(path, "experience")
@@ -65,9 +64,8 @@ def experience(
         config = config.model_copy(update={"reward": reward})
         notes += [note] if note else []
     place = local_output(output or stage_folder(sources, "experiences", config.estimator))
-    out = StageOutput(place, "experiences", "experiences.parquet", overwrite=overwrite)
+    out = StageOutput(place, "experiences", overwrite=overwrite)
     refuse_inputs(place, sources, ROLLOUTS, "read")
-    notes += single_file(place, sources) if out.is_file else []
     with out:
         out.refuse_other("config", config, "experiences that were made", parents=parents_of(sources))
         by_name = (
@@ -80,7 +78,7 @@ def experience(
         work = Crediting(sources, rollouts, values, config, score, allowed, parts, baselines)
         if ALL[config.estimator].compares:
             notes += mixed_tasks(sources)
-        report = ExperiencesReport(out.main, config.estimator, score, notes=notes)
+        report = ExperiencesReport(place / "experiences.parquet", config.estimator, score, notes=notes)
         models: dict[str, dict[str, Any]] = {}
         named = {"reference": config.reference, "critic": config.critic, "teacher": config.teacher}
         for name, model in named.items():
@@ -93,7 +91,7 @@ def experience(
         progress = progress or NullProgress()
         if models:
             _score(work, shaped, models, config, sources, progress)
-        _write(out, out.main.name, work, shaped, report, progress)
+        _write(out, work, shaped, report, progress)
         parents = [*sources, *scored_by, config.token_columns, config.baseline, *named.values()]
         facts = {
             "command": list(command),
@@ -154,7 +152,6 @@ def _baselines(sources: Sequence[str | Path], baseline: str | None) -> np.ndarra
 
 def _write(
     out: StageOutput,
-    name: str,
     work: Crediting,
     shaped: Shaped,
     report: ExperiencesReport,
@@ -207,7 +204,7 @@ def _write(
         leaves = {f"{name}.list.element" for name in ("advantages", "returns")}
         table = replace(table, split=tuple(leaf for leaf in table.split if leaf not in leaves))
     batches = (b for t in chain([first], tables) for b in pa.Table.from_arrays(t.columns, schema=schema).to_batches())
-    out.batches(name, batches, table, schema)
+    out.batches("experiences.parquet", batches, table, schema)
     if why := sampled.fault():
         if work.config.kl_coef > 0 or work.config.teacher_coef:
             raise RefusedError(

@@ -35,9 +35,8 @@ from gymdata.store.lineage import (
     common_identity,
     parents_of,
     refuse_duplicates,
-    single_file,
 )
-from gymdata.store.paths import local_output, matches, output_of, refuse_inputs
+from gymdata.store.paths import local_output, matches, refuse_inputs
 
 #: A hash of all that a rollout generated, none where nothing was.
 _GENERATED = "CASE WHEN n_generated_tokens > 0 THEN nullif(generation_hash, 0) END"
@@ -71,10 +70,7 @@ class FilterReport(Report):
             ("rollouts", f"{self.rollouts_out:,} of {self.rollouts_in:,}"),
             ("groups", f"{self.groups_out:,} of {self.groups_in:,}"),
             *(sides.items() if split else ()),
-            *(
-                (f"{side} file", path) if split else ("written to", output_of(path))
-                for side, path in self.files.items()
-            ),
+            *((f"{side} file", path) if split else ("written to", path.parent) for side, path in self.files.items()),
         ]
 
 
@@ -105,7 +101,7 @@ def filter(
     for source in sources:
         files_of(source)
     with contextlib.ExitStack() as stack:
-        out = _output(output, sources, config, overwrite, progress) if write and not dry_run else None
+        out = _output(output, sources, overwrite) if write and not dry_run else None
         if out is not None:
             stack.enter_context(out)
             out.refuse_other("config", config, "rollouts that were filtered", parents=parents_of(sources))
@@ -157,19 +153,13 @@ def filter(
         return report
 
 
-def _output(
-    output: str | Path | None, sources: Sequence[str | Path], config: FilterConfig, overwrite: bool, progress: Progress
-) -> StageOutput:
+def _output(output: str | Path | None, sources: Sequence[str | Path], overwrite: bool) -> StageOutput:
     """Where the rollouts go. Raises UsageError for a place where they may not go."""
     if output is None:
         without = f"; {option('dry_run', True)} only counts"
-        raise UsageError("-o is missing", hint=f"-o FOLDER, FILE.parquet or FILE.jsonl{without}")
-    out = StageOutput(local_output(output), "filter", "rollouts.parquet", overwrite=overwrite)
+        raise UsageError("-o is missing", hint=f"-o FOLDER{without}")
+    out = StageOutput(local_output(output), "filter", overwrite=overwrite)
     refuse_inputs(out.place, sources, ROLLOUTS, "filtered")
-    if out.is_file and config.share is not None:
-        raise UsageError(f"-o {output}: is one file, and a split has two", hint="give a folder")
-    for note in single_file(out.place, sources) if out.is_file else ():
-        progress.message(note)
     return out
 
 
@@ -219,7 +209,7 @@ def _write(
 ) -> None:
     done = 0
     for side, rows in sides.items():
-        target = out.main if side == "kept" else out.place / f"{side}.parquet"
+        target = out.place / ("rollouts.parquet" if side == "kept" else f"{side}.parquet")
         mask = np.zeros(len(ids), bool)
         mask[rows["row"].to_numpy()] = True
 

@@ -52,10 +52,11 @@ from gymdata.store.columns import to_rows
 from gymdata.store.journal import FAILURES, line_of
 from gymdata.store.lineage import vocabulary
 from gymdata.store.lines import encode
-from gymdata.store.paths import ROLLOUTS_FOLDER, RunFacts, is_file_name, local_output, refuse_inputs
+from gymdata.store.paths import ROLLOUTS_FOLDER, RunFacts, local_output, refuse_inputs
 from gymdata.store.reading import check_content, warn
 from gymdata.store.run import derived
-from gymdata.store.run_json import differences, writing_into
+from gymdata.store.run_json import differences
+from gymdata.store.stage_output import Part, single_file
 from gymdata.workers.tuning import rare_collections
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def import_rollouts(
     """
     if source is not None and source not in (formats := imported_formats()):
         raise UsageError.unknown_choice("--from", source, formats, listed=_LIST)
-    output = _folder(output)
+    output = local_output(output)
     paths = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
     columns = _columns(map)
     sources, known_format = _sources(paths, source, columns)
@@ -159,14 +160,6 @@ def import_rollouts(
     if test_share is not None:
         summary.tasks = split_by_task(output, table, output / SPLIT, test_share, seed, command)
     return summary
-
-
-def _folder(output: str | Path) -> Path:
-    """The folder of an import. Raises UsageError for the name of a file."""
-    folder = local_output(output)
-    if is_file_name(folder):
-        raise UsageError.bad_value("-o", str(output), "the name of a folder", "`gymdata export` writes single files")
-    return folder
 
 
 def _refuse_other(out: StageOutput, read: Sequence[Figures], identity: Figures, run_id: str | None) -> None:
@@ -370,21 +363,19 @@ def export(
             warn(note)
     elif reward is not None:
         raise UsageError(f"--reward {reward}: {format} holds no rewards", hint="leave it out")
-    out = StageOutput(target, "export", alone=True, overwrite=overwrite)
     refuse_inputs(target, [path], TABLES[to.table], "exported")
-    with out:
+    with single_file(target, overwrite=overwrite) as temporary:
         account = Export(str(path), format, TABLES[to.table], vocabulary(path), reward)
-        with _naming_the_row(account), writing_into(target):
+        with _naming_the_row(account):
             sources = resolve(path, to.table)
             batches = (batch for source in sources for batch in account.batches(source, to.columns, to.unread))
-            to.save(to.convert(batches, account), out.part(target.name), account)
+            to.save(to.convert(batches, account), Part(target.name, temporary), account)
         if not account.read:
             hint = "`gymdata validate` shows what the files hold"
             run_json = find_run_json(path)
             if run_json is not None and (run_json.parent / REJECTED).is_file():
                 hint = f"rows of the import were rejected: {run_json.parent / REJECTED} has their lines and reasons"
             raise DataError(f"{path}: got 0 {to.table}, expected at least 1 to export", hint=hint)
-        out.finish({})
     return ExportSummary.of(str(target), account)
 
 

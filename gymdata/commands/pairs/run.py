@@ -36,10 +36,9 @@ from gymdata.store.lineage import (
     masked_rollouts,
     parents_of,
     refuse_duplicates,
-    single_file,
     stage_folder,
 )
-from gymdata.store.paths import local_output, output_of, refuse_inputs
+from gymdata.store.paths import local_output, refuse_inputs
 from gymdata.store.reading import check_content
 from gymdata.store.tables import held_instead
 from gymdata.workers.tuning import give_back
@@ -127,7 +126,7 @@ class PairsReport(Report):
 
     def rows(self) -> list[Row]:
         counts = self.counts
-        written: list[Row] = [("written to", str(output_of(path))) for path in self.files.values()]
+        written: list[Row] = [("written to", str(path.parent)) for path in self.files.values()]
         if "heldout" in self.sides:
             titles = {"train": "train pairs", "heldout": "held-out pairs"}
             written = [(titles[side], f"{self.sides[side]:,} in {path}") for side, path in self.files.items()]
@@ -160,8 +159,7 @@ def pairs(
     """Build preference pairs from the scored rollouts under ``path`` (run folder, file, glob, or several of them).
 
     ``config`` is a ``PairsConfig``. Written to ``RUN/pairs-<reward name or "reward">/pairs.parquet`` unless
-    ``output`` names a folder, where held-out pairs go to ``heldout.parquet``, or a .parquet/.jsonl file, which has no
-    run.json.
+    ``output`` names another folder; held-out pairs go to ``heldout.parquet`` beside it.
     Raises RefusedError for rollouts with breaks (T200), without token data (T205), with ids or log-probabilities that cannot
     be used (T206, L301 to L303), with ids rendered from text (T213; not with ``allow_rendered``) or listed twice (D701);
     StoreError when the output holds pairs that were made with other settings.
@@ -180,18 +178,15 @@ def pairs(
             if config.source == "comparisons":
                 chosen = config.judge or chosen
             place = local_output(output or stage_folder(sources, "pairs", chosen))
-            out = StageOutput(place, "pairs", "pairs.parquet", overwrite=overwrite)
+            out = StageOutput(place, "pairs", overwrite=overwrite)
             refuse_inputs(place, sources, ROLLOUTS, "paired")
-            if out.is_file:
-                notes += single_file(place, sources)
-                if config.split is not None:
-                    raise UsageError(f"-o {place}: is one file, and a split has two", hint="give a folder")
             stack.enter_context(out)
             out.refuse_other("config", config, "pairs that were made", parents=parents_of(sources))
         folder = out.new if out is not None else None
         report, scored_by, pairs_of = _build(sources, config, folder, notes, stack)
         if out is not None and report.ok:
-            files = {side: out.main if side == "train" else out.place / f"{side}.parquet" for side in pairs_of}
+            names = {side: "pairs.parquet" if side == "train" else f"{side}.parquet" for side in pairs_of}
+            files = {side: out.place / name for side, name in names.items()}
             for side, batches in pairs_of.items():
                 out.batches(files[side].name, batches, PAIRS, batches.schema, side=side)
             out.finish(

@@ -18,8 +18,7 @@ def write_database(target: str | Path, paths: Sequence[str | Path], *, overwrite
     Views over Parquet name the files where they are, and are read by DuckDB, which checks no checksums; rows of other
     files are copied. Raises UsageError for another name, StoreError for a file that is there, without ``overwrite``.
     """
-    from gymdata.store.run_json import replacing
-    from gymdata.store.stage_output import refuse_owned
+    from gymdata.store.stage_output import single_file
 
     path = local_output(target)
     if path.suffix != ".duckdb":
@@ -27,11 +26,9 @@ def write_database(target: str | Path, paths: Sequence[str | Path], *, overwrite
     if not paths:
         raise UsageError("no path given", hint="gymdata query PATH --database FILE.duckdb")
     files = find_files(paths)
-    refuse_owned(path)
     if path.exists() and not overwrite:
         raise StoreError(f"{path}: is there already", hint=f"{option('overwrite', True)} replaces it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary, tempfile.TemporaryDirectory(prefix="gymdata-query-") as folder:
+    with single_file(path, overwrite=True) as temporary, tempfile.TemporaryDirectory(prefix="gymdata-query-") as folder:
         made = Path(folder, "views.duckdb")
         with open_views(files, made) as views:
             views.store()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import filecmp
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gymdata.errors import StoreError, UsageError, counted
+from gymdata.errors import UsageError, counted
 from gymdata.public import path_of, wrong_argument
 from gymdata.store.paths import local_output
 
@@ -58,7 +57,7 @@ def write_result(reader: pa.RecordBatchReader, target: str | Path, *, overwrite:
 
     Raises StoreError for a file that is there and has something else, without ``overwrite``.
     """
-    from gymdata.store.run_json import replacing
+    from gymdata.store.stage_output import single_file
 
     path = Path(target)
     if path.suffix == ".parquet":
@@ -73,8 +72,8 @@ def write_result(reader: pa.RecordBatchReader, target: str | Path, *, overwrite:
                     f"column {field.name!r} is {field.type}, which Parquet has no form for",
                     hint=f"cast it in the SELECT: {field.name}::VARCHAR",
                 ) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    # The same query may be run again; nothing records what any other file is.
+    with single_file(path, overwrite=overwrite) as temporary:
         if path.suffix == ".parquet":
             import pyarrow.parquet as pq
 
@@ -88,9 +87,6 @@ def write_result(reader: pa.RecordBatchReader, target: str | Path, *, overwrite:
         else:
             with temporary.open("w", encoding="utf-8", newline="") as file:
                 rows = write_text(reader, file, "csv" if path.suffix == ".csv" else "jsonl")
-        # The same query may be run again; nothing records what any other file is.
-        if not overwrite and path.exists() and not filecmp.cmp(path, temporary, shallow=False):
-            raise StoreError.not_described(path)
     return rows
 
 

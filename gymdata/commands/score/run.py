@@ -153,10 +153,10 @@ def score(
         raise UsageError(
             f"{config.path} is not a run folder, so its scores have no place", hint=f"give one with {option('output')}"
         )
-    out = StageOutput(place, "score", "scores.parquet", overwrite=config.overwrite)
+    out = StageOutput(place, "score", overwrite=config.overwrite)
     refuse_inputs(place, [config.path], ROLLOUTS, "scored")
     with out:
-        there = out.main.absolute()  # user code may change the current folder
+        there = (place / "scores.parquet").absolute()  # user code may change the current folder
         # Other rewards are added to what is there, other rollouts are not: run.json names those of all rows.
         out.refuse_other("", {}, "scores", parents=parents_of([config.path]))
         parts, parents = tallies(sources.rewards), parents_of((config.path, *sources.models))
@@ -171,7 +171,7 @@ def score(
         out.batches(there.name, rows, SCORES, SCORES.arrow)
         mean, low, high = mean_ci(np.frombuffer(values), tasks)
         summary = ScoreSummary(
-            path=str(out.main if config.output is not None else place),
+            path=str(place),
             name=name,
             rollouts=len(values),
             scored=int(np.isfinite(values).sum()),

@@ -21,16 +21,18 @@ from gymdata.checks.violations import ValidationReport, Violation
 from gymdata.commands.validate.run import kind_of, sources_of, validate
 from gymdata.errors import UsageError
 from gymdata.public import path_of
+from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
-from gymdata.store import StageOutput
+from gymdata.store import find_run_json
 from gymdata.store.columns import Batch, build, to_rows
-from gymdata.store.lineage import single_file
+from gymdata.store.lineage import lineage
 from gymdata.store.lines import decode, encode
-from gymdata.store.paths import Source, local_output, refuse_inputs
+from gymdata.store.paths import Source, local_output, read_facts, refuse_inputs
 from gymdata.store.reading import reading
-from gymdata.store.tables import batches
+from gymdata.store.stage_output import single_file
+from gymdata.store.tables import batches, stream_batches
 
 _BATCH_ROWS = 4096
 
@@ -59,15 +61,34 @@ def fix(path: str | Path, choice: repair.Choice, output: str | Path, *, overwrit
         hint = f"`gymdata import {path} -o RUN` first" if kinds == {"nemo"} else "give one file or run"
         raise UsageError(f"{path}: holds {held}; --fix repairs rollouts", hint=hint)
     account = FixReport(str(path), str(output), choice)
-    with StageOutput(target, "fix", alone=True, overwrite=overwrite) as out:
-        account.notes += single_file(target, [path])
+    with single_file(target, overwrite=overwrite) as temporary:
+        account.notes += _unrecorded(target, [path])
         report = validate(path)
         # A changed file is not a fault of its rows.
         report.violations = [v for v in report.violations if v.code != "T209" or v.turn is not None]
-        out.batches(target.name, fixed_rollouts(sources, report, choice, account), ROLLOUTS, ROLLOUTS.arrow)
-        out.finish({})
+        rollouts = fixed_rollouts(sources, report, choice, account)
+        stream_batches(rollouts, temporary, target.suffix, ROLLOUTS, ROLLOUTS.arrow)
     account.errors_after = validate(target).errors if account.rollouts_out else 0
     return account
+
+
+def _unrecorded(file: Path, sources: Sequence[str | Path]) -> list[str]:
+    """What an output that is one file, and has no run.json, does not record of how ``sources`` were sampled, as a note.
+
+    Raises UsageError for a file in the folder of an output that ``sources`` do not come from: its run.json would be taken
+    for that of the file.
+    """
+    runs = [facts for source in sources for facts in lineage(source)]
+    if (around := find_run_json(file)) is not None:
+        if read_facts(around) not in runs:
+            hint = "give a file elsewhere, or a folder"
+            raise UsageError(f"-o {file}: {around} would count as its run.json", hint=hint)
+        return []
+    identities = [identity for run in runs if (identity := run.get("identity"))]
+    biases = sorted({reason for identity in identities for reason in sampling_biases(identity)})
+    sampled = f" ({', '.join(biases)}: L304)" if biases else ""
+    lost = f"how its rollouts were sampled{sampled}, and with which tokenizer, is not known to later commands"
+    return [f"{file} is a single file, without a run.json: {lost}; a folder has one"] if identities else []
 
 
 def fixed_rollouts(
