@@ -6,6 +6,7 @@ here needs pyarrow except ``table``, so that a small file is validated without l
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,22 @@ class Code:
         """The code for people."""
         meaning = self.meaning[0].upper() + self.meaning[1:]
         return f"{self.code} {self.name} ({self.severity})\n\n{meaning}.\n\n{self.explanation}"
+
+
+_HEADING = re.compile(r"(?P<code>\w+) (?P<name>[^()]+) \((?P<severity>error|warning|info)\): (?P<meaning>.+)")
+
+
+def code_pages(text: str) -> tuple[Code, ...]:
+    """Codes, a paragraph for each: ``CODE name (severity): meaning`` in the first line, the explanation in the others.
+
+    Raises ValueError for a first line of another form."""
+    codes = []
+    for page in text.strip().split("\n\n"):
+        first, *explanation = page.splitlines()
+        if (heading := _HEADING.fullmatch(first)) is None:
+            raise ValueError(f"got {first!r}, expected 'CODE name (error, warning or info): meaning'")
+        codes.append(Code(**heading.groupdict(), explanation=" ".join(explanation)))
+    return tuple(codes)
 
 
 class _Codes(Mapping[str, Code]):
@@ -144,20 +161,9 @@ class CheckSettings:
 
 
 class Check:
-    """One code or family: what its codes mean, and how they are found. One object checks all batches of a path.
-
-    A check of a single code may give ``code``, ``name``, ``severity``, ``meaning`` and ``explanation`` in place of
-    ``codes``.
-    """
+    """One code or family: what its ``codes`` mean, and how they are found. One object checks all batches of a path."""
 
     codes: ClassVar[tuple[Code, ...]] = ()
-
-    def __init_subclass__(cls) -> None:
-        if isinstance(code := vars(cls).get("code"), str):
-            name = getattr(cls, "name", cls.__name__)
-            meaning = getattr(cls, "meaning", name)
-            severity: Severity = getattr(cls, "severity", "warning")
-            cls.codes = (Code(code, name, severity, meaning, getattr(cls, "explanation", "")),)
 
     def __init__(self, settings: CheckSettings) -> None:
         self.settings = settings

@@ -14,14 +14,13 @@ from gymdata.errors import UsageError
 from tests.rollout_files import rollout, two_turns, write_run
 
 CHECK = '''
-from gymdata.checks.violations import Check
+from gymdata.checks.violations import Check, code_pages
 
 
 class Odd(Check):
     """Rewards of 1."""
 
-    code, name, severity = "X901", "odd reward", "error"
-    meaning, explanation = "the reward is 1", "Look at it."
+    codes = code_pages("X901 odd reward (error): the reward is 1\\nLook at it.")
 
     def find(self, e):
         for r in range(e.n):

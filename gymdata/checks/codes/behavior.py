@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gymdata.checks.violations import CHECKS, Check, CheckSettings, Code, Violation
+from gymdata.checks.violations import CHECKS, Check, CheckSettings, Violation, code_pages
 from gymdata.errors import counted
 from gymdata.rollouts.ragged import Ints, Ragged
 
@@ -42,91 +42,52 @@ DOMINATES, DOMINATED = 0.99, 0.9
 DRIFT, DRIFT_OF, DRIFT_ERRORS = 1.5, 200, 4.0
 
 
-_CODES = (
-    Code(
-        "B801",
-        "repetition loop",
-        "warning",
-        "a piece of the generation repeats over and over",
-        "At most 64 tokens, repeated at least 4 times and over at least 80 tokens, anywhere in the generation; `position` "
-        "is where it begins there, and of several the longest is reported. A policy that collapses does this, and so does "
-        "a model far from its temperature. Such rollouts train the loop unless their reward is low: look at one with "
-        "`gymdata show RUN ROLLOUT_ID --tokens`.",
-    ),
-    Code(
-        "B802",
-        "runaway generations",
-        "warning",
-        "many model calls do not end by themselves",
-        "At least 10 % of the model calls (of 20 or more) were cut at a token limit, so their answers are incomplete and "
-        "their rewards are mostly about the limit. Raise --max-tokens or the context, or look at whether the policy's end "
-        "token is the one that the engine stops at. One finding per path.",
-    ),
-    Code(
-        "B803",
-        "empty turn",
-        "warning",
-        "the model's turn has neither text nor a tool call",
-        "Tokens were sampled, but the message is empty: usually the end token came first, or a tool call was taken out of "
-        "the text by a parser that then refused it. A turn without a single token is T212.",
-    ),
-    Code(
-        "B804",
-        "storm of tool errors",
-        "warning",
-        "most tool results of the rollout are errors",
-        "At least 4 tool results, and half of all in the rollout, are error messages (they begin with error, a traceback, "
-        "or are an object with the key error). Either the policy does not know the tools, or they do not work: "
-        "`gymdata show RUN ROLLOUT_ID` shows what was called.",
-    ),
-    Code(
-        "B805",
-        "tool calls never parse",
-        "warning",
-        "texts contain tool calls, and none was parsed",
-        "The rollouts were given tools, several assistant messages hold the markup of a call in their text, and no message "
-        "has a parsed call. No tool was run, so rewards say nothing about the policy. Where the calls are complete, the "
-        "tool parser is not the model's: collect again with the right --tool-parser (`gymdata check MODEL` shows which one "
-        "fits). Where a tag is not closed or its text is no JSON, the model wrote them so, or a token limit cut them. One "
-        "finding per path.",
-    ),
-    Code(
-        "B806",
-        "all rewards equal",
-        "warning",
-        "every scored rollout of the path has the same reward",
-        "With 8 or more scored rollouts. Nothing can be learned from them by comparison: no pair and no advantage. Usual "
-        "causes: a reward that reads another field than the tasks have, a wrong tool parser, or tasks that are far too "
-        "easy or too hard. One finding per path.",
-    ),
-    Code(
-        "B807",
-        "one reward part dominates",
-        "info",
-        "the reward follows one of its parts, and another makes no difference",
-        "Over 8 or more rollouts the reward and one part are correlated by at least 0.99, while another part varies and is "
-        "correlated by less than 0.9. That can be meant; else change the weights. One finding per path.",
-    ),
-    Code(
-        "B808",
-        "length drift",
-        "info",
-        "rollouts that began late have another length than those that began early",
-        "The median number of sampled tokens of the last quarter, by the time they began, is 1.5 times that of the first or "
-        "less than two thirds of it (200 rollouts or more, difference beyond four standard errors). In one run of one "
-        "policy the tasks are ordered by difficulty, or the server changed while it was sampled from. One finding per path.",
-    ),
-    Code(
-        "B809",
-        "failures depend on the rollout",
-        "warning",
-        "attempts that called a tool fail more often than those that did not, or less often",
-        "The shares of failed attempts (rollouts and lines of failures.jsonl) with and without a tool call have 95 % "
-        "Wilson intervals that do not overlap. Failures are no rollouts, so what fails more often is missing from the data, "
-        "and its rewards look better or worse than they are. failures.jsonl says why; mend "
-        "it and resume the run. One finding per run.",
-    ),
-)
+_CODES = code_pages("""
+B801 repetition loop (warning): a piece of the generation repeats over and over
+At most 64 tokens, repeated at least 4 times and over at least 80 tokens, anywhere in the generation; `position` is
+where it begins there, and of several the longest is reported. A policy that collapses does this, and so does a model
+far from its temperature. Such rollouts train the loop unless their reward is low: look at one with `gymdata show RUN
+ROLLOUT_ID --tokens`.
+
+B802 runaway generations (warning): many model calls do not end by themselves
+At least 10 % of the model calls (of 20 or more) were cut at a token limit, so their answers are incomplete and their
+rewards are mostly about the limit. Raise --max-tokens or the context, or look at whether the policy's end token is the
+one that the engine stops at. One finding per path.
+
+B803 empty turn (warning): the model's turn has neither text nor a tool call
+Tokens were sampled, but the message is empty: usually the end token came first, or a tool call was taken out of the
+text by a parser that then refused it. A turn without a single token is T212.
+
+B804 storm of tool errors (warning): most tool results of the rollout are errors
+At least 4 tool results, and half of all in the rollout, are error messages (they begin with error, a traceback, or are
+an object with the key error). Either the policy does not know the tools, or they do not work: `gymdata show RUN
+ROLLOUT_ID` shows what was called.
+
+B805 tool calls never parse (warning): texts contain tool calls, and none was parsed
+The rollouts were given tools, several assistant messages hold the markup of a call in their text, and no message has a
+parsed call. No tool was run, so rewards say nothing about the policy. Where the calls are complete, the tool parser is
+not the model's: collect again with the right --tool-parser (`gymdata check MODEL` shows which one fits). Where a tag is
+not closed or its text is no JSON, the model wrote them so, or a token limit cut them. One finding per path.
+
+B806 all rewards equal (warning): every scored rollout of the path has the same reward
+With 8 or more scored rollouts. Nothing can be learned from them by comparison: no pair and no advantage. Usual causes:
+a reward that reads another field than the tasks have, a wrong tool parser, or tasks that are far too easy or too hard.
+One finding per path.
+
+B807 one reward part dominates (info): the reward follows one of its parts, and another makes no difference
+Over 8 or more rollouts the reward and one part are correlated by at least 0.99, while another part varies and is
+correlated by less than 0.9. That can be meant; else change the weights. One finding per path.
+
+B808 length drift (info): rollouts that began late have another length than those that began early
+The median number of sampled tokens of the last quarter, by the time they began, is 1.5 times that of the first or less
+than two thirds of it (200 rollouts or more, difference beyond four standard errors). In one run of one policy the tasks
+are ordered by difficulty, or the server changed while it was sampled from. One finding per path.
+
+B809 failures depend on the rollout (warning): attempts that called a tool fail more often, or less often
+The shares of failed attempts (rollouts and lines of failures.jsonl) with and without a tool call have 95 % Wilson
+intervals that do not overlap. Failures are no rollouts, so what fails more often is missing from the data, and its
+rewards look better or worse than they are. failures.jsonl says why; mend it and resume the run. One finding per run.
+""")
 
 
 @CHECKS.register("behavior")

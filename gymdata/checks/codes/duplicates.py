@@ -8,34 +8,21 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from gymdata.checks.violations import CHECKS, Check, CheckSettings, Code, Violation
+from gymdata.checks.violations import CHECKS, Check, CheckSettings, Violation, code_pages
 from gymdata.rollouts.ragged import Array, first_like
 from gymdata.rollouts.turn_columns import Evidence
 
-_CODES = (
-    Code(
-        "R503",
-        "no variance",
-        "warning",
-        "all rewards of the group are equal",
-        "A group of two or more rollouts that all got the same reward gives no pair and no advantage. Reported once a "
-        "group, at its first rollout.",
-    ),
-    Code(
-        "D701",
-        "duplicate rollout",
-        "error",
-        "the rollout occurs twice",
-        "The same rollout_id (for foreign rows: the same row) was seen before; counting or training it twice skews both.",
-    ),
-    Code(
-        "D702",
-        "identical generations",
-        "warning",
-        "another rollout of the group generated the same tokens",
-        "Expected at temperature 0 and on very short answers; otherwise a seed was probably used twice.",
-    ),
-)
+_CODES = code_pages("""
+R503 no variance (warning): all rewards of the group are equal
+A group of two or more rollouts that all got the same reward gives no pair and no advantage. Reported once a group, at
+its first rollout.
+
+D701 duplicate rollout (error): the rollout occurs twice
+The same rollout_id (for foreign rows: the same row) was seen before; counting or training it twice skews both.
+
+D702 identical generations (warning): another rollout of the group generated the same tokens
+Expected at temperature 0 and on very short answers; otherwise a seed was probably used twice.
+""")
 
 
 #: What is kept of a rollout besides its id: its row and file, 16 bytes of its id or its content, its group's number (-1:

@@ -6,51 +6,29 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from gymdata.checks.violations import CHECKS, Check, CheckSettings, Code, Violation
+from gymdata.checks.violations import CHECKS, Check, CheckSettings, Violation, code_pages
 from gymdata.rollouts.logprobs import SampledLogProbs
 from gymdata.rollouts.soundness import odd_log_probs, unless_rendered
 from gymdata.rollouts.turn_columns import Evidence
 
-_CODES = (
-    Code(
-        "L301",
-        "length differs",
-        "error",
-        "log-probabilities and generated ids differ in number",
-        "One logprob per generated token is needed; an off-by-one shifts every ratio of an off-policy loss.",
-    ),
-    Code(
-        "L302",
-        "not finite",
-        "error",
-        "a log-probability is NaN or infinite",
-        "`position` is the token's place in the generation. The literals NaN and Infinity are read, and land here.",
-    ),
-    Code(
-        "L303",
-        "positive",
-        "error",
-        "a log-probability is above zero",
-        "Probabilities above one do not exist (1e-6 is allowed for rounding). Often probabilities or negated values were "
-        "stored.",
-    ),
-    Code(
-        "L304",
-        "biased by sampling",
-        "warning",
-        "the sampling settings make the log-probabilities biased",
-        "Raw log-probabilities at a temperature other than 1, top_p below 1, top_k, min_p, penalties and greedy decoding "
-        "all record something else than the distribution that was sampled from. One finding a file or run. Training that "
-        "uses ratios refuses such files. Collect with processed log-probabilities, top_p 1, no top_k and no penalties.",
-    ),
-    Code(
-        "L305",
-        "disagree with the model",
-        "error",
-        "a forward pass gives other log-probabilities",
-        "Found by `gymdata audit`: another checkpoint, temperature, template, or an off-by-one.",
-    ),
-)
+_CODES = code_pages("""
+L301 length differs (error): log-probabilities and generated ids differ in number
+One logprob per generated token is needed; an off-by-one shifts every ratio of an off-policy loss.
+
+L302 not finite (error): a log-probability is NaN or infinite
+`position` is the token's place in the generation. The literals NaN and Infinity are read, and land here.
+
+L303 positive (error): a log-probability is above zero
+Probabilities above one do not exist (1e-6 is allowed for rounding). Often probabilities or negated values were stored.
+
+L304 biased by sampling (warning): the sampling settings make the log-probabilities biased
+Raw log-probabilities at a temperature other than 1, top_p below 1, top_k, min_p, penalties and greedy decoding all
+record something else than the distribution that was sampled from. One finding a file or run. Training that uses ratios
+refuses such files. Collect with processed log-probabilities, top_p 1, no top_k and no penalties.
+
+L305 disagree with the model (error): a forward pass gives other log-probabilities
+Found by `gymdata audit`: another checkpoint, temperature, template, or an off-by-one.
+""")
 
 
 @CHECKS.register("log_probs")
@@ -79,19 +57,13 @@ class LogProbs(Check):
 class PossibleLogProbs(Check):
     """L306, by file: over what was sampled at a temperature above 0. Greedy decoding may record 0 everywhere: it is L304."""
 
-    codes = (
-        Code(
-            "L306",
-            "cannot be a sampler's",
-            "warning",
-            "the log-probabilities of a file cannot be those of a sampler",
-            "Over at least 64 sampled tokens: all are 0 or another constant, all of a turn are equal, all have at most two "
-            "decimals, or some are sentinels such as -9999 (below -87.3 a float32 sampler draws nothing). One finding per "
-            "file. They were filled in, averaged or rounded after sampling, so ratios to the sampler mean nothing: training "
-            "that uses ratios refuses such files. Export the log-probabilities that the engine returned, or train with SFT, "
-            "DPO or KTO, which need none.",
-        ),
-    )
+    codes = code_pages("""
+L306 cannot be a sampler's (warning): the log-probabilities of a file cannot be those of a sampler
+Over at least 64 sampled tokens: all are 0 or another constant, all of a turn are equal, all have at most two decimals,
+or some are sentinels such as -9999 (below -87.3 a float32 sampler draws nothing). One finding per file. They were
+filled in, averaged or rounded after sampling, so ratios to the sampler mean nothing: training that uses ratios refuses
+such files. Export the log-probabilities that the engine returned, or train with SFT, DPO or KTO, which need none.
+""")
 
     def __init__(self, settings: CheckSettings) -> None:
         super().__init__(settings)

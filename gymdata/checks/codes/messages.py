@@ -6,40 +6,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gymdata.checks.violations import CHECKS, Check, Code, Violation
+from gymdata.checks.violations import CHECKS, Check, Violation, code_pages
 from gymdata.rollouts.turn_columns import ASSISTANT, SYSTEM, Evidence
 
-_CODES = (
-    Code(
-        "M401",
-        "system not first",
-        "error",
-        "a system message comes after another message",
-        "Most chat templates render a system message at the front only, or refuse.",
-    ),
-    Code(
-        "M402",
-        "adjacent assistants",
-        "warning",
-        "two assistant messages follow each other",
-        "Many templates merge or refuse them. Sometimes a tool result was lost between the two.",
-    ),
-    Code(
-        "M403",
-        "tool result without a call",
-        "error",
-        "a tool message answers no earlier tool call",
-        "Its tool_call_id is in no earlier assistant message's tool_calls, or without an id, the message before the tool "
-        "results is not an assistant message with calls.",
-    ),
-    Code(
-        "M404",
-        "no assistant",
-        "error",
-        "the rollout has no assistant message",
-        "The model wrote no message.",
-    ),
-)
+_CODES = code_pages("""
+M401 system not first (error): a system message comes after another message
+Most chat templates render a system message at the front only, or refuse.
+
+M402 adjacent assistants (warning): two assistant messages follow each other
+Many templates merge or refuse them. Sometimes a tool result was lost between the two.
+
+M403 tool result without a call (error): a tool message answers no earlier tool call
+Its tool_call_id is in no earlier assistant message's tool_calls, or without an id, the message before the tool results
+is not an assistant message with calls.
+
+M404 no assistant (error): the rollout has no assistant message
+The model wrote no message.
+""")
 
 
 @CHECKS.register("messages")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from gymdata.checks.violations import CHECKS, Check, Code, Violation
+from gymdata.checks.violations import CHECKS, Check, Violation, code_pages
 from gymdata.rollouts.ragged import Ints, Ragged, joined_keys, list_parts
 from gymdata.rollouts.soundness import is_rendered, odd_log_probs, outside, unless_rendered
 
@@ -22,46 +22,27 @@ _SAID = ("role", "content", "reasoning", "tool_calls")
 #: The index of a row in its batch, a code, and fields of the violation.
 Fault = tuple[int, str, dict[str, Any]]
 
-_CODES = (
-    Code(
-        "P601",
-        "chosen is rejected",
-        "error",
-        "chosen and rejected are identical",
-        "Their ids, or their texts, are equal.",
-    ),
-    Code(
-        "P602",
-        "prompts differ",
-        "error",
-        "chosen and rejected do not start from one prompt",
-        "The rollouts that the pair names began with other prompt ids, or the pair has no prompt.",
-    ),
-    Code("P603", "tie", "warning", "the margin is zero or below", "There is no preference to learn."),
-    Code(
-        "P604",
-        "contradictory pairs",
-        "error",
-        "another pair has the opposite preference",
-        "Two pairs of one file prefer A over B and B over A. Reported at the later one.",
-    ),
-    Code(
-        "P605",
-        "task on both sides",
-        "error",
-        "the task is in more than one split",
-        "Files of one path (train and test) share this task_id, so the test measures what was trained.",
-    ),
-    Code(
-        "P606",
-        "duplicate pair",
-        "warning",
-        "the same pair twice",
-        "Prompt, chosen and rejected have the ids of an earlier pair of this path (the texts, where a pair has no ids), so "
-        "it is trained more than once. `gymdata pairs` leaves such copies out unless --keep-duplicates is given; files of "
-        "other versions or other projects may hold them.",
-    ),
-)
+_CODES = code_pages("""
+P601 chosen is rejected (error): chosen and rejected are identical
+Their ids, or their texts, are equal.
+
+P602 prompts differ (error): chosen and rejected do not start from one prompt
+The rollouts that the pair names began with other prompt ids, or the pair has no prompt.
+
+P603 tie (warning): the margin is zero or below
+There is no preference to learn.
+
+P604 contradictory pairs (error): another pair has the opposite preference
+Two pairs of one file prefer A over B and B over A. Reported at the later one.
+
+P605 task on both sides (error): the task is in more than one split
+Files of one path (train and test) share this task_id, so the test measures what was trained.
+
+P606 duplicate pair (warning): the same pair twice
+Prompt, chosen and rejected have the ids of an earlier pair of this path (the texts, where a pair has no ids), so it is
+trained more than once. `gymdata pairs` leaves such copies out unless --keep-duplicates is given; files of other
+versions or other projects may hold them.
+""")
 
 
 @CHECKS.register("pairs")

@@ -6,26 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gymdata.checks.violations import CHECKS, Check, Code, Violation
+from gymdata.checks.violations import CHECKS, Check, Violation, code_pages
 from gymdata.rollouts.turn_columns import Evidence
 
-_CODES = (
-    Code(
-        "R501",
-        "no reward",
-        "info",
-        "the rollout has no reward",
-        "Not scored, or masked or failed by its writer, which is named. An error when the run's run.json names a reward and "
-        "the rollout was not masked, for then scoring failed; otherwise for information.",
-    ),
-    Code(
-        "R502",
-        "reward not finite",
-        "error",
-        "a reward is NaN or infinite",
-        "Means and comparisons over it are lost.",
-    ),
-)
+_CODES = code_pages("""
+R501 no reward (info): the rollout has no reward
+Not scored, or masked or failed by its writer, which is named. An error when the run's run.json names a reward and the
+rollout was not masked, for then scoring failed; otherwise for information.
+
+R502 reward not finite (error): a reward is NaN or infinite
+Means and comparisons over it are lost.
+""")
 
 
 @CHECKS.register("rewards")

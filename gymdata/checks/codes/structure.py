@@ -6,43 +6,26 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gymdata.checks.violations import CHECKS, Check, Code, Violation
+from gymdata.checks.violations import CHECKS, Check, Violation, code_pages
 from gymdata.errors import json_value
 from gymdata.rollouts.turn_columns import STATUS, Evidence
 
-_CODES = (
-    Code(
-        "S101",
-        "unreadable row",
-        "error",
-        "the row cannot be read",
-        "The line is not JSON, not UTF-8, not an object, or torn; or a whole file is cut off or corrupt (then row is 0 and "
-        "the detail names the file). Nothing of the row was checked. A torn last line usually means that the writer was "
-        "killed: `gymdata collect` repairs its own lines when it resumes.",
-    ),
-    Code(
-        "S102",
-        "wrong type",
-        "error",
-        "a field holds a value of the wrong type",
-        "For example ids that are floats or strings, nested id lists, a number beyond 64 bits, a list where an object must "
-        "be, a key given twice, or a count column that disagrees with the turns that it counts.",
-    ),
-    Code(
-        "S103",
-        "missing column",
-        "error",
-        "a column or field that the table must have is absent",
-        "The checks that need the column were not run. The tables and their columns are in schemas/.",
-    ),
-    Code(
-        "S104",
-        "newer schema",
-        "error",
-        "the file was written by a newer gymdata",
-        "Its table version is above the one that this gymdata knows, so its meaning is not known. Upgrade gymdata.",
-    ),
-)
+_CODES = code_pages("""
+S101 unreadable row (error): the row cannot be read
+The line is not JSON, not UTF-8, not an object, or torn; or a whole file is cut off or corrupt (then row is 0 and the
+detail names the file). Nothing of the row was checked. A torn last line usually means that the writer was killed:
+`gymdata collect` repairs its own lines when it resumes.
+
+S102 wrong type (error): a field holds a value of the wrong type
+For example ids that are floats or strings, nested id lists, a number beyond 64 bits, a list where an object must be, a
+key given twice, or a count column that disagrees with the turns that it counts.
+
+S103 missing column (error): a column or field that the table must have is absent
+The checks that need the column were not run. The tables and their columns are in schemas/.
+
+S104 newer schema (error): the file was written by a newer gymdata
+Its table version is above the one that this gymdata knows, so its meaning is not known. Upgrade gymdata.
+""")
 
 
 @CHECKS.register("structure")

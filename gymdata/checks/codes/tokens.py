@@ -6,54 +6,31 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gymdata.checks.violations import CHECKS, Check, Code, Violation
+from gymdata.checks.violations import CHECKS, Check, Violation, code_pages
 from gymdata.rollouts.soundness import INT32_MAX, outside
 from gymdata.rollouts.turn_columns import Evidence
 
-_CODES = (
-    Code(
-        "T205",
-        "no token data",
-        "error",
-        "prompt or generation ids are missing, null or empty",
-        "The turn cannot be trained on as it was sampled. When a whole file has no ids (text rollouts), this is a warning, "
-        "one per turn; when only some turns lack them it is an error. "
-        "`gymdata import FILE -m MODEL` renders ids from text (T213).",
-    ),
-    Code(
-        "T206",
-        "id out of vocabulary",
-        "error",
-        "a token id is negative or not below the vocabulary's size",
-        "`position` counts from 0 in the turn's whole prompt or in its generation; the detail says which. Without a known "
-        "vocabulary (run.json or --tokenizer) only ids outside 0 to 2³¹−1 are found.",
-    ),
-    Code(
-        "T207",
-        "generation is not its message",
-        "error",
-        "the generated ids do not decode to the message's text",
-        "Checked with --decode and a tokenizer: that of --tokenizer, or of the model that run.json names. The message's "
-        "content must occur in the decoded generation.",
-    ),
-    Code(
-        "T212",
-        "empty generation",
-        "info",
-        "the model call generated no token",
-        "The turn trains nothing. Usual causes: an abort, or a context that was full.",
-    ),
-    Code(
-        "T213",
-        "rendered ids",
-        "info",
-        "ids rendered from text, not sampled",
-        "`gymdata import -m` or a training made the turn's ids from its text, with a tokenizer and its chat template: "
-        "the model may have sampled other ids for the same text, and no log-probability is known (NaN). Pairs, SFT, DPO, "
-        "KTO and reward models take such rollouts with --allow-rendered; `experience` and `train-rl` take sampled ids only. "
-        "Not a fault.",
-    ),
-)
+_CODES = code_pages("""
+T205 no token data (error): prompt or generation ids are missing, null or empty
+The turn cannot be trained on as it was sampled. When a whole file has no ids (text rollouts), this is a warning, one
+per turn; when only some turns lack them it is an error. `gymdata import FILE -m MODEL` renders ids from text (T213).
+
+T206 id out of vocabulary (error): a token id is negative or not below the vocabulary's size
+`position` counts from 0 in the turn's whole prompt or in its generation; the detail says which. Without a known
+vocabulary (run.json or --tokenizer) only ids outside 0 to 2³¹−1 are found.
+
+T207 generation is not its message (error): the generated ids do not decode to the message's text
+Checked with --decode and a tokenizer: that of --tokenizer, or of the model that run.json names. The message's content
+must occur in the decoded generation.
+
+T212 empty generation (info): the model call generated no token
+The turn trains nothing. Usual causes: an abort, or a context that was full.
+
+T213 rendered ids (info): ids rendered from text, not sampled
+`gymdata import -m` or a training made the turn's ids from its text, with a tokenizer and its chat template: the model
+may have sampled other ids for the same text, and no log-probability is known (NaN). Pairs, SFT, DPO, KTO and reward
+models take such rollouts with --allow-rendered; `experience` and `train-rl` take sampled ids only. Not a fault.
+""")
 
 
 @CHECKS.register("tokens")

@@ -6,29 +6,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gymdata.checks.violations import CHECKS, Check, Code, Violation
+from gymdata.checks.violations import CHECKS, Check, Violation, code_pages
 from gymdata.rollouts.turn_columns import Evidence
 
-_CODES = (
-    Code(
-        "T214",
-        "weight versions do not fit",
-        "error",
-        "spans of weight versions do not cover the generation",
-        "A turn's `weight_versions` say which weights sampled which tokens: the first span starts at 0, each starts where "
-        "the one before ends, and the last ends with the generation. Where they do not, they belong to other tokens. Usual "
-        "causes: a generation that was cut after it was recorded, spans of another turn. Remove the field or collect again.",
-    ),
-    Code(
-        "T215",
-        "several weights",
-        "warning",
-        "the weights changed while the turn was sampled",
-        "The engine got other weights in the middle of a generation, as asynchronous trainers do. Each log-probability is "
-        "that of the weights that sampled its token, so ratios hold; policy_hash and policy_version name one of them only, "
-        "and `audit` finds the tokens of the others (L305). Leave such turns out where one policy must have sampled all.",
-    ),
-)
+_CODES = code_pages("""
+T214 weight versions do not fit (error): spans of weight versions do not cover the generation
+A turn's `weight_versions` say which weights sampled which tokens: the first span starts at 0, each starts where the one
+before ends, and the last ends with the generation. Where they do not, they belong to other tokens. Usual causes: a
+generation that was cut after it was recorded, spans of another turn. Remove the field or collect again.
+
+T215 several weights (warning): the weights changed while the turn was sampled
+The engine got other weights in the middle of a generation, as asynchronous trainers do. Each log-probability is that of
+the weights that sampled its token, so ratios hold; policy_hash and policy_version name one of them only, and `audit`
+finds the tokens of the others (L305). Leave such turns out where one policy must have sampled all.
+""")
 
 
 @CHECKS.register("weights")
