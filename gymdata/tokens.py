@@ -8,8 +8,7 @@ Encoding: ``Call`` (one model call: whole prompt, generation, log-probs) → ``e
 Expanding: ``expand_prompts`` (one rollout), ``with_prompts`` (a column of turns). ``turn_digest`` proves a turn unchanged.
 Breaks: ``kinds`` and ``count_breaks`` (does each turn extend what came before?), ``relations`` (where it does not, and why:
 ``cause_of_break`` gives T200 to T204), ``common_prefix``.
-Sequences: ``sequences`` (one rollout) and ``stitch`` (a column of turns: ``RolloutSequences``) give ids, loss masks and
-log-probs.
+Sequences: ``stitch`` (a column of turns: ``RolloutSequences``) gives ids, loss masks and log-probs.
 Next prompts: ``next_prompt`` from ids held and ``bridge_ids``; ``splice`` where messages were rendered again, and
 ``splice_published``, the reference form of it.
 
@@ -25,14 +24,12 @@ from gymdata.rollouts.sequences import RolloutSequences, SampledTokens, Sequence
 from gymdata.rollouts.turn_columns import with_prompts
 from gymdata.rollouts.turns import (
     Call,
-    TokenSequence,
     Turn,
     common_prefix,
     count_breaks,
     encode_turns,
     expand_prompts,
     kinds,
-    sequences,
     turn_digest,
 )
 
@@ -45,7 +42,6 @@ __all__ = [
     "SampledTokens",
     "Sequences",
     "SpliceRefusedError",
-    "TokenSequence",
     "Turn",
     "bridge_ids",
     "cause_of_break",
@@ -56,7 +52,6 @@ __all__ = [
     "kinds",
     "next_prompt",
     "relations",
-    "sequences",
     "splice",
     "splice_published",
     "stitch",

@@ -380,32 +380,18 @@ def claims(tail: Ids, generation: Ids, before: int) -> bool:
     return False
 
 
-@dataclass(slots=True)
-class TokenSequence:
-    """Stitched ids ready to train, from a root of the turn tree to one leaf. All arrays have shape (length,).
-
-    ``loss_mask`` is 1 on generated tokens that this sequence trains; ``logprobs`` is 0.0 on context; ``turn_starts`` is
-    the position of the first generated token of each turn in ``turns``; ``trained`` says which of them have mask 1 here.
-    ``abandoned``: its last turn is unread.
-    """
-
-    input_ids: Ids
-    loss_mask: npt.NDArray[np.int8]
-    logprobs: Floats
-    turn_starts: Ids
-    turns: list[int]
-    trained: list[bool]
-    abandoned: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One way from a root of the turn tree to a leaf. ``trained``: which of its ``turns`` no earlier chain trains;
-    ``abandoned``: its last turn is unread."""
+    """One way from a root of the turn tree to a leaf: a token sequence, with the prompt of its last turn and what that
+    sampled. ``trained``: which of its ``turns`` no earlier chain trains; ``abandoned``: its last turn is unread."""
 
     turns: list[int]
     trained: list[bool]
     abandoned: bool
+
+    @property
+    def trained_turns(self) -> list[int]:
+        return [turn for turn, is_trained in zip(self.turns, self.trained, strict=True) if is_trained]
 
 
 def chains(
@@ -451,27 +437,3 @@ def chains(
         result.append(Chain(chain, [turn not in owned for turn in chain], leaf in superseded))
         owned.update(chain)
     return sorted(result, key=lambda chain: chain.turns[-1])
-
-
-def sequences(
-    turns: Sequence[Turn], abandoned: Literal["keep", "drop"] = "keep", unread: Collection[int] = ()
-) -> list[TokenSequence]:
-    """The token sequences of one rollout, one for each of its ``chains``.
-
-    A generation has mask 1 in exactly one sequence. A break starts a sequence with its whole prompt at mask 0; a branch or
-    retry repeats the shared turns at mask 0.
-    """
-    prompts = expand_prompts(turns, check_digests=False)
-    result = []
-    for chain in chains(turns, prompts, abandoned, unread):
-        leaf = chain.turns[-1]
-        ids = np.concatenate((prompts[leaf], np.asarray(turns[leaf]["generation_token_ids"], dtype=np.int32)))
-        mask, logprobs = np.zeros(len(ids), np.int8), np.zeros(len(ids), np.float32)
-        starts = np.asarray([len(prompts[turn]) for turn in chain.turns], np.int32)
-        for turn, start, is_trained in zip(chain.turns, starts.tolist(), chain.trained, strict=True):
-            if is_trained:
-                end = start + len(turns[turn]["generation_token_ids"])
-                mask[start:end] = 1
-                logprobs[start:end] = turns[turn]["generation_log_probs"]
-        result.append(TokenSequence(ids, mask, logprobs, starts, chain.turns, chain.trained, chain.abandoned))
-    return result

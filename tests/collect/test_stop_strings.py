@@ -11,8 +11,9 @@ import pytest
 
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.sampling import cut_at_stop
-from gymdata.rollouts.turns import expand_prompts, sequences
+from gymdata.rollouts.turns import expand_prompts
 from tests.collect.fake_parts import FakeSampler
+from tests.definition import sequences
 
 Play = Callable[..., tuple[Any, list[dict[str, Any]]]]
 PIECES = {1: "1", 2: "2\n", 3: "No", 4: ", 9", 5: "9</", 6: "answer", 7: "> x", 8: "\n"}

@@ -16,9 +16,9 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import GymdataError, RefusedError, UsageError
-from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS, SCORES
 from gymdata.store import read_run_json, read_table, write_run_json, write_table
+from tests.definition import sequences
 from tests.formulas import slow_shape
 from tests.rollout_files import BRANCH, BREAK, RETRY, rollout, two_turns, write_run
 
@@ -74,7 +74,7 @@ def slow(
                 factor = discount * (lam if estimator == "gae" else 1.0)
                 after = here + (factor * after if last_turn is not None else 0.0)
                 given[t, k], last_turn = after, t
-            for number, s in enumerate(tokens.sequences(r["turns"])):
+            for number, s in enumerate(sequences(r["turns"])):
                 advantages = np.zeros(len(s.input_ids))
                 for t, start, mine in zip(s.turns, s.turn_starts, s.trained, strict=True):
                     for k in range(len(r["turns"][t]["generation_token_ids"]) if mine else 0):
@@ -127,7 +127,7 @@ def test_the_tokens_are_the_saved_ones(run: Path) -> None:
     """Ids, masks, log-probs and turn starts are those of the sequences; every row carries its rollout's facts."""
     found = load(gymdata.experience(run, estimator="rloo", **KEEP))
     for row in rows():
-        for number, s in enumerate(tokens.sequences(row["turns"])):
+        for number, s in enumerate(sequences(row["turns"])):
             if (one := found.get((row["rollout_id"], number))) is None:
                 continue
             assert one["input_ids"] == s.input_ids.tolist()
@@ -266,7 +266,7 @@ def test_token_columns_have_numbers_of_retries_too(tmp_path: Path, abandoned: st
     pq.write_table(pa.table({"rollout_id": ids, "values": [values] * 2}), tmp_path / "v.parquet")
     given = {"estimator": "gae", "token_columns": tmp_path / "v.parquet", "zero_variance": "keep"}
     made = load(gymdata.experience(run, abandoned=abandoned, **given)).values()
-    kept = {turn for s in tokens.sequences(rollout("a", 0, 0.0, RETRY)["turns"], abandoned) for turn in s.turns}
+    kept = {turn for s in sequences(rollout("a", 0, 0.0, RETRY)["turns"], abandoned) for turn in s.turns}
     found = {v for row in made for v, m in zip(row["values"], row["loss_mask"], strict=True) if m}
     assert found == {float(turn) for turn in kept}
     assert (len(kept) < len(RETRY)) == (abandoned == "drop")

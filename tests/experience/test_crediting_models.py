@@ -14,9 +14,10 @@ from gymdata import credit
 from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.schema import EXPERIENCES
-from gymdata.rollouts.turns import expand_prompts, sequences
+from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.audit.conftest import changed, log_probs_of, log_softmax_of
+from tests.definition import sequences
 from tests.rollout_files import BRANCH, BREAK, RETRY, rollout, two_turns, write_run
 from tests.train.trainers.conftest import (
     policy,  # noqa: F401 - fixture

@@ -22,9 +22,9 @@ from gymdata.formats.trajectories.nat_pairs import NO_MARGIN
 from gymdata.formats.trl import ABOVE_1, UNLABELLED
 from gymdata.formats.verl import WITH_TOOLS
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS
-from gymdata.rollouts.turns import sequences
 from gymdata.store import read_table, write_table
 from gymdata.store.columns import to_rows
+from tests.definition import sequences
 from tests.formats.trajectories import imported, lines
 from tests.rollout_files import BREAK, SHAPES, rollout, two_turns, write_run
 

@@ -21,9 +21,9 @@ from gymdata.cli.main import main
 from gymdata.commands.train.settings import TrainDpoConfig, TrainKtoConfig, TrainRewardConfig, TrainSftConfig
 from gymdata.errors import RefusedError, UsageError
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
-from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, read_table, write_table
 from gymdata.store.columns import to_rows
+from tests.definition import sequences
 from tests.formats.trajectories import write
 
 pytestmark = pytest.mark.torch

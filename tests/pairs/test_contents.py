@@ -14,6 +14,7 @@ from gymdata.commands.pairs.contents import message_keys, token_columns
 from gymdata.errors import DataError
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.schema import MESSAGE, TURN
+from tests.definition import sequences
 
 
 def call(prompt: list[int], generation: list[int]) -> tokens.Call:
@@ -74,7 +75,7 @@ continuing = st.lists(
 
 @given(continuing, st.data())
 def test_columns_equal_the_definition(parts: list[Any], data: st.DataObject) -> None:
-    """For rollouts that are chains, also inside a slice, the columns equal ``tokens.sequences``."""
+    """For rollouts that are chains, also inside a slice, the columns equal ``definition.sequences``."""
     rollouts = []
     for spec in parts:
         held: list[int] = [5]
@@ -87,7 +88,7 @@ def test_columns_equal_the_definition(parts: list[Any], data: st.DataObject) -> 
     start = data.draw(st.integers(0, len(rollouts) - 1))
     table = token_columns(column(*rollouts).slice(start), ids(len(rollouts)).slice(start))
     for row, calls in zip(table.to_pylist(), rollouts[start:], strict=True):
-        found = tokens.sequences(tokens.encode_turns(calls), abandoned="drop")
+        found = sequences(tokens.encode_turns(calls), abandoned="drop")
         assert row["n_sequences"] == len(found)
         if len(found) == 1:
             cut = int(found[0].turn_starts[0])

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymdata.errors import DataError
-from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.sequences import stitch
+from tests.definition import sequences
 from tests.rollout_files import BRANCH, BREAK, SHAPES, Calls, column, rollout, rollouts_table, two_turns
 
 
@@ -29,7 +29,7 @@ def test_sequences_are_those_of_the_definition(picked: list[int], drop: bool) ->
     assert list(found) == sorted(found)
     expected = {}
     for row, encoded in enumerate(turns.to_pylist()):
-        for number, one in enumerate(tokens.sequences(encoded, abandoned=abandoned)):
+        for number, one in enumerate(sequences(encoded, abandoned=abandoned)):
             expected[row, number] = (
                 one.input_ids.tolist(), one.loss_mask.tolist(), one.logprobs.tolist(), one.turn_starts.tolist(),
             )  # fmt: skip

@@ -20,9 +20,9 @@ from gymdata.rollouts.turns import (
     expand_prompts,
     kinds,
     prompts_of,
-    sequences,
     turn_digest,
 )
+from tests.definition import sequences
 
 
 def call(prompt: list[int], generation: list[int], agent: str | None = None) -> Call:

@@ -22,7 +22,7 @@ from gymdata.errors import GymdataError
 from gymdata.rewards.port import TOTAL
 from gymdata.rollouts.messages import PairRow, RolloutRow
 from gymdata.rollouts.next_prompt import common_length
-from gymdata.rollouts.turns import sequences
+from gymdata.rollouts.turns import chains
 
 
 def why(tokens: Tokens, row: RolloutRow, turn: int, k: int, snapshot: Snapshot) -> Values:
@@ -162,8 +162,8 @@ _SHAPING = (
 
 def _sequence(tokens: Tokens, turn: int) -> Values | None:
     """The trained tokens of the sequence that trains this turn, and the mean of their log-ratios: what GSPO clips."""
-    for number, sequence in enumerate(sequences(tokens.turns)):
-        turns = [t for t, is_trained in zip(sequence.turns, sequence.trained, strict=True) if is_trained]
+    for number, sequence in enumerate(chains(tokens.turns, tokens.prompts)):
+        turns = sequence.trained_turns
         if turn not in turns:
             continue
         size = sum(len(tokens.turns[t]["generation_token_ids"]) for t in turns)

@@ -12,8 +12,8 @@ import pytest
 from gymdata.commands.train.rollout_data import chosen_rollouts
 from gymdata.errors import DataError, RefusedError
 from gymdata.models.model_identity import model_facts
-from gymdata.rollouts.turns import sequences
 from gymdata.store import read_run_json, write_run_json
+from tests.definition import sequences
 from tests.rollout_files import BRANCH, BREAK, rollout, rollouts_table, training_data, two_turns, write_run
 from tests.train.trainers.running import gymdata
 

@@ -20,7 +20,7 @@ from gymdata.commands.view.text import Values
 from gymdata.errors import printable
 from gymdata.models.vocabulary import Vocabulary
 from gymdata.rollouts.messages import RolloutRow, loads, object_of
-from gymdata.rollouts.turns import TokenSequence, expand_prompts, kinds, sequences
+from gymdata.rollouts.turns import Chain, chains, expand_prompts, kinds
 
 Array = npt.NDArray[Any]
 _DIGITS = 5
@@ -96,24 +96,28 @@ class Tokens:
         # The first file with experiences of the rollout.
         file = rows.file(numbers[0])
         of_rollout = rows.read([number for number in numbers if rows.file(number) == file]).to_pylist()
+        saved = [np.array(row["input_ids"], np.int32).tobytes() for row in of_rollout]
+        sequences = chains(self.turns, self.prompts, "drop", self._unread)
+        if sorted(map(self._ids, sequences)) != sorted(saved):
+            sequences = chains(self.turns, self.prompts, "keep", self._unread)
         # A retry may have sampled the same tokens: each row is of the next of the sequences with its ids.
-        stitched, by_ids = sequences(self.turns, "drop", self._unread), dict[bytes, list[TokenSequence]]()
-        if sorted(s.input_ids.tolist() for s in stitched) != sorted(list(row["input_ids"]) for row in of_rollout):
-            stitched = sequences(self.turns, "keep", self._unread)
-        for sequence in stitched:
-            by_ids.setdefault(sequence.input_ids.tobytes(), []).append(sequence)
-        for row in sorted(of_rollout, key=lambda row: row["sequence_index"]):
-            alike = by_ids.get(np.array(row["input_ids"], np.int32).tobytes())
-            if not alike:
+        by_ids: dict[bytes, list[Chain]] = {}
+        for sequence in sequences:
+            by_ids.setdefault(self._ids(sequence), []).append(sequence)
+        for ids, row in sorted(zip(saved, of_rollout, strict=True), key=lambda pair: pair[1]["sequence_index"]):
+            if not by_ids.get(ids):
                 self.notes.append(f"{file}: sequence {row['sequence_index']} is not one of this rollout's")
                 continue
-            sequence = alike.pop(0)
             mask, advantages = np.array(row["loss_mask"], np.int8), np.array(row["advantages"], np.float32)
-            for t, start, trained in zip(sequence.turns, sequence.turn_starts.tolist(), sequence.trained, strict=True):
-                if trained:
-                    end = start + len(self.turns[t]["generation_token_ids"])
-                    self.mask[t], self.advantages[t] = mask[start:end], advantages[start:end]
+            for t in by_ids[ids].pop(0).trained_turns:
+                sampled = slice(len(self.prompts[t]), len(self.prompts[t]) + len(self.turns[t]["generation_token_ids"]))
+                self.mask[t], self.advantages[t] = mask[sampled], advantages[sampled]
         self.experience = str(file)
+
+    def _ids(self, sequence: Chain) -> bytes:
+        """The token ids of a sequence: the prompt of its last turn, and what that sampled."""
+        last = sequence.turns[-1]
+        return np.concatenate((self.prompts[last], self.turns[last]["generation_token_ids"])).tobytes()
 
     def relations(self, vocabulary: Vocabulary | None) -> list[Relation]:
         """Breaks with their causes, branches and retries."""
