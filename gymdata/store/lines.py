@@ -7,6 +7,7 @@ for it and a null would lose it; what Python's json writes for them (bare NaN) i
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import math
@@ -20,14 +21,15 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gymdata.errors import DataError
+from gymdata.errors import DataError, abridged
 from gymdata.rollouts.messages import JsonObject
 from gymdata.store.paths import BOM, Source, packed_as, resolve
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
-#: Bytes of a file that are read at once.
-_BLOCK = 1 << 20
+#: Bytes of a file, and of what a compressed one holds, that are read at once.
+_BLOCK, _UNPACKED = 1 << 20, 1 << 16
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _LONG = re.compile(rb"[0-9]{20}")
 _FINITE = frozenset((str, int, bool, type(None)))
 #: Separators of the cells of a text table; where the first does not divide header and first row alike, the next is tried.
@@ -36,11 +38,16 @@ SEPARATORS = {".csv": ",;\t", ".tsv": "\t"}
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t])", re.IGNORECASE)
 
 
+def encode_finite(value: Any) -> bytes:
+    """As ``encode``, of a value without numbers that are not finite, or integers of more than 64 bits."""
+    return orjson.dumps(value, option=_OPTIONS)
+
+
 def encode(value: Any) -> bytes:
     """``value``, of any depth, as one line of JSON without the newline; floats round-trip bit for bit. Raises TypeError or
     ValueError for what JSON cannot hold, such as text that is not UTF-8."""
     try:
-        line = orjson.dumps(value, option=_OPTIONS)
+        line = encode_finite(value)
         # orjson writes a number that is not finite as null.
         named = name_non_finite(value) if b"null" in line else value
         return line if named is value else orjson.dumps(named, option=_OPTIONS)
@@ -107,16 +114,13 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
     """Each non-blank line with its 1-based number in the file. Raises DataError when the file cannot be read to its end."""
     number = 0
     try:
-        for line in _raw_lines(source):
-            if number == 0:
-                line = line.removeprefix(BOM)
-            number += 1
+        for number, line in _table_rows(source) if source.compression in ("csv", "tsv") else _plain_lines(source):
             if line and not line.isspace():
                 yield number, line
     except FileNotFoundError:
         raise
     except (OSError, EOFError) as error:
-        why = f"{error} (after line {number})" if number else str(error)
+        why = f"{error} (after line {number:,})" if number else str(error)
         raise DataError.unreadable(source.path, why) from error
 
 
@@ -196,65 +200,68 @@ def line_numbers(path: str | Path, rows: Collection[int]) -> dict[int, int]:
     return numbers
 
 
-def _raw_lines(source: Source) -> Iterator[bytes]:
-    """Raises OSError or EOFError when the file is broken or cut off."""
+def _plain_lines(source: Source) -> Iterator[tuple[int, bytes]]:
+    """Each line with its number. Raises OSError or EOFError when the file is broken or cut off."""
     with _opened(source) as file:
-        if source.compression in ("csv", "tsv"):
-            yield from _table_rows(file, SEPARATORS[f".{source.compression}"])
-        else:
-            yield from (line.removesuffix(b"\n") for line in file)
+        for number, line in enumerate(file, 1):
+            yield number, (line.removeprefix(BOM) if number == 1 else line).removesuffix(b"\n")
 
 
 def _opened(source: Source) -> io.BufferedReader:
-    """The content of a file, which may be compressed."""
-    packed = source.compression
+    """The content of a file, unpacked where its first bytes are those of a compressed one. Raises OSError for UTF-16."""
     file: io.BufferedReader = io.BufferedReader(source.path.open("rb", buffering=0), _BLOCK)
-    if packed in ("csv", "tsv"):
-        packed = packed_as(file.peek(4))
-    if packed is None:
-        return file
-    file.close()
-    import pyarrow as pa
+    if (packed := packed_as(file.peek(4))) is not None:
+        file.close()
+        import pyarrow as pa
 
-    return io.BufferedReader(pa.input_stream(source.path, compression=packed), _BLOCK)
+        # Of a file that is cut off the lines before the last block are read.
+        file = io.BufferedReader(pa.input_stream(source.path, compression=packed), _UNPACKED)
+    if file.peek(2)[:2] in _UTF_16:
+        file.close()
+        raise OSError("its text is UTF-16, expected UTF-8 (`iconv -f UTF-16 -t UTF-8` converts it)")
+    return file
 
 
-def _table_rows(file: io.BufferedReader, separators: str) -> Iterator[bytes]:
-    """The rows of a text table with a header as lines of JSON; cells are text, an empty one is no value. The header is a
-    blank line."""
-    import csv
-
-    csv.field_size_limit(1 << 30)
+def _table_rows(source: Source) -> Iterator[tuple[int, bytes]]:
+    """The rows of a text table below its header as JSON, each with the number of the line that it begins on. Cells are text,
+    an empty one is no value; a row with other cells than the header is a text instead of an object."""
     try:
-        lines = iter(io.TextIOWrapper(file, "utf-8-sig", newline=""))
-        for first in lines:
-            if line := _SEPARATOR_LINE.fullmatch(first.rstrip("\r\n")):
-                separators = line[1]
-            elif first.strip():
-                break
-            yield b""
-        else:
-            first = ""
-        while first.count('"') % 2 and (more := next(lines, "")):
-            first += more
-        second = next(lines, "")
-        divided = {mark: [*csv.reader([first, second], delimiter=mark)] for mark in separators}
+        heads = {mark: [*islice(_cells(source, mark), 2)] for mark in SEPARATORS[f".{source.compression}"]}
+        widths = {mark: [len(cells) for _, cells in rows] for mark, rows in heads.items()}
         # A comma or a semicolon may be in a name: then the first row has other cells.
-        fitting = (mark for mark, (head, *row) in divided.items() if len(head) > 1 and [len(head)] == [*map(len, row)])
-        separator = next(fitting, max(divided, key=lambda mark: len(divided[mark][0])))
-        rows = csv.reader(chain([first, second], lines), delimiter=separator, strict=True)
-        header = next(rows, [])
+        fitting = (mark for mark, (width, *below) in widths.items() if width > 1 and below == [width])
+        separator = next(fitting, max(widths, key=lambda mark: widths[mark][:1]))
+        rows = _cells(source, separator, strict=True)
+        _, header = next(rows, (0, []))
         if twice := next((name for name in header if name and header.count(name) > 1), None):
             raise OSError(f"its header has two columns {twice!r}")
-        yield b""
-        for row in rows:
-            value: Any = {name: cell for name, cell in zip(header, row, strict=False) if cell}
-            if len(row) != len(header):
-                # A text instead of an object is the fault of its row.
-                value = f"{len(row)} cells, of {len(header)}"
-            yield json.dumps(value).encode() if row else b""
+        line = None
+        for line, cells in rows:
+            value: Any = {name: cell for name, cell in zip(header, cells, strict=False) if cell}
+            if len(cells) != len(header):
+                value = f"{len(cells)} cells, of {len(header)}: {separator.join(cells)}"
+            yield line, json.dumps(value).encode()
+        if header and line is None:
+            raise OSError(f"a header ({abridged(header)}), and no row below it")
     except (csv.Error, UnicodeDecodeError) as error:
         raise OSError(f"no text table in UTF-8 with a header: {error}") from error
+
+
+def _cells(source: Source, separator: str, *, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a text table that are not blank, with the number of the line that each begins on. A separator that the
+    file names in its first line holds instead."""
+    csv.field_size_limit(1 << 30)
+    with _opened(source) as file:
+        lines = iter(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+        first = next(lines, "")
+        named = _SEPARATOR_LINE.fullmatch(first.rstrip("\r\n"))
+        below, skipped = (lines, 1) if named else (chain([first], lines), 0)
+        rows = csv.reader(below, delimiter=named[1] if named else separator, strict=strict)
+        begins = skipped + 1
+        for cells in rows:
+            if any(map(str.strip, cells)):
+                yield begins, cells
+            begins = skipped + rows.line_num + 1
 
 
 def name_non_finite(value: Any) -> Any:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gymdata.rollouts.schema import Table
 from gymdata.store.columns import to_rows
-from gymdata.store.lines import encode
+from gymdata.store.lines import encode, encode_finite
 
 
 class ParquetSink:
@@ -85,11 +86,22 @@ class JsonLinesSink:
         self._file = path.open("wb")
 
     def write(self, batch: pa.RecordBatch) -> None:
+        # Whether all numbers are finite is known by column at once; of a row it takes a third of the time of writing it.
+        to_line = encode_finite if all(map(_is_finite, batch.columns)) else encode
         for start in range(0, batch.num_rows, 1024):
-            self._file.writelines(encode(row) + b"\n" for row in to_rows(batch.slice(start, 1024)))
+            self._file.writelines(to_line(row) + b"\n" for row in to_rows(batch.slice(start, 1024)))
 
     def close(self) -> None:
         self._file.close()
+
+
+def _is_finite(array: pa.Array) -> bool:
+    """Whether no number in ``array`` is NaN or infinite."""
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return _is_finite(array.flatten())
+    if pa.types.is_struct(array.type):
+        return all(map(_is_finite, array.flatten()))
+    return not pa.types.is_floating(array.type) or pc.all(pc.is_finite(array), min_count=0).as_py()
 
 
 def tokens_of(batch: pa.RecordBatch) -> np.ndarray:

@@ -233,6 +233,50 @@ def test_servers_get_a_tool_as_the_task_has_it(strict: bool | None, shape: str) 
     assert body["response"]["tools"] == [flat]
 
 
+def test_a_compressed_file_that_is_torn_says_how_far_it_was_read(tmp_path: Path) -> None:
+    """Some lines before the cut are read, and none of them is counted that was not."""
+    rows = b"".join(b'{"prompt": "%s"}\n' % os.urandom(40).hex().encode() for _ in range(4_000))
+    packed = gzip.compress(rows)
+    (tmp_path / "t.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    read = list[int]()
+    with pytest.raises(DataError, match=r"t\.jsonl\.gz: cannot be read: .*\(after line ([\d,]+)\)") as error:
+        read.extend(number for number, _ in row_lines(Source(tmp_path / "t.jsonl.gz", "jsonl", "gzip")))
+    assert f"(after line {len(read):,})" in str(error.value)
+    assert 1_000 < len(read) < 2_100
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_a_compressed_file_is_read_whatever_its_name_says(tmp_path: Path, pack: Any) -> None:
+    (tmp_path / "t.jsonl").write_bytes(pack(b'{"prompt": "q1"}\n'))
+    (tmp_path / "t.jsonl.gz").write_bytes(b'{"prompt": "q1"}\n')
+    for name in ("t.jsonl", "t.jsonl.gz"):
+        assert [task.row for task in TaskFile(tmp_path / name)] == [{"prompt": "q1"}]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+@pytest.mark.parametrize(("name", "text"), [("t.jsonl", '\ufeff{"prompt": "q1"}\n'), ("t.csv", "\ufeffprompt\nq1\n")])
+def test_utf_16_is_named(tmp_path: Path, name: str, text: str, encoding: str) -> None:
+    (tmp_path / name).write_bytes(text.removeprefix("\ufeff" * (encoding == "utf-16")).encode(encoding))
+    with pytest.raises(DataError, match=f"{name}: cannot be read: its text is UTF-16, expected UTF-8"):
+        list(TaskFile(tmp_path / name))
+
+
+def test_a_header_without_rows_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("prompt,answer\n\n")
+    with pytest.raises(DataError, match=r"t\.csv: cannot be read: a header \(prompt, answer\), and no row below it"):
+        list(TaskFile(tmp_path / "t.csv"))
+
+
+def test_a_row_of_a_csv_file_has_the_line_that_it_begins_on(tmp_path: Path) -> None:
+    """Also after line breaks in cells and empty lines; a row with other cells has its text."""
+    (tmp_path / "t.csv").write_text('prompt,answer\n"a\n\nb",1\n\n"c\nd",2\nhello world\n')
+    assert [(number, json.loads(line)) for number, line in row_lines(Source(tmp_path / "t.csv", "jsonl", "csv"))] == [
+        (2, {"prompt": "a\n\nb", "answer": "1"}),
+        (6, {"prompt": "c\nd", "answer": "2"}),
+        (8, "1 cells, of 2: hello world"),
+    ]
+
+
 @pytest.mark.parametrize("name", ["t.jsonl.zst", "t.csv.zst"])
 def test_a_zstd_file_that_ends_between_two_blocks_is_not_a_shorter_one(tmp_path: Path, name: str) -> None:
     """Every line before the cut can be read, and the file's end is missing."""

@@ -64,8 +64,9 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
             if isinstance(row, dict):
                 yield number, row
             else:
-                actual, _, expected = row.partition(", of ")
-                bad_line(file, number, actual, f"{expected} cells")
+                cells, _, text = row.partition(": ")
+                actual, _, expected = cells.partition(", of ")
+                bad_line(file, number, f"{actual} ({short(text)})", f"{expected} cells")
     elif kind == ".json" and _is_array(file):
         yield from _array_rows(file, bad_line)
     else:
