@@ -22,7 +22,7 @@ def write_database(target: str | Path, paths: Sequence[str | Path], *, overwrite
 
     path = local_output(target)
     if path.suffix != ".duckdb":
-        raise UsageError.bad_value("--database", path.name, "a name ending in .duckdb")
+        raise UsageError.bad_value("--database", str(target), "a name ending in .duckdb")
     if not paths:
         raise UsageError("no path given", hint="gymdata query PATH --database FILE.duckdb")
     files = find_files(paths)

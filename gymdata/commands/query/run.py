@@ -45,7 +45,7 @@ def check_target(target: str | Path, *paths: str | Path) -> None:
 
     path = local_output(target)
     if path.suffix not in _SUFFIXES:
-        raise UsageError.bad_value("-o", path.name, f"a name ending in {', '.join(_SUFFIXES)}")
+        raise UsageError.bad_value("-o", str(target), f"a name ending in {', '.join(_SUFFIXES)}")
     sources = [s.path.resolve() for of_table in find_files(paths).by_table.values() for s in of_table]
     if path.resolve() in sources:
         raise UsageError(f"-o {path}: is one of the files that the query reads", hint="give another name")
