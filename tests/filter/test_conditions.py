@@ -208,6 +208,14 @@ def test_an_error_of_duckdb_is_about_the_expression() -> None:
     assert "LINE 1" not in str(refused.value)
 
 
+def test_a_long_expression_leaves_room_for_the_error() -> None:
+    """Its beginning and its end are shown, and what is wrong with it is whole."""
+    with pytest.raises(UsageError) as refused:
+        answers(" AND ".join(["rewardd > 0.5", *("n_turns > 3" for _ in range(20))]), ROWS)
+    assert "--where: 'rewardd > 0.5 AND" in str(refused.value)
+    assert 'Referenced column "rewardd" not found' in str(refused.value)
+
+
 def test_every_expression_is_checked_before_the_first_row_is_evaluated() -> None:
     """A mistake in the second is told, though the first cannot be evaluated."""
     with connection() as con, pytest.raises(UsageError, match="--group-where"):

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gymdata.commands.query.views import error_message, lock
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, short
 
 #: How columns are named whose names are no columns of files.
-_HINT = (
-    "a field of tasks is task.NAME, a text is in single quotes, and of its group a rollout has mean_reward, n_scored …"
-)
+_HINT = "a field of tasks is task.NAME, text is in single quotes, a group has mean_reward, n_scored …"
+#: Characters of an expression in an error, whose other words say what is wrong with it.
+_SHOWN = 40
 #: What may be no number where its parts are numbers, in DuckDB's tree of a statement.
 _COMPUTED = ("FUNCTION", "CAST", "CASE", "OPERATOR")
 
@@ -46,7 +46,7 @@ class Expression:
 
     @property
     def subject(self) -> str:
-        return f"{self.where}: {self.line!r}"
+        return f"{self.where}: {short(self.line, _SHOWN)!r}"
 
     def names(self) -> list[str]:
         """The columns that it names, of tasks with their field (``task.level``); none where it cannot be read."""
