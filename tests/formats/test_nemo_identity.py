@@ -44,7 +44,7 @@ other = st.one_of(
 
 
 @st.composite
-def rounds(draw: st.DrawFn) -> list[Any]:
+def round_of(draw: st.DrawFn, *, has_ids: bool) -> list[Any]:
     """What one model call wrote, with its ids on the last item or without, and what others said after it."""
     reasoned = some(summary=content, content=content, id=text).map(lambda i: i | {"type": "reasoning"})
     items = [
@@ -53,7 +53,6 @@ def rounds(draw: st.DrawFn) -> list[Any]:
         *draw(st.lists(calls, max_size=2)),
     ]
     items = items or [draw(answers)]
-    has_ids = draw(st.booleans())
     if has_ids:
         generation = draw(st.lists(token, min_size=1, max_size=4))
         size = len(generation)
@@ -61,12 +60,22 @@ def rounds(draw: st.DrawFn) -> list[Any]:
         items[-1] |= {
             "prompt_token_ids": draw(st.lists(token, min_size=1, max_size=6)),
             "generation_token_ids": generation,
-            "generation_log_probs": draw(st.one_of(*kinds, st.just([-0.5] * (size + 1)))),
+            "generation_log_probs": draw(st.one_of(*kinds, st.none())),
         }
     # Calls without ids that follow each other are one.
     items += draw(st.lists(other, min_size=0 if has_ids else 1, max_size=2))
     return [items] if draw(st.booleans()) else items
 
+
+#: Calls that all have ids, but for a last one, or that all have none.
+rounds = st.one_of(
+    st.lists(round_of(has_ids=False), max_size=3),
+    st.builds(
+        lambda first, last: first + last,
+        st.lists(round_of(has_ids=True), max_size=3),
+        st.lists(round_of(has_ids=False), max_size=1),
+    ),
+)
 
 marked = some(
     mask_sample=st.booleans(),
@@ -95,7 +104,7 @@ row = st.builds(
     marked,
     requests,
     responses,
-    st.lists(rounds(), max_size=3),
+    rounds,
 )
 
 

@@ -54,13 +54,13 @@ def test_a_position_in_a_file_of_tasks_is_no_name_of_a_task(tmp_path: Path) -> N
 
 
 def test_missing_data_stays_missing(tmp_path: Path) -> None:
-    """A call without ids gives no turn, and log-probabilities that the source lacks are NaN."""
+    """A last call without ids gives no turn, and log-probabilities that the source lacks are NaN."""
     rows = nemo_rows(n=1, turns=3)
-    with_ids(rows[0], 2)["generation_log_probs"].pop()
+    with_ids(rows[0], 1)["generation_log_probs"] = None
     for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
-        with_ids(rows[0], 1)[name] = None if name != "prompt_token_ids" else []
+        with_ids(rows[0], 2)[name] = None if name != "prompt_token_ids" else []
     (made,) = imported(tmp_path, rows)
-    assert [m["turn"] for m in made["messages"] if m["role"] == "assistant"] == [0, None, 1]
+    assert [m["turn"] for m in made["messages"] if m["role"] == "assistant"] == [0, 1, None]
     assert np.isnan(made["turns"][1]["generation_log_probs"]).all()
 
 

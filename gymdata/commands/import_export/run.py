@@ -45,6 +45,7 @@ from gymdata.public import Figures, path_of, paths_of
 from gymdata.rollouts.column_names import TEXT_FIELDS, columns_of, fields_in
 from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
 from gymdata.rollouts.messages import loads, object_of, split_tasks
+from gymdata.rollouts.ragged import list_parts
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES, Table
 from gymdata.scores.chosen import default_score
 from gymdata.store import StageOutput, find_run_json, hash_file, resolve
@@ -298,12 +299,24 @@ class _Reading:
         summary.tokens_generated += int(batch.column("n_generated_tokens").to_numpy().sum())
         summary.tokens_context += int(batch.column("n_context_tokens").to_numpy().sum())
         summary.without_token_data += int((turns == 0).sum())
+        summary.ends_without_ids += int((_ends_without_turn(batch.column("messages")) & (turns > 0)).sum())
         rewards = batch.column("reward").to_numpy(zero_copy_only=False)
         summary.without_reward += int(np.count_nonzero(~np.isfinite(rewards)))
         summary.without_time += batch.column("started_at").to_pylist().count(NO_TIME)
         known = len(self.rollout_ids)
         self.rollout_ids.update(ids)
         summary.duplicates += len(ids) - (len(self.rollout_ids) - known)
+
+
+def _ends_without_turn(messages: pa.ListArray) -> np.ndarray:
+    """Which conversations have a last answer that is no turn."""
+    offsets, flat = list_parts(messages)
+    answers = np.flatnonzero(pc.equal(flat.field("role"), "assistant").to_numpy(zero_copy_only=False))
+    is_turn = flat.field("turn").is_valid().to_numpy(zero_copy_only=False)[answers]
+    last = np.searchsorted(answers, offsets[1:])
+    has_answer = last > np.searchsorted(answers, offsets[:-1])
+    ends: np.ndarray = has_answer & ~np.append(is_turn, True)[last - 1]
+    return ends
 
 
 def _attempt(row: TableRow, failure: Mapping[str, Any]) -> JsonObject:

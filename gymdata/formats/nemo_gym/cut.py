@@ -48,6 +48,11 @@ class Call:
     rendered: bool = False
     before: Call | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has ids of its prompt and of its generation."""
+        return len(self.generation) > 0 and (len(self.prompt) > 0 or self.before is not None)
+
     def whole_prompt(self) -> npt.NDArray[np.int64]:
         parts, call = [self.prompt], self
         while call.before is not None:

@@ -1,7 +1,8 @@
 """NeMo Gym rows as rows of the rollouts table, with their token evidence.
 
-Invariants: ids are taken over exactly, and log-probabilities as float32; a call without ids gives no turn; the fields of the
-row are in ``task``, those of its response in ``extra``; a row that cannot be imported is named, and never hides another.
+Invariants: ids are taken over exactly, and log-probabilities as float32; a call without ids gives no turn, and is never
+context of a later one; the fields of the row are in ``task``, those of its response in ``extra``; a row that cannot be
+imported is named, and never hides another.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from gymdata.formats.nemo_gym.cut import Call, new_ids
 from gymdata.formats.nemo_gym.rows import Attempt, BadRow, Row, read_rows
 from gymdata.rollouts import turns as encoding
 from gymdata.rollouts.messages import (
+    GENERATION,
+    LOG_PROBS,
+    PROMPT,
     JsonObject,
     RolloutRow,
     flat_items,
@@ -38,7 +42,7 @@ from gymdata.rollouts.messages import (
     written_by_model,
 )
 from gymdata.rollouts.turns import TurnEncoder, continuing
-from gymdata.store.lines import encode
+from gymdata.store.lines import decode, encode
 from gymdata.store.paths import Source
 
 #: In ``extra``: the fields of the response besides its output.
@@ -69,16 +73,26 @@ def _row(row: Row | Attempt | BadRow, line: bytes, importing: Importing) -> Roll
     if isinstance(row, BadRow):
         raise row
     if isinstance(row, Attempt):
-        rollout = without_reward(unread_row(row.value, importing), row.failure)
-        index = _index(row.value, rollout["rollout_index"])
-        return rollout | {"rollout_index": index, "task": encode(row.value).decode()}
+        return _failed(row, importing)
+    try:
+        turn_of, turns = _turns(row)
+    except BadRow:
+        if row.failure is None or row.failure.is_rollout:
+            raise
+        return _failed(Attempt(decode(line, exact=True), row.failure), importing)
     group, index = importing.numbering.of_content(line.strip(), row.group, row.given)
     if _own_index(row) is not None:
         group = row.group or group  # as gymdata wrote it, whatever the prompts of the group are
-    rollout = _rollout(row, importing.run_id, group, index)
+    rollout = _rollout(row, turn_of, importing.run_id, group, index) | turns
     if row.failure is not None:
         rollout = without_reward(rollout, row.failure)
     return rollout
+
+
+def _failed(attempt: Attempt, importing: Importing) -> RolloutRow:
+    """The row of a failed attempt whose response is not read."""
+    row = without_reward(unread_row(attempt.value, importing), attempt.failure)
+    return row | {"rollout_index": _index(attempt.value, row["rollout_index"]), "task": encode(attempt.value).decode()}
 
 
 def _index(value: JsonObject, index: int) -> int:
@@ -93,28 +107,17 @@ def _own_index(row: Row) -> int | None:
     return index if row.rollout_id and type(index) is int and 0 <= index < 2**31 else None
 
 
-def _log_probs(call: Call) -> npt.NDArray[np.float32]:
-    """One for each generated id, NaN where they are not known: of too few or too many it is not known which belongs to
-    which."""
-    unknown = np.full(len(call.generation), np.nan, np.float32)
-    if call.log_probs is None or len(call.log_probs) != len(call.generation):
-        return unknown
-    with np.errstate(over="ignore"):
-        narrow = call.log_probs.astype(np.float32)
-    # Beyond float32 they are none.
-    return narrow if bool((np.isfinite(narrow) == np.isfinite(call.log_probs)).all()) else unknown
-
-
 def _turns(row: Row) -> tuple[dict[int, int], dict[str, Any]]:
     """The calls with a prompt and a generation as turns: the turn that each model call became, and the columns of the turns.
-    Raises BadRow for ids beyond 32 bits."""
-    numbered = {n: call for n, call in enumerate(row.calls) if call is not None and len(call.prompt)}
-    numbered = {n: call for n, call in numbered.items() if len(call.generation)}
+    Raises BadRow for ids beyond 32 bits, a call whose ids are missing where others have them, and a wrong number of
+    log-probabilities."""
+    numbered = {n: call for n, call in enumerate(row.calls) if call is not None and call.is_whole}
     calls = list(numbered.values())
     turn_of = {number: turn for turn, number in enumerate(numbered)}
     if not calls:
         return turn_of, TurnEncoder().columns() | {"finish_reason": None}
-    log_probs = [_log_probs(call) for call in calls]
+    _refuse_missing(row, max(numbered))
+    log_probs = [_log_probs(call, number) for number, call in numbered.items()]
     is_cut = calls[-1] is row.calls[-1] and _status(row.value["response"])[0] == "truncated"
     reasons = ["stop"] * (len(calls) - 1) + ["length" if is_cut else "stop"]
     columns = _continuing(calls, log_probs, reasons)
@@ -125,6 +128,30 @@ def _turns(row: Row) -> tuple[dict[int, int], dict[str, Any]]:
             encoder.add(encoding.Call(prompt, generation, numbers, reason, rendered=call.rendered or None))
         columns = encoder.columns()
     return turn_of, columns | {"finish_reason": reasons[-1]}
+
+
+def _refuse_missing(row: Row, last: int) -> None:
+    """Raises BadRow for a call with a part of its ids alone, and for one without ids before ``last``, the last call that has
+    them: what it sampled would be context there. A row that gymdata wrote may have answers that are no turns."""
+    is_own = isinstance(row.value.get("gymdata"), dict)
+    for number, call in enumerate(row.calls):
+        if call is None and number < last and not is_own:
+            raise BadRow("T205", "the model call has no ids, and others of the row have", turn=number)
+        if call is not None and not call.is_whole:
+            lost = GENERATION if len(call.prompt) else PROMPT
+            raise BadRow("T205", f"{lost} missing, null or empty, and other calls have ids", turn=number)
+
+
+def _log_probs(call: Call, turn: int) -> npt.NDArray[np.float32]:
+    """One for each generated id, all NaN where none are given. Raises BadRow for another number of them: it is not known
+    which belongs to which."""
+    if call.log_probs is None:
+        return np.full(len(call.generation), np.nan, np.float32)
+    if len(call.log_probs) != len(call.generation):
+        expected, got = str(len(call.generation)), str(len(call.log_probs))
+        raise BadRow("L301", f"{LOG_PROBS}: one per generated token, or null", turn=turn, expected=expected, got=got)
+    with np.errstate(over="ignore"):  # beyond float32 they are infinite, which is L302
+        return call.log_probs.astype(np.float32)
 
 
 def _continuing(
@@ -157,9 +184,9 @@ def _int32(wide: npt.NDArray[np.int64], call: int) -> npt.NDArray[np.int32]:
     return ids
 
 
-def _rollout(row: Row, run: str, group: str, index: int) -> RolloutRow:
+def _rollout(row: Row, turn_of: dict[int, int], run: str, group: str, index: int) -> RolloutRow:
+    """The columns but those of the turns. ``turn_of``: the turn that each model call became."""
     value = row.value
-    turn_of, columns = _turns(row)
     response = value["response"]
     params = object_of(value.get("responses_create_params"))
     model = str(response.get("model") or params.get("model") or "unknown")
@@ -192,7 +219,6 @@ def _rollout(row: Row, run: str, group: str, index: int) -> RolloutRow:
         "tools": row_tools(value),
         "task": encode({k: v for k, v in value.items() if k not in ("response", "reward")}).decode(),
         "extra": encode({RESPONSE: {k: v for k, v in response.items() if k != "output"}}).decode(),
-        **columns,
         "started_at": datetime.fromtimestamp(seconds if has_time else 0, UTC).isoformat(),
         **neutral,
         **{name: own[name] for name, value in neutral.items() if type(own.get(name)) is type(value)},

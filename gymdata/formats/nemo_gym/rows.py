@@ -32,6 +32,7 @@ from gymdata.rollouts.messages import (
     JsonObject,
     ResponseItem,
     flat_items,
+    holds_ids,
     meant_role,
     walk,
     written_by_model,
@@ -332,6 +333,8 @@ class _Conversation:
 
     def other(self, item: ResponseItem, generated: bool) -> None:
         """A message that the model did not write. Raises BadRow for one with an image or another part that is not text."""
+        if generated and holds_ids(item):
+            raise BadRow("S102", f"item {self._count}: token ids", expected="none", got=json_value(item.get("role")))
         entry = Entry(-1, self._count)
         content = item.get("content", item.get("output"))
         for part in content if isinstance(content, list) else ():
@@ -381,7 +384,7 @@ def _cut_call(item: ResponseItem, calls: Iterator[tuple[int, Call]]) -> Call | N
     if item.get(PROMPT) is None and item.get(GENERATION) is None:
         return None
     number, call = next(calls, (None, None))
-    if call is None or item.get(PROMPT) != [number]:
+    if call is None or item.get(PROMPT) != [number] or item.get(LOG_PROBS) not in (None, [number]):
         raise LookupError("lists of something else than a model call")
     call.rendered = item.get(RENDERED) is True
     return call

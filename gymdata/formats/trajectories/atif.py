@@ -6,7 +6,8 @@ is ``extra.reward``, and the row is in ``extra``.
 
 Invariants: a step is a turn when its ``metrics`` have the ids of prompt and completion, it was one model call, and
 it is not context that was copied from another trajectory; steps of embedded subagents are turns of their agent, without a
-message in the conversation, and turns that no message names are written as such. Reading what is written gives the row
+message in the conversation, and turns that no message names are written as such; a model's step whose ids would be context
+of a later turn, because they are not known, makes its trajectory unusable. Reading what is written gives the row
 back; ``logprobs`` are finite, as ATIF has them.
 """
 
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 import gymdata
-from gymdata.formats.conversion.importing import Importing
+from gymdata.formats.conversion.importing import BadItem, Importing
 from gymdata.formats.conversion.rows import foreign_row, message_of
 from gymdata.formats.text.words import score
 from gymdata.formats.trajectories.own import (
@@ -75,6 +76,11 @@ class Metrics(Model):
     completion_token_ids: list[Int32] | None = None
     logprobs: list[float] | None = None
 
+    @property
+    def has_ids(self) -> set[bool]:
+        """Whether there are ids of prompt and completion: both alike, or one list alone."""
+        return {bool(self.prompt_token_ids), bool(self.completion_token_ids)}
+
 
 class Step(Model):
     step_id: int = 0
@@ -98,14 +104,26 @@ class Step(Model):
         tool_calls = json_text(calls) if calls else None
         return message_of(role, self.message, reasoning=self.reasoning_content, tool_calls=tool_calls)
 
-    def call(self, agent: str | None) -> Call | None:
-        """The model call of ``agent``; None where it was none, several, or one of another trajectory, or its ids are
-        missing."""
+    @property
+    def is_turn(self) -> bool:
+        """Whether it was one model call of this trajectory, with the ids of its prompt and of its completion."""
         metrics = self.metrics
-        if self.source != "agent" or metrics is None or self.is_copied_context or self.llm_call_count not in (None, 1):
+        return (
+            self.is_sampled and self.llm_call_count in (None, 1) and metrics is not None and metrics.has_ids == {True}
+        )
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a model wrote it here."""
+        return self.source == "agent" and not self.is_copied_context and self.llm_call_count != 0
+
+    def call(self, agent: str | None, where: str) -> Call | None:
+        """The model call of ``agent``; None where it is no turn. Raises BadItem."""
+        metrics = self.metrics
+        if not self.is_turn or metrics is None:
             return None
-        prompt, generation = metrics.prompt_token_ids, metrics.completion_token_ids
-        return model_call(prompt, generation, metrics.logprobs, agent=agent) if prompt and generation else None
+        lists = metrics.prompt_token_ids or [], metrics.completion_token_ids or [], metrics.logprobs
+        return model_call(*lists, f"{where}.metrics.logprobs", agent=agent)
 
 
 class Agent(Model):
@@ -124,12 +142,15 @@ class Subagent(Model):
     steps: list[Step] = Field(min_length=1)
     subagent_trajectories: list[Subagent] | None = None
 
-    def tell(self, messages: list[Message] | None, encoder: TurnEncoder, agent: str | None = None) -> None:
-        """Add the messages and the model calls, which ``agent`` made. ``messages``: None for the calls alone."""
-        waiting = list(self.subagent_trajectories or ())
-        for step in self.steps:
+    def tell(
+        self, messages: list[Message] | None, encoder: TurnEncoder, agent: str | None = None, where: str = ""
+    ) -> None:
+        """Add the messages and the model calls, which ``agent`` made. ``messages``: None for the calls alone; ``where``:
+        before the names of its fields in an error. Raises BadItem."""
+        waiting = dict(enumerate(self.subagent_trajectories or ()))
+        for number, step in enumerate(self.steps):
             message = step.table_message()
-            if (call := step.call(agent)) is not None:
+            if (call := step.call(agent, f"{where}steps[{number}]")) is not None:
                 message["turn"] = len(encoder.turns)
                 encoder.add(call)
             results = step.observation.results if step.observation is not None else []
@@ -137,15 +158,29 @@ class Subagent(Model):
                 answers = (message_of("tool", r.content, tool_call_id=r.source_call_id) for r in results)
                 messages += [message, *answers]
             names = {ref.trajectory_id for result in results for ref in result.subagent_trajectory_ref or ()} - {None}
-            called = [inner for inner in waiting if inner.trajectory_id in names]
-            waiting = [inner for inner in waiting if inner.trajectory_id not in names]
-            for inner in called:
-                inner.tell_calls(encoder)
-        for inner in waiting:
-            inner.tell_calls(encoder)
+            for n in [n for n, inner in waiting.items() if inner.trajectory_id in names]:
+                waiting.pop(n).tell_calls(encoder, f"{where}subagent_trajectories[{n}].")
+        for n, inner in waiting.items():
+            inner.tell_calls(encoder, f"{where}subagent_trajectories[{n}].")
 
-    def tell_calls(self, encoder: TurnEncoder) -> None:
-        self.tell(None, encoder, "subagent" if self.agent.name is None else self.agent.name)
+    def tell_calls(self, encoder: TurnEncoder, where: str) -> None:
+        self.tell(None, encoder, "subagent" if self.agent.name is None else self.agent.name, where)
+
+    def refuse_missing_ids(self, is_own: bool, where: str = "") -> None:
+        """Raises BadItem for a step that has a part of its ids, and for one that a model wrote before the last turn and that
+        is none: its tokens would be context. ``is_own``: gymdata wrote it, whose answers need not be turns."""
+        turns = [number for number, step in enumerate(self.steps) if step.is_turn]
+        for number, step in enumerate(self.steps) if turns else ():
+            is_part = step.metrics is not None and len(step.metrics.has_ids) == 2
+            if step.source != "agent" and step.metrics is not None and True in step.metrics.has_ids:
+                raise BadItem(
+                    "S102", f"{where}steps[{number}].source: got {step.source!r} with token ids, expected 'agent'"
+                )
+            if step.is_sampled and not step.is_turn and (is_part or (number < turns[-1] and not is_own)):
+                expected = "prompt_token_ids and completion_token_ids of one model call"
+                raise BadItem("T205", f"{where}steps[{number}].metrics: expected {expected}, as other steps have")
+        for n, inner in enumerate(self.subagent_trajectories or ()):
+            inner.refuse_missing_ids(is_own, f"{where}subagent_trajectories[{n}].")
 
 
 class Trajectory(Subagent):
@@ -161,6 +196,7 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
     if own is not None and own.is_whole:
         return own.row
     trajectory = read(Trajectory, source)
+    trajectory.refuse_missing_ids(own is not None)
     messages, encoder = list[Message](), TurnEncoder()
     trajectory.tell(messages, encoder)
     agent, steps = trajectory.agent, trajectory.steps

@@ -5,7 +5,8 @@ An ``EpisodeItem`` is one message. An answer's ``logprobs`` have the OpenAI shap
 ``metadata``, and the row is in the trajectory's.
 
 Invariants: each of the seven roles has its role in the table; an answer becomes a turn when its tokens can be read as
-ids and its prompt's ids are there, and has no token data otherwise; trajectories are of one group when their
+ids and its prompt's ids are there; one with log-probabilities that is none makes its trajectory unusable where others are
+turns, because its tokens would be context; trajectories are of one group when their
 ``metadata`` names one example, else when they have one prompt: an inner list is not enough, for with one generation an
 example the toolkit puts all of them into one. Reading what is written gives the row back; a rollout without reward is left
 out, because a trajectory has one and 0 would be invented.
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gymdata.formats.conversion.importing import Importing
+from gymdata.formats.conversion.importing import BadItem, Importing
 from gymdata.formats.conversion.rows import foreign_row, message_of
 from gymdata.formats.trajectories.own import (
     Int32,
@@ -74,7 +75,7 @@ class ItemMetadata(Model):
     tool_call_id: Annotated[str | None, only(str)] = None
     name: Annotated[str | None, only(str)] = None
     reasoning_content: Annotated[str | None, only(str)] = None
-    prompt_token_ids: Annotated[list[Int32] | None, only(list)] = None
+    prompt_token_ids: list[Int32] | None = None
 
 
 def _with_tokens(value: Any) -> Any:
@@ -99,32 +100,53 @@ class EpisodeItem(Model):
             name=more.name,
         )
 
-    def call(self, reward: float | None) -> Call | None:
-        """The model call; None where its prompt's ids or its own are not known. ``reward``: of its step."""
-        prompt = self.metadata.prompt_token_ids if self.metadata is not None else None
-        tokens = self.logprobs.content if self.logprobs is not None else []
-        sampled = _known(tokens)
-        if not prompt or not sampled:
+    @property
+    def prompt(self) -> list[int]:
+        return (self.metadata and self.metadata.prompt_token_ids) or []
+
+    @property
+    def tokens(self) -> list[Token]:
+        return self.logprobs.content if self.logprobs is not None else []
+
+    def missing_ids(self) -> str | None:
+        """What an item that has a part of a model call lacks for a turn; None where it is whole, and where there is none."""
+        if bool(self.prompt) != bool(self.tokens):
+            name = "logprobs.content" if self.prompt else "metadata.prompt_token_ids"
+            return f"{name}: missing or empty, and the other ids are there"
+        texts = ((n, token.token) for n, token in enumerate(self.tokens) if token.token_id() is None)
+        return next((f"logprobs.content[{n}].token: got {text!r:.60}, expected token_id:N" for n, text in texts), None)
+
+    def call(self, where: str, reward: float | None) -> Call | None:
+        """The model call; None where its prompt's ids or its own are not known. ``reward``: of its step. Raises BadItem for
+        a token without a log-probability, and where only some alternatives have ids."""
+        if not self.tokens or self.missing_ids() is not None:
             return None
-        tops = [_known(token.top_logprobs or ()) for token in tokens]
-        known_tops = [top for top in tops if top is not None]
+        if self.role != "assistant":
+            raise BadItem("S102", f"{where}.role: got {self.role!r} with token ids, expected 'assistant'")
+        where = f"{where}.logprobs.content"
+        for n, token in enumerate(self.tokens):
+            if token.logprob is None:
+                raise BadItem("L301", f"{where}[{n}].logprob: got null, expected a number for each token")
+        tops = [_known(token.top_logprobs or ()) for token in self.tokens]
+        if (n_known := sum(map(len, tops))) not in (0, sum(len(token.top_logprobs or ()) for token in self.tokens)):
+            raise BadItem("S102", f"{where}: top_logprobs: {n_known} have an id and a number, expected all or none")
         return model_call(
-            prompt,
-            [token["id"] for token in sampled],
-            [token["log_prob"] for token in sampled],
+            self.prompt,
+            [token["id"] for token in _known(self.tokens)],
+            [token["log_prob"] for token in _known(self.tokens)],
+            where,
             reward=reward,
-            top_log_probs=known_tops if any(tops) and len(known_tops) == len(tops) else None,
+            top_log_probs=tops if n_known else None,
         )
 
 
-def _known(tokens: Sequence[Alternative]) -> list[TopLogProb] | None:
-    """The tokens by their ids; None where an id or a log-probability is not known."""
-    known: list[TopLogProb] = [
+def _known(tokens: Sequence[Alternative]) -> list[TopLogProb]:
+    """The tokens whose id and log-probability are known."""
+    return [
         {"id": number, "log_prob": token.logprob}
         for token in tokens
         if token.logprob is not None and (number := token.token_id()) is not None
     ]
-    return known if len(known) == len(tokens) else None
 
 
 class Trajectory(Model):
@@ -141,14 +163,20 @@ def row_of(source: Any, importing: Importing) -> RolloutRow:
         return own.row
     trajectory = read(Trajectory, source)
     episode, shaped = trajectory.episode, trajectory.shaped_rewards
+    rewards: Sequence[float | None] = shaped or [None] * len(episode)
+    if len(rewards) != len(episode):
+        raise BadItem(
+            "S102", f"shaped_rewards: got {len(rewards)}, expected {len(episode)}, one per item of the episode"
+        )
+    calls = [item.call(f"episode[{n}]", rewards[n]) for n, item in enumerate(episode)]
     messages, encoder = list[Message](), TurnEncoder()
-    for index, item in enumerate(episode):
+    for n, (item, call) in enumerate(zip(episode, calls, strict=True)):
         messages.append(item.table_message())
-        # Step rewards are one per item, or it is not known whose they are.
-        reward = shaped[index] if shaped is not None and len(shaped) == len(episode) else None
-        if (call := item.call(reward)) is not None:
+        if call is not None:
             messages[-1]["turn"] = len(encoder.turns)
             encoder.add(call)
+        elif any(calls) and (missing := item.missing_ids()) is not None:
+            raise BadItem("T205", f"episode[{n}].{missing}, as other answers have")
     metadata = trajectory.metadata or {}
     model, names = metadata.get("model"), (metadata.get("id"), metadata.get("example_id"))
     example = next((name for name in names if name not in (None, "")), None)

@@ -142,14 +142,18 @@ def model_call(
     prompt: list[int],
     generation: list[int],
     log_probs: list[float] | None,
+    where: str,
     *,
     agent: str | None = None,
     reward: float | None = None,
     top_log_probs: list[list[TopLogProb]] | None = None,
 ) -> Call:
-    """The model call of these lists; without a log-probability for each token they are NaN."""
-    if log_probs is None or len(log_probs) != len(generation):
+    """The model call of these lists; without log-probabilities they are NaN. Raises BadItem for another number of them,
+    which are at ``where``."""
+    if log_probs is None:
         log_probs = [math.nan] * len(generation)
+    if len(log_probs) != len(generation):
+        raise BadItem("L301", f"{where}: got {len(log_probs)}, expected {len(generation)}, one per generated token")
     with np.errstate(over="ignore"):
         numbers = np.array(log_probs, np.float32)
     ids = np.array(prompt, np.int32), np.array(generation, np.int32)

@@ -1,0 +1,228 @@
+"""A model call that lacks ids where others have them, and a wrong number of log-probabilities, make a row unusable:
+imported, what the model sampled would be context, and ratios would be of other tokens."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymdata
+from gymdata.commands.validate.run import validate
+from gymdata.store import read_table
+from gymdata.store.columns import to_rows
+from tests.formats.trajectories import lines, rejected, write_lines
+from tests.rollout_files import rollout, two_turns, write_run
+
+PROMPTS, GENERATIONS = ([1, 2], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7]), ([3, 4], [6], [8, 9])
+
+
+def nemo_gym() -> dict[str, Any]:
+    output: list[dict[str, Any]] = []
+    for prompt, generation in zip(PROMPTS, GENERATIONS, strict=True):
+        output += [
+            {
+                "type": "function_call", "name": "f", "arguments": "{}", "call_id": f"c{len(output)}",
+                "prompt_token_ids": prompt, "generation_token_ids": generation,
+                "generation_log_probs": [-0.5] * len(generation),
+            },
+            {"type": "function_call_output", "call_id": f"c{len(output)}", "output": "r"},
+        ]  # fmt: skip
+    return {"responses_create_params": {"input": "q"}, "response": {"output": output}, "reward": 1.0}
+
+
+def nat() -> dict[str, Any]:
+    episode: list[dict[str, Any]] = [{"role": "user", "content": "q"}]
+    for prompt, generation in zip(PROMPTS, GENERATIONS, strict=True):
+        tokens = [{"token": f"token_id:{i}", "logprob": -0.5, "top_logprobs": []} for i in generation]
+        ids = {"prompt_token_ids": prompt}
+        episode.append({"role": "assistant", "content": "a", "logprobs": {"content": tokens}, "metadata": ids})
+    return {"episode": episode, "reward": 1.0, "shaped_rewards": None, "metadata": {}}
+
+
+def atif() -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"source": "user", "message": "q"}]
+    for prompt, generation in zip(PROMPTS, GENERATIONS, strict=True):
+        ids = {"prompt_token_ids": prompt, "completion_token_ids": generation, "logprobs": [-0.5] * len(generation)}
+        steps.append({"source": "agent", "message": "a", "metrics": ids})
+    return {"schema_version": "ATIF-v1.7", "agent": {"name": "a"}, "steps": steps}
+
+
+ROWS = {"nemo-gym": nemo_gym, "nat-trajectories": nat, "atif": atif}
+IDS = {"nemo-gym": "generation_token_ids", "atif": "completion_token_ids"}
+#: The number of log-probabilities is wrong: the changed list, and the reason.
+NUMBERS = [
+    ("nemo-gym", ("response", "output", 0, "generation_log_probs"), [-0.5], "turn 0; expected 2; got 1"),
+    ("nemo-gym", ("response", "output", 2, "generation_log_probs"), [-0.5] * 3, "turn 1; expected 1; got 3"),
+    ("nemo-gym", ("response", "output", 4, "generation_log_probs"), [], "turn 2; expected 2; got 0"),
+    ("nat-trajectories", ("episode", 1, "logprobs", "content", 1, "logprob"), None,
+     "episode[1].logprobs.content[1].logprob: got null"),
+    ("atif", ("steps", 1, "metrics", "logprobs"), [-0.5], "steps[1].metrics.logprobs: got 1, expected 2"),
+    ("atif", ("steps", 3, "metrics", "logprobs"), [-0.5] * 22, "steps[3].metrics.logprobs: got 22, expected 2"),
+    ("atif", ("steps", 2, "metrics", "logprobs"), [], "steps[2].metrics.logprobs: got 0, expected 1"),
+]  # fmt: skip
+#: Ids are missing where other calls have them.
+MISSING = [
+    ("nemo-gym", ("response", "output", 2, "prompt_token_ids"), [], "prompt_token_ids missing, null or empty"),
+    ("nemo-gym", ("response", "output", 4, "prompt_token_ids"), None, "prompt_token_ids missing, null or empty"),
+    ("nemo-gym", ("response", "output", 0, "generation_token_ids"), None, "generation_token_ids missing, null or empty"),
+    ("nemo-gym", ("response", "output", 2, "generation_token_ids"), [], "generation_token_ids missing, null or empty"),
+    ("nemo-gym", ("response", "output", 0), {"type": "message", "role": "assistant", "content": "a"}, "no ids"),
+    ("nat-trajectories", ("episode", 2, "logprobs", "content", 0, "token"), "Hi",
+     "episode[2].logprobs.content[0].token: got 'Hi', expected token_id:N"),
+    ("nat-trajectories", ("episode", 3, "logprobs", "content", 1, "token"), "token_id:99999999999",
+     "episode[3].logprobs.content[1].token: got 'token_id:99999999999'"),
+    ("nat-trajectories", ("episode", 1, "metadata"), None, "episode[1].metadata.prompt_token_ids: missing"),
+    ("nat-trajectories", ("episode", 1, "metadata", "prompt_token_ids"), [], "episode[1].metadata.prompt_token_ids"),
+    ("nat-trajectories", ("episode", 2, "logprobs"), None, "episode[2].logprobs.content: missing or empty"),
+    ("nat-trajectories", ("episode", 2, "logprobs"), [-0.5], "episode[2].logprobs.content: missing or empty"),
+    ("atif", ("steps", 1, "metrics", "prompt_token_ids"), [], "steps[1].metrics: expected prompt_token_ids and"),
+    ("atif", ("steps", 3, "metrics", "completion_token_ids"), None, "steps[3].metrics: expected prompt_token_ids and"),
+    ("atif", ("steps", 2, "metrics"), None, "steps[2].metrics: expected prompt_token_ids and"),
+    ("atif", ("steps", 2, "llm_call_count"), 2, "steps[2].metrics: expected prompt_token_ids and"),
+]  # fmt: skip
+
+
+def changed(name: str, path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """The row of a format with another value at ``path``."""
+    row = ROWS[name]()
+    holder: Any = row
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    return row
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "path", "value", "reason"),
+    [*(("L301", *case) for case in NUMBERS), *(("T205", *case) for case in MISSING)],
+)
+def test_a_row_with_a_part_of_its_tokens_is_rejected_by_its_place(
+    code: str, name: str, path: tuple[Any, ...], value: Any, reason: str, tmp_path: Path
+) -> None:
+    """Alone: the rows around it are imported."""
+    good = ROWS[name]()
+    (bad,) = rejected(write_lines(tmp_path / "a.jsonl", [good, changed(name, path, value), good]), name)
+    assert (bad["line"], bad["code"]) == (2, code)
+    assert reason in bad["reason"]
+
+
+@pytest.mark.parametrize("path", [("response", "output", 2, "prompt_token_ids"), NUMBERS[0][1]])
+def test_import_rejects_what_validate_finds_in_the_file(path: tuple[Any, ...], tmp_path: Path) -> None:
+    """At the same turn, with the same code."""
+    file = write_lines(tmp_path / "a.jsonl", [nemo_gym(), changed("nemo-gym", path, [])])
+    (found,) = (v for v in validate(file).violations if v.severity == "error")
+    (bad,) = rejected(file)
+    assert (found.code, found.row) == (bad["code"], bad["line"] - 1)
+    assert f"turn {found.turn}" in bad["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("nemo-gym", ("response", "output", 4), {"type": "message", "role": "assistant", "content": ""}),
+        ("atif", ("steps", 3, "metrics"), None),
+    ],
+)
+def test_a_last_answer_without_ids_is_counted(name: str, path: tuple[Any, ...], value: Any, tmp_path: Path) -> None:
+    """Such as that to a prompt that was too long: it is context of nothing, and is not trained. The summary names it."""
+    file = write_lines(tmp_path / "a.jsonl", [ROWS[name](), changed(name, path, value)])
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    assert (summary.rejected, summary.turns, summary.ends_without_ids) == (0, 5, 1)
+    assert ("  whose last answer alone has none (T205)", 1) in summary.rows()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_text_alone_are_text(name: str, tmp_path: Path) -> None:
+    """Without a single turn that has its ids, a rollout has none; the summary counts it."""
+    text = json.loads(json.dumps(ROWS[name]()).replace("prompt_token_ids", "prompt_ids"))
+    summary = gymdata.import_rollouts(write_lines(tmp_path / "a.jsonl", [text]), tmp_path / "run")
+    assert (summary.rejected, summary.without_token_data, summary.ends_without_ids) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_log_probabilities_that_are_not_given_are_not_known(name: str, tmp_path: Path) -> None:
+    """Null, or NaN where the format has one for each token: the ids are there, and ratios refuse the rollout (L302)."""
+    text = json.dumps(ROWS[name]()).replace('"logprob": -0.5', '"logprob": NaN')
+    for numbers in ("[-0.5, -0.5]", "[-0.5]"):
+        text = text.replace(f'probs": {numbers}', 'probs": null')
+    file = write_lines(tmp_path / "a.jsonl", [json.loads(text)])
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    assert (summary.rejected, summary.turns) == (0, 3)
+    assert validate(tmp_path / "run", select=["L3"]).by_code == {"L302": 5}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_answers_that_are_no_turns_come_back(name: str, tmp_path: Path) -> None:
+    """A run may have answers that were given, such as examples; as gymdata wrote them they are no missing ids."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "q"}]
+    for n in (0, None, 1):
+        messages += [{"role": "assistant", "content": f"a{n}", "turn": n}, {"role": "user", "content": "and"}]
+    run = write_run(tmp_path / "run", [rollout("t", 0, 1.0, two_turns(5, 20), messages=messages)])
+    gymdata.export(run, tmp_path / "a.jsonl", name)
+    (row,) = lines(tmp_path / "a.jsonl")
+    row["reward" if name != "atif" else "session_id"] = 0.25 if name != "atif" else "s"  # then it is read as theirs
+    summary = gymdata.import_rollouts(write_lines(tmp_path / "b.jsonl", [row]), tmp_path / "again")
+    assert (summary.rejected, summary.turns) == (0, 2)
+    (before,), (after,) = (to_rows(read_table(path)) for path in (run, tmp_path / "again"))
+    assert [(m["content"], m["turn"]) for m in after["messages"]] == [
+        (m["content"], m["turn"]) for m in before["messages"]
+    ]
+
+
+def test_a_failed_attempt_with_a_part_of_its_ids_is_a_failed_attempt(tmp_path: Path) -> None:
+    """As its writer says; its row is kept as it is."""
+    row = changed("nemo-gym", ("response", "output", 2, "prompt_token_ids"), []) | {"error": "sandbox lost"}
+    run = tmp_path / "run"
+    summary = gymdata.import_rollouts(write_lines(tmp_path / "a.jsonl", [nemo_gym(), row]), run)
+    assert (summary.rollouts, summary.rejected, summary.failed) == (1, 0, {"environment: sandbox lost": 1})
+    (attempt,) = lines(run / "failures.jsonl")
+    assert json.loads(attempt["task"])["response"] == row["response"]
+
+
+@pytest.mark.parametrize("numbers", ["x", "", False, {}, 0])
+def test_log_probabilities_that_are_no_list_are_named(numbers: Any, tmp_path: Path) -> None:
+    """Also where they look like none."""
+    (bad,) = rejected(write_lines(tmp_path / "a.jsonl", [changed("nemo-gym", NUMBERS[0][1], numbers)]))
+    assert (bad["code"], bad["reason"][:50]) == ("S102", "generation_log_probs; turn 0; expected a list; got")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "reason"),
+    [
+        ("nemo-gym", ("response", "output", 0, "role"), "item 1: token ids"),
+        ("nat-trajectories", ("episode", 1, "role"), "episode[1].role: got 'user' with token ids"),
+        ("atif", ("steps", 1, "source"), "steps[1].source: got 'user' with token ids"),
+    ],
+)
+def test_ids_that_no_model_sampled_are_named(name: str, path: tuple[Any, ...], reason: str, tmp_path: Path) -> None:
+    """They are no turn, and those that read them as context would not say so."""
+    row = changed(name, path, "user")
+    if name == "nemo-gym":
+        row["response"]["output"][0]["type"] = "message"
+    (bad,) = rejected(write_lines(tmp_path / "a.jsonl", [row]))
+    assert bad["code"] == "S102"
+    assert reason in bad["reason"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        (("shaped_rewards",), [0.5], "shaped_rewards: got 1, expected 4, one per item"),
+        (("episode", 1, "metadata", "prompt_token_ids"), "[1, 2]", "prompt_token_ids: got '[1, 2]', expected a valid list"),
+        (("episode", 1, "logprobs", "content", 0, "top_logprobs"),
+         [{"token": token, "logprob": -1.0} for token in ("token_id:3", "Hi")],
+         "episode[1].logprobs.content: top_logprobs: 1 have an id"),
+    ],
+)  # fmt: skip
+def test_a_list_of_another_length_or_type_is_named(
+    path: tuple[Any, ...], value: Any, reason: str, tmp_path: Path
+) -> None:
+    """Rewards of steps, ids as text, and alternatives of which only some have an id."""
+    file = write_lines(tmp_path / "a.jsonl", [nat(), changed("nat-trajectories", path, copy.deepcopy(value))])
+    (bad,) = rejected(file)
+    assert (bad["line"], bad["code"]) == (2, "S102")
+    assert reason in bad["reason"]
