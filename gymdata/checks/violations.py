@@ -52,7 +52,8 @@ def code_pages(text: str) -> tuple[Code, ...]:
         first, *explanation = page.splitlines()
         if (heading := _HEADING.fullmatch(first)) is None:
             raise ValueError(f"got {first!r}, expected 'CODE name (error, warning or info): meaning'")
-        codes.append(Code(**heading.groupdict(), explanation=" ".join(explanation)))
+        code, name, severity, meaning = heading.groups()
+        codes.append(Code(code, name, cast("Severity", severity), meaning, " ".join(explanation)))
     return tuple(codes)
 
 

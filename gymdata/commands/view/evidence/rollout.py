@@ -117,7 +117,8 @@ class Tokens:
     def _ids(self, sequence: Chain) -> bytes:
         """The token ids of a sequence: the prompt of its last turn, and what that sampled."""
         last = sequence.turns[-1]
-        return np.concatenate((self.prompts[last], self.turns[last]["generation_token_ids"])).tobytes()
+        ids: Array = np.concatenate((self.prompts[last], self.turns[last]["generation_token_ids"]))
+        return ids.tobytes()
 
     def relations(self, vocabulary: Vocabulary | None) -> list[Relation]:
         """Breaks with their causes, branches and retries."""
