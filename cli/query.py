@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymdata.errors import UsageError, counted, printable
-from gymdata.workers.tuning import without_pandas
 
 from .console import emit_json, fits, grid, note, records, room_beside, say, show
 from .flags import Json, Overwrite
@@ -71,7 +70,6 @@ def query(
     if database is not None:
         _write_database(words, database, overwrite, csv or json or full or output is not None)
         return
-    without_pandas()
     sql, paths = _split_words(words)
     if output is not None:
         check_target(output, *paths)

@@ -7,7 +7,6 @@ import gc
 import sys
 from collections import deque
 from collections.abc import Generator, Iterator
-from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -55,25 +54,6 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-class _NoPandas(MetaPathFinder):
-    def find_spec(self, fullname: str, *_: object) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError(name=fullname)
-
-
-def without_pandas() -> None:
-    """Let pyarrow find no pandas as it makes arrays of lists, for a command that has no Series: it would load pandas, for
-    0.5 s, to learn that. ``to_pandas`` looks for it again."""
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
-    try:
-        import pyarrow as pa
-
-        pa.array([])  # where it looks once
-    finally:
-        sys.meta_path.remove(finder)
 
 
 def give_back() -> None:
