@@ -294,12 +294,15 @@ def differences(got: dict[str, Any], expected: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def full_disk(at: int = 0) -> Iterator[None]:
     """No file of this process grows beyond ``at`` bytes: the system refuses it as a full disk does (EFBIG)."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits, writes_bytecode = resource.getrlimit(resource.RLIMIT_FSIZE), not sys.dont_write_bytecode
+    # Python would leave half the bytecode of a module that is imported now, which no later process could load.
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (at, limits[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        sys.dont_write_bytecode = not writes_bytecode
 
 
 #: How long a start, an engine and some rows may take on a busy machine, in seconds.

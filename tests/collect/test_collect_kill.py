@@ -75,11 +75,12 @@ def arguments(run: Path, *more: str, env: str = ENV) -> list[str]:
 
 
 @pytest.mark.full
-def test_kills_lose_and_double_nothing(server: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(20, 30))
+def test_kills_lose_and_double_nothing(seed: int, server: str, tmp_path: Path) -> None:
     """After SIGKILLs at random journal lengths, with rollouts in flight, no process is left, and the resumed run's sealed
     rows are those of an uninterrupted one. Every state that the files pass through: ``test_collect_kills.py``."""
     remote = ["--endpoint", server, "-m", "fake", "--tokenizer", str(POLICY), "--rows-per-file", "83"]
-    run, rng = tmp_path / "killed", random.Random(20)
+    run, rng = tmp_path / "killed", random.Random(seed)
     for _ in range(6):
         process = fork(arguments(run, *remote, "-c", "5"))
         assert process.pid is not None
