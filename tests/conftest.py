@@ -54,3 +54,9 @@ os.fsync = _no_sync
 # Helpers whose assertions say what differs.
 pytest.register_assert_rewrite("tests.check.matrix", "tests.train.trainers.running")
 pytest_plugins = ["tests.engine_fixtures", "tests.schedule"]
+
+
+@pytest.fixture(autouse=True)
+def _no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables in a pipe are as wide as COLUMNS says, which some shells and test runners set."""
+    monkeypatch.delenv("COLUMNS", raising=False)

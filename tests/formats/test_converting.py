@@ -145,10 +145,13 @@ def test_an_import_is_in_the_file_format_that_was_asked_for(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.parquet", "x.json"])
-def test_an_import_is_a_folder_and_not_called_as_a_file(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=rf"-o: got '.*/{name}', expected the name of a folder"):
-        import_rollouts(write_lines(tmp_path / "b.jsonl", nemo_rows(n=2)), tmp_path / name)
-    assert not (tmp_path / name).exists()
+def test_an_import_is_a_folder_and_not_called_as_a_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"-o: got 'runs/{name}', expected the name of a folder"):
+        import_rollouts(write_lines(tmp_path / "b.jsonl", nemo_rows(n=2)), f"runs/{name}")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_tokens_of_an_import_are_counted(tmp_path: Path) -> None:
