@@ -340,6 +340,16 @@ class RefusedError(GymdataError):
         super().__init__(f"{code}: {message}" if code else message, hint=hint, code=code)
 
 
+def _changes(changes: Iterable[tuple[str, str]]) -> str:
+    """What differs, as (name, text); where that is long the shortest text, and the names of the others."""
+    every = list(changes)
+    texts = "; ".join(text for _, text in every)
+    if len(texts) <= MOST * 4 // 3 or len(every) == 1:
+        return texts
+    (_, shortest), *others = sorted(every, key=lambda change: len(change[1]))
+    return f"{shortest}; also {abridged(name for name, _ in others)}"
+
+
 class StoreError(GymdataError):
     """A run folder cannot be opened or written as requested."""
 
@@ -357,8 +367,8 @@ class StoreError(GymdataError):
             spec, of_now = str(was).partition("@")[0], str(now).partition("@")[0]
             parts = set(str(was).split("+")) ^ set(str(now).split("+")) if ".py:" in spec and spec == of_now else ()
             changed.append(", ".join(sorted({part.partition("@")[0].partition(":")[0] for part in parts})))
-        lines = "; ".join(
-            f"{key}: {f'{files} changed since' if files else f'run has {brief(was, 40)}, now {brief(now, 40)}'}"
+        lines = _changes(
+            (key, f"{key}: {f'{files} changed since' if files else f'run has {brief(was, 40)}, now {brief(now, 40)}'}")
             for files, (key, was, now) in zip(changed, differences, strict=True)
         )
         same = f"the same settings{' and code' if any(changed) else ''} resume it"
@@ -372,7 +382,9 @@ class StoreError(GymdataError):
 
     @classmethod
     def other_settings(cls, path: Path, contents: str, differences: Sequence[tuple[str, object, object]]) -> StoreError:
-        changed = "; ".join(f"{key}: {brief(was, 24)} there, now {brief(now, 24)}" for key, was, now in differences)
+        changed = _changes(
+            (key, f"{key}: {brief(was, 24)} there, now {brief(now, 24)}") for key, was, now in differences
+        )
         words = (now for _, _, now in differences if isinstance(now, str) and now.replace("-", "").isalnum())
         word = next(words, "other")
         # A folder's name may end in what is no suffix, as in model-0.1.2.
