@@ -159,7 +159,7 @@ def test_gymdatas_trainers_get_their_settings_in_a_file(tmp_path: Path) -> None:
     or had other settings, is removed; any other is gone on with."""
     trl = TrlJobs(TrlAdapter(settings={"bf16": False, "seed": 1}, dpo={"beta": 0.5}, rl={"loss": "cispo"}))
     words, _ = trl.words(job(tmp_path))
-    assert words[2:7] == ["gymdata.cli", "train-dpo", str(tmp_path / "pairs"), "-m", str(tmp_path / "start")]
+    assert words[2:7] == ["gymdata.cli", "train-dpo", str(tmp_path / "pairs.parquet"), "-m", str(tmp_path / "start")]
     assert words[-2] == "--config"
     assert json.loads((tmp_path / "train.yaml").read_text()) == {"seed": 1, "bf16": False, "beta": 0.5}
     torn = tmp_path / "policy" / "job"

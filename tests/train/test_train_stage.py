@@ -211,7 +211,7 @@ def test_a_bad_output_is_refused_before_a_library_is_loaded(pairs: Path, tmp_pat
     assert done.stdout == "[2, 2] False\n", done.stderr
     first, second = done.stderr.split("error: ")[1:]
     assert "not empty and not a training" in first
-    assert "is a file, expected a folder" in second
+    assert "expected the name of a folder" in second
 
 
 def test_an_output_that_cannot_be_written_is_refused_in_a_dry_run_too(pairs: Path, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_settings_belong_to_their_loss() -> None:
         config(loss_constant=5.0)
     with pytest.raises(UsageError, match="got 'gsop', expected one of 21, such as gspo") as told:
         config(loss="gsop")
-    assert told.value.hint == "did you mean 'gspo'?"
+    assert told.value.hint == "did you mean 'gspo'?; --help lists all"
 
 
 @pytest.mark.parametrize(
