@@ -26,6 +26,7 @@ from gymdata.errors import (
     EXIT_OK,
     EXIT_OUTSIDE,
     EXIT_USAGE,
+    DataError,
     GymdataError,
     UsageError,
     printable,
@@ -112,6 +113,13 @@ class Groups(TyperGroup):
 
 class OneCommand(TyperCommand):
     """A command whose help has its arguments, its options by section, and examples."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:
+            # Typer would take it for the end of input at a prompt, and no command has one.
+            raise _of_python(error) from error
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [param for param in self.get_params(ctx) if param.param_type_name == "argument"]
@@ -343,6 +351,9 @@ def _of_python(caught: Exception) -> GymdataError:
         error = UsageError(f"{type(caught).__name__}: {caught} ({line})", hint="-v shows the traceback")
         error.exit_code = EXIT_FAULTS
         return error
+    elif isinstance(caught, EOFError):
+        words = shlex.join(command_words())
+        return DataError(f"{words}: a file that it reads ends early ({caught})", hint="is one cut off? -v shows where")
     elif isinstance(caught, RecursionError):
         return UsageError("a file or a setting holds lists or objects hundreds of levels deep", hint="flatten it")
     else:

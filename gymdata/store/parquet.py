@@ -17,9 +17,12 @@ import pyarrow.parquet as pq
 
 from gymdata.errors import DataError, counted
 
+#: What pyarrow raises for a file that it cannot read.
+READ_FAULTS = (pa.ArrowException, OSError, EOFError)
+
 
 def parquet_file(path: str | Path, **options: Any) -> pq.ParquetFile:
-    """``pyarrow.parquet.ParquetFile`` of a path. Raises pa.ArrowException or OSError for what cannot be read."""
+    """``pyarrow.parquet.ParquetFile`` of a path. Raises ``READ_FAULTS`` for what cannot be read."""
     try:
         # pyarrow takes a relative name with a colon for a URL.
         return pq.ParquetFile(Path(path).absolute(), page_checksum_verification=True, **options)
@@ -36,7 +39,7 @@ def opened_parquet(path: Path, footer: pq.FileMetaData | None = None) -> Iterato
             if footer is None and sum(group_rows(file.metadata)) != file.metadata.num_rows:
                 raise DataError.damaged(path, "its row groups do not have as many rows as its footer says")
             yield file
-    except (pa.ArrowException, OSError) as error:
+    except READ_FAULTS as error:
         raise broken_parquet(path, error) from error
 
 
@@ -56,7 +59,7 @@ def group_batches(
         for batch in file.iter_batches(size, row_groups=[index], columns=columns, use_threads=threads):
             n_read += batch.num_rows
             yield batch
-    except (pa.ArrowException, OSError) as error:
+    except READ_FAULTS as error:
         raise broken_parquet(path, error, f"row group {index}: ") from error
     if n_read != expected:
         raise DataError.damaged(path, f"row group {index}: {n_read:,} of {counted(expected, 'row')} can be read")

@@ -65,6 +65,39 @@ def test_an_interrupted_command_says_so(
 
 
 @pytest.mark.parametrize(
+    ("module", "names", "said"),
+    [
+        ("pyarrow.parquet", "ParquetFile.iter_batches", "{file}: cannot be read: row group 0: cut off"),
+        ("gymdata.commands.import_export.run", "refuse_inputs", "{command}: a file that it reads ends early (cut off)"),
+    ],
+)
+def test_a_file_that_ends_early_is_no_interruption(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    names: str,
+    said: str,
+) -> None:
+    """Typer takes Python's EOFError for Ctrl-D; here it names the file, or the command where it came from elsewhere."""
+    write_run(tmp_path / "run", [rollout("t0", 0, 1.0, two_turns(1, 50))])
+    monkeypatch.chdir(tmp_path)
+    (file,) = Path("run/rollouts").glob("*.parquet")
+
+    def cut_off(*_: object, **__: object) -> None:
+        raise EOFError("cut off")
+
+    holder = importlib.import_module(module)
+    *classes, name = names.split(".")
+    monkeypatch.setattr(getattr(holder, classes[0]) if classes else holder, name, cut_off)
+    words = ["export", "run", "-o", "made.jsonl", "--format", "openai"]
+    assert main(words) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert said.format(file=file, command=f"gymdata {' '.join(words)}") in shown
+    assert "interrupted" not in shown
+
+
+@pytest.mark.parametrize(
     ("words", "closed", "code"),
     [
         (["pairs", "RUN", "-o", "made", "--json"], ">&-", 0),

@@ -14,7 +14,7 @@ import pytest
 import gymdata
 from gymdata.cli.main import main
 from gymdata.commands.train.mapped import chunks, mapped, part_of, release, scratch
-from gymdata.commands.train.prepared import opened, prepare
+from gymdata.commands.train.prepared import PREPARED, opened, prepare
 from gymdata.commands.train.settings import TRAINERS, TrainRlConfig, TrainValueConfig
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.ragged import Ragged
@@ -193,6 +193,9 @@ def test_another_process_opens_what_was_prepared(sources: dict[str, Path], tmp_p
     data = tmp_path / "data"
     data.mkdir()
     (data / "sequences.token_ids").write_bytes(b"half")
+    with pytest.raises(StoreError, match="is not complete"):
+        opened(data)
+    (data / PREPARED).touch()
     with pytest.raises(StoreError, match="is not complete"):
         opened(data)
     for algorithm in TRAINERS:

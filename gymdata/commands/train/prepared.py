@@ -56,7 +56,7 @@ def opened(folder: Path) -> TrainingData:
     try:
         with (folder / PREPARED).open("rb") as stream:
             data: TrainingData = _Unpickler(stream, folder).load()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, EOFError) as error:
         raise StoreError(
             f"{folder}: the prepared training data is not complete", hint="start the training again"
         ) from error

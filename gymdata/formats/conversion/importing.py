@@ -93,10 +93,8 @@ def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
 
 
 def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:
-    import pyarrow as pa
-
     from gymdata.store.lines import encode
-    from gymdata.store.parquet import parquet_file
+    from gymdata.store.parquet import READ_FAULTS, parquet_file
 
     try:
         with parquet_file(source.path) as file:
@@ -105,7 +103,7 @@ def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:
                 # Parquet has every column in every row, and every key in every struct; JSON lines have not.
                 value = drop_nulls(row)
                 yield number, value, encode({name: str(cell)[:200] for name, cell in value.items()})
-    except (pa.ArrowException, OSError) as error:
+    except READ_FAULTS as error:
         raise DataError.unreadable(source.path, str(error)) from error
 
 
