@@ -163,17 +163,16 @@ class Arena(Comparison):
         prompts, answers = _parsed(row["prompt"]), _parsed(row[f"response_{side}"])
         if not isinstance(prompts, list) or not isinstance(answers, list) or len(prompts) != len(answers):
             raise BadItem("S102", f"response_{side}: expected one text for each of the prompts")
-        return in_turn([text for exchange in zip(prompts, answers, strict=True) for text in exchange])
+        return [
+            {"role": role, "content": text}
+            for exchange in zip(prompts, answers, strict=True)
+            for role, text in zip(("user", "assistant"), exchange, strict=True)
+        ]
 
 
 def _parsed(value: Any) -> Any:
     """A value that may be JSON text."""
     return json.loads(value) if isinstance(value, str) else value
-
-
-def in_turn(texts: Sequence[Any]) -> list[JsonObject]:
-    """Texts of the user and the assistant in turn, as messages."""
-    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
 
 
 @FORMATS.register("helpsteer-preference")
@@ -333,87 +332,35 @@ class UltraFeedback(Format):
 
 @FORMATS.register("alpaca")
 class Alpaca(Format):
-    """``instruction`` (with ``input`` below it), ``output``; LLaMA-Factory's ``system`` and ``history``. Also read: Dolly's
-    ``context`` and ``response``, and Self-Instruct's ``instances``, each a row."""
+    """``instruction`` (with ``input`` below it), ``output``; LLaMA-Factory's ``system`` and ``history``; Dolly's ``context``
+    and ``response``."""
 
     content = "Alpaca rows"
     item = "an Alpaca row"
-    several = "instances"
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:
-        replies = (row, first_row(row.get("instances")))
-        answers = any(isinstance(as_text(reply.get(name)), str) for reply in replies for name in ("output", "response"))
+        answers = any(isinstance(as_text(row.get(name)), str) for name in ("output", "response"))
         chat_columns = {"rejected", "messages", "conversations"}  # of which the instruction is only a part
         return answers and isinstance(row.get("instruction"), str) and chat_columns.isdisjoint(row)
-
-    def item_of(self, part: Any, document: JsonObject) -> Any:
-        return {name: value for name, value in document.items() if name != "instances"} | part
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         return answered_row(item, ("instruction",), ("output", "response"), importing)
 
 
-class Conversations(Format):
-    """A format of which each row is a conversation in one column, with what stands beside it."""
-
-    item = "a conversation"
-    holds_text = True
-
-    def messages(self, value: Any) -> Any:
-        """The messages that the column holds, of either shape."""
-        return value
-
-    def row(self, item: Any, importing: Importing) -> TableRow:
-        name = column(item, *CONVERSATIONS)
-        written = in_context(item, conversation(self.messages(item[name]), name))
-        return rollout_row(item, [], written, importing, texts=(name, *BESIDE))
-
-
 @FORMATS.register("sharegpt")
-class ShareGpt(Conversations):
+class ShareGpt(Format):
     """``conversations`` with ``from`` (human, gpt, system, function_call, observation) and ``value``, or with ``role`` and
     ``content``; ``system`` and ``tools`` beside it."""
 
     content = "ShareGPT conversations"
+    item = "a conversation"
+    holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:
         return any(ends_with_answer(row.get(name)) for name in CONVERSATIONS) and "chosen" not in row
 
-
-@FORMATS.register("lima")
-class Lima(Conversations):
-    """LIMA's ``conversations``: texts of the user and the assistant in turn."""
-
-    content = "conversations of LIMA"
-
-    def recognise_row(self, row: JsonObject) -> bool:
-        texts = next((row[name] for name in CONVERSATIONS if row.get(name)), None)
-        return isinstance(texts, list) and len(texts) > 1 and all(isinstance(text, str) for text in texts)
-
-    def messages(self, value: Any) -> Any:
-        return in_turn(value) if isinstance(value, list) else value
-
-
-@FORMATS.register("capybara")
-class Capybara(Conversations):
-    """Capybara's ``conversation``: exchanges of ``input`` and ``output``, or of ``human`` and ``assistant`` (ms-swift);
-    ``system`` in an exchange (XTuner) or beside them."""
-
-    content = "conversations of Capybara"
-    exchanges = ({"input", "output"}, {"human", "assistant"})
-
-    def recognise_row(self, row: JsonObject) -> bool:
-        first = first_row(next((row[name] for name in CONVERSATIONS if row.get(name)), None))
-        return any(names <= first.keys() for names in self.exchanges) and "role" not in first
-
-    def messages(self, value: Any) -> Any:
-        messages = []
-        for exchange in value:
-            if exchange.get("system"):
-                messages.append({"role": "system", "content": exchange["system"]})
-            user, assistant = ("human", "assistant") if "human" in exchange else ("input", "output")
-            messages += [{"role": "user", "content": exchange[user]}] if exchange[user] != "" else []
-            more = {k: v for k, v in exchange.items() if k not in ("system", user, assistant)}
-            messages.append({**more, "role": "assistant", "content": exchange[assistant]})
-        return messages
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        name = column(item, *CONVERSATIONS)
+        written = in_context(item, conversation(item[name], name))
+        return rollout_row(item, [], written, importing, texts=(name, *BESIDE))

@@ -1,7 +1,7 @@
 """A row of each data set or log that other projects publish in a shape of its own, with the answer n.
 
 The rows have the keys that the projects' own sources name: AlpacaFarm's and AlpacaEval's annotations; the cards of
-HelpSteer, PKU-SafeRLHF, SHP, Chatbot Arena, LIMA, Capybara, UltraFeedback, Nectar, webgpt_comparisons and
+HelpSteer, PKU-SafeRLHF, SHP, Chatbot Arena, UltraFeedback, Nectar, webgpt_comparisons and
 summarize_from_feedback; RLHFlow's lists of responses; ``trajectory_to_dict`` of ART; ``Episode.to_dict`` of rLLM.
 """
 
@@ -69,12 +69,10 @@ PUBLISHED: dict[str, Callable[[int], dict[str, Any]]] = {
     },
     "arena": arena,
     "art": art,
-    "capybara": lambda n: {"source": "s", "conversation": [{"input": _ASKED, "output": str(n)}]},
     "helpsteer-preference": lambda n: {
         "domain": "general", "language": "english", "context": [QUESTION], "response1": "x", "response2": str(n),
         "overall_preference": 2, "individual_preference": [{"score": 2, "reasoning": "r"}],
     },
-    "lima": lambda n: {"conversations": [_ASKED, str(n)], "source": "wikihow"},
     "nectar": lambda n: {
         "prompt": f"\n\nHuman: {_ASKED}\n\nAssistant: ", "turns": 1, "num_responses": 2, "source": ["s"],
         "good_natured": True,

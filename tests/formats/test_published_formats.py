@@ -22,7 +22,6 @@ from tests.formats.trajectories import (
     ANSWER,
     QUESTION,
     ROWS,
-    SYSTEM,
     imported,
     lines,
     rejected,
@@ -52,27 +51,13 @@ ASKED = QUESTION["content"]
 #: (format, messages, reward) of the rows of each format.
 MEANT: list[tuple[str, list[dict[str, Any]], float | None]] = [
     ("art", [QUESTION, ANSWER], 0.5),
-    ("capybara", [QUESTION, ANSWER], None),
-    ("lima", [QUESTION, ANSWER], None),
     ("response-lists", [QUESTION, ANSWER], 0.5),
     ("rllm", [QUESTION, ANSWER, SURE, ANSWER], 1.0),
     ("ultrafeedback", [QUESTION, ANSWER], 8.5),
 ]  # fmt: skip
-#: (format, row, messages) as LLaMA-Factory, ms-swift, XTuner, Self-Instruct and AlpacaFarm also write them.
+#: (format, row, messages) as LLaMA-Factory and AlpacaFarm also write them.
 OTHER_SHAPES: list[tuple[str, Any, list[dict[str, Any]]]] = [
     ("trl-messages", [QUESTION, ANSWER], [QUESTION, ANSWER]),
-    (
-        "capybara",
-        {"system": "Be brief.", "conversation": [{"human": ASKED, "assistant": "5"}]},
-        [SYSTEM, QUESTION, ANSWER],
-    ),
-    (
-        "capybara",
-        {"conversation": [{"system": "Be brief.", "input": ASKED, "output": "5"}]},
-        [SYSTEM, QUESTION, ANSWER],
-    ),
-    ("capybara", {"conversation": [{"input": "", "output": "5"}]}, [ANSWER]),
-    ("alpaca", {"name": "sum", "instruction": ASKED, "instances": [{"input": "", "output": "5"}]}, [QUESTION, ANSWER]),
     ("response-lists", {"instruction": ASKED, "input": "", "output": ["5"]}, [QUESTION, ANSWER]),
 ]
 
@@ -152,14 +137,6 @@ def test_responses_to_a_prompt_are_one_group_with_their_scores(tmp_path: Path) -
     assert "ratings: expected one for each of the 2 responses" in reasons
     assert "score: got 'high', expected a number" in reasons
     assert "responses: got text, expected a list" in reasons
-
-
-def test_instances_of_an_instruction_are_a_row_each(tmp_path: Path) -> None:
-    instances = [{"input": "2 and 3", "output": "5"}, {"input": "2 and 4", "output": "6"}]
-    rows = imported(write(tmp_path / "a.jsonl", {"instruction": "Add.", "instances": instances}), "alpaca")
-    assert [[m["content"] for m in row["messages"]] for row in rows] == [
-        [f"Add.\n\n{one['input']}", one["output"]] for one in instances
-    ]
 
 
 @pytest.mark.parametrize("kind", ["lines.jsonl", "list.json", "pretty list.json", "lines.jsonl.gz"])
@@ -309,7 +286,7 @@ def test_an_unknown_file_is_answered_once_with_its_keys(tmp_path: Path) -> None:
 def test_text_that_is_no_json_is_one_fault(tmp_path: Path) -> None:
     """A list that ends too early, over a thousand lines, is not a thousand faults; neither are several pretty-printed
     objects, which are no document."""
-    rows = [PUBLISHED["lima"](n) for n in range(300)]
+    rows = [PUBLISHED["nectar"](n) for n in range(300)]
     (tmp_path / "a.json").write_text(json.dumps(rows, indent=1)[:-40])
     (tmp_path / "b.json").write_text("\n".join(json.dumps(row, indent=1) for row in rows))
     for name in ("a", "b"):
@@ -318,7 +295,7 @@ def test_text_that_is_no_json_is_one_fault(tmp_path: Path) -> None:
             with pytest.raises(DataError) as error:
                 read(file)
             assert "JSON" in f"{error.value} {error.value.hint}"
-        assert gymdata.import_rollouts(file, tmp_path / f"run {name}", source="lima").rejected == 1
+        assert gymdata.import_rollouts(file, tmp_path / f"run {name}", source="nectar").rejected == 1
 
 
 def test_a_prompt_with_an_image_is_no_task_of_text(tmp_path: Path) -> None:

@@ -21,8 +21,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "trl-prompt-completion": {"prompt": ASKED, "completion": "5"},
     "alpaca": {"instruction": "Add.", "output": "5"},
     "sharegpt": {"conversations": [{"from": "human", "value": ASKED}, {"from": "gpt", "value": "5"}]},
-    "lima": {"conversations": [ASKED, "5"]},
-    "capybara": {"conversation": [{"input": ASKED, "output": "5"}]},
 }
 GOOD = [True, 1, 1.0, "1", "1.0", "true", "TRUE", "yes", " Y ", "desirable", "chosen", "good", "positive", "correct"]
 BAD = [
@@ -256,14 +254,11 @@ def test_a_mark_of_a_message_that_is_not_known_is_refused(key: str, value: Any, 
     assert (bad["line"], bad["reason"].partition(":")[0]) == (2, f"messages[1].{key}")
 
 
-def test_marks_of_calls_and_exchanges_are_read(tmp_path: Path) -> None:
+def test_the_mark_of_a_call_is_read(tmp_path: Path) -> None:
     call = {"from": "function_call", "value": '{"name": "add", "arguments": {}}', "weight": 0}
     gpt = [{"from": "human", "value": ASKED}, {"from": "gpt", "value": "5"}]
-    (first,) = imported(write(tmp_path / "a.jsonl", {"conversations": [gpt[0], call, *gpt]}), "sharegpt")
-    exchanges = [{"input": ASKED, "output": "5", "loss": False}, {"input": ASKED, "output": "5"}]
-    (second,) = imported(write(tmp_path / "b.jsonl", {"conversation": exchanges}), "capybara")
-    for rollout in (first, second):
-        assert [m["extra"] for m in rollout["messages"] if m["role"] == "assistant"] == ['{"weight": 0}', None]
+    (rollout,) = imported(write(tmp_path / "a.jsonl", {"conversations": [gpt[0], call, *gpt]}), "sharegpt")
+    assert [m["extra"] for m in rollout["messages"] if m["role"] == "assistant"] == ['{"weight": 0}', None]
 
 
 @pytest.mark.parametrize("reasoning", [[{"type": "text", "text": "Hm."}], "Hm."])
