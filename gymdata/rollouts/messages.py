@@ -160,61 +160,29 @@ def meant_role(role: Any) -> str | None:
     return _OTHER_NAMES.get(role.lower()) if isinstance(role, str) else None
 
 
-class CallBorders:
-    """Finds where model calls begin, from every item in order. ``count``: calls begun so far; ``open``: the last one
-    continues."""
-
-    __slots__ = ("count", "open", "trailing")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.open = False
-        #: Function calls since a message with ids; below 0 when what came last is neither.
-        self.trailing = -1
-
-    def model(self, kind: Any, has_ids: bool) -> int:
-        """An item that the model wrote. Returns how many of its items, up to and with this one, begin a new call; 0
-        when it continues the current one. ``kind`` is the item's type."""
-        begins = 0 if self.open else 1
-        if kind == "function_call" and self.trailing >= 0:
-            if not has_ids:
-                self.trailing += 1
-                return 0
-            begins = self.trailing + 1
-        self.trailing = 0 if has_ids and kind not in ("function_call", "reasoning") else -1
-        self.open = not has_ids
-        self.count += begins > 0
-        return begins
-
-    def other(self) -> None:
-        """An item that the model did not write ends its call."""
-        self.open, self.trailing = False, -1
-
-
-def walk(items: Iterable[Any], holds: Callable[[ResponseItem], bool] = holds_ids) -> Iterator[tuple[int, ResponseItem]]:
-    """Each item with the number of the call that wrote it, or that it follows (-1: none). Nested lists are flattened.
-    ``holds``: overrides whether an item has ids, for items whose lists were moved elsewhere."""
-    borders = CallBorders()
-    #: Function calls after a message with ids: the next item decides which model call they belong to.
-    waiting: list[ResponseItem] = []
+def walk(items: Iterable[Any]) -> list[tuple[int, ResponseItem]]:
+    """Each item with the number of the call that wrote it, or that it follows (-1: none). Nested lists are flattened."""
+    walked = list[tuple[int, ResponseItem]]()
+    call, is_open = -1, False
+    #: Where the function calls after a message with ids begin: ids at their end make them a call of their own.
+    after_message: int | None = None
     for item in flat_items(items):
         if not written_by_model(item):
-            borders.other()
-            if waiting:
-                yield from ((borders.count - 1, call_item) for call_item in waiting)
-                waiting = []
-            yield borders.count - 1, item
-            continue
-        begins = borders.model(item.get("type"), holds(item))
-        if borders.trailing > 0:
-            waiting.append(item)
-            continue
-        if waiting:
-            call = borders.count - 1 - (begins == 1)
-            yield from ((call, call_item) for call_item in waiting)
-            waiting = []
-        yield borders.count - 1, item
-    yield from ((borders.count - 1, call_item) for call_item in waiting)
+            is_open, after_message = False, None
+        else:
+            kind, has_ids = item.get("type"), holds_ids(item)
+            is_after = after_message is not None and kind == "function_call"
+            if is_after and has_ids:
+                call += 1
+                walked[after_message:] = [(call, waiting) for _, waiting in walked[after_message:]]
+            elif not is_after and not is_open:
+                call += 1
+            if has_ids or not is_after:
+                is_open = not has_ids
+                ends_message = has_ids and kind not in ("function_call", "reasoning")
+                after_message = len(walked) + 1 if ends_message else None
+        walked.append((call, item))
+    return walked
 
 
 def flat_items(items: Iterable[Any]) -> Iterator[Any]:

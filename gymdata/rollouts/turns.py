@@ -125,18 +125,68 @@ def turn_digest(parent_digest: int, prefix_length: int, delta: Ids, generation: 
     return digest - _INT64_WRAP if digest >= _INT64_WRAP // 2 else digest
 
 
-class TurnEncoder:
-    """Encodes the calls of one rollout, in order, into turns.
+class TurnTree:
+    """Finds which turn of a rollout each prompt shares most with, in order.
 
-    Keeps whole prompts only of turns that no later turn continues: the prompt of a turn that was continued is a prefix of
-    its child's, so the child shares at least as much with any later prompt.
+    Keeps the tokens only of turns that no later turn continues: the prompt of a turn that was continued is a prefix of its
+    child's, so the child shares at least as much with any later prompt.
     """
+
+    def __init__(self) -> None:
+        self._count = 0
+        #: Turn → its prompt and its generation, in parts.
+        self._open: dict[int, list[Ids]] = {}
+        #: Tokens of the last turn's prompt and generation.
+        self._size = 0
+
+    def add(self, prompt: Ids, generation: Ids, *, continues: bool = False) -> tuple[int, int, Ids]:
+        """The parent of the next turn (-1 for the first), how many tokens its prompt shares with it, and the others.
+        ``continues``: the prompt is that and the generation of the turn before, and then ``prompt``."""
+        last, self._count = self._count - 1, self._count + 1
+        if continues and len(self._open) == 1:
+            parts, shared = self._open.pop(last), self._size
+            parts += prompt, generation
+            self._open[last + 1] = parts
+            self._size += len(prompt) + len(generation)
+            return last, shared, prompt
+        if continues:
+            # An earlier turn may share more.
+            prompt = np.concatenate((self._tokens(last), prompt))
+        parent, shared = self._parent(prompt)
+        if parent >= 0 and shared == len(self._tokens(parent)):
+            del self._open[parent]
+        self._open[last + 1] = [prompt, generation]
+        self._size = len(prompt) + len(generation)
+        return parent, shared, prompt[shared:]
+
+    def _tokens(self, turn: int) -> Ids:
+        parts = self._open[turn]
+        if len(parts) > 1:
+            parts[:] = [np.concatenate(parts)]
+        return parts[0]
+
+    def _parent(self, prompt: Ids) -> tuple[int, int]:
+        """The turn that shares most with ``prompt`` (ties: the latest) and how many tokens; (-1, 0) for the first."""
+        best, shared = _NO_PARENT, -1
+        for index in sorted(self._open, reverse=True):
+            sequence = self._tokens(index)
+            # Sharing more than the best so far is only possible when the token there is the same.
+            if shared >= 0 and (len(sequence) <= shared or len(prompt) <= shared or sequence[shared] != prompt[shared]):
+                continue
+            length = common_prefix(sequence, prompt)
+            if length > shared:
+                best, shared = index, length
+        return best, max(shared, 0)
+
+
+class TurnEncoder:
+    """Encodes the calls of one rollout, in order, into turns."""
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self.n_context_tokens = 0
         self.n_generated_tokens = 0
-        self._open: dict[int, Ids] = {}
+        self._tree = TurnTree()
 
     @property
     def n_breaks(self) -> int:
@@ -153,68 +203,35 @@ class TurnEncoder:
             "n_generated_tokens": self.n_generated_tokens,
         }
 
-    def add(self, call: Call) -> Turn:
-        """Append one call; returns its turn, with numpy arrays for the id and log-probability lists."""
+    def add(self, call: Call, *, continues: bool = False) -> Turn:
+        """Append one call; returns its turn, with numpy arrays for the id and log-probability lists. ``continues``: as for
+        ``TurnTree.add``."""
         prompt = np.ascontiguousarray(call.prompt_token_ids, dtype=np.int32)
-        parent, shared = self._parent(prompt)
-        turn = _turn(call, parent, shared, prompt[shared:], self.turns[parent]["digest"] if parent >= 0 else 0)
+        generation = np.ascontiguousarray(call.generation_token_ids, dtype=np.int32)
+        parent, shared, delta = self._tree.add(prompt, generation, continues=continues)
+        log_probs = np.array(call.generation_log_probs, dtype=np.float32)
+        # All NaNs get one bit pattern, because payloads do not survive JSON and the digest covers these bytes.
+        log_probs[np.isnan(log_probs)] = np.float32("nan")
+        above = self.turns[parent]["digest"] if parent >= 0 else 0
+        turn: Turn = {
+            "parent": parent,
+            "prefix_length": shared,
+            "prompt_delta_ids": delta,
+            "generation_token_ids": generation,
+            "generation_log_probs": log_probs,
+            "finish_reason": call.finish_reason,
+            "agent": call.agent,
+            "reward": call.reward,
+            "top_log_probs": call.top_log_probs,
+            "rendered": call.rendered,
+            "server": call.server,
+            "weight_versions": call.weight_versions,
+            "digest": turn_digest(above, shared, delta, generation, log_probs),
+        }
         self.turns.append(turn)
-        generation = turn["generation_token_ids"]
-        self.n_context_tokens += len(turn["prompt_delta_ids"])
+        self.n_context_tokens += len(delta)
         self.n_generated_tokens += len(generation)
-        if parent >= 0 and shared == len(self._open[parent]):
-            del self._open[parent]
-        self._open[len(self.turns) - 1] = np.concatenate((prompt, generation))
         return turn
-
-    def _parent(self, prompt: Ids) -> tuple[int, int]:
-        """The turn that shares most with ``prompt`` (ties: the latest) and how many tokens; (-1, 0) for the first."""
-        best, shared = _NO_PARENT, -1
-        for index in sorted(self._open, reverse=True):
-            sequence = self._open[index]
-            # Sharing more than the best so far is only possible when the token there is the same.
-            if shared >= 0 and (len(sequence) <= shared or len(prompt) <= shared or sequence[shared] != prompt[shared]):
-                continue
-            length = common_prefix(sequence, prompt)
-            if length > shared:
-                best, shared = index, length
-        return best, max(shared, 0)
-
-
-def continuing(calls: Sequence[Call]) -> list[Turn]:
-    """The turns of ``calls`` that each continue the one before, as ``TurnEncoder`` makes them; the prompt of each has only
-    what is new in it. Arrays are C-contiguous."""
-    turns: list[Turn] = []
-    context = digest = 0
-    for call in calls:
-        delta, generation = call.prompt_token_ids, call.generation_token_ids
-        turns.append(_turn(call, len(turns) - 1, context, delta, digest))
-        digest = turns[-1]["digest"]
-        context += len(delta) + len(generation)
-    return turns
-
-
-def _turn(call: Call, parent: int, prefix_length: int, delta: Ids, parent_digest: int) -> Turn:
-    """The turn that a call becomes, with numpy arrays for the id and log-probability lists."""
-    generation = np.ascontiguousarray(call.generation_token_ids, dtype=np.int32)
-    log_probs = np.array(call.generation_log_probs, dtype=np.float32)
-    # All NaNs get one bit pattern, because payloads do not survive JSON and the digest covers these bytes.
-    log_probs[np.isnan(log_probs)] = np.float32("nan")
-    return {
-        "parent": parent,
-        "prefix_length": prefix_length,
-        "prompt_delta_ids": delta,
-        "generation_token_ids": generation,
-        "generation_log_probs": log_probs,
-        "finish_reason": call.finish_reason,
-        "agent": call.agent,
-        "reward": call.reward,
-        "top_log_probs": call.top_log_probs,
-        "rendered": call.rendered,
-        "server": call.server,
-        "weight_versions": call.weight_versions,
-        "digest": turn_digest(parent_digest, prefix_length, delta, generation, log_probs),
-    }
 
 
 def encode_turns(calls: Sequence[Call]) -> list[Turn]:

@@ -81,7 +81,7 @@ def read(folder: Path, line: str) -> Any:
 
 
 def of(row: nemo_rows.Row) -> Any:
-    """All of a row but its value."""
+    """All of a row but its value, whose lists may be numbers of calls."""
     calls = [
         call
         and (
@@ -91,7 +91,7 @@ def of(row: nemo_rows.Row) -> Any:
         )
         for call in row.calls
     ]
-    return replace(row, value={}, calls=[]), calls
+    return replace(row, value={}, output=[], calls=[]), calls
 
 
 def whole(line: str) -> str:
@@ -168,6 +168,11 @@ ODD = {
     "an id as text": '{"type":"reasoning",' + ITEM.replace("[1,2]", '[1,"2"]') + "}",
     "an object in a list": '{"type":"reasoning",' + ITEM.replace("[1,2]", '[{"a":1},2]') + "}",
     "lists of a tool": '{"type":"function_call_output",' + ITEM + "}",
+    "log-probabilities after another key": '{"type":"reasoning",'
+    + ITEM.replace('],"generation_log', '],"id":1,"generation_log')
+    + "}",
+    "an id of more than 32 bits": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[1,2147483648]") + "}",
+    "a tab before a comma too many": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[1,2,3,\t]") + "}",
     "spaces in an empty list": '{"type":"reasoning",' + ITEM.replace("[1,2]", "[ ]") + "}",
     "words in place of the lists of a tool": (
         '{"type":"function_call_output",' + ITEM + '},{"type":"reasoning","prompt_token_ids":"\\u00003",'

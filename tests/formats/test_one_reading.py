@@ -12,7 +12,6 @@ import pytest
 
 from gymdata.commands.validate.run import validate
 from gymdata.errors import DataError
-from gymdata.formats.nemo_gym import cut
 from gymdata.formats.nemo_gym import rows as nemo_rows
 from gymdata.formats.nemo_gym.read import table_rows
 from gymdata.rollouts.messages import walk
@@ -59,13 +58,8 @@ def calls_of(turns: int = 3) -> list[tuple[list[int], list[int]]]:
     return conversation(np.random.default_rng(0), turns)
 
 
-@pytest.mark.parametrize("way", ["simdjson", "orjson"])
-def test_function_calls_after_the_message_with_the_ids_belong_to_it(
-    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_function_calls_after_the_message_with_the_ids_belong_to_it(tmp_path: Path) -> None:
     """A message with ids and the function calls after it are one turn: nothing is missing, and turns count calls."""
-    if way == "orjson":
-        monkeypatch.setattr(cut, "fast_parser", lambda: None)
     row = on_messages(calls_of())
     report = validate(write_lines(tmp_path / "a.jsonl", [row]))
     assert (report.violations, report.turns) == ([], 3)

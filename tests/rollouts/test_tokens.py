@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymdata.errors import DataError, RefusedError
@@ -14,7 +14,6 @@ from gymdata.rollouts.next_prompt import bridge_ids, next_prompt
 from gymdata.rollouts.turns import (
     Call,
     TurnEncoder,
-    continuing,
     count_breaks,
     encode_turns,
     expand_prompts,
@@ -56,6 +55,27 @@ def test_the_parent_is_the_turn_that_shares_most_and_the_latest_among_equals():
     turns = calls_of(([1, 2], [3]), ([1, 2, 3, 4], [5]), ([1, 2, 9], [9]), ([1, 2, 3, 4, 5, 6], [7]))
     assert [t["parent"] for t in turns] == [-1, 0, 1, 1]
     assert turns[3]["prefix_length"] == 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.lists(st.integers(0, 2), max_size=3), st.lists(st.integers(0, 2), max_size=3))
+    )
+)
+def test_a_prompt_that_is_known_to_continue_is_stored_as_any_other(
+    steps: list[tuple[int, list[int], list[int]]],
+) -> None:
+    """By its new ids alone; also where an earlier turn shares more of it than the turn before."""
+    whole, known = TurnEncoder(), TurnEncoder()
+    context: list[int] = []
+    for cut, new, generation in steps:
+        continues = context != [] and cut > 0
+        prompt = (context if continues else context[: len(context) // 2]) + new
+        whole.add(call(prompt, generation))
+        known.add(call(new if continues else prompt, generation), continues=continues)
+        context = prompt + generation
+    assert str(known.columns()) == str(whole.columns())
 
 
 SAID = [50, 51, 52, 53, 54, 55, 2]
@@ -222,20 +242,6 @@ def test_a_delta_that_cannot_be_expanded_is_refused_with_its_turn():
 def test_the_bridge_is_what_follows_the_end_of_turn_that_closes_the_assistant():
     """The bridge drops the conversation up to the closing token and keeps the rest with the generation prompt."""
     assert bridge_ids([5, 6, 7, 2, 10], [5, 6, 7, 2, 9, 21, 22, 40], {2}) == [9, 21, 22, 40]
-
-
-def test_calls_that_continue_are_the_same_turns_by_their_new_ids():
-    """Calls given by what is new in their prompts are the turns that their whole prompts make."""
-    new = [([1, 2], [3]), ([4], [5, 9]), ([], [6])]
-    whole = TurnEncoder()
-    held: list[int] = []
-    for prompt, generation in new:
-        whole.add(call(held + prompt, generation))
-        held += prompt + generation
-    made = continuing([call(delta, generation) for delta, generation in new])
-    assert len(made) == 3
-    for turn, wanted in zip(made, whole.turns, strict=True):
-        assert str(turn) == str(wanted)
 
 
 @pytest.mark.parametrize("held", [[1, 7, 2], [1, 7]])

@@ -16,18 +16,18 @@ import xxhash
 
 from gymdata.checks.violations import Violation
 from gymdata.errors import DataError
-from gymdata.formats.nemo_gym.cut import Call, new_ids
+from gymdata.formats.nemo_gym.cut import Call
 from gymdata.formats.nemo_gym.rows import Attempt, BadRow, Row, read_rows
 from gymdata.rollouts.failures import short_reason
 from gymdata.rollouts.messages import SPELLED_CALL
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.turn_columns import Evidence, Messages, TurnColumns
-from gymdata.rollouts.turns import TurnEncoder
+from gymdata.rollouts.turns import TurnTree
 from gymdata.store.paths import Source
 
 _BATCH_TOKENS = 250_000
 _BATCH_ROWS = 4_096
-_NO_IDS = np.empty(0, np.int64)
+_NO_IDS = np.empty(0, np.int32)
 #: By call: its parent, its prefix_length, and the prompt's ids after that.
 Encoded = tuple[list[int], list[int], list[npt.NDArray[Any]]]
 _spells_call = re.compile(SPELLED_CALL).search
@@ -107,28 +107,21 @@ def _gather(numbered: Sequence[tuple[int, bytes | None, Row]]) -> Evidence:
 
 
 def _ids(arrays: Sequence[npt.NDArray[Any]]) -> Ragged:
-    """As int32 where they fit."""
-    lists = Ragged.of_arrays(arrays, np.int64)
-    narrow = lists.values.astype(np.int32)
-    return lists.like(narrow) if (narrow == lists.values).all() else lists
+    return Ragged.of_arrays(arrays, np.result_type(np.int32, *{array.dtype for array in arrays}))
 
 
 def _encoded(calls: Sequence[Call | None]) -> Encoded:
     """(parent, prefix_length, the prompt's ids after it) of each call. A call without a prompt has no parent and is none."""
     parents, prefixes, deltas = [-1] * len(calls), [0] * len(calls), [_NO_IDS] * len(calls)
-    with_prompt = {k: call for k, call in enumerate(calls) if call is not None and len(call.prompt)}
-    new = new_ids(list(with_prompt.values()))
-    # The last one is the parent of a first turn.
-    numbers = [*with_prompt, -1]
-    encoder, n_context = TurnEncoder(), 0
-    for turn, (k, call) in enumerate(with_prompt.items()):
-        if new is not None:
-            parents[k], prefixes[k], deltas[k] = numbers[turn - 1], n_context, new[turn]
-            n_context += len(new[turn]) + len(call.generation)
-        else:
-            made = encoder.add(call.ids_alone())
-            parents[k], prefixes[k] = numbers[made["parent"]], made["prefix_length"]
-            deltas[k] = call.whole_prompt()[prefixes[k] :]
+    tree, numbers = TurnTree(), list[int]()
+    before = None
+    for k, call in enumerate(calls):
+        if call is not None and len(call.prompt):
+            prompt, continues = call.after(before)
+            parent, prefixes[k], deltas[k] = tree.add(prompt, call.generation, continues=continues)
+            parents[k] = numbers[parent] if parent >= 0 else -1
+            numbers.append(k)
+            before = call
     return parents, prefixes, deltas
 
 

@@ -1,49 +1,53 @@
 """The model calls of a line of NeMo Gym rows, cut out of its text.
 
 Most of a line is repetition, because each prompt contains the ones before it. So the token lists are cut out of the text,
-prompts are compared as text, only what is new in them is parsed, all of it at once; orjson reads the rest.
+prompts are compared as text, and only the numbers that are new are parsed.
 
-Invariants: a line for which that may not give the value that Python's json gives, or whose lists are not as NeMo Gym writes
-them (those of a call one after another, none empty), is not cut; ids are int64 and log-probabilities float64.
+Invariant: a line with lists that are not as NeMo Gym writes them (those of a call one after another, none empty, ids of 32
+bits), with a key twice in an object, or that only Python's json reads (``NaN``) is not cut.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from itertools import accumulate, chain, pairwise
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-import orjson
 
-from gymdata.rollouts import turns as encoding
-from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, TOKEN_KEYS, JsonObject, has_long_number
+from gymdata.rollouts.messages import GENERATION, LOG_PROBS, PROMPT, JsonObject
 
-_SPACE = b" \t\r\n"
-_NUMERIC = b"0123456789+-.eE," + _SPACE
 #: On an item: its ids were rendered from text, not sampled.
 RENDERED = "token_ids_rendered"
-#: A prompt's key and bracket, and those of the lists after it. A quote right before a colon is never inside a JSON text.
-_PROMPT = re.compile(rb'"%b"[ \t]*:[ \t]*\[' % PROMPT.encode())
-_GENERATION, _LOG_PROBS = (
-    re.compile(rb'\][ \t]*,[ \t]*"%b"[ \t]*:[ \t]*\[' % name.encode()) for name in (GENERATION, LOG_PROBS)
+#: A prompt's key and bracket, and the lists after its end. A quote right before a colon is never inside a JSON text.
+_PROMPT = re.compile(rb'"%b"\s*:\s*\[\s*(?=[^\s\]])' % PROMPT.encode())
+_SAMPLED = re.compile(
+    rb'\]\s*,\s*"%b"\s*:\s*\[\s*([^\s\]][^\]]*)\](?:\s*,\s*"%b"\s*:\s*\[\s*([^\s\]][^\]]*)\])?'
+    % (GENERATION.encode(), LOG_PROBS.encode())
 )
-#: The same as orjson writes them.
-_LISTS = [b'"%b":[' % name.encode() for name in TOKEN_KEYS]
+#: Integers of any size are read exactly.
+_object = msgspec.json.Decoder(dict[str, Any]).decode
+_ids = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]])
+_numbers = msgspec.json.Decoder(list[float])
+_SPACE = b" \t\r\n"
+
+
+class UncutError(Exception):
+    """The line is read by Python's json."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """The lists of a model call: ids, of which there are some, and log-probabilities, None without a list. ``rendered``: the
-    ids were rendered from text, not sampled. ``before``: the call with whose prompt and generation this prompt begins, where
-    that is known; ``prompt`` has the ids after these."""
+    """The lists of a model call: ids, of which there are some, as int64 only where one has more than 32 bits, and
+    log-probabilities, None without a list. ``rendered``: the ids were rendered from text, not sampled. ``before``: the call
+    with whose prompt and generation this prompt begins, where that is known; ``prompt`` has the ids after these."""
 
-    prompt: npt.NDArray[np.int64]
-    generation: npt.NDArray[np.int64]
+    prompt: npt.NDArray[Any]
+    generation: npt.NDArray[Any]
     log_probs: npt.NDArray[np.float64] | None
     rendered: bool = False
     before: Call | None = None
@@ -51,156 +55,88 @@ class Call:
     @property
     def is_whole(self) -> bool:
         """Whether it has ids of its prompt and of its generation."""
-        return len(self.generation) > 0 and (len(self.prompt) > 0 or self.before is not None)
+        return len(self.generation) > 0 and len(self.prompt) > 0
 
-    def whole_prompt(self) -> npt.NDArray[np.int64]:
+    def whole_prompt(self) -> npt.NDArray[Any]:
         parts, call = [self.prompt], self
         while call.before is not None:
             call = call.before
             parts += [call.generation, call.prompt]
         return np.concatenate(parts[::-1])
 
-    def ids_alone(self) -> encoding.Call:
-        """The call for a ``TurnEncoder``, with ids of 32 bits and no log-probabilities."""
-        prompt, generation = (ids.astype(np.int32) for ids in (self.whole_prompt(), self.generation))
-        return encoding.Call(prompt, generation, np.empty(0, np.float32), "stop")
+    def after(self, before: Call | None) -> tuple[npt.NDArray[Any], bool]:
+        """The ids of the prompt after the prompt and the generation of ``before``, and whether it begins with these; else
+        the whole prompt."""
+        continues = before is not None and self.before is before
+        return self.prompt if continues else self.whole_prompt(), continues
 
 
-def new_ids(calls: Sequence[Call]) -> list[npt.NDArray[np.int64]] | None:
-    """The ids of each prompt after the prompt and the generation of the call before; None where a prompt does not begin with
-    these."""
-    new = [call.whole_prompt() for call in calls[:1]]
-    for before, call in pairwise(calls):
-        if call.before is before:
-            new.append(call.prompt)
-            continue
-        context, prompt = np.concatenate((before.whole_prompt(), before.generation)), call.whole_prompt()
-        if len(prompt) < len(context) or (prompt[: len(context)] != context).any():
-            return None
-        new.append(prompt[len(context) :])
-    return new
-
-
-class _Cut(NamedTuple):
-    """The lists of a model call as text. ``follows``: its prompt begins with the prompt and the generation of the call
-    before, which are not in its text."""
-
-    prompt: bytes
-    generation: bytes
-    log_probs: bytes | None
-    follows: bool
-
-
-def cut_line(line: bytes) -> tuple[JsonObject, list[Call]] | None:
-    """The object of a line, in which each token list has the number of its call alone, and the calls; None when the text may
-    mean another value than the one that orjson reads. Raises ValueError or TypeError for lists of anything but numbers, and
-    for numbers beyond 64 bits."""
-    rest: list[bytes] = []
-    cuts: list[_Cut] = []
-    position = 0
-    #: The text of the last prompt.
-    prompt_text = bytearray()
+def cut_line(line: bytes) -> tuple[JsonObject, list[Call]]:
+    """The object of a line, in which each token list has the number of its call alone, and the calls. Raises UncutError."""
+    rest, position = list[bytes](), 0
+    #: The new ids of each call and its generation, its log-probabilities where it has some, and whether its prompt continues
+    #: the call before.
+    ids, log_probs, has_log_probs, continues = list[bytes](), list[bytes](), list[bool](), list[bool]()
+    prompt = generation = b""
     while (opening := _PROMPT.search(line, position)) is not None:
-        begin = opening.end()
-        fresh = _continued(line, begin, prompt_text, cuts[-1].generation) if cuts else begin
+        begin, number = opening.end(), b"%d" % len(continues)
+        fresh = _fresh(line, begin, prompt, generation)
         end = line.find(b"]", fresh)
-        generation = _GENERATION.match(line, end)
-        if line[opening.start() - 1] == ord("\\") or generation is None:
-            return None
-        if fresh == begin:
-            prompt_text.clear()
-        prompt = line[fresh:end]
-        prompt_text += prompt
-        number = b"%d" % len(cuts)
-        rest += [line[position:begin], number, generation[0], number]
-        position = line.find(b"]", generation.end())
-        log_probs = _LOG_PROBS.match(line, position)
-        texts = [prompt, line[generation.end() : position]]
-        if log_probs is not None:
-            rest += [log_probs[0], number]
-            position = line.find(b"]", log_probs.end())
-            texts.append(line[log_probs.end() : position])
-        if position < 0 or not all(map(bytes.strip, texts)):
-            return None
-        cuts.append(_Cut(texts[0], texts[1], texts[2] if log_probs is not None else None, fresh > begin))
-    rest.append(line[position:])
-    text = b"".join(rest)
-    value = orjson.loads(text)
-    written = orjson.dumps(value)
-    n_lists = sum(2 + (cut.log_probs is not None) for cut in cuts)
-    if type(value) is not dict or not _is_unambiguous(text, written) or sum(map(written.count, _LISTS)) != n_lists:
-        return None
-    return value, _calls(cuts)
+        sampled = _SAMPLED.match(line, end)
+        if line[opening.start() - 1] == ord("\\") or sampled is None:
+            raise UncutError
+        prompt, generation, numbers = line[begin:end], sampled[1], sampled[2]
+        rest += [line[position:begin], number, line[end : sampled.start(1)], number]
+        position = sampled.end(1)
+        if numbers is not None:
+            rest += [line[position : sampled.start(2)], number]
+            position = sampled.end(2)
+            log_probs.append(numbers)
+        ids += [line[fresh:end], generation]
+        has_log_probs.append(numbers is not None)
+        continues.append(fresh > begin)
+    text = b"".join([*rest, line[position:]])
+    calls = list[Call]()
+    try:
+        value = _object(text)
+        id_lists, number_lists = _parsed(_ids, ids, np.int32), _parsed(_numbers, log_probs, np.float64)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UncutError from error
+    if _has_key_twice(text, value):
+        raise UncutError
+    for has_numbers, follows in zip(has_log_probs, continues, strict=True):
+        call = Call(next(id_lists), next(id_lists), next(number_lists) if has_numbers else None)
+        call.before = calls[-1] if follows else None
+        calls.append(call)
+    return value, calls
 
 
-def _continued(line: bytes, begin: int, prompt_text: bytearray, generation: bytes) -> int:
-    """The position of a prompt's new numbers after ``prompt_text``, of the prompt before, and its ``generation``, which is
-    added to it; ``begin`` when it does not continue them, or not in the same spelling."""
-    size = len(prompt_text)
+def _parsed(decoder: msgspec.json.Decoder[Any], texts: list[bytes], dtype: Any) -> Iterator[npt.NDArray[Any]]:
+    """The numbers of each of the lists, all parsed at once. Raises MsgspecError for anything else."""
+    values = np.array(decoder.decode(b"[%b]" % b",".join(texts)), dtype)
+    ends = accumulate(text.count(b",") + 1 for text in texts)
+    return (values[begin:end] for begin, end in pairwise(chain([0], ends)))
+
+
+def _fresh(line: bytes, begin: int, prompt: bytes, generation: bytes) -> int:
+    """The position of the new numbers of the prompt at ``begin``, after those of the last ``prompt`` and ``generation``;
+    ``begin`` when it does not continue them, or not in the same spelling."""
     for comma in (b", ", b","):
-        prompt_text += comma + generation + comma
-        if line.startswith(prompt_text, begin):
-            fresh = begin + len(prompt_text)
+        before = b"".join((prompt, comma, generation, comma))
+        if line.startswith(before, begin):
+            fresh = begin + len(before)
             # A comma before the bracket is not JSON.
-            if line[fresh : fresh + 1] not in (b"]", b" "):
-                return fresh
-        del prompt_text[size:]
+            return begin if line[fresh : fresh + 1] in b"]" + _SPACE else fresh
     return begin
 
 
-def _calls(cuts: Sequence[_Cut]) -> list[Call]:
-    """The calls of a line, all ids and all log-probabilities parsed at once."""
-    ids = _parsed([text for cut in cuts for text in (cut.prompt, cut.generation)], "i", np.int64)
-    log_probs = _parsed([cut.log_probs for cut in cuts if cut.log_probs is not None], "d", np.float64)
-    calls: list[Call] = []
-    for cut in cuts:
-        numbers = next(log_probs) if cut.log_probs is not None else None
-        calls.append(Call(next(ids), next(ids), numbers, before=calls[-1] if cut.follows else None))
-    return calls
+def _has_key_twice(text: bytes, value: JsonObject) -> bool:
+    """Whether an object in ``text`` may have a key twice: it has another number of keys than its ``value``."""
+    bare, ours = (json.translate(None, _SPACE) for json in (text, msgspec.json.encode(value)))
+    # Most are equal, which is faster to see than keys are counted. One that ends with a backslash is not counted.
+    return bare != ours and (b'\\\\":' in bare or _count_keys(bare) != _count_keys(ours))
 
 
-def _parsed(texts: Sequence[bytes], kind: str, dtype: Any) -> Iterator[npt.NDArray[Any]]:
-    """The numbers of each of the texts."""
-    values = _numbers(b",".join(texts), kind, dtype)
-    ends = list(accumulate(text.count(b",") + 1 for text in texts))
-    if len(values) != (ends[-1] if ends else 0):
-        raise ValueError("other than flat lists of numbers")
-    return (values[begin:end] for begin, end in zip([0, *ends], ends, strict=False))
-
-
-@cache
-def fast_parser() -> Any:
-    try:
-        import simdjson
-    except ImportError:
-        return None
-    return simdjson.Parser()
-
-
-def _numbers(text: bytes, kind: str, dtype: Any) -> npt.NDArray[Any]:
-    """The numbers of a list's text. Raises ValueError or TypeError for anything else, and for numbers beyond 64 bits."""
-    if (parser := fast_parser()) is not None:
-        try:
-            return np.frombuffer(parser.parse(b"[%b]" % text).as_buffer(of_type=kind), dtype)
-        except RuntimeError as error:
-            if "still exist" in str(error):  # an earlier result: a fault of this program, and of no line
-                raise
-            raise ValueError(str(error)) from error
-    values = np.asarray(orjson.loads(b"[%b]" % text))
-    if text.translate(None, _NUMERIC) or (len(values) and values.dtype.kind not in ("if" if kind == "d" else "i")):
-        raise ValueError("other than numbers")
-    return values.astype(dtype)
-
-
-def _is_unambiguous(text: bytes, written: bytes) -> bool:
-    """Whether an object's ``text`` has no duplicate keys and no numbers beyond 64 bits. ``written``: the JSON of its
-    parsed value. False when that is not certain."""
-    if text == written:
-        return True
-    bare, ours = text.translate(None, _SPACE), written.translate(None, _SPACE)
-    # Most are equal, which is faster to see than anything is counted.
-    return bare == ours or (b'\\\\":' not in bare and _keys(bare) == _keys(ours) and not has_long_number(text))
-
-
-def _keys(bare: bytes) -> int:
+def _count_keys(bare: bytes) -> int:
+    """The keys of JSON without spaces: a key ends with a quote and a colon; inside of a text that quote is escaped."""
     return bare.count(b'":') - bare.count(b'\\":')

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from gymdata.formats.conversion.importing import (
     turn_down,
 )
 from gymdata.formats.conversion.rows import unread_row, without_reward
-from gymdata.formats.nemo_gym.cut import Call, new_ids
+from gymdata.formats.nemo_gym.cut import Call
 from gymdata.formats.nemo_gym.rows import Attempt, BadRow, Row, read_rows
 from gymdata.rollouts import turns as encoding
 from gymdata.rollouts.messages import (
@@ -34,14 +33,12 @@ from gymdata.rollouts.messages import (
     PROMPT,
     JsonObject,
     RolloutRow,
-    flat_items,
     messages_of,
     object_of,
     row_tools,
-    walk,
     written_by_model,
 )
-from gymdata.rollouts.turns import TurnEncoder, continuing
+from gymdata.rollouts.turns import TurnEncoder
 from gymdata.store.lines import decode, encode
 from gymdata.store.paths import Source
 
@@ -117,17 +114,18 @@ def _turns(row: Row) -> tuple[dict[int, int], dict[str, Any]]:
     if not calls:
         return turn_of, TurnEncoder().columns() | {"finish_reason": None}
     _refuse_missing(row, max(numbered))
-    log_probs = [_log_probs(call, number) for number, call in numbered.items()]
-    is_cut = calls[-1] is row.calls[-1] and _status(row.value["response"])[0] == "truncated"
-    reasons = ["stop"] * (len(calls) - 1) + ["length" if is_cut else "stop"]
-    columns = _continuing(calls, log_probs, reasons)
-    if columns is None:
-        encoder = TurnEncoder()
-        for (number, call), numbers, reason in zip(numbered.items(), log_probs, reasons, strict=True):
-            prompt, generation = (_int32(ids, number) for ids in (call.whole_prompt(), call.generation))
-            encoder.add(encoding.Call(prompt, generation, numbers, reason, rendered=call.rendered or None))
-        columns = encoder.columns()
-    return turn_of, columns | {"finish_reason": reasons[-1]}
+    is_cut = calls[-1] is row.calls[-1] and _status(row)[0] == "truncated"
+    encoder, before = TurnEncoder(), None
+    for number, call in numbered.items():
+        prompt, continues = call.after(before)
+        for ids in (prompt, call.generation):
+            _refuse_wide(ids, number)
+        reason = "length" if is_cut and call is calls[-1] else "stop"
+        log_probs, rendered = _log_probs(call, number), call.rendered or None
+        turn = encoding.Call(prompt, call.generation, log_probs, reason, rendered=rendered)
+        encoder.add(turn, continues=continues)
+        before = call
+    return turn_of, encoder.columns() | {"finish_reason": reason}
 
 
 def _refuse_missing(row: Row, last: int) -> None:
@@ -154,34 +152,11 @@ def _log_probs(call: Call, turn: int) -> npt.NDArray[np.float32]:
         return call.log_probs.astype(np.float32)
 
 
-def _continuing(
-    calls: list[Call], log_probs: list[npt.NDArray[np.float32]], reasons: list[str]
-) -> dict[str, Any] | None:
-    """The columns of turns that each continue the one before; None where one does not, or an id is too large."""
-    if (new := new_ids(calls)) is None:
-        return None
-    lists = [*new, *(call.generation for call in calls)]
-    wide = np.concatenate(lists)
-    narrow = wide.astype(np.int32)
-    if (narrow != wide).any():
-        return None
-    ids = [narrow[a:b] for a, b in pairwise(accumulate(map(len, lists), initial=0))]
-    prompts, generations = ids[: len(calls)], ids[len(calls) :]
-    turns = continuing([
-        encoding.Call(prompt, generation, numbers, reason, rendered=call.rendered or None)
-        for call, prompt, generation, numbers, reason in zip(calls, prompts, generations, log_probs, reasons, strict=True)
-    ])  # fmt: skip
-    counts = {"n_context_tokens": sum(map(len, prompts)), "n_generated_tokens": sum(map(len, generations))}
-    return {"turns": turns, "n_turns": len(calls), "n_breaks": 0, **counts}
-
-
-def _int32(wide: npt.NDArray[np.int64], call: int) -> npt.NDArray[np.int32]:
-    """Raises BadRow."""
-    ids = wide.astype(np.int32)
-    if not (ids == wide).all():
-        k = int(np.flatnonzero(ids != wide)[0])
-        raise BadRow("S102", "token ids", turn=call, position=k, expected="a 32-bit integer", got=str(int(wide[k])))
-    return ids
+def _refuse_wide(ids: npt.NDArray[Any], call: int) -> None:
+    """Raises BadRow for an id of more than 32 bits."""
+    if ids.dtype != np.int32:
+        k = int(np.flatnonzero(ids != ids.astype(np.int32))[0])
+        raise BadRow("S102", "token ids", turn=call, position=k, expected="a 32-bit integer", got=str(int(ids[k])))
 
 
 def _rollout(row: Row, turn_of: dict[int, int], run: str, group: str, index: int) -> RolloutRow:
@@ -190,7 +165,7 @@ def _rollout(row: Row, turn_of: dict[int, int], run: str, group: str, index: int
     response = value["response"]
     params = object_of(value.get("responses_create_params"))
     model = str(response.get("model") or params.get("model") or "unknown")
-    status, why = _status(response)
+    status, why = _status(row)
     # Rows that gymdata wrote have what NeMo Gym has no place for, and which limit it was.
     own, name = object_of(value.get("gymdata")), row.rollout_id or rollout_id_of(run, group, index)
     index = _index(value, index)
@@ -215,7 +190,7 @@ def _rollout(row: Row, turn_of: dict[int, int], run: str, group: str, index: int
         "reward": row.reward,
         "rewards": [{"name": name, "value": part} for name, part in object_of(own.get("rewards")).items()],
         "temperature": float(temperature) if type(temperature) in (int, float) and 0 <= temperature < 1e9 else 1.0,
-        "messages": list(messages_of(params.get("input"), walk(response["output"]), turn_of)),
+        "messages": list(messages_of(params.get("input"), row.output, turn_of)),
         "tools": row_tools(value),
         "task": encode({k: v for k, v in value.items() if k not in ("response", "reward")}).decode(),
         "extra": encode({RESPONSE: {k: v for k, v in response.items() if k != "output"}}).decode(),
@@ -225,11 +200,11 @@ def _rollout(row: Row, turn_of: dict[int, int], run: str, group: str, index: int
     }
 
 
-def _status(response: Any) -> tuple[str, str | None]:
+def _status(row: Row) -> tuple[str, str | None]:
+    response = row.value["response"]
     details = response.get("incomplete_details")
-    written = [item for item in flat_items(response["output"]) if isinstance(item, dict) and written_by_model(item)]
-    cut = bool(written) and written[-1].get("status") == "incomplete"
-    if response.get("status") == "incomplete" or details or cut:
+    written = next((item for _, item in reversed(row.output) if written_by_model(item)), {})
+    if response.get("status") == "incomplete" or details or written.get("status") == "incomplete":
         reason = details.get("reason") if hasattr(details, "get") else None
         return "truncated", str(reason) if reason else "incomplete"
     return "completed", None

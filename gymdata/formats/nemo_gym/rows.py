@@ -1,7 +1,7 @@
 """One NeMo Gym row: its value, its model calls as arrays, and its messages as the checks see them.
 
 A line is read by ``cut``, or where that cannot be done by Python's json, which names row, turn and position. Invariant: both
-give the same calls.
+give the same row.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ import xxhash
 
 from gymdata.errors import json_kind, json_value
 from gymdata.formats.conversion.importing import BadItem
-from gymdata.formats.nemo_gym.cut import RENDERED, Call, cut_line
+from gymdata.formats.nemo_gym.cut import RENDERED, Call, UncutError, cut_line
 from gymdata.formats.text.words import as_float, score
 from gymdata.rollouts.failures import Failure, failure_of
 from gymdata.rollouts.messages import (
@@ -86,10 +87,11 @@ CallOf = Callable[[ResponseItem, int], Call | None]
 
 @dataclass(slots=True)
 class Row:
-    """``value``: its token lists may be their numbers only, which are in ``calls``. That has None for a model call without
-    ids."""
+    """``value``: its token lists may be the numbers of their calls only. ``output``: the items of its response, each with
+    the number of the call that wrote it or that it follows. ``calls``: None for a call without ids."""
 
     value: JsonObject
+    output: list[tuple[int, ResponseItem]]
     calls: list[Call | None]
     entries: list[Entry]
     rollout_id: str | None
@@ -157,13 +159,13 @@ def _failed_attempt(line: bytes, of_failures: bool) -> Attempt | None:
 def read_row(line: bytes) -> Row:
     """Raises BadRow."""
     try:
-        if (parts := cut_line(line)) is not None:
-            value, calls = parts[0], enumerate(parts[1])
-            row = _row_of(value, lambda item, _: _cut_call(item, calls))
-            if next(calls, None) is None:
-                return row
-    except (BadRow, ValueError, TypeError, LookupError, RecursionError):
-        pass  # Python's json names what is wrong
+        value, cut = cut_line(line)
+        calls = enumerate(cut)
+        row = _row_of(value, lambda item, _: _cut_call(item, calls))
+        if next(calls, None) is None:
+            return row
+    except (UncutError, BadRow, RecursionError):
+        pass  # Python's json reads it, or names what is wrong
     return read_carefully(line)
 
 
@@ -198,15 +200,14 @@ def _load(line: bytes) -> JsonObject:
     return value
 
 
-def _objects(items: list[Any]) -> Iterable[ResponseItem]:
-    """The items of lists, which some writers nest, in order. Raises BadRow for what is no object."""
-    if all(type(item) is dict for item in items):
-        return items
-    flat = list(flat_items(items))
-    for item in flat:
-        if not isinstance(item, dict):
-            raise BadRow("S102", "an item", expected="an object", got=json_value(item))
-    return flat
+def _walked(items: list[Any]) -> list[tuple[int, ResponseItem]]:
+    """The items of lists, which some writers nest, as ``walk`` gives them. Raises BadRow for what is no object."""
+    if not all(type(item) is dict for item in items):
+        items = list(flat_items(items))
+        for item in items:
+            if not isinstance(item, dict):
+                raise BadRow("S102", "an item", expected="an object", got=json_value(item))
+    return walk(items)
 
 
 def _row_of(value: JsonObject, call_of: CallOf) -> Row:
@@ -234,15 +235,17 @@ def _row_of(value: JsonObject, call_of: CallOf) -> Row:
     request_input = params.get("input")
     conversation = _Conversation(call_of)
     if isinstance(request_input, list):
-        conversation.read(request_input, generated=False)
+        conversation.read(_walked(request_input), generated=False)
     elif isinstance(request_input, str):
         conversation.other({"role": "user"}, generated=False)
-    calls = conversation.read(output, generated=True)
+    walked = _walked(output)
+    calls = conversation.read(walked, generated=True)
     details, name, tools = response.get("incomplete_details"), value.get("rollout_id"), params.get("tools")
     reason = details.get("reason") if isinstance(details, dict) else None
     group, given = _group(value, params)
     return Row(
         value=value,
+        output=walked,
         calls=calls,
         entries=conversation.entries,
         rollout_id=name if isinstance(name, str) else None,
@@ -294,10 +297,10 @@ class _Conversation:
         self._count = 0
         self._call_ids: set[Any] = set()
 
-    def read(self, items: list[Any], generated: bool) -> list[Call | None]:
-        """The model calls of ``items``. What the model wrote in the input is given, and no call of this rollout."""
+    def read(self, walked: Iterable[tuple[int, ResponseItem]], generated: bool) -> list[Call | None]:
+        """The model calls of items. What the model wrote in the input is given, and no call of this rollout."""
         calls: list[Call | None] = []
-        for call, item in walk(_objects(items)):
+        for call, item in walked:
             if not written_by_model(item):
                 self.other(item, generated)
                 continue
@@ -314,17 +317,17 @@ class _Conversation:
         kind, chat_calls = item.get("type"), item.get("tool_calls")
         if kind == "function_call":
             self._call_ids.add(_key(item.get("call_id")))
-        elif kind != "reasoning" and isinstance(chat_calls, list):
-            self._call_ids.update(_key(call.get("id")) for call in chat_calls if isinstance(call, dict))
-        if not generated:
+            entry.calls |= generated
             return
-        if kind == "function_call" or (isinstance(chat_calls, list) and chat_calls):
-            entry.calls = True
-        elif kind == "reasoning":
-            if not entry.says:
-                texts = [text for key in ("summary", "content") for text in _texts(item.get(key))]
-                entry.says = bool(item.get("encrypted_content")) or any(map(str.strip, texts))
-        else:
+        if kind == "reasoning":
+            if generated and not entry.says:
+                thoughts = chain(_texts(item.get("summary")), _texts(item.get("content")))
+                entry.says = bool(item.get("encrypted_content")) or any(map(str.strip, thoughts))
+            return
+        if isinstance(chat_calls, list) and chat_calls:
+            self._call_ids.update(_key(call.get("id")) for call in chat_calls if isinstance(call, dict))
+            entry.calls |= generated
+        elif generated:
             content = item.get("content")
             texts = list(_texts(content))
             # A refusal is an answer, and so is a part of another kind.
@@ -379,13 +382,17 @@ def _key(value: Any) -> Any:
 
 
 def _cut_call(item: ResponseItem, calls: Iterator[tuple[int, Call]]) -> Call | None:
-    """The next of the calls that were cut out of the line; None for an item without ids. Raises LookupError for an item that
+    """The next of the calls that were cut out of the line; None for an item without ids. Raises UncutError for an item that
     has other lists."""
     if item.get(PROMPT) is None and item.get(GENERATION) is None:
         return None
     number, call = next(calls, (None, None))
-    if call is None or item.get(PROMPT) != [number] or item.get(LOG_PROBS) not in (None, [number]):
-        raise LookupError("lists of something else than a model call")
+    if (
+        call is None
+        or item.get(PROMPT) != [number]
+        or item.get(LOG_PROBS) != (None if call.log_probs is None else [number])
+    ):
+        raise UncutError
     call.rendered = item.get(RENDERED) is True
     return call
 
@@ -399,12 +406,14 @@ def _call_of(item: ResponseItem, turn: int) -> Call | None:
     return Call(prompt, generation, log_probs, item.get(RENDERED) is True) if len(prompt) or len(generation) else None
 
 
-def _token_ids(item: ResponseItem, name: str, turn: int) -> npt.NDArray[np.int64]:
+def _token_ids(item: ResponseItem, name: str, turn: int) -> npt.NDArray[Any]:
     values = _listed(item.get(name), name, turn)
     for position, value in enumerate(values):
         if type(value) is not int or not -(2**63) <= value < 2**63:
             raise BadRow("S102", name, turn=turn, position=position, expected="a 64-bit integer", got=json_value(value))
-    return np.asarray(values, np.int64)
+    wide = np.asarray(values, np.int64)
+    narrow = wide.astype(np.int32)
+    return narrow if (narrow == wide).all() else wide
 
 
 def _log_probs(values: Any, turn: int) -> npt.NDArray[np.float64] | None:
