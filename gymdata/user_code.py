@@ -7,7 +7,6 @@ threads, so what hangs there can be left behind and never keeps the process from
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import contextlib
 import functools
@@ -23,7 +22,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from gymdata.errors import UsageError, nearest_beside, raised
@@ -108,11 +107,6 @@ def _beside(folders: set[Path]) -> dict[str, Path]:
     return found
 
 
-def spec_and_hash(source: str) -> tuple[str, str]:
-    """``file.py:name`` and the hashes behind it, of a source that ``load_symbol`` or ``in_memory`` returned."""
-    return source.partition("@")[0], source.partition("@")[2]
-
-
 def _hash(file: Path, size: int) -> str:
     return hashlib.blake2b(file.read_bytes(), digest_size=size).hexdigest()
 
@@ -131,20 +125,16 @@ def in_memory(value: Any) -> tuple[str, str]:
 
 
 def _code_of(value: Any) -> bytes:
-    with contextlib.suppress(OSError, TypeError, SyntaxError):
-        return _lambda_source(value) if value.__name__ == "<lambda>" else inspect.getsource(value).encode()
+    if getattr(value, "__name__", "") == "<lambda>":  # its source is a whole line
+        return repr(_compiled(value.__code__)).encode()
+    with contextlib.suppress(OSError, TypeError):
+        return inspect.getsource(value).encode()
     return repr(getattr(value, "__qualname__", value)).encode()
 
 
-def _lambda_source(function: Any) -> bytes:
-    """A lambda alone, without the rest of its line."""
-    lines, _ = inspect.findsource(function)
-    places = function.__code__.co_positions()
-    start = min((line, column) for line, _, column, end in places if line and column is not None and end)
-    lambdas = (node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.Lambda))
-    return next(
-        (ast.unparse(node).encode() for node in lambdas if (node.body.lineno, node.body.col_offset) == start), b""
-    )
+def _compiled(code: CodeType) -> tuple[object, ...]:
+    constants = [_compiled(value) if isinstance(value, CodeType) else value for value in code.co_consts]
+    return code.co_code, code.co_names, constants
 
 
 def _values_of(value: Any) -> Any:

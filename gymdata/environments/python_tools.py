@@ -32,7 +32,7 @@ from gymdata.errors import OutsideError, UsageError, raised
 from gymdata.models._transformers import schema_of
 from gymdata.rollouts.messages import Message, Task, ToolCall, ToolDefinition
 from gymdata.store.paths import Identity
-from gymdata.user_code import called, in_memory, load_symbol, place_of, raised_at, spec_and_hash
+from gymdata.user_code import called, in_memory, load_symbol, place_of, raised_at
 
 _PLAIN = ("close", "get_reward", "reset")
 NOT_TOOLS = frozenset({*_PLAIN, "respond", "step_reward"})
@@ -88,7 +88,7 @@ class PythonTools:
     def load(cls, spec: str, *, timeout_s: float, arguments: Mapping[str, Any] | None = None) -> PythonTools:
         """From ``path.py:Name``; ``arguments``: those of the class. Raises UsageError."""
         target, source = load_symbol(spec, "--env")
-        where, digest = spec_and_hash(source)
+        where, _, digest = source.partition("@")
         identity: Identity = {"name": "python_tools", "spec": where, "file_hash": digest}
         if not arguments:
             return cls(target, identity, timeout_s=timeout_s)
@@ -121,7 +121,7 @@ class PythonTools:
             source = f"in memory:{','.join(names)}@{digest}"
         else:
             _, source = in_memory(target)
-        where, digest = spec_and_hash(source)
+        where, _, digest = source.partition("@")
         identity = {"name": "python_tools", "spec": where, "file_hash": digest}
         if inspect.isclass(target) or inspect.isroutine(target) or isinstance(target, (list, tuple)):
             return cls(target, identity, timeout_s=timeout_s)

@@ -21,7 +21,7 @@ from gymdata.environments.step import gives_steps, guarded, user_answer
 from gymdata.errors import UsageError
 from gymdata.rollouts.messages import Message, Task, ToolDefinition
 from gymdata.store.paths import Identity
-from gymdata.user_code import in_memory, load_symbol, spec_and_hash
+from gymdata.user_code import in_memory, load_symbol
 
 _FLAG = "--user"
 
@@ -40,7 +40,7 @@ def given_user(target: Any, *, timeout_s: float) -> User:
 
 
 def _user(target: Any, source: str, timeout_s: float) -> User:
-    where, digest = spec_and_hash(source)
+    where, _, digest = source.partition("@")
     identity = {"name": "python", "spec": where, "file_hash": digest}
     if inspect.isclass(target):
         return ClassUser(PythonTools(target, identity, timeout_s=timeout_s, tools=False))
