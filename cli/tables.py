@@ -83,7 +83,7 @@ def codes() -> Iterator[str]:
 
 
 def _settings(options: Mapping[str, Setting]) -> str:
-    return ", ".join(f"`{name}` {shown(option.default)}" for name, option in options.items()) or "–"
+    return ", ".join(f"`{name}` {shown(default)}" for name, (_, default) in options.items()) or "–"
 
 
 TABLES = {

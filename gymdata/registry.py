@@ -4,8 +4,8 @@ A file in a folder of the registry decorates a function or class with ``@REGISTR
 line is the help text. Another package adds one through an entry point of the group, which names the decorated object. Files
 are imported when names are listed, so they import heavy libraries inside their functions.
 
-A function's keyword-only parameters may be settings, as ``name: Annotated[type, pydantic.Field(…)] = default``: fields of a
-settings class with their texts and limits are made of them.
+A function's keyword-only parameters may be settings, as ``name: Annotated[type, pydantic.Field(…)] = default``:
+``pydantic.create_model`` makes fields of a settings class of them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any, Generic, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic.fields import FieldInfo
 
 from gymdata.errors import UsageError
 
 T = TypeVar("T")
+#: A keyword of a registered function: its type with pydantic's description and limits, and its default.
+Setting = tuple[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[Entry[T]]:
         """All entries, sorted by name."""
         if not self._loaded:
+            from importlib.metadata import entry_points
+
             self._loaded = True
             for module in pkgutil.iter_modules(import_module(self.package).__path__, f"{self.package}."):
                 import_module(module.name)
@@ -93,35 +96,18 @@ class Registry(Generic[T]):
         return Literal.__getitem__(self.names())
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A keyword of a registered function: its type, its default and pydantic's description and limits."""
-
-    kind: Any
-    default: Any
-    field: FieldInfo
-
-
 def settings_of(function: Callable[..., Any]) -> dict[str, Setting]:
     """The keyword-only parameters of ``function``. Raises TypeError for one that is not annotated as described above."""
     hints = get_type_hints(function, include_extras=True)
     settings = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
-            kind, *extras = get_args(hints.get(name)) or (None,)
-            fields = [extra for extra in extras if isinstance(extra, FieldInfo)]
-            if len(fields) != 1 or parameter.default is parameter.empty:
+            if get_origin(hints.get(name)) is not Annotated or parameter.default is parameter.empty:
                 raise TypeError(
                     f"{function.__name__}: {name} must be Annotated[type, pydantic.Field(…)] with a default"
                 )
-            settings[name] = Setting(kind, parameter.default, fields[0])
+            settings[name] = hints[name], parameter.default
     return settings
-
-
-def own_fields(settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """The fields of a settings class for settings that each belong to one function, as ``pydantic.create_model`` takes
-    them."""
-    return {name: (s.kind, FieldInfo.merge_field_infos(s.field, default=s.default)) for name, s in settings.items()}
 
 
 def shared_fields(settings: Mapping[str, Mapping[str, Setting]], placeholder: str) -> dict[str, Any]:
@@ -133,19 +119,22 @@ def shared_fields(settings: Mapping[str, Mapping[str, Setting]], placeholder: st
             by_name.setdefault(name, {})[owner] = setting
     fields = {}
     for name, owners in by_name.items():
-        first, by_default = next(iter(owners.values())), dict[str, list[str]]()
-        for owner, setting in owners.items():
-            by_default.setdefault(shown(setting.default), []).append(owner)
+        by_default = dict[str, list[str]]()
+        for owner, (_, default) in owners.items():
+            by_default.setdefault(shown(default), []).append(owner)
         # As "2, dppo_kl and dppo_tv 20": the most frequent default, then the owners of other ones.
         usual, *rest = sorted(by_default.items(), key=lambda item: -len(item[1]))
         defaults = ", ".join([usual[0], *(f"{' and '.join(names)} {value}" for value, names in rest)])
-        field = FieldInfo.merge_field_infos(first.field, default=None)
-        text = str(first.field.description).rstrip(".")
-        field.description = f"{text} (default: {defaults if len(by_default) <= 3 else placeholder})."
-        fields[name] = (first.kind | None, field)
+        hint, _ = next(iter(owners.values()))
+        kind, described = get_args(hint)
+        field = FieldInfo.merge_field_infos(described, default=None)
+        field.description = (
+            f"{described.description.rstrip('.')} (default: {defaults if len(by_default) <= 3 else placeholder})."
+        )
+        fields[name] = (kind | None, field)
     return fields
 
 
-def shown(value: Any) -> str:
+def shown(default: Any) -> str:
     """A default as texts show it."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{default:g}" if isinstance(default, float) else str(default)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import pydantic
 
 from gymdata.credit.estimators import ALL, DEFAULT, SETTINGS, Estimator
-from gymdata.registry import own_fields
 from gymdata.settings import Abandoned, Config, Dtype, Names, OnlyWith, Settings
 
 if TYPE_CHECKING:
@@ -39,7 +38,8 @@ _CLIP = "a number above 0, or a lower and an upper bound: 5 or -1,1"
 
 def _with_estimator_settings(kind: type[_Kind]) -> type[_Kind]:
     """The class with a field for each setting of the estimators."""
-    return pydantic.create_model(kind.__name__, __base__=kind, __module__=kind.__module__, **own_fields(SETTINGS))
+    fields: dict[str, Any] = dict(SETTINGS)
+    return pydantic.create_model(kind.__name__, __base__=kind, __module__=kind.__module__, **fields)
 
 
 @_with_estimator_settings

@@ -112,7 +112,7 @@ class Loss:
     @property
     def settings(self) -> dict[str, Any]:
         """Setting → its default."""
-        return {name: option.default for name, option in self.options.items()}
+        return {name: default for name, (_, default) in self.options.items()}
 
 
 REGISTRY: Registry[Loss] = Registry("loss", "gymdata.commands.train.losses", "gymdata.losses")
