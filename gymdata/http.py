@@ -111,8 +111,8 @@ class Reply:
 class HttpClient:
     """Requests to one base URL (its query goes along with each) on behalf of ``system`` (engine, judge, environment).
 
-    ``timeout_s`` is for one try. ``notice`` is called once, at the first failure to connect, with how long that is retried.
-    Not ``alone``: another server is asked where this one cannot be reached, so that is not retried.
+    ``timeout_s`` is for one try. Not ``alone``: another server is asked where this one cannot be reached, so that is not
+    retried.
     """
 
     def __init__(
@@ -124,7 +124,6 @@ class HttpClient:
         max_retries: int,
         pause_s: float = 0.5,
         advice: Advice | None = None,
-        notice: Callable[[str], object] | None = None,
         alone: bool = True,
     ) -> None:
         self.address = base
@@ -132,7 +131,7 @@ class HttpClient:
         self.base = str(base)
         self.system, self.advice = system, advice or Advice()
         self.timeout_s, self.max_retries, self.pause_s = timeout_s, max_retries, pause_s
-        self._notice, self._alone = notice, alone
+        self._alone = alone
         #: Seconds to wait for a server that cannot be reached; 0: retried like any other fault.
         self._wait_s = 0.0
         self._on_outage: Callable[[float | None], None] = lambda _: None
@@ -190,10 +189,6 @@ class HttpClient:
                 hangs += isinstance(error.__cause__, TimeoutError)
                 if attempt == retries or hangs >= _MAX_HANGS:
                     raise
-                if error.fatal and self._notice is not None:
-                    total_s = sum(min(_MAX_PAUSE_S, self.pause_s * 2**k) for k in range(retries))
-                    self._notice(f"{error.message}; retried for about {max(1, round(total_s))} s")
-                    self._notice = None
                 pause = min(_MAX_PAUSE_S, self.pause_s * 2**attempt) * random.uniform(0.5, 1.5)
                 attempt += 1
                 await asyncio.sleep(max(pause, min(error.retry_after_s or 0.0, request.timeout_s or self.timeout_s)))

@@ -48,8 +48,7 @@ class RemoteReward:
     """A reward function behind a URL.
 
     ``batch_size``: rollouts per request; ``timeout_s``: for one try of one request; ``max_retries``: more tries after a
-    passing fault; ``notice`` is called for a server that cannot be reached, before the next try. ``useless`` holds the
-    fault as long as the server was never reached.
+    passing fault. ``useless`` holds the fault as long as the server was never reached.
     """
 
     quick = False
@@ -67,7 +66,6 @@ class RemoteReward:
         timeout_s: float = 60.0,
         max_retries: int = 3,
         pause_s: float = 0.5,
-        notice: Callable[[str], object] | None = None,
     ) -> None:
         self.name = name
         self._address = address(url, option("reward_url"), "http://localhost:5000/get_reward")
@@ -79,7 +77,6 @@ class RemoteReward:
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._pause_s = pause_s
-        self._notice = notice
 
     def __call__(self, rollouts: Sequence[View]) -> _Answers:
         """One reward each, an OutsideError in place of each that the server did not give."""
@@ -100,7 +97,6 @@ class RemoteReward:
             max_retries=self._max_retries,
             pause_s=self._pause_s,
             advice=_ADVICE,
-            notice=self._notice,
         )
         room = asyncio.Semaphore(_IN_FLIGHT)
         await client.open()

@@ -13,7 +13,6 @@ import pytest
 from gymdata.cli.main import main
 from gymdata.commands.score.run import score
 from gymdata.errors import OutsideError, UsageError
-from gymdata.rewards.remote import RemoteReward
 from gymdata.rollouts.schema import SCORES
 from gymdata.store import read_run_json, read_table, write_run_json
 from tests.rollout_files import rollout, two_turns, write_run
@@ -122,21 +121,6 @@ def test_a_server_that_is_not_there_ends_with_3(run: Path, capsys: pytest.Captur
     assert not (run / "scores-remote").exists()
     assert main(["score", str(run), "--reward-url", url, "--set", "retries=0"]) == 3
     assert "is the reward server up" in capsys.readouterr().err
-
-
-def test_a_server_that_is_not_there_is_named_before_it_is_tried_again(run: Path) -> None:
-    """The first line comes with the first try, once, and says for how long it is retried."""
-    said: list[str] = []
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/x"
-    reward = RemoteReward(url, max_retries=1, pause_s=0.01, notice=said.append)
-    row = read_table(run).slice(0, 1).to_pylist()[0] | {"turns": [], "prompt": []}
-    (fault,) = reward([row])
-    assert isinstance(fault, OutsideError)
-    (line,) = said
-    assert line.startswith(f"reward: {url} cannot be reached")
-    assert line.endswith("retried for about 1 s")
 
 
 def test_a_path_that_the_server_does_not_have_ends_with_3(run: Path, url: str) -> None:

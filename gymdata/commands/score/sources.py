@@ -130,7 +130,6 @@ class _Loader:
             batch_size=config.request_batch,
             timeout_s=config.request_timeout,
             max_retries=config.retries,
-            notice=self._progress.message,
         )
 
     @cached_property
