@@ -107,6 +107,7 @@ def with_flags(
             """The settings of the options, which are taken out of ``args``."""
             config, sets = (args.pop("config"), args.pop("set_") or ()) if file else (None, ())
             values = {name: args.pop(name) for name in options}
+            named = dict(flags)
             for name, key in aliases.items():
                 # A switch of the function's own that is off was not given.
                 if args[name] is None or args[name] is False:
@@ -115,9 +116,8 @@ def with_flags(
                     raise UsageError(
                         f"{key}: given twice: {args[name]} and {values[key]}", hint="it takes one value: give it once"
                     )
-                values[key] = args[name]
+                values[key], named[key] = args[name], _typed(parameters[name])
             values = {key: value for key, value in values.items() if value not in ((), [])}
-            named = {**flags, **{key: f"--{name}" for name, key in (keys or {}).items()}}
             return kind.load(config, values, sets, named)
 
         def run(**args: Any) -> Any:
@@ -158,6 +158,12 @@ def with_common(body: Body, *, reads: bool, writes: bool) -> Body:
         params += [_parameter("experiment", _Experiment, None), _parameter("tag", _Tags, None)]
     params += [_parameter("verbose", Verbose, False), _parameter("log_level", _LogLevel, None)]
     return _signed(run, [*params, _parameter("allow_changed", _AllowChanged, False)] if reads else params, body.__doc__)
+
+
+def _typed(parameter: inspect.Parameter) -> str:
+    """What errors call a parameter of a command: the flags of an option, the metavar of an argument."""
+    info: Any = parameter.annotation.__metadata__[0]
+    return " / ".join(info.param_decls or ()) or info.metavar or parameter.name.upper()
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -10,13 +10,12 @@ import re
 import shlex
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import pydantic
 from pydantic_core import PydanticCustomError
 
-from gymdata.errors import DataError, UsageError, first_line, json_kind, option, with_options
+from gymdata.errors import DataError, UsageError, first_line, json_kind, nearest, option, with_options
 from gymdata.urls import KEYS_HINT, expanded, has_userinfo
 
 #: Values of settings by name: of a command, an engine, sampling, a trainer, or a section of a file.
@@ -117,20 +116,14 @@ class Config(pydantic.BaseModel):
         base = config.model_dump(exclude_unset=True) if config is not None else {}
         parameters = inspect.signature(function).parameters.values()
         args = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-        return cls.of({**base, **keywords}, "settings", args=args)
+        if misspelt := [key for key in keywords if key not in cls.model_fields and nearest(key, args)]:
+            raise UsageError.unknown_key(misspelt[0], [*cls.model_fields, *args], "settings")
+        return cls.of({**base, **keywords}, "settings")
 
     @classmethod
-    def of(
-        cls,
-        values: Any,
-        where: str,
-        flags: Mapping[str, str] | None = None,
-        args: Sequence[str] = (),
-        section: str = "",
-    ) -> Self:
+    def of(cls, values: Any, where: str, flags: Mapping[str, str] | None = None, section: str = "") -> Self:
         """The settings in ``values``. ``where`` names them in errors, but for those of ``flags``, which have their own
-        names; ``args``: more names that may be meant by an unknown one; ``section``: the dotted key in ``where`` of
-        ``values``. Raises UsageError."""
+        names; ``section``: the dotted key in ``where`` of ``values``. Raises UsageError."""
         if not isinstance(values, Mapping):
             raise UsageError.bad_value(where, values, "a mapping of settings")
         if not cls.__pydantic_complete__:
@@ -138,7 +131,7 @@ class Config(pydantic.BaseModel):
         try:
             config = cls.model_validate(expanded(values, where))
         except pydantic.ValidationError as error:
-            raise UsageError.several(cls._explain(error, where, flags or {}, args, section)) from error
+            raise UsageError.several(cls._explained(error, values, where, flags or {}, section)) from error
         except UsageError as error:
             if not section:
                 raise
@@ -173,27 +166,49 @@ class Config(pydantic.BaseModel):
             raise UsageError.several(faults)
 
     @classmethod
-    def _explain(
-        cls, error: pydantic.ValidationError, where: str, flags: Mapping[str, str], args: Sequence[str], section: str
+    def _explained(
+        cls,
+        error: pydantic.ValidationError,
+        values: Mapping[str, Any],
+        where: str,
+        flags: Mapping[str, str],
+        section: str,
     ) -> Iterator[UsageError]:
-        """Every fault, unknown keys first: a misspelt key is why another one seems to be missing."""
-        misspelt, faulty = set[tuple[str, ...]](), set[tuple[str, ...]]()
+        """One fault of each value, unknown keys first: a misspelt key is why another one seems to be missing."""
+        faulty, misspelt = list[list[str]](), list[list[str]]()
         for fault in sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden"):
-            # For a union pydantic reports why each member does not fit.
-            keys, once, names, hint = _walk(cls, fault["loc"])
+            kind, value, keys, context = fault["type"], fault["input"], _keys_of(fault, values), fault.get("ctx") or {}
+            # Of a union pydantic says why each member does not fit.
+            if any(all(map(str.__eq__, keys, others)) for others in faulty):
+                continue
             path = ".".join([section, *keys]).strip(".")
-            name, inside = _called(path, where, flags), tuple(keys[:-1])
-            if fault["type"] == "extra_forbidden":
-                misspelt.add(inside)
-                value = fault["input"] if len(keys) == 1 else None
-                valid_keys = {*names, *args} if not inside else names
-                yield UsageError.unknown_key(keys[-1], valid_keys, place_of(name, keys[-1]), value)
-            elif (fault["type"] != "missing" or inside not in misspelt) and once not in faulty:
-                if fault["type"] == "value_error" and keys and _is_section(hint):
-                    yield UsageError(f"{name}: {expected_text(fault)}").at(name)
-                else:
-                    yield cls._explained(fault, path, where, name)
-            faulty |= {tuple(keys[:n]) for n in range(1, len(keys) + 1)}
+            name, inside = _called(path, where, flags), keys[:-1]
+            if kind == "extra_forbidden":
+                misspelt.append(inside)
+                place, section_value = place_of(name, keys[-1]), None if inside else value
+                yield UsageError.unknown_key(keys[-1], _keys_at(cls, inside), place, section_value)
+            elif kind == "missing":
+                if inside not in misspelt:
+                    yield cls._missing(path, where)
+            elif not path:
+                # "settings" is no name that a user knows.
+                place = "" if where == "settings" else f"{where}: "
+                yield UsageError(f"{place}{expected_text(fault)}").at(where)
+            elif kind == "value_error" and isinstance(value, Mapping):
+                yield UsageError(f"{name}: {expected_text(fault)}").at(name)
+            elif kind == "literal_error":
+                choices = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
+                yield UsageError.unknown_choice(name, str(value), choices, listed="--help")
+            else:
+                yield UsageError.bad_value(name, value, expected_text(fault), context.get("hint"))
+            faulty.append(keys)
+
+    @classmethod
+    def _missing(cls, path: str, where: str) -> UsageError:
+        values = get_args(cls.model_fields[path].annotation) if path in cls.model_fields else ()
+        one_of = f", one of {', '.join(values)}" if all(isinstance(v, str) for v in values) and values else ""
+        place = "" if where == "settings" else f"{where}: "
+        return UsageError(f"{place}{path} is missing", hint=cls.how_to_give(path, one_of)).at(where, "nothing", path)
 
     @classmethod
     def how_to_give(cls, path: str, one_of: str) -> str:
@@ -202,51 +217,24 @@ class Config(pydantic.BaseModel):
         how = cls.given_as.get(path) or ("" if "." in path else option(path))
         return f"give {how}{one_of}, or set it in {option('config')}" if how else f"add {path}: …{one_of}"
 
-    @classmethod
-    def _explained(cls, fault: Any, path: str, where: str, name: str) -> UsageError:
-        if fault["type"] == "missing":
-            # "settings" is no name that a user knows.
-            prefix = "" if where == "settings" else f"{where}: "
-            values = get_args(cls.model_fields[path].annotation) if path in cls.model_fields else ()
-            one_of = f", one of {', '.join(values)}" if all(isinstance(v, str) for v in values) and values else ""
-            error = UsageError(f"{prefix}{path} is missing", hint=cls.how_to_give(path, one_of))
-            return error.at(where, "nothing", path)
-        context = fault.get("ctx") or {}
-        if fault["type"] == "literal_error":
-            choices = [word.strip("'") for word in str(context.get("expected", "")).replace(" or ", ", ").split(", ")]
-            return UsageError.unknown_choice(name, str(fault.get("input")), choices, listed="--help")
-        expected = expected_text(fault)
-        if not path:
-            return UsageError(expected if where == "settings" else f"{where}: {expected}").at(where)
-        return UsageError.bad_value(name, fault.get("input"), expected, context.get("hint"))
+
+def _keys_of(fault: Any, values: Any) -> list[str]:
+    """The keys and positions on the way to a fault, without the members of unions that pydantic names in between."""
+    keys = list[str]()
+    for word in fault["loc"]:
+        inside = dict(enumerate(values)) if isinstance(values, (list, tuple)) else values
+        if isinstance(inside, Mapping) and word in inside:
+            keys, values = [*keys, str(word)], inside[word]
+    return [*keys, str(fault["loc"][-1])] if fault["type"] == "missing" else keys
 
 
-def _walk(
-    model: type[pydantic.BaseModel], loc: Sequence[str | int]
-) -> tuple[list[str], tuple[str, ...], list[str], Any]:
-    """The keys on the way to a fault, without the names that pydantic gives to members of a union; those of them before
-    the first union whose member is no section; the keys that the section of the last one may have; and its type."""
-    hint: Any = model
-    keys, names, union_at = list[str](), list[str](), len(loc)
-    for word in loc:
-        is_union = get_origin(hint) in (Union, UnionType)
-        members = [member for member in get_args(hint) if member is not type(None)] if is_union else [hint]
-        if len(members) > 1:
-            hint = next((member for member in members if _is_section(member) and member.__name__ == word), None)
-            union_at = union_at if hint is not None else min(union_at, len(keys))
-            continue
-        hint, *inside = members[0], *get_args(members[0])
-        keys.append(str(word))
-        if _is_section(hint):
-            fields = {field.alias or name: field for name, field in hint.model_fields.items()}
-            names, hint = list(fields), fields[str(word)].annotation if word in fields else None
-        else:
-            hint = inside[-1] if inside else None
-    return keys, tuple(keys[:union_at]), names, hint
-
-
-def _is_section(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, pydantic.BaseModel)
+def _keys_at(section: type[pydantic.BaseModel], keys: Sequence[str]) -> list[str]:
+    """The keys that a section below ``section`` may have."""
+    for key in keys:
+        fields = {field.alias or name: field for name, field in section.model_fields.items()}
+        kinds = _kinds(fields[key].annotation) if key in fields else ()
+        section = next((k for k in kinds if isinstance(k, type) and issubclass(k, pydantic.BaseModel)), section)
+    return [field.alias or name for name, field in section.model_fields.items()]
 
 
 def _defaults_of(settings: Any) -> Any:

@@ -77,6 +77,9 @@ def test_the_model_may_be_the_argument(policy: str, capsys: pytest.CaptureFixtur
     assert f"--model {policy}" in capsys.readouterr().out
     assert main(["serve", policy, "-m", policy, "--dry-run"]) == 2
     assert "given twice" in capsys.readouterr().err
+    for words, name in (([], "MODEL"), (["-m"], "-m / --model")):
+        assert main(["serve", *words, "http://me:secret@host/v1", "--dry-run"]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {name}: got")
 
 
 def test_settings_that_vllm_has_not_are_named(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
