@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import logging.handlers
 import os
 import re
 import sys
@@ -88,15 +87,24 @@ class _Early(logging.Handler):
 _early = _Early()
 
 
-class _File(logging.handlers.RotatingFileHandler):
-    """The log of one folder; never through a link. A library that configures logging (vLLM) closes every handler: this one
-    opens its file again."""
+class _File(logging.FileHandler):
+    """The log of one folder, and the one before it; never through a link. A library that configures logging (vLLM) closes
+    every handler: this one opens its file again."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder / LOG, "a", _MAX_BYTES, 1, "utf-8", delay=True, errors="backslashreplace")
+        super().__init__(folder / LOG, "a", "utf-8", delay=True, errors="backslashreplace")
         self.setLevel(_early.level)
         self.setFormatter(_Line("%(asctime)s %(levelname)-7s %(message)s"))
         self.folder = folder
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+            if self.stream is not None and os.fstat(self.stream.fileno()).st_size > _MAX_BYTES:
+                self.close()
+                self.folder.joinpath(LOG).replace(self.folder / f"{LOG}.1")
+        except OSError:
+            self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - as logging calls it
         """A log that cannot be written is closed; the command continues."""

@@ -12,14 +12,10 @@ import fnmatch
 import glob
 import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
-
-import xxhash
 
 from gymdata.errors import DataError, GymdataError, OutsideError, StoreError, UsageError, require
 from gymdata.texts import show_as
@@ -152,6 +148,8 @@ def _from_store(scheme: str, place: str) -> Path:
     copies = _cache() / scheme / bucket
     folders = {str(folder) for name in objects for folder in PurePosixPath(name).parents}
     files = [n for n in wanted & objects.keys() if n not in folders and not _ODD & set(n.split("/"))]
+    from concurrent.futures import ThreadPoolExecutor  # Late: every command loads this module.
+
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(lambda n: _from_object(store, objects[n], f"{scheme}://{bucket}/{n}", copies / n), files))
     for file in [*(copies / top).rglob("*"), *(copies / name for name in wanted)]:
@@ -199,6 +197,8 @@ def _from_web(url: str, place: str) -> Path:
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
+    import xxhash
+
     scheme, query = url.partition(":")[0], url.partition("#")[0].partition("?")[2]
     top = _cache() / (f"{scheme}~{xxhash.xxh64_hexdigest(query.encode())}" if query else scheme)
     show_as(str(top), f"{scheme}:/")
@@ -232,7 +232,7 @@ def _keep(copy: Path, content: Iterable[Any], tag: str | None, size: int | None,
             if size not in (None, got):
                 raise EOFError(f"got {got:,} bytes of {size:,}")
 
-    part, note = _cache() / "partial" / secrets.token_hex(8), _note(copy)
+    part, note = _cache() / "partial" / os.urandom(8).hex(), _note(copy)
     try:
         for folder in (part.parent, copy.parent, note.parent):
             folder.mkdir(parents=True, exist_ok=True)

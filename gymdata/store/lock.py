@@ -12,25 +12,29 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
-from filelock import FileLock, Timeout
 
 from gymdata.errors import StoreError
 from gymdata.store.paths import refuse_unwritable
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 LOCK = "lock"
 
 
 def claim(path: Path, *, wait: bool = False) -> FileLock:
-    """Lock ``path`` for this process, made if missing, until its ``release``, by any thread. Raises Timeout when another
-    process holds it (without ``wait``) or has just renamed it, OSError when it cannot be made or is a symbolic link."""
+    """Lock ``path`` for this process, made if missing, until its ``release``, by any thread. Raises TimeoutError when
+    another process holds it (without ``wait``) or has just renamed it, OSError when it cannot be made or is a link."""
+    from filelock import FileLock  # Late: commands that only read lock nothing.
 
     def refuse_renamed(fd: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), path.stat()):
                 return
-        raise Timeout(str(path))
+        raise TimeoutError(str(path))
 
     path.parent.stat()  # FileLock would make the folder.
     lock = FileLock(
@@ -41,9 +45,9 @@ def claim(path: Path, *, wait: bool = False) -> FileLock:
 
 
 class Lock:
-    """Held from construction until ``release``. Raises StoreError.locked naming the holder, StoreError.from_os when
+    """Held from construction until ``release``. Raises StoreError naming the holder, StoreError.from_os when
     nothing can be written there; a lock file that was made for it is removed again. ``wait``: wait for the holder instead
-    of raising StoreError.locked."""
+    of raising."""
 
     def __init__(self, folder: Path, name: str = LOCK, *, wait: bool = False) -> None:
         self._path = folder / name
@@ -52,8 +56,8 @@ class Lock:
         holder = {"pid": os.getpid(), "host": os.uname().nodename, "since": started}
         try:
             self._lock = claim(self._path, wait=wait)
-        except Timeout as error:
-            raise StoreError.locked(folder, _describe(self._path)) from error
+        except TimeoutError as error:
+            raise _locked(folder, self._path) from error
         except OSError as error:
             raise StoreError.from_os(self._path, error) from error
         try:
@@ -79,7 +83,7 @@ class Lock:
 
 
 def refuse_held(folder: Path) -> None:
-    """Raise StoreError.locked when another process writes to ``folder``; nothing is made there."""
+    """Raise StoreError when another process writes to ``folder``; nothing is made there."""
     path = folder / LOCK
     with contextlib.suppress(OSError):
         # FileLock would make the file, and needs the right to write it. A pipe of that name would block.
@@ -87,7 +91,7 @@ def refuse_held(folder: Path) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StoreError.locked(folder, _describe(path)) from error
+            raise _locked(folder, path) from error
         finally:
             os.close(fd)
 
@@ -127,6 +131,10 @@ def holder_of(path: Path) -> dict[str, object]:
     except (OSError, orjson.JSONDecodeError):
         return {}
     return holder if isinstance(holder, dict) and holder.keys() >= {"pid", "host", "since"} else {}
+
+
+def _locked(folder: Path, lock: Path) -> StoreError:
+    return StoreError(f"{folder}: another process writes to this run ({_describe(lock)})")
 
 
 def _describe(path: Path) -> str:

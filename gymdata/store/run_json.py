@@ -18,7 +18,6 @@ from typing import IO, Any, cast
 
 import orjson
 import xxhash
-from filelock import Timeout
 
 from gymdata.errors import DataError, StoreError, redacted_all
 from gymdata.store.lock import claim, is_held
@@ -67,7 +66,7 @@ def read_run_json(path: str | Path) -> RunFacts:
     run_json = argument if argument.name == RUN_JSON and argument.is_file() else find_run_json(argument)
     if run_json is None:
         if argument.is_dir():
-            raise DataError.not_a_run(argument, sorted(p.name for p in argument.iterdir()))
+            raise DataError.not_a_run(argument)
         raise DataError.missing_path(argument, "something that a run.json describes")
     return read_facts(run_json)
 
@@ -162,7 +161,7 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = temporary_of(path)
     try:
         lock = claim(temporary)
-    except Timeout as error:
+    except TimeoutError as error:
         hint = "wait for it, stop it, or give another output folder"
         raise StoreError(f"{path}: another process is writing it", hint=hint) from error
     except OSError as error:

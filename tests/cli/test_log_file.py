@@ -139,3 +139,17 @@ def test_a_command_that_has_ended_leaves_logging_as_it_was(caplog: pytest.LogCap
     printed("nobody asked for this")
     assert logging.getLogger("gymdata").level == before
     assert caplog.records == []
+
+
+def test_a_long_log_becomes_the_one_before(tmp_path: Path) -> None:
+    """Above 10 MB, so that a folder has at most two of them."""
+    start_logging(None)
+    try:
+        log_to(tmp_path)
+        for text in ("x" * 11_000_000, "after", "y" * 11_000_000, "last"):
+            printed(text)
+    finally:
+        stop_logging()
+    first, second = log(f"{tmp_path}"), (tmp_path / "gymdata.log.1").read_text()
+    assert ("last" in first, "after" in second, "x" in second) == (True, True, False)
+    assert len(list(tmp_path.iterdir())) == 2
