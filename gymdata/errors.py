@@ -11,27 +11,13 @@ import errno
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
-from gymdata.installed import NAME, install_command, update_advice
+from gymdata import texts
 from gymdata.texts import *  # noqa: F403 - who words an error imports all from here
-from gymdata.texts import (
-    MOST,
-    REFUSAL,
-    abridged,
-    brief,
-    choices,
-    nearest,
-    nearest_beside,
-    option,
-    plural,
-    raised,
-    redacted,
-    refusal,
-)
 
 EXIT_OK = 0
 EXIT_FAULTS = 1
@@ -69,7 +55,7 @@ class GymdataError(Exception):
         self, message: str, *, hint: str | None = None, code: str | None = None, exit_code: int | None = None
     ) -> None:
         # No message has the secrets of a URL.
-        message, hint = redacted(message), redacted(hint) if hint is not None else None
+        message, hint = texts.redacted(message), texts.redacted(hint) if hint is not None else None
         super().__init__(message)
         self.code, self.exit_code = code, type(self).exit_code if exit_code is None else exit_code
         self.message = message
@@ -83,21 +69,21 @@ class GymdataError(Exception):
 
     def __str__(self) -> str:
         """What people read: at most ``REFUSAL`` characters besides long paths. Programs have ``message``."""
-        return self.shown(REFUSAL)
+        return self.shown(texts.REFUSAL)
 
     def shown(self, most: int) -> str:
         """The message, and its hint, in at most ``most`` characters."""
-        return refusal(self.message, self.hint or "", most)
+        return texts.refusal(self.message, self.hint or "", most)
 
     def at(self, where: object, value: object = None, expected: str | None = None) -> Self:
         """This error with the parts of its message, for programs."""
-        self.where = redacted(str(where))
-        self.got = None if value is None else redacted(str(value))
+        self.where = texts.redacted(str(where))
+        self.got = None if value is None else texts.redacted(str(value))
         self.expected = expected
         return self
 
     def to_dict(self) -> dict[str, object]:
-        """The error as JSON, for another process: ``reported`` makes an equal one of it."""
+        """The error as JSON, for programs."""
         names = ("kind", "code", "message", "where", "got", "expected", "hint", "exit_code")
         return {"type": type(self).__name__, **{name: getattr(self, name) for name in names}}
 
@@ -118,7 +104,7 @@ class UsageError(GymdataError):
         if self.listed or len(whole) <= most:
             return whole
         # Without hints, which each has when it is the last one.
-        rest = ["- " + textwrap.shorten(fault.message, MOST, placeholder=" …") for fault in self.faults]
+        rest = ["- " + textwrap.shorten(fault.message, texts.MOST, placeholder=" …") for fault in self.faults]
         while rest and len("\n".join([*lines, rest[0], f"- and {len(rest)} more"])) <= most:
             lines.append(rest.pop(0))
         return "\n".join([*lines, f"- and {len(rest)} more"] if rest else lines)
@@ -150,28 +136,34 @@ class UsageError(GymdataError):
         names = sorted(keys)
         expected = f"one of {', '.join(names)}"
         # Those of a library's trainer would fill a screen.
-        hint = f"known keys: {abridged(names)}" if len(expected) < 1_000 else "`gymdata docs settings` lists the keys"
-        hint = nearest(key, names) or hint
+        hint = (
+            f"known keys: {texts.abridged(names)}"
+            if len(expected) < 1_000
+            else "`gymdata docs settings` lists the keys"
+        )
+        hint = texts.nearest(key, names) or hint
         if isinstance(value, dict) and (inside := sorted(value.keys() & set(names))):
-            hint = f"settings have no sections: move {abridged(inside)} to the top level"
-        return cls(f"{where}: unknown key {brief(key)}", hint=hint).at(where, key, expected)
+            hint = f"settings have no sections: move {texts.abridged(inside)} to the top level"
+        return cls(f"{where}: unknown key {texts.brief(key)}", hint=hint).at(where, key, expected)
 
     @classmethod
     def unknown_choice(cls, where: str, value: str, names: Iterable[str], *, listed: str = "") -> UsageError:
         """``listed``: what lists the names where they are too many for a message."""
         names = list(names)
-        expected, near = choices(value, names), nearest(value, names)
+        expected, near = texts.choices(value, names), texts.nearest(value, names)
         more = f"{listed} lists all" if listed and expected != ", ".join(names) else ""
         return cls.bad_value(where, value, f"one of {expected}", hint="; ".join(filter(None, (near, more))) or None)
 
     @classmethod
     def bad_value(cls, where: str, value: object, expected: str, hint: str | None = None) -> UsageError:
-        return cls(f"{where}: got {brief(value)}, expected {expected}", hint=hint).at(where, value, expected)
+        return cls(f"{where}: got {texts.brief(value)}, expected {expected}", hint=hint).at(where, value, expected)
 
     @classmethod
     def missing_extra(cls, module: str, extra: str) -> UsageError:
         """``extra``: of pyproject.toml, or several ("train,tensorboard"); ``engine`` means the one that this machine
         can run, ``cpu`` or ``vllm``."""
+        from gymdata.installed import install_command  # Late: it loads importlib.metadata.
+
         hint = install_command(extra.replace("engine", "cpu"))
         if "engine" in extra:
             hint += f"   (on a machine with a GPU: {install_command(extra.replace('engine', 'vllm'))})"
@@ -188,13 +180,15 @@ class MissingExtraError(UsageError):
     """A library that an extra brings is not installed."""
 
 
-#: What to do with a table where another one is read, by the one that is read, then by the one that is there.
-_MADE_BY = {"pairs": "pairs", "experiences": "experience"}
+#: What to do with a table, or with tasks, where another table is read.
 _READ_BY = {
+    "tasks": "`gymdata collect {path} -m MODEL -o RUN` samples rollouts of its tasks; then pass RUN",
     "rollouts": "train-sft and train-kto read rollouts",
     "pairs": "train-dpo and train-reward read pairs",
     "experiences": "train-value and train-rl read experiences",
 }
+#: What makes a table of the rollouts of a run.
+_MADE_BY = {"pairs": "pairs", "experiences": "experience"}
 
 
 class DataError(GymdataError):
@@ -211,7 +205,7 @@ class DataError(GymdataError):
         if location.exists():
             kind = "folder" if location.is_dir() else "file"
             return cls(f"{path}: is a {kind}, expected {expected}").at(path, kind, expected)
-        fault, hint = "no such file or folder", nearest_beside(location, folders=folders)
+        fault, hint = "no such file or folder", texts.nearest_beside(location, folders=folders)
         if location.is_symlink():
             fault, hint = f"is a link to {location.readlink()}, which does not exist", None
         return cls(f"{path}: {fault} (expected {expected})", hint=hint).at(path, "nothing", expected)
@@ -220,7 +214,9 @@ class DataError(GymdataError):
     def empty(cls, path: Path | str, expected: str) -> DataError:
         folder = Path(path)
         inside = [p.name for p in folder.iterdir() if p.suffix in (".parquet", ".jsonl")] if folder.is_dir() else []
-        hint = f"it holds {abridged(sorted(inside)[:6])}: give one of these, or another folder" if inside else None
+        hint = (
+            f"it holds {texts.abridged(sorted(inside)[:6])}: give one of these, or another folder" if inside else None
+        )
         if inside == ["failures.jsonl"]:
             hint = f"all attempts failed so far: `gymdata query :failures {path}` says why"
         if any(folder.glob("*/cell.json")):
@@ -231,28 +227,27 @@ class DataError(GymdataError):
     def unknown_id(cls, path: Path | str, column: str, value: str, values: Sequence[str]) -> DataError:
         """No row has the requested id."""
         table = {"pair_id": "pairs"}.get(column, "rollouts")
-        hint = nearest(value, values) or f"`gymdata query 'SELECT {column} FROM {table}' {path}` lists them"
+        hint = texts.nearest(value, values) or f"`gymdata query 'SELECT {column} FROM {table}' {path}` lists them"
         return cls(f"{path}: got {column} {value!r}, expected one of its {len(values):,}", hint=hint)
 
     @classmethod
     def other_table(cls, path: Path | str, table: str, expected: str) -> DataError:
         """Rows of one table, or tasks, where another table is read."""
-        hint = _READ_BY.get(table)
-        if table == "tasks":
-            hint = f"`gymdata collect {path} -m MODEL -o RUN` samples rollouts of its tasks; then pass RUN"
-        elif (command := _MADE_BY.get(expected)) and table == "rollouts":
-            hint = f"`gymdata {command} {path}` makes {expected} of them"
-        elif command:
-            hint = f"`gymdata {command} RUN` makes {expected} of the rollouts of a run" + (f"; {hint}" if hint else "")
+        hints = [_READ_BY[table].format(path=path)] if table in _READ_BY else []
+        if expected in _MADE_BY and table != "tasks":
+            run = path if table == "rollouts" else "RUN"
+            hints.insert(0, f"`gymdata {_MADE_BY[expected]} {run}` makes {expected} of rollouts")
+        hint = "; ".join(hints) or None
         return cls(f"{path}: contains {table}, expected {expected}", hint=hint).at(path, table, expected)
 
     @classmethod
-    def not_a_run(cls, path: Path | str, names: Sequence[str]) -> DataError:
-        inside = abridged(names[:6]) or "nothing"
-        runs = [name for name in names if (Path(path) / name / "run.json").is_file()]
+    def not_a_run(cls, path: Path) -> DataError:
+        names = sorted(p.name for p in path.iterdir())
+        inside = texts.abridged(names[:6]) or "nothing"
+        runs = [name for name in names if (path / name / "run.json").is_file()]
         hint = "give a folder that `gymdata collect -o` wrote, or a file or glob inside this one"
         if runs:
-            hint = f"give a run inside it: {', '.join(str(Path(path) / name) for name in runs[:3])}"
+            hint = f"give a run inside it: {', '.join(str(path / name) for name in runs[:3])}"
         return cls(f"{path}: is a folder but not a run: it has no run.json (it holds {inside})", hint=hint)
 
     @classmethod
@@ -277,55 +272,15 @@ class DataError(GymdataError):
         return error
 
     @classmethod
-    def refuse_pipe(cls, path: Path) -> None:
-        """Raise when ``path`` is a pipe or a device: what is read from one cannot be read again; and for what Git left there
-        in place of a file."""
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise cls.unreadable(path, "is no regular file, and files are read more than once")
-        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs."):
-            raise cls.unreadable(path, "is a pointer of Git LFS, not the file", "`git lfs pull` fetches it")
-
-    @classmethod
-    def damaged(cls, path: Path | str, why: str) -> DataError:
-        """Content that is not what was written. A fault of the data, not of the command."""
-        hint = "bring the file back from a copy, or write it again"
-        return cls(f"{path}: is damaged: {why}", hint=hint, exit_code=EXIT_FAULTS)
-
-    @classmethod
-    def unnamed(cls, path: Path, described_by: Path) -> DataError:
-        """A part that is in the folder of a run which did not write it."""
-        hint = f"move it out; if it is meant to be there, {option('allow_changed', True)} reads it"
-        return cls(f"{path}: is not among the files of {described_by}", hint=hint, exit_code=EXIT_FAULTS)
-
-    @classmethod
-    def changed(cls, path: Path | str, run_json: Path | str, why: str) -> DataError:
-        """A sealed file that is not as it was written. A fault of the data, not of the command."""
-        allowed = option("allow_changed", True)
-        hint = f"bring the file back from a copy; if the change was meant, commands that only read it take {allowed}"
-        return cls(f"{path}: differs from what {run_json} recorded: {why}", hint=hint, exit_code=EXIT_FAULTS)
-
-    @classmethod
-    def newer_schema(cls, path: Path | str, table: str, version: int, newest: int) -> DataError:
-        text = f"{path}: {table} version {version} is newer than this gymdata understands ({newest})"
-        return cls(text, hint=update_advice(), code="S104")
-
-    @classmethod
     def altered(cls, code: str, where: str, detail: str) -> DataError:
         """Turns that are not as they were collected (T209, T210). Their rows are faults of the data, not of the command."""
         hint = "the data was changed after collection: `gymdata validate` lists every such turn, and "
-        hint += f"{option('fix', 'drop')} leaves their rollouts out"
+        hint += f"{texts.option('fix', 'drop')} leaves their rollouts out"
         return cls(f"{code}: {where}: {detail}", hint=hint, code=code, exit_code=EXIT_FAULTS)
 
     @classmethod
-    def too_large(cls, quantity: str, largest: float) -> DataError:
-        """Numbers whose squares are beyond float64 (R502): their spread would be infinite."""
-        hint = f"score on a smaller scale, or `gymdata filter` them: {option('where', 'abs(reward) < 1e100')}"
-        text = f"R502: {quantity} are too large to be compared (up to {largest:.3g})"
-        return cls(text, hint=hint, code="R502", exit_code=EXIT_FAULTS)
-
-    @classmethod
     def missing_columns(cls, path: Path | str, table: str, missing: Sequence[str], has: Sequence[str]) -> DataError:
-        lacks = f"lacks the {plural(len(missing), 'column')} {abridged(missing)} (has {abridged(has[:3])})"
+        lacks = f"lacks the {texts.plural(len(missing), 'column')} {texts.abridged(missing)} (has {texts.abridged(has[:3])})"
         hint = None if "run_id" in has else f"rows of another system? `gymdata import {path} -o RUN` reads them"
         return cls(f"{path}: table {table} {lacks}", hint=hint, code="S103")
 
@@ -340,14 +295,22 @@ class RefusedError(GymdataError):
         super().__init__(f"{code}: {message}" if code else message, hint=hint, code=code)
 
 
-def _changes(changes: Iterable[tuple[str, str]]) -> str:
-    """What differs, as (name, text); where that is long the shortest text, and the names of the others."""
-    every = list(changes)
-    texts = "; ".join(text for _, text in every)
-    if len(texts) <= MOST * 4 // 3 or len(every) == 1:
-        return texts
-    (_, shortest), *others = sorted(every, key=lambda change: len(change[1]))
-    return f"{shortest}; also {abridged(name for name, _ in others)}"
+def changes(differences: Sequence[tuple[str, object, object]]) -> str:
+    """Recorded settings that differ, as (key, recorded, now); where that is long the shortest, and the names of the
+    others. Of user code (``file.py:name@hash+helper.py@hash``) the files whose hashes differ."""
+    changed = {
+        key: f"{key}: run has {texts.brief(was, 40)}, now {texts.brief(now, 40)}" for key, was, now in differences
+    }
+    for key, was, now in differences:
+        spec, hashes = str(was).partition("@")[0], [{*str(source).split("+")} for source in (was, now)]
+        if ".py:" in spec and spec == str(now).partition("@")[0]:
+            files = {part.partition("@")[0].partition(":")[0] for part in hashes[0] ^ hashes[1]}
+            changed[key] = f"{key}: {', '.join(sorted(files))} changed since"
+    every = "; ".join(changed.values())
+    if len(every) <= texts.MOST * 4 // 3 or len(changed) == 1:
+        return every
+    shortest, *others = sorted(changed, key=lambda key: len(changed[key]))
+    return f"{changed[shortest]}; also {texts.abridged(others)}"
 
 
 class StoreError(GymdataError):
@@ -356,47 +319,10 @@ class StoreError(GymdataError):
     kind = "store"
 
     @classmethod
-    def locked(cls, run: Path, holder: str) -> StoreError:
-        return cls(f"{run}: another process writes to this run ({holder})")
-
-    @classmethod
     def other_identity(cls, run: Path, differences: Sequence[tuple[str, object, object]]) -> StoreError:
-        changed = []
-        for _, was, now in differences:
-            # The files whose hashes differ in two sources of user code (``file.py:name@hash+helper.py@hash``) of one name.
-            spec, of_now = str(was).partition("@")[0], str(now).partition("@")[0]
-            parts = set(str(was).split("+")) ^ set(str(now).split("+")) if ".py:" in spec and spec == of_now else ()
-            changed.append(", ".join(sorted({part.partition("@")[0].partition(":")[0] for part in parts})))
-        lines = _changes(
-            (key, f"{key}: {f'{files} changed since' if files else f'run has {brief(was, 40)}, now {brief(now, 40)}'}")
-            for files, (key, was, now) in zip(changed, differences, strict=True)
-        )
-        same = f"the same settings{' and code' if any(changed) else ''} resume it"
-        hint = f"{same}; another output folder, or {option('overwrite', True)}, starts again"
-        return cls(f"{run}: was made with other settings: {lines}", hint=hint)
-
-    @classmethod
-    def other_kind(cls, path: Path, holds: str) -> StoreError:
-        hint = f"give another output folder or file ({option('overwrite', True)} replaces only the same kind of output)"
-        return cls(f"{path}: holds {holds}, which this command does not replace", hint=hint)
-
-    @classmethod
-    def other_settings(cls, path: Path, contents: str, differences: Sequence[tuple[str, object, object]]) -> StoreError:
-        changed = _changes(
-            (key, f"{key}: {brief(was, 24)} there, now {brief(now, 24)}") for key, was, now in differences
-        )
-        words = (now for _, _, now in differences if isinstance(now, str) and now.replace("-", "").isalnum())
-        word = next(words, "other")
-        # A folder's name may end in what is no suffix, as in model-0.1.2.
-        other = path.with_stem(f"{path.stem}-{word}") if path.is_file() else path.with_name(f"{path.name}-{word}")
-        keeps = f"another output folder or file keeps both: {option('output', str(other))}"
-        hint = f"{option('overwrite', True)} replaces them; {keeps}"
-        return cls(f"{path}: holds {contents} with other settings ({changed})", hint=hint)
-
-    @classmethod
-    def not_described(cls, path: Path) -> StoreError:
-        hint = f"{option('overwrite', True)} replaces it; another output folder or file keeps both"
-        return cls(f"{path}: exists, and no run.json says what it is", hint=hint)
+        again = texts.option("overwrite", True)
+        hint = f"the same settings and code resume it; another output folder, or {again}, starts again"
+        return cls(f"{run}: was made with other settings: {changes(differences)}", hint=hint)
 
     @classmethod
     def from_os(cls, path: Path, error: OSError, *, journaled: bool = False) -> StoreError:
@@ -422,8 +348,6 @@ class OutsideError(GymdataError):
 
     kind = "outside"
     exit_code = EXIT_OUTSIDE
-    #: What decides whether a request is repeated, and when.
-    _repeating = ("retryable", "retry_after_s", "fatal", "final", "status")
 
     def __init__(
         self,
@@ -440,7 +364,7 @@ class OutsideError(GymdataError):
         message = message.encode("utf-8", "replace").decode()
         super().__init__(f"{system}: {message}", hint=hint)
         self.system = system
-        self.reason = redacted(message)
+        self.reason = texts.redacted(message)
         self.retryable = retryable
         self.retry_after_s = retry_after_s
         #: The system is gone: other requests to it cannot succeed either.
@@ -453,13 +377,14 @@ class OutsideError(GymdataError):
     @classmethod
     def user_code(cls, name: str, error: BaseException, where: str) -> OutsideError:
         """The code of an environment or a user raised; ``where``: its file and line."""
-        hint = f"collect into another folder, or with {option('overwrite', True)}: changed code is another environment"
-        fault = cls("environment", f"{name} raised {raised(error)} ({where})", hint=hint)
+        hint = f"collect into another folder, or with {texts.option('overwrite', True)}: changed code is another environment"
+        fault = cls("environment", f"{name} raised {texts.raised(error)} ({where})", hint=hint)
         fault.exit_code = EXIT_FAULTS
         return fault
 
     def to_dict(self) -> dict[str, object]:
-        return super().to_dict() | {name: getattr(self, name) for name in ("system", "reason", *self._repeating)}
+        names = ("system", "reason", "retryable", "retry_after_s", "fatal", "final", "status")
+        return super().to_dict() | {name: getattr(self, name) for name in names}
 
 
 class RewardError(OutsideError):
@@ -470,24 +395,6 @@ class RewardError(OutsideError):
 
     def __init__(self, message: str, *, hint: str | None = None, retryable: bool = False, fatal: bool = False) -> None:
         super().__init__("reward", message, hint=hint, retryable=retryable, fatal=fatal)
-
-
-def reported(document: Mapping[str, Any]) -> GymdataError:
-    """The error that another process wrote with ``to_dict``. One of a type that this one does not know is a GymdataError."""
-    kinds: dict[str, type[GymdataError]] = {
-        kind.__name__: kind for kind in (UsageError, MissingExtraError, DataError, RefusedError, StoreError)
-    }
-    hint = document["hint"]
-    if "system" in document:
-        repeating = {name: document[name] for name in OutsideError._repeating}
-        error: GymdataError = OutsideError(document["system"], document["reason"], hint=hint, **repeating)
-    else:
-        error = kinds.get(document["type"], GymdataError)(document["message"], hint=hint)
-    if isinstance(error, UsageError):
-        error.faults = tuple(cast(UsageError, reported(fault)) for fault in document.get("faults", ()))
-    error.exit_code, error.code = int(document["exit_code"]), document["code"]
-    error.where, error.got, error.expected = document["where"], document["got"], document["expected"]
-    return error
 
 
 def require(extra: str, *modules: str) -> None:
@@ -508,7 +415,7 @@ def needs(extra: str) -> Iterator[None]:
         # transformers says which of its own names it could not import, and the module only in the cause.
         while named is not None and getattr(named, "name", None) is None:
             named = named.__cause__
-        module = str(getattr(named, "name", NAME))
-        if module.partition(".")[0] == NAME:
+        module = str(getattr(named, "name", "gymdata"))
+        if module.partition(".")[0] == "gymdata":
             raise  # A missing module of gymdata is a defect, which no extra fixes.
         raise UsageError.missing_extra(module, extra) from error

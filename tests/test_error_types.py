@@ -22,7 +22,6 @@ from gymdata.errors import (
     counted,
     json_kind,
     json_value,
-    reported,
 )
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardFunction
@@ -70,8 +69,7 @@ def test_the_name_of_a_file_does_not_decide_a_code(tmp_path: Path):
 
 
 def test_codes_of_data_errors():
-    """A newer table is S104, a missing column S103, changed turns have the code that they are refused with."""
-    assert DataError.newer_schema("f", "pairs", 2, 1).code == "S104"
+    """A missing column is S103, changed turns have the code that they are refused with."""
     assert DataError.missing_columns("f", "pairs", ["a"], ["b"]).code == "S103"
     assert DataError.altered("T209", "turn 1", "changed").code == "T209"
     assert DataError("anything").code is None
@@ -84,15 +82,6 @@ def test_the_reason_of_an_error_is_without_its_place():
         == "field 'reward': got 'x', expected a number"
     )
     assert RewardError("no answer").reason == "no answer"
-    assert reported(RewardError("no answer").to_dict()).message == "reward: no answer"
-
-
-def test_a_missing_extra_stays_one_in_another_process() -> None:
-    """What a process reports to the one that started it is an error of the same type and kind."""
-    error = UsageError.missing_extra("torch", "train")
-    copy = reported(error.to_dict())
-    assert type(copy) is type(error)
-    assert copy.to_dict() == error.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -101,12 +90,14 @@ def test_a_missing_extra_stays_one_in_another_process() -> None:
         UsageError.several([UsageError("a", hint="b"), UsageError.bad_value("c", 1, "2")]),
         OutsideError("engine", "gone", hint="wait", retryable=True, retry_after_s=2.0, fatal=True, status=503),
         RewardError("no answer"),
+        UsageError.missing_extra("torch", "train"),
+        DataError.bad_row("f.jsonl", 3, "reward", "text", "a number"),
         RefusedError("turn 1", code="T201"),
         AnswerFaultError("length", "it is longer"),
     ],
 )
 def test_an_error_is_the_same_after_it_was_pickled(error: GymdataError) -> None:
-    """Ray brings the error of an actor to the command with all that decides what follows from it."""
+    """The error of an actor or of a training process comes to the command with all that decides what follows from it."""
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert (copy.to_dict(), str(copy), copy.args) == (error.to_dict(), str(error), error.args)

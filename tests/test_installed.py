@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 
 from gymdata.errors import BROUGHT_BY, DataError, UsageError, needs, require
 from gymdata.installed import install_command, update_advice
+from gymdata.rollouts.schema import refuse_newer
 
 ROOT = Path(__file__).parent.parent
 METADATA = """Metadata-Version: 2.4
@@ -93,7 +94,9 @@ def test_a_repository_is_named_at_the_commit_that_is_installed(tmp_path: Path):
 def test_newer_data_says_how_to_update_this_copy(monkeypatch: pytest.MonkeyPatch):
     """A checkout is pulled; no index is named."""
     monkeypatch.chdir(ROOT)
-    assert DataError.newer_schema("a.parquet", "rollouts", 9, 2).hint == "git -C . pull"
+    with pytest.raises(DataError, match="rollouts version 99 is newer") as newer:
+        refuse_newer("a.parquet", "rollouts", 99)
+    assert (newer.value.code, newer.value.hint) == ("S104", "git -C . pull")
 
 
 def test_a_missing_library_becomes_its_extra(monkeypatch: pytest.MonkeyPatch):

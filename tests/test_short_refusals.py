@@ -39,7 +39,6 @@ LONG = "x" * 5_000
         UsageError.bad_value("--reward", LONG, "a number"),
         UsageError.bad_value("--reward", MANY, "a number"),
         DataError.missing_columns("a.parquet", "rollouts", MANY, MANY),
-        DataError.not_a_run("folder", MANY),
     ],
 )
 def test_a_refusal_about_many_names_or_a_long_value_is_short(error: GymdataError) -> None:

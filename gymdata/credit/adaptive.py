@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import EXIT_FAULTS, DataError, UsageError, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,15 @@ def running_moments(state: Moments | None, values: npt.ArrayLike) -> Moments:
         # Not the product with itself: that takes threads, and their number would decide on the last digits.
         result = (state or Moments()) + Moments(len(numbers), mean, float(np.square(apart, out=apart).sum()))
     if not math.isfinite(result.m2):
-        raise DataError.too_large("rewards or advantages", float(np.abs(numbers).max()))
+        raise too_large("rewards or advantages", float(np.abs(numbers).max()))
     return result
+
+
+def too_large(quantity: str, largest: float) -> DataError:
+    """Numbers whose squares are beyond float64: their spread would be infinite."""
+    hint = f"score on a smaller scale, or `gymdata filter` them: {option('where', 'abs(reward) < 1e100')}"
+    text = f"R502: {quantity} are too large to be compared (up to {largest:.3g})"
+    return DataError(text, hint=hint, code="R502", exit_code=EXIT_FAULTS)
 
 
 def adaptive_kl(value: float, kl: float, target: float, n: int, horizon: float) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gymdata.credit.adaptive import too_large
 from gymdata.errors import DataError, UsageError
 
 Array = npt.NDArray[Any]
@@ -76,7 +77,7 @@ def _grouped(rewards: npt.ArrayLike, groups: Groups) -> _Grouped:
     with np.errstate(over="ignore", invalid="ignore"):
         m2 = np.bincount(its, weights=np.square(ordered - mean[its]), minlength=n)
     if not bool(np.isfinite(m2).all()):
-        raise DataError.too_large("rewards", float(np.abs(ordered).max()))
+        raise too_large("rewards", float(np.abs(ordered).max()))
     largest = np.zeros(n)
     np.maximum.at(largest, its, np.abs(ordered))
     return _Grouped(values, code, finite, count, total, mean, m2, largest, array.shape)

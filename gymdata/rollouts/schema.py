@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from gymdata.errors import DataError
+from gymdata.installed import update_advice
 
 SCHEMA_KEY = b"gymdata.schema"
 VERSION_KEY = b"gymdata.version"
@@ -341,10 +342,15 @@ def check_version(metadata: dict[bytes, bytes] | None, where: str, expected: Tab
         return None
     if expected is not None and name != expected.name:
         raise DataError.other_table(where, name, expected.name)
-    table = TABLES.get(name)
     raw: Any = (metadata or {}).get(VERSION_KEY, b"1")
     if not raw.isdigit():
         raise DataError(f"{where}: {VERSION_KEY.decode()} in its metadata: got {raw!r}, expected a whole number")
-    if table is not None and int(raw) > table.version:
-        raise DataError.newer_schema(where, name, int(raw), table.version)
+    refuse_newer(where, name, int(raw))
     return name
+
+
+def refuse_newer(where: str, name: str, version: int) -> None:
+    """Raises DataError (S104) for a table of a newer version than this one."""
+    if name in TABLES and version > TABLES[name].version:
+        text = f"{where}: {name} version {version} is newer than this gymdata understands ({TABLES[name].version})"
+        raise DataError(text, hint=update_advice(), code="S104")

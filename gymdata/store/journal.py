@@ -21,7 +21,7 @@ from pathlib import Path
 
 import orjson
 
-from gymdata.errors import DataError, StoreError, option
+from gymdata.errors import EXIT_FAULTS, DataError, StoreError, option
 from gymdata.rollouts.messages import FailureRow
 from gymdata.store.lines import decode, row_lines
 from gymdata.store.paths import PART, ROLLOUTS_FOLDER, RUN_JSON, FileEntry, Source, run_jsons
@@ -261,7 +261,8 @@ def recover(folder: Path, files: Sequence[FileEntry]) -> Recovered:
             parts.pop(gone)
         elif part not in named:
             # Lines are dropped after their part is named, so this part is of another run.
-            raise DataError.unnamed(part, folder / RUN_JSON)
+            text = f"{part}: is not among the files of {folder / RUN_JSON}"
+            raise DataError(text, hint="move it out", exit_code=EXIT_FAULTS)
     for path in sorted(parts.keys() - named, key=parts.__getitem__):
         rows, repairs = repair(path)
         state.repairs += repairs

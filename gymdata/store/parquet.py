@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gymdata.errors import DataError, counted
+from gymdata.errors import EXIT_FAULTS, DataError, counted
 
 #: What pyarrow raises for a file that it cannot read.
 READ_FAULTS = (pa.ArrowException, OSError, EOFError)
@@ -37,7 +37,7 @@ def opened_parquet(path: Path, footer: pq.FileMetaData | None = None) -> Iterato
         with parquet_file(path, metadata=footer) as file:
             # A row group's columns stay untouched here: pyarrow ends the process over some damage in what describes them.
             if footer is None and sum(group_rows(file.metadata)) != file.metadata.num_rows:
-                raise DataError.damaged(path, "its row groups do not have as many rows as its footer says")
+                raise _damaged(path, "its row groups do not have as many rows as its footer says")
             yield file
     except READ_FAULTS as error:
         raise broken_parquet(path, error) from error
@@ -62,7 +62,12 @@ def group_batches(
     except READ_FAULTS as error:
         raise broken_parquet(path, error, f"row group {index}: ") from error
     if n_read != expected:
-        raise DataError.damaged(path, f"row group {index}: {n_read:,} of {counted(expected, 'row')} can be read")
+        raise _damaged(path, f"row group {index}: {n_read:,} of {counted(expected, 'row')} can be read")
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    hint = "bring the file back from a copy, or write it again"
+    return DataError(f"{path}: is damaged: {why}", hint=hint, exit_code=EXIT_FAULTS)
 
 
 def broken_parquet(path: Path, error: Exception, where: str = "") -> DataError:
@@ -78,7 +83,7 @@ def broken_parquet(path: Path, error: Exception, where: str = "") -> DataError:
         return DataError.empty(path, "a Parquet file")
     why = (str(error).splitlines() or [type(error).__name__])[0]
     if "checksum" in why:
-        return DataError.damaged(path, f"{where}the checksum of a page does not match ({why})")
+        return _damaged(path, f"{where}the checksum of a page does not match ({why})")
     return DataError.unreadable(path, f"{where}{why}", "the file is cut off or damaged, or not Parquet: write it again")
 
 

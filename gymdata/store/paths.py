@@ -124,11 +124,11 @@ def _in_or_above(path: str | Path) -> list[Path | None]:
 def read_facts(file: Path) -> RunFacts:
     """The content of a run.json. Raises DataError when it is damaged: not JSON, not an object, empty, or with another value
     than ``run_model.RunJson`` has."""
-    DataError.refuse_pipe(file)
+    refuse_pipe(file)
     import orjson
     from pydantic import ValidationError
 
-    from gymdata.rollouts.schema import TABLES  # Late: it loads pyarrow.
+    from gymdata.rollouts.schema import refuse_newer  # Late: it loads pyarrow.
     from gymdata.store.run_model import completed
 
     try:
@@ -144,8 +144,7 @@ def read_facts(file: Path) -> RunFacts:
         where, got = ".".join(map(str, fault["loc"])), json.dumps(fault["input"], default=str)[:40]
         raise DataError.unreadable(file, f"{where}: got {got}: {fault['msg']}", _RESTORE) from error
     for name, version in facts.get("schemas", {}).items():
-        if name in TABLES and version > TABLES[name].version:
-            raise DataError.newer_schema(file, name, version, TABLES[name].version)
+        refuse_newer(str(file), name, version)
     return facts
 
 
@@ -222,6 +221,15 @@ def is_open(source: Source, facts: RunFacts) -> bool:
     return source.kind == "segment" and source.path.name not in named
 
 
+def refuse_pipe(path: Path) -> None:
+    """Raises DataError when ``path`` is a pipe or a device, for what is read from one cannot be read again; and for what Git
+    left there in place of a file."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise DataError.unreadable(path, "is no regular file, and files are read more than once")
+    if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs."):
+        raise DataError.unreadable(path, "is a pointer of Git LFS, not the file", "`git lfs pull` fetches it")
+
+
 def _is_segment(file: Path) -> bool:
     in_run = file.suffix == ".jsonl" and file.absolute().parent.name == ROLLOUTS_FOLDER
     return in_run and PART.fullmatch(file.name) is not None
@@ -237,7 +245,7 @@ def _resolve_one(path: Path, table: str) -> list[Source]:
         if path.name == ROLLOUTS_FOLDER and table == ROLLOUTS_FOLDER and (path.parent / RUN_JSON).is_file():
             return _sealed_by_run_json(path.parent)
         if not (path / RUN_JSON).is_file():
-            raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
+            raise DataError.not_a_run(path)
         if table == ROLLOUTS_FOLDER:
             files = [] if (path / ROLLOUTS_FOLDER).is_dir() else _tables_in(path, table)
             return files or _sealed_by_run_json(path)
@@ -248,7 +256,7 @@ def _resolve_one(path: Path, table: str) -> list[Source]:
         return [source for folder in inside for source in _tables_in(folder, table)]
     if not path.exists():
         raise DataError.missing_path(path)
-    DataError.refuse_pipe(path)
+    refuse_pipe(path)
     return [_classify(path)]
 
 

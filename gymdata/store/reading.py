@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gymdata.errors import DataError, shown
+from gymdata.errors import EXIT_FAULTS, DataError, option, shown
 from gymdata.store.paths import PART, ROLLOUTS_FOLDER, FileEntry, RunFacts, find_run_json, read_facts, resolve
 
 if TYPE_CHECKING:
@@ -130,7 +130,10 @@ def fault_of(path: Path, *, whole: bool = False) -> DataError | None:
     entry = files.get(path.resolve())
     if entry is None:
         # A segment is not there any more when it was sealed since it was found.
-        return DataError.unnamed(path, run_json) if ended and _is_part(path) and path.exists() else None
+        if not (ended and _is_part(path) and path.exists()):
+            return None
+        hint = f"move it out; if it is meant to be there, {option('allow_changed', True)} reads it"
+        return DataError(f"{path}: is not among the files of {run_json}", hint=hint, exit_code=EXIT_FAULTS)
     from gymdata.store.run_json import hash_file
 
     try:
@@ -138,10 +141,14 @@ def fault_of(path: Path, *, whole: bool = False) -> DataError | None:
     except FileNotFoundError:
         return None  # its reader reports it
     if entry.get("bytes") not in (None, size):
-        return DataError.changed(path, run_json, f"{size:,} bytes, not {entry['bytes']:,}")
-    if whole and entry.get("xxh3") not in (None, hash_file(path)):
-        return DataError.changed(path, run_json, "other bytes (xxh3)")
-    return None
+        why = f"{size:,} bytes, not {entry['bytes']:,}"
+    elif whole and entry.get("xxh3") not in (None, hash_file(path)):
+        why = "other bytes (xxh3)"
+    else:
+        return None
+    allowed = option("allow_changed", True)
+    hint = f"bring the file back from a copy; if the change was meant, commands that only read it take {allowed}"
+    return DataError(f"{path}: differs from what {run_json} recorded: {why}", hint=hint, exit_code=EXIT_FAULTS)
 
 
 def _recorded(run_json: Path, path: Path) -> tuple[dict[Path, FileEntry], bool] | None:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gymdata import __version__
-from gymdata.errors import StoreError, UsageError, option
+from gymdata.errors import StoreError, UsageError, changes, option
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.settings import Config
 from gymdata.store.journal import FAILURES
@@ -112,7 +112,8 @@ def refuse_other_kind(folder: Path, stage: str) -> None:
         raise UsageError.bad_value("-o", str(folder), "the name of a folder", hint)
     facts = _described(folder)
     if facts and _kind_of(facts) != ("train" if stage.startswith("train-") else stage):
-        raise StoreError.other_kind(folder, _name_of(facts))
+        hint = f"give another output folder ({option('overwrite', True)} replaces only the same kind of output)"
+        raise StoreError(f"{folder}: holds {_name_of(facts)}, which this command does not replace", hint=hint)
     refuse_owned(folder)
 
 
@@ -176,7 +177,8 @@ def single_file(place: Path, *, overwrite: bool = False) -> Iterator[Path]:
     with made_folder(path.parent), replacing(path) as temporary:
         yield temporary
         if path.exists() and not overwrite and not filecmp.cmp(path, temporary, shallow=False):
-            raise StoreError.not_described(place)
+            hint = f"{option('overwrite', True)} replaces it; another output file keeps both"
+            raise StoreError(f"{place}: exists, and no run.json says what it is", hint=hint)
 
 
 @dataclass(slots=True)
@@ -267,11 +269,17 @@ class StageOutput:
             was, inputs = (", ".join(_sources(side).values()) for side in (recorded, parents))
             raise StoreError(
                 f"{self.place}: holds {noun} from {was}; this is {inputs}",
-                hint=f"{option('overwrite', True)} replaces them; another output folder or file keeps both",
+                hint=f"{option('overwrite', True)} replaces them; another output folder keeps both",
             )
         settings, defaults = (now.model_dump(mode="json"), now.defaults()) if isinstance(now, Config) else (now, {})
         if other := differences(self.facts.get(key) or {}, settings, defaults):
-            raise StoreError.other_settings(self.place, noun, other)
+            words = (now for _, _, now in other if isinstance(now, str) and now.replace("-", "").isalnum())
+            beside = self.place.with_name(f"{self.place.name}-{next(words, 'other')}")
+            hint = f"{option('overwrite', True)} replaces them; another output folder keeps both: "
+            raise StoreError(
+                f"{self.place}: holds {noun} with other settings ({changes(other)})",
+                hint=hint + option("output", str(beside)),
+            )
 
     def part(self, name: str, **more: Any) -> Part:
         """A file to write, with ``more`` for its entry in run.json. A second call for a name starts that file again. Raises

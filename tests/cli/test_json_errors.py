@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gymdata.cli.main import COMMANDS, main
-from gymdata.errors import DataError, OutsideError, UsageError, reported
 from tests.rollout_files import rollout, two_turns, write_run
 
 Capture = pytest.CaptureFixture[str]
@@ -117,17 +116,3 @@ def test_without_json_nothing_is_on_stdout(capsys: Capture) -> None:
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("error: nowhere: no such file")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        UsageError.bad_value("-o", "x.txt", "a new file"),
-        DataError.bad_row("f.jsonl", 3, "reward", "text", "a number"),
-        OutsideError("engine", "gone", hint="start it", retryable=True, retry_after_s=2.0, fatal=True, status=503),
-        UsageError.several([UsageError("one", hint="first"), UsageError("two")]),
-    ],
-)
-def test_an_error_comes_back_from_its_json(error: Any) -> None:
-    """``reported`` makes an equal one, with its parts, its faults and whether its request is repeated."""
-    assert reported(json.loads(json.dumps(error.to_dict()))).to_dict() == error.to_dict()

@@ -422,10 +422,13 @@ def test_a_run_json_that_names_files_elsewhere_is_not_carried_out(tmp_path: Path
 
 
 def test_the_other_folder_that_a_refusal_names_keeps_a_version_in_its_name(tmp_path: Path) -> None:
-    """A folder's name may end in what looks like a suffix and is none; a file's suffix stays last."""
-    folder, file = tmp_path / "audit-model-0.1.2", tmp_path / "pairs.parquet"
-    folder.mkdir()
-    file.touch()
-    for place, other in ((folder, "audit-model-0.1.2-bfloat16"), (file, "pairs-bfloat16.parquet")):
-        refusal = StoreError.other_settings(place, "figures", [("dtype", "float32", "bfloat16")])
-        assert str(tmp_path / other) in str(refusal.hint).replace("'", " ").split()
+    """A folder's name may end in what looks like a suffix and is none."""
+    place = tmp_path / "audit-model-0.1.2"
+    place.mkdir()
+    (place / "run.json").write_text(json.dumps({"stage": "audit", "config": {"dtype": "float32"}}))
+    with (
+        StageOutput(place, "audit") as out,
+        pytest.raises(StoreError, match="dtype: run has 'float32', now") as refused,
+    ):
+        out.refuse_other("config", {"dtype": "bfloat16"}, "figures")
+    assert str(tmp_path / "audit-model-0.1.2-bfloat16") in str(refused.value.hint).replace("'", " ").split()

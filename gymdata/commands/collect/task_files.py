@@ -20,7 +20,7 @@ from gymdata.errors import DataError, UsageError, abridged
 from gymdata.rollouts.messages import TaskRow, drop_nulls
 from gymdata.store.fetch import fetched
 from gymdata.store.lines import SEPARATORS, decode, row_lines
-from gymdata.store.paths import BOM, Compression, Source
+from gymdata.store.paths import BOM, Compression, Source, refuse_pipe
 
 HUB = "hf:"
 #: The accepted inputs, for messages and ``--help``.
@@ -49,7 +49,7 @@ def task_files(path: Path | str) -> list[Path]:
     if not paths or not paths[0].exists():
         raise DataError.missing_path(path, f"a task file or glob: {KINDS}")
     for source in paths:
-        DataError.refuse_pipe(source)
+        refuse_pipe(source)
     return [file for source in paths for file in (_saved(source) if source.is_dir() else [source])]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -105,7 +106,7 @@ def run_job(job_file: Path, progress: Progress) -> dict[str, Any]:
             send(process, signal.SIGTERM)
             process.wait()
     if "error" in announced:
-        raise errors.reported(announced["error"])
+        raise pickle.loads(bytes.fromhex(announced["error"]["pickled"]))  # noqa: S301 - of the process started above
     if code in (errors.EXIT_INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if code != 0:

@@ -75,7 +75,7 @@ def expanded(path: Path) -> list[Path]:
     # The oldest first: the others are compared with it.
     runs = sorted(_runs_in(path, _DEPTH), key=_started_at)
     if not runs:
-        raise DataError.not_a_run(path, sorted(p.name for p in path.iterdir()))
+        raise DataError.not_a_run(path)
     return runs
 
 

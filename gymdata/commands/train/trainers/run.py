@@ -18,6 +18,7 @@ import importlib
 import json
 import math
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -64,14 +65,14 @@ def main(argv: list[str]) -> int:
     try:
         return train(job)
     except GymdataError as error:
-        event("error", **error.to_dict())
+        event("error", pickled=pickle.dumps(error).hex())
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001  whatever a library raises is the trainer's failure, reported with its text
         traceback.print_exc()
         failure = OutsideError("trainer", f"{type(error).__name__}: {error}")
-        event("error", **failure.to_dict())
+        event("error", pickled=pickle.dumps(failure).hex())
         return failure.exit_code
 
 
