@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from gymdata.commands.filter.columns import dataset_of, evaluate
+from gymdata.commands.filter.columns import evaluate
 from gymdata.commands.filter.conditions import Expression, connection
 from gymdata.errors import UsageError
 from gymdata.rollouts.schema import ROLLOUTS
@@ -22,7 +22,7 @@ def evaluated(con: Any, rows: list[dict[str, Any]], *expressions: Expression) ->
     """The answers to ``expressions`` for each row, with what it lacks missing."""
     table = pa.Table.from_pylist([{"group_id": "g", **row} for row in rows], schema=SCHEMA)
     names = {f"answer_{k}": expression for k, expression in enumerate(expressions)}
-    evaluate(con, names, [], dataset_of(lambda columns: table.select(columns).to_batches()))
+    evaluate(con, names, [], lambda columns: table.select(columns).to_batches())
     return list(con.execute(f"SELECT {', '.join(names)} FROM rows ORDER BY row").fetchall())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 
-from gymdata.commands.filter.columns import dataset_of, evaluate
+from gymdata.commands.filter.columns import evaluate
 from gymdata.commands.filter.conditions import Expression, connection
 from gymdata.commands.filter.steps import Funnel, Step
 
@@ -38,6 +38,10 @@ def table_of(con: Any, given_rows: list[Any], order: list[int]) -> Funnel:
     return Funnel(con)
 
 
+def ids_left(con: Any) -> set[str]:
+    return {rollout_id for (rollout_id,) in con.execute("SELECT rollout_id FROM rows WHERE is_left").fetchall()}
+
+
 def kept(given_rows: list[Any], order: list[int], step: str) -> tuple[set[str], list[Step]]:
     with connection() as con:
         funnel = table_of(con, given_rows, order)
@@ -48,8 +52,8 @@ def kept(given_rows: list[Any], order: list[int], step: str) -> tuple[set[str], 
         elif step == "best":
             funnel.best(2, "reward")
         else:
-            funnel.balance("category", funnel.categories(), seed=3)
-        return set(funnel.left()["rollout_id"].to_pylist()), funnel.steps
+            funnel.balance("category", seed=3)
+        return ids_left(con), funnel.steps
 
 
 STEPS = ["dedupe", "best of doubles", "best", "balance"]
@@ -100,7 +104,7 @@ def test_ids_tell_apart_what_is_equal_otherwise() -> None:
         con.execute("CREATE TEMP TABLE rows AS FROM given")
         funnel = Funnel(con)
         funnel.best(2, "reward")
-        assert sorted(funnel.left()["rollout_id"].to_pylist()) == ["a", "b", "x"]
+        assert ids_left(con) == {"a", "b", "x"}
 
 
 @given(rows)
@@ -140,7 +144,7 @@ def statistics(given_rows: list[tuple[int, float]], order: list[int], what: str)
     )  # fmt: skip
     expression = Expression(f"{what}_reward", "--where", "value")
     with connection() as con:
-        evaluate(con, {"answer": expression}, [], dataset_of(lambda names: table.select(names).to_batches()))
+        evaluate(con, {"answer": expression}, [], lambda names: table.select(names).to_batches())
         found = con.execute("SELECT rollout_index, answer FROM rows").fetchall()
     return [value for _, value in sorted(found)]
 

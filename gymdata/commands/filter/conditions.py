@@ -21,8 +21,15 @@ from gymdata.errors import UsageError, short
 _HINT = "a field of tasks is task.NAME, text is in single quotes, a group has mean_reward, n_scored …"
 #: Characters of an expression in an error, whose other words say what is wrong with it.
 _SHOWN = 40
-#: What may be no number where its parts are numbers, in DuckDB's tree of a statement.
+#: What may be no number where its parts are numbers, in DuckDB's tree of a statement; and below which keys there is what is
+#: not evaluated for each row: the branches of a CASE, subqueries and the bodies of lambdas.
 _COMPUTED = ("FUNCTION", "CAST", "CASE", "OPERATOR")
+_INNER = ("then_expr", "else_expr", "subquery", "expr")
+
+
+def finite(sql: str) -> str:
+    """SQL of a number, null where it is not finite."""
+    return f"CASE WHEN isfinite({sql}::DOUBLE) THEN {sql}::DOUBLE END"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +42,9 @@ class Expression:
 
     @property
     def sql(self) -> str:
-        """The expression; as a number null where it is not finite."""
         # On a line of its own the bracket is in no comment.
         sql = f"(\n{self.text}\n)"
-        return f"CASE WHEN isfinite({sql}::DOUBLE) THEN {sql}::DOUBLE END" if self.kind == "number" else sql
+        return finite(sql) if self.kind == "number" else sql
 
     @property
     def line(self) -> str:
@@ -51,10 +57,9 @@ class Expression:
     def names(self) -> list[str]:
         """The columns that it names, of tasks with their field (``task.level``); none where it cannot be read."""
         tree = self._tree()
-        parameters = _parameters(tree)
-        paths = (path[path[0] == "rollouts" and len(path) > 1 :] for path in _paths(tree))
-        names = (".".join(path) if path[0] == "task" else path[0] for path in paths)
-        return list(dict.fromkeys(name for name in names if name not in parameters))
+        parameters = [path for node in _nodes(tree) if node["class"] == "LAMBDA" for path in _paths(node["lhs"])]
+        paths = [path[path[0] == "rollouts" and len(path) > 1 :] for path in _paths(tree) if path[:1] not in parameters]
+        return list(dict.fromkeys(".".join(path) if path[0] == "task" else path[0] for path in paths))
 
     def check(self, con: Any) -> str:
         """SQL of whether it computes with NaN. Raises UsageError for what is no expression over one row of ``rollouts``, or
@@ -63,7 +68,7 @@ class Expression:
 
         with about(self.subject):
             duckdb.SQLExpression(self.text)  # it is one
-            parts = self._parts() if self.kind != "value" else []
+            parts = list(self._parts())
             # Also as a condition of rows, in which there are no aggregates.
             columns = ", ".join([self.sql, *parts])
             kind, *kinds = con.sql(f"SELECT {columns} FROM rollouts WHERE {self.sql} IS NULL").types
@@ -78,17 +83,15 @@ class Expression:
         with connection() as con, about(self.subject):
             return json.loads(con.execute("SELECT json_serialize_sql(?)", [f"SELECT {self.sql}"]).fetchall()[0][0])
 
-    def _parts(self) -> list[str]:
-        """What is computed in it, each part as SQL; of a list, a CASE and a subquery what comes out of it."""
-        tree, parts = self._tree(), list[str]()
-        select, parameters = tree["statements"][0]["node"], _parameters(tree)
-        for node in list(_nodes(select["select_list"], but=("then_expr", "else_expr", "subquery"))):
-            if node["class"] in _COMPUTED and parameters.isdisjoint(path[0] for path in _paths(node)):
+    def _parts(self) -> Iterator[str]:
+        """What is computed in it for each row, part by part, as SQL."""
+        tree = self._tree()
+        select = tree["statements"][0]["node"]
+        with connection() as con:
+            for node in [n for n in _nodes(select["select_list"], but=_INNER) if n["class"] in _COMPUTED]:
                 select["select_list"] = [{**node, "alias": ""}]
-                with connection() as con:
-                    sql = con.execute("SELECT json_deserialize_sql(?)", [json.dumps(tree)]).fetchall()[0][0]
-                parts.append(sql.removeprefix("SELECT "))
-        return parts
+                sql = con.execute("SELECT json_deserialize_sql(?)", [json.dumps(tree)]).fetchall()[0][0]
+                yield sql.removeprefix("SELECT ")
 
 
 def _nodes(tree: Any, but: Collection[str] = ()) -> Iterator[Any]:
@@ -101,13 +104,9 @@ def _nodes(tree: Any, but: Collection[str] = ()) -> Iterator[Any]:
         yield from _nodes(child, but)
 
 
-def _parameters(tree: Any) -> set[str]:
-    """The names of the parameters of lambdas."""
-    return {path[0] for node in _nodes(tree) if node["class"] == "LAMBDA" for path in _paths(node["lhs"])}
-
-
-def _paths(tree: Any) -> list[list[str]]:
-    return [node["column_names"] for node in _nodes(tree) if node["class"] == "COLUMN_REF"]
+def _paths(tree: Any) -> Iterator[list[str]]:
+    """The names of columns and lambda parameters, each with its fields."""
+    return (node["column_names"] for node in _nodes(tree) if node["class"] == "COLUMN_REF")
 
 
 @functools.cache
@@ -124,11 +123,9 @@ def _database() -> Any:
     return con
 
 
-@contextlib.contextmanager
-def connection() -> Iterator[Any]:
-    """A connection to nothing."""
-    with _database().cursor() as con:
-        yield con
+def connection() -> Any:
+    """A connection to nothing, to be closed."""
+    return _database().cursor()
 
 
 @contextlib.contextmanager

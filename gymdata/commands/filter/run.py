@@ -7,21 +7,19 @@ the output is counted under one reason; the output's run.json leads back to the 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.commands.filter.columns import Scores, category_name, evaluate, is_of_group
+from gymdata.commands.filter.columns import category_name, evaluate, is_of_group
 from gymdata.commands.filter.conditions import Expression, about, connection
 from gymdata.commands.filter.settings import FilterConfig
 from gymdata.commands.filter.steps import Funnel, Step
+from gymdata.commands.query.views import quoted
 from gymdata.errors import DataError, RefusedError, UsageError, counted, option
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import Figures, Report, Row, paths_of
@@ -29,13 +27,7 @@ from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import taken
 from gymdata.store import StageOutput, files_of
-from gymdata.store.lineage import (
-    Paths,
-    chosen_rows,
-    common_identity,
-    parents_of,
-    refuse_duplicates,
-)
+from gymdata.store.lineage import Paths, chosen_rows, common_identity, parents_of, refuse_duplicates
 from gymdata.store.paths import local_output, matches, refuse_inputs
 
 #: A hash of all that a rollout generated, none where nothing was.
@@ -89,78 +81,90 @@ def filter(
     """Write the rollouts under ``path`` (run folder, file, glob, or several of them) that pass every step.
 
     ``config`` is a ``FilterConfig``; conditions are DuckDB expressions over the columns of one rollout and its group.
-    ``output``: a folder (``rollouts.parquet``; with a split ``train.parquet`` and ``test.parquet``), or a .parquet/.jsonl
-    file, which has no run.json. With ``dry_run`` (or ``write`` false) nothing is written.
-    Several inputs become one output, with or without a condition.
+    ``output``: a folder (``rollouts.parquet``; with a split ``train.parquet`` and ``test.parquet``). With ``dry_run`` (or
+    ``write`` false) nothing is written. Several inputs become one output, with or without a condition.
     Raises UsageError for a condition that cannot be read or names an unknown column, and for a single input without one;
     RefusedError when nothing would be left, and (D701) for a rollout that is there twice; StoreError when the output holds
     rollouts that were filtered with other settings, or something else.
     """
     config = FilterConfig.called_with(filter, config, settings)
-    sources, progress = paths_of(path, "filter"), progress or NullProgress()
+    sources = paths_of(path, "filter")
     for source in sources:
         files_of(source)
-    with contextlib.ExitStack() as stack:
-        out = _output(output, sources, overwrite) if write and not dry_run else None
-        if out is not None:
-            stack.enter_context(out)
-            out.refuse_other("config", config, "rollouts that were filtered", parents=parents_of(sources))
-        expressions = _expressions(config)
-        several = sum(len(matches(source)) for source in sources) > 1
-        if not (several or expressions or config.share):
-            raise UsageError(
-                "there is nothing to filter by",
-                hint="give --where, --group-where, --dedupe, --best-n, --balance, --split-by task or several inputs",
-            )
-        con = stack.enter_context(connection())
-        scores = evaluate(con, expressions, sources)
-        rollouts = con.sql("SELECT rollout_id FROM rows ORDER BY row").to_arrow_table()
-        if not rollouts.num_rows:
-            raise DataError.empty(sources[0], "rollouts")
-        refuse_duplicates(rollouts, sources)
-        with about("filter"):
-            funnel = Funnel(con)
-            _, groups_in = funnel.counts()
-            _run_steps(funnel, config, expressions)
-            left = funnel.left()
-        steps = funnel.steps
-        if not left.num_rows:
-            reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in steps for reason, n in s.dropped.items())
-            most = max(steps, key=lambda step: step.rows_in - step.rows_out)
-            dropped = f"dropped {sum(most.dropped.values()):,} ({most.detail})"
-            raise RefusedError(
-                f"none of {counted(rollouts.num_rows, 'rollout')} is left ({reasons})",
-                hint=f"nothing was written; loosen --{most.name}, which {dropped}",
-            )
-        sides = {"kept": left}
-        if config.share is not None:
-            test_tasks = split_tasks(left["task_id"].to_pylist(), config.share, config.seed)
-            in_test = pc.is_in(left["task_id"], value_set=pa.array(sorted(test_tasks), pa.string()))
-            sides = {"train": left.filter(pc.invert(in_test)), "test": left.filter(in_test)}
-        report = FilterReport(
-            rollouts_in=rollouts.num_rows,
-            rollouts_out=left.num_rows,
-            groups_in=groups_in,
-            groups_out=pc.count_distinct(left["group_id"]).as_py(),
-            steps=steps,
-            sides={
-                side: {"rollouts": rows.num_rows, "tasks": pc.count_distinct(rows["task_id"]).as_py()}
-                for side, rows in sides.items()
-            },
-        )
-        if out is not None:
-            _write(report, rollouts["rollout_id"], scores, sides, sources, config, command, progress, out)
-        return report
-
-
-def _output(output: str | Path | None, sources: Sequence[str | Path], overwrite: bool) -> StageOutput:
-    """Where the rollouts go. Raises UsageError for a place where they may not go."""
+    if not write or dry_run:
+        return _choose(sources, config)[0]
     if output is None:
-        without = f"; {option('dry_run', True)} only counts"
-        raise UsageError("-o is missing", hint=f"-o FOLDER{without}")
+        raise UsageError("-o is missing", hint=f"-o FOLDER; {option('dry_run', True)} only counts")
     out = StageOutput(local_output(output), "filter", overwrite=overwrite)
     refuse_inputs(out.place, sources, ROLLOUTS, "filtered")
-    return out
+    with out:
+        out.refuse_other("config", config, "rollouts that were filtered", parents=parents_of(sources))
+        report, rows, scores = _choose(sources, config)
+        _write(out, report, rows, sources, progress or NullProgress())
+        rescored = dict.fromkeys(folder for folders in scores.values() for folder in folders)
+        facts = {
+            "command": list(command),
+            "config": config.model_dump(mode="json"),
+            "parents": parents_of([*sources, *rescored]),
+            "scored_by": [taken(sources, name) for name in scores],
+            "identity": common_identity(sources),
+            "counts": {key: value for key, value in report.to_dict().items() if key != "files"},
+        }
+        out.finish(facts)
+    return report
+
+
+def _choose(
+    sources: Sequence[str | Path], config: FilterConfig
+) -> tuple[FilterReport, pa.Table, dict[str | None, list[Path]]]:
+    """Run the steps: what they did; of each rollout, in order, its ``rollout_id`` and the ``side`` that keeps it, null for
+    none; and the scores that were used."""
+    expressions = _expressions(config)
+    several = sum(len(matches(source)) for source in sources) > 1
+    if not (several or expressions or config.share):
+        raise UsageError(
+            "there is nothing to filter by",
+            hint="give --where, --group-where, --dedupe, --best-n, --balance, --split-by task or several inputs",
+        )
+    with connection() as con:
+        scores = evaluate(con, expressions, sources)
+        with about("filter"):
+            steps = _run_steps(con, config, expressions)
+            rows = con.sql("SELECT rollout_id, task_id, group_id, is_left FROM rows ORDER BY row").to_arrow_table()
+    if not rows.num_rows:
+        raise DataError.empty(sources[0], "rollouts")
+    refuse_duplicates(rows, sources)
+    left = rows.filter(rows["is_left"])
+    if not left.num_rows:
+        reasons = "; ".join(f"{s.name}: {reason} {n:,}" for s in steps for reason, n in s.dropped.items())
+        most = max(steps, key=lambda step: step.rows_in - step.rows_out)
+        dropped = f"dropped {sum(most.dropped.values()):,} ({most.detail})"
+        raise RefusedError(
+            f"none of {counted(rows.num_rows, 'rollout')} is left ({reasons})",
+            hint=f"nothing was written; loosen --{most.name}, which {dropped}",
+        )
+    of_left: pa.Scalar | pa.ChunkedArray = pa.scalar("kept")
+    if config.share is not None:
+        test_tasks = split_tasks(left["task_id"].to_pylist(), config.share, config.seed)
+        in_test = pc.is_in(rows["task_id"], value_set=pa.array(sorted(test_tasks), pa.string()))
+        of_left = pc.if_else(in_test, "test", "train")
+    rows = rows.append_column("side", pc.if_else(rows["is_left"], of_left, None))
+    tasks = {
+        side: rows["task_id"].filter(_is_of(rows, side)) for side in (["train", "test"] if config.share else ["kept"])
+    }
+    report = FilterReport(
+        rollouts_in=rows.num_rows,
+        rollouts_out=left.num_rows,
+        groups_in=pc.count_distinct(rows["group_id"]).as_py(),
+        groups_out=pc.count_distinct(left["group_id"]).as_py(),
+        steps=steps,
+        sides={side: {"rollouts": len(ids), "tasks": pc.count_distinct(ids).as_py()} for side, ids in tasks.items()},
+    )
+    return report, rows, scores
+
+
+def _is_of(rows: pa.Table, side: str) -> pa.ChunkedArray:
+    return pc.fill_null(pc.equal(rows["side"], side), False)
 
 
 def _expressions(config: FilterConfig) -> dict[str, Expression]:
@@ -178,13 +182,12 @@ def _expressions(config: FilterConfig) -> dict[str, Expression]:
     if config.balance:
         category = category_name(config.balance)
         path = category.split(".") if category.startswith("task.") else [category]
-        quoted = ".".join('"' + name.replace('"', '""') + '"' for name in path)
-        named["category"] = Expression(quoted, "--balance", "value")
+        named["category"] = Expression(".".join(map(quoted, path)), "--balance", "value")
     return named
 
 
-def _run_steps(funnel: Funnel, config: FilterConfig, expressions: Mapping[str, Expression]) -> None:
-    categories = funnel.categories() if config.balance else []
+def _run_steps(con: Any, config: FilterConfig, expressions: Mapping[str, Expression]) -> list[Step]:
+    funnel = Funnel(con)
     for name, expression in expressions.items():
         if expression.kind == "condition":
             funnel.condition(expression.where.removeprefix("--"), expression.line, name)
@@ -193,41 +196,24 @@ def _run_steps(funnel: Funnel, config: FilterConfig, expressions: Mapping[str, E
     if config.best_n:
         funnel.best(config.best_n, expressions["score"].line)
     if config.balance:
-        funnel.balance(category_name(config.balance), categories, config.seed)
+        funnel.balance(category_name(config.balance), config.seed)
+    return funnel.steps
 
 
 def _write(
-    report: FilterReport,
-    ids: pa.ChunkedArray,
-    scores: Scores,
-    sides: Mapping[str, pa.Table],
-    sources: Sequence[str | Path],
-    config: FilterConfig,
-    command: Sequence[str],
-    progress: Progress,
-    out: StageOutput,
+    out: StageOutput, report: FilterReport, rows: pa.Table, sources: Sequence[str | Path], progress: Progress
 ) -> None:
+    """Write the rollouts of each side to a file."""
     done = 0
-    for side, rows in sides.items():
-        target = out.place / ("rollouts.parquet" if side == "kept" else f"{side}.parquet")
-        mask = np.zeros(len(ids), bool)
-        mask[rows["row"].to_numpy()] = True
 
-        def batches(mask: npt.NDArray[np.bool_] = mask) -> Iterator[pa.RecordBatch]:
-            nonlocal done
-            for batch in chosen_rows(sources, ids, mask):
-                done += batch.num_rows
-                yield batch
-                progress.update(done=done, total=report.rollouts_out)
+    def batches(side: str) -> Iterator[pa.RecordBatch]:
+        nonlocal done
+        for batch in chosen_rows(sources, rows["rollout_id"], _is_of(rows, side).to_numpy()):
+            done += batch.num_rows
+            yield batch
+            progress.update(done=done, total=report.rollouts_out)
 
-        out.batches(target.name, batches(), ROLLOUTS, ROLLOUTS.arrow, side=side)
-        report.files[side] = target
-    facts = {
-        "command": list(command),
-        "config": config.model_dump(mode="json"),
-        "parents": parents_of([*sources, *scores.files]),
-        "scored_by": [taken(sources, name) for name in dict.fromkeys(scores.names)],
-        "identity": common_identity(sources),
-        "counts": {key: value for key, value in report.to_dict().items() if key != "files"},
-    }
-    out.finish(facts)
+    for side in report.sides:
+        name = "rollouts.parquet" if side == "kept" else f"{side}.parquet"
+        out.batches(name, batches(side), ROLLOUTS, ROLLOUTS.arrow, side=side)
+        report.files[side] = out.place / name

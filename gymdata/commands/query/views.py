@@ -296,7 +296,7 @@ def without_nan(con: duckdb.DuckDBPyConnection, sql: str) -> str:
     """``sql`` with NULL for NaN, which DuckDB sorts above all numbers and which makes every mean NaN; but not in turns,
     whose digests hold it."""
     rows = con.sql(sql)
-    columns = [(_quoted(name), kind) for name, kind in zip(rows.columns, rows.types, strict=True) if name != "turns"]
+    columns = [(quoted(name), kind) for name, kind in zip(rows.columns, rows.types, strict=True) if name != "turns"]
     replaced = [f"{_known(name, kind)} AS {name}" for name, kind in columns if _known(name, kind) != name]
     return f"SELECT * REPLACE ({', '.join(replaced)}) FROM ({sql})" if replaced else sql
 
@@ -307,12 +307,13 @@ def _named_rewards(con: duckdb.DuckDBPyConnection, rows: str) -> str:
     THEN '_' || row_number() OVER (PARTITION BY lower(name) ORDER BY name) ELSE '' END
   FROM (SELECT DISTINCT unnest(rewards).name AS name FROM ({rows})) WHERE name IS NOT NULL ORDER BY name"""
     return "".join(
-        f", list_filter(rewards, lambda r: r.name = {_text(name)})[1].value AS {_quoted(f'reward_{shown}')}"
+        f", list_filter(rewards, lambda r: r.name = {_text(name)})[1].value AS {quoted(f'reward_{shown}')}"
         for name, shown in con.execute(names).fetchall()
     )
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """``name`` as an identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -324,7 +325,7 @@ def _known(sql: str, kind: Any) -> str:
     if kind.id == "list" and (inner := _known("x", kind.child)) != "x":
         return f"list_transform({sql}, lambda x: {inner})"
     if kind.id == "struct":
-        fields = [(name, f"{sql}.{_quoted(name)}", child) for name, child in kind.children]
+        fields = [(name, f"{sql}.{quoted(name)}", child) for name, child in kind.children]
         packed = [f"{_text(name)}: {_known(field, child)}" for name, field, child in fields]
         if packed != [f"{_text(name)}: {field}" for name, field, _ in fields]:
             return "{" + ", ".join(packed) + "}"

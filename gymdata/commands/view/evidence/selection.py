@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.commands.filter.columns import TEXTS, dataset_of, evaluate
+from gymdata.commands.filter.columns import TEXTS, evaluate
 from gymdata.commands.filter.conditions import Expression, connection
 from gymdata.commands.report.rollouts import Rewards, codes_of
 from gymdata.commands.report.sampling import mixed
@@ -304,7 +304,7 @@ def _passing(snapshot: Snapshot, query: Query) -> Rows:
         return np.arange(len(snapshot))
     expressions = {f"where_{k}": Expression(text, "filter") for k, text in enumerate(texts)}
     with connection() as con:
-        evaluate(con, expressions, snapshot.paths, dataset_of(lambda names: snapshot.batches(AGENTS, names)))
+        evaluate(con, expressions, snapshot.paths, lambda names: snapshot.batches(AGENTS, names))
         passing = " AND ".join(expressions)
         rows: Rows = con.sql(f"SELECT row FROM rows WHERE {passing} ORDER BY row").to_arrow_table()["row"].to_numpy()
     # The texts of all rollouts may have been read.
