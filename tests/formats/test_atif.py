@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gymdata
-from gymdata.formats.trajectories.atif import trajectory_of
+from gymdata.formats import format_named
 from gymdata.rollouts.messages import json_text
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
@@ -36,6 +36,7 @@ from tests.formats.trajectories import (
 )
 from tests.rollout_files import rollout, two_turns, write_run
 
+trajectory_of = format_named("atif").trajectory  # type: ignore[attr-defined]  # of ATIF alone
 _SETTINGS = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -106,6 +107,7 @@ trajectory = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:atif. token ids in")
 @_SETTINGS
 @given(st.lists(trajectory, min_size=1, max_size=4))
 def test_theirs_come_back_whole(tmp_path: Path, theirs: list[Any]) -> None:

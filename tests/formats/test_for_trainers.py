@@ -16,9 +16,9 @@ import gymdata
 from gymdata.errors import RefusedError
 from gymdata.formats import exported
 from gymdata.formats.input_ids import MESSAGES, NO_TOKENS, RENDERED
+from gymdata.formats.nat_pairs import NO_MARGIN
 from gymdata.formats.text.export import EMPTY, LOG_PROBS, REWARDS
 from gymdata.formats.text.export import TOOLS as GIVEN_TOOLS
-from gymdata.formats.trajectories.nat_pairs import NO_MARGIN
 from gymdata.formats.trl import ABOVE_1, UNLABELLED
 from gymdata.formats.verl import WITH_TOOLS
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS

@@ -14,6 +14,7 @@ import gymdata
 from gymdata.commands.validate.run import validate
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
+from gymdata.store.reading import DataWarning
 from tests.formats.trajectories import lines, rejected, write_lines
 from tests.rollout_files import rollout, two_turns, write_run
 
@@ -52,6 +53,7 @@ def atif() -> dict[str, Any]:
 
 
 ROWS = {"nemo-gym": nemo_gym, "nat-trajectories": nat, "atif": atif}
+COLUMNS = {"nemo-gym": "response.output", "nat-trajectories": "episode", "atif": "steps"}
 IDS = {"nemo-gym": "generation_token_ids", "atif": "completion_token_ids"}
 #: The number of log-probabilities is wrong: the changed list, and the reason.
 NUMBERS = [
@@ -136,10 +138,11 @@ def test_a_last_answer_without_ids_is_counted(name: str, path: tuple[Any, ...], 
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_of_text_alone_are_text(name: str, tmp_path: Path) -> None:
-    """Without a single turn that has its ids, a rollout has none; the summary counts it."""
+def test_rows_of_which_no_call_has_all_its_ids_are_text(name: str, tmp_path: Path) -> None:
+    """The summary counts them; ids that are there and are not read are a warning."""
     text = json.loads(json.dumps(ROWS[name]()).replace("prompt_token_ids", "prompt_ids"))
-    summary = gymdata.import_rollouts(write_lines(tmp_path / "a.jsonl", [text]), tmp_path / "run")
+    with pytest.warns(DataWarning, match=f"{name}: token ids in the `{COLUMNS[name]}` of 1 row are not read"):
+        summary = gymdata.import_rollouts(write_lines(tmp_path / "a.jsonl", [text]), tmp_path / "run")
     assert (summary.rejected, summary.without_token_data, summary.ends_without_ids) == (0, 1, 0)
 
 

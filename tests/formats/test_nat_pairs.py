@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import gymdata
 from gymdata.commands.import_export.run import import_rollouts
 from gymdata.errors import StoreError, UsageError
-from gymdata.formats.trajectories.nat_pairs import CALLS, IDS, SEVERAL
+from gymdata.formats.nat_pairs import CALLS, IDS, SEVERAL
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_run_json, read_table
 from tests.formats.trajectories import (

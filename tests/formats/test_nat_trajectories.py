@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from gymdata.cli.main import main
 from gymdata.commands.import_export.run import import_rollouts
-from gymdata.formats.trajectories.nat import NO_REWARD, trajectory_of
+from gymdata.formats import format_named
+from gymdata.formats.nat import NO_REWARD
 from gymdata.rollouts.messages import ROLES
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
+from gymdata.store.reading import DataWarning
 from tests.formats.trajectories import (
     as_spread,
     as_stored,
@@ -36,6 +38,7 @@ from tests.formats.trajectories import (
 )
 from tests.rollout_files import rollout, two_turns, write_run
 
+trajectory_of = format_named("nat-trajectories").trajectory  # type: ignore[attr-defined]  # of trajectories alone
 _SETTINGS = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 reward = st.floats(allow_nan=False) | st.integers(-3, 3)
 
@@ -104,6 +107,7 @@ document = st.one_of(
 )
 
 
+@pytest.mark.filterwarnings("ignore:nat-trajectories. token ids in")
 @_SETTINGS
 @given(document)
 def test_theirs_come_back_whole(tmp_path: Path, theirs: Any) -> None:
@@ -150,7 +154,8 @@ def test_tokens_spelt_as_ids_are_turns(tmp_path: Path) -> None:
         "logprobs": {"content": [content[0] | {"token": "Hi"}]},
         "metadata": {"prompt_token_ids": [1]},
     }
-    done, back = through_a_run(write_lines(tmp_path / "a.jsonl", [good, words]), "nat-trajectories")
+    with pytest.warns(DataWarning, match="token ids in the `episode` of 1 row are not read"):
+        done, back = through_a_run(write_lines(tmp_path / "a.jsonl", [good, words]), "nat-trajectories")
     assert len(back) == 2
     assert same(*there_and_back(tmp_path))
     assert (done.turns, done.without_token_data) == (1, 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,21 @@ class Importing:
     origins: list[tuple[Path, int]] = field(default_factory=list)
     #: Column → rows whose token ids in it are not read.
     unread: Counter[str] = field(default_factory=Counter)
+
+    def check_ids(self, calls: Sequence[tuple[bool | None, str]], column: str, *, is_own: bool = False) -> None:
+        """``calls``: of each model call in the ``column`` of a row, whether it has all of its ids (None: it has none), and
+        what is missing where it has not. ``is_own``: gymdata wrote the row, whose answers need not be turns.
+
+        Raises BadItem for a call that has a part of its ids where others have them all, and for one without any before the
+        last that has them: what it sampled would be context there. Where no call has all of them, those that there are
+        are counted as not read."""
+        last = max((number for number, (is_whole, _) in enumerate(calls) if is_whole), default=None)
+        if last is None:
+            self.unread[column] += any(is_whole is False for is_whole, _ in calls)
+            return
+        for number, (is_whole, missing) in enumerate(calls):
+            if is_whole is False or (is_whole is None and number < last and not is_own):
+                raise BadItem("T205", f"{missing}, and other model calls have their ids")
 
     def count_unread(self, row: JsonObject, column: str, *keys: str) -> None:
         """Count a row whose ``column`` is a list of steps with token ids, under one of these keys, that are not read."""

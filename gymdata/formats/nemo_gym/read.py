@@ -72,8 +72,8 @@ def _row(row: Row | Attempt | BadRow, line: bytes, importing: Importing) -> Roll
     if isinstance(row, Attempt):
         return _failed(row, importing)
     try:
-        turn_of, turns = _turns(row)
-    except BadRow:
+        turn_of, turns = _turns(row, importing)
+    except BadItem:
         if row.failure is None or row.failure.is_rollout:
             raise
         return _failed(Attempt(decode(line, exact=True), row.failure), importing)
@@ -104,16 +104,16 @@ def _own_index(row: Row) -> int | None:
     return index if row.rollout_id and type(index) is int and 0 <= index < 2**31 else None
 
 
-def _turns(row: Row) -> tuple[dict[int, int], dict[str, Any]]:
+def _turns(row: Row, importing: Importing) -> tuple[dict[int, int], dict[str, Any]]:
     """The calls with a prompt and a generation as turns: the turn that each model call became, and the columns of the turns.
-    Raises BadRow for ids beyond 32 bits, a call whose ids are missing where others have them, and a wrong number of
+    Raises BadItem for ids beyond 32 bits, a call whose ids are missing where others have them, and a wrong number of
     log-probabilities."""
+    _check_ids(row, importing)
     numbered = {n: call for n, call in enumerate(row.calls) if call is not None and call.is_whole}
     calls = list(numbered.values())
     turn_of = {number: turn for turn, number in enumerate(numbered)}
     if not calls:
         return turn_of, TurnEncoder().columns() | {"finish_reason": None}
-    _refuse_missing(row, max(numbered))
     is_cut = calls[-1] is row.calls[-1] and _status(row)[0] == "truncated"
     encoder, before = TurnEncoder(), None
     for number, call in numbered.items():
@@ -128,16 +128,16 @@ def _turns(row: Row) -> tuple[dict[int, int], dict[str, Any]]:
     return turn_of, encoder.columns() | {"finish_reason": reason}
 
 
-def _refuse_missing(row: Row, last: int) -> None:
-    """Raises BadRow for a call with a part of its ids alone, and for one without ids before ``last``, the last call that has
-    them: what it sampled would be context there. A row that gymdata wrote may have answers that are no turns."""
-    is_own = isinstance(row.value.get("gymdata"), dict)
+def _check_ids(row: Row, importing: Importing) -> None:
+    """Raises BadItem as ``Importing.check_ids``."""
+    calls = list[tuple[bool | None, str]]()
     for number, call in enumerate(row.calls):
-        if call is None and number < last and not is_own:
-            raise BadRow("T205", "the model call has no ids, and others of the row have", turn=number)
-        if call is not None and not call.is_whole:
+        if call is None:
+            calls.append((None, f"turn {number}: the model call has no ids"))
+        else:
             lost = GENERATION if len(call.prompt) else PROMPT
-            raise BadRow("T205", f"{lost} missing, null or empty, and other calls have ids", turn=number)
+            calls.append((call.is_whole, f"turn {number}: {lost} missing, null or empty"))
+    importing.check_ids(calls, "response.output", is_own=isinstance(row.value.get("gymdata"), dict))
 
 
 def _log_probs(call: Call, turn: int) -> npt.NDArray[np.float32]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from gymdata.formats.conversion.models import shortest
 from gymdata.formats.nemo_gym.cut import RENDERED
 from gymdata.formats.nemo_gym.read import RESPONSE
-from gymdata.formats.trajectories.own import shortest
 from gymdata.rollouts.failures import FAILURE, UNSCORED, failure_of
 from gymdata.rollouts.messages import (
     GENERATION,

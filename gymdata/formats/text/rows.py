@@ -114,8 +114,9 @@ def exchange(prompt: str, output: str, where: str) -> tuple[list[Message], list[
 
 
 def as_text(value: Any) -> Any:
-    """A number of an answer as its text; anything else as it is."""
-    return STRICT.encode(value) if type(value) in (int, float) else value
+    """A finite number of an answer as its text; anything else as it is."""
+    is_number = type(value) is int or (type(value) is float and math.isfinite(value))
+    return STRICT.encode(value) if is_number else value
 
 
 def spoken(text: Any) -> list[Message]:

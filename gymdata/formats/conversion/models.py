@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Annotated, Any, NamedTuple, Self, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
@@ -20,10 +21,8 @@ from gymdata.errors import DataError
 from gymdata.formats.conversion.importing import BadItem
 from gymdata.formats.conversion.rows import refuse_surrogates
 from gymdata.rollouts.messages import JsonObject, RolloutRow, TableRow, json_text, object_of
-from gymdata.rollouts.schema import Table
-from gymdata.rollouts.turns import Call, TopLogProb, Turn
+from gymdata.rollouts.turns import Call, Turn
 from gymdata.settings import expected_text
-from gymdata.store.columns import build, to_rows
 from gymdata.store.lines import NON_FINITE, encode
 
 OWN = "gymdata"
@@ -33,21 +32,14 @@ _DIGEST = "digest"
 _EXPECTED = {"too_short": "at least one item", "too_long": "one item"} | dict.fromkeys(
     ("model_type", "dict_type"), "an object"
 )
+#: Faults of the shape of an object, not of a value's type.
+_OF_SHAPE = ("missing", "literal_error", "string_pattern_mismatch", "too_short")
 
 
 class Model(pydantic.BaseModel):
-    """An object of a published format. Fields that are neither read nor written are not declared, and are no fault."""
+    """An object of a published format, as it is read. Fields that are not read are not declared, and are no fault."""
 
     model_config = pydantic.ConfigDict(strict=True)
-
-    @classmethod
-    def made(cls, **fields: Any) -> Self:
-        """An object with those of ``fields`` that are not None."""
-        return cls(**{name: value for name, value in fields.items() if value is not None})
-
-    def written(self) -> JsonObject:
-        """The fields that it was given."""
-        return self.model_dump(exclude_unset=True)
 
 
 M = TypeVar("M", bound=Model)
@@ -59,32 +51,33 @@ def read(model: type[M], value: Any) -> M:
     try:
         return model.model_validate(value)
     except pydantic.ValidationError as error:
-        raise _bad_item(error.errors(include_url=False)[0]) from None
-
-
-def _bad_item(fault: Any) -> BadItem:
+        fault = error.errors(include_url=False)[0]
     path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in fault["loc"]).removeprefix(".")
-    kind, value = fault["type"], fault["input"]
-    of_shape = value is None or not path or kind in ("missing", "literal_error", "string_pattern_mismatch", "too_short")
-    code = "R502" if path == "reward" else "S103" if of_shape else "S102"
+    kind, got = fault["type"], fault["input"]
+    code = "R502" if path == "reward" else "S103" if got is None or not path or kind in _OF_SHAPE else "S102"
     where = f"{path:.120}: " if path else ""
     if kind == "missing":
-        return BadItem(code, f"{where}is missing")
-    got = "null" if value is None else "an empty list" if value == [] else f"{value!r:.60}"
-    return BadItem(code, f"{where}got {got}, expected {_EXPECTED.get(kind) or expected_text(fault):.80}")
-
-
-def _finite(value: Any) -> Any:
-    return NON_FINITE.get(value, value) if isinstance(value, str) else value
+        raise BadItem(code, f"{where}is missing")
+    shown = "null" if got is None else "an empty list" if got == [] else f"{got!r:.60}"
+    raise BadItem(code, f"{where}got {shown}, expected {_EXPECTED.get(kind) or expected_text(fault):.80}")
 
 
 Int32 = Annotated[int, pydantic.Field(ge=-(2**31), lt=2**31)]
 #: JSON has names for numbers that are not finite.
-Number = Annotated[float, pydantic.BeforeValidator(_finite)]
+Number = Annotated[
+    float, pydantic.BeforeValidator(lambda value: NON_FINITE.get(value, value) if isinstance(value, str) else value)
+]
+
+
+_NULL = pydantic.Field(default=None, validate_default=True)
+T = TypeVar("T")
+#: A list, of which null is the empty one; and an object, of which null is one without fields.
+Several = Annotated[list[T], _NULL, pydantic.BeforeValidator(lambda value: [] if value is None else value)]
+OrEmpty = Annotated[T, _NULL, pydantic.BeforeValidator(lambda value: {} if value is None else value)]
 
 
 def only(kind: Any) -> pydantic.BeforeValidator:
-    """What is not of ``kind`` in a free object has another meaning there."""
+    """What is not of ``kind`` has another meaning there, and is null."""
     return pydantic.BeforeValidator(lambda value: value if isinstance(value, kind) else None)
 
 
@@ -111,9 +104,13 @@ def with_own_row(trajectory: JsonObject, free: str, row: TableRow) -> JsonObject
     return whole
 
 
-def take_own_row(trajectory: Any, free: str, table: Table) -> OwnRow | None:
+def take_own_row(trajectory: Any, free: str, table_name: str) -> OwnRow | None:
     """Takes the row that gymdata wrote out of a trajectory; None where it has none. Raises BadItem for one that does not fit
     its table."""
+    from gymdata.rollouts.schema import TABLES  # loads pyarrow
+    from gymdata.store.columns import build, to_rows
+
+    table = TABLES[table_name]
     free_object = object_of(object_of(trajectory).get(free))
     own = object_of(free_object.get(OWN))
     digest = own.pop(_DIGEST, None)
@@ -139,25 +136,17 @@ def _digest(trajectory: JsonObject) -> str:
 
 
 def model_call(
-    prompt: list[int],
-    generation: list[int],
-    log_probs: list[float] | None,
-    where: str,
-    *,
-    agent: str | None = None,
-    reward: float | None = None,
-    top_log_probs: list[list[TopLogProb]] | None = None,
+    prompt: list[int], generation: list[int], log_probs: Sequence[float] | None, where: str, **more: Any
 ) -> Call:
     """The model call of these lists; without log-probabilities they are NaN. Raises BadItem for another number of them,
-    which are at ``where``."""
+    which are at ``where``. ``more``: its other fields."""
     if log_probs is None:
         log_probs = [math.nan] * len(generation)
     if len(log_probs) != len(generation):
         raise BadItem("L301", f"{where}: got {len(log_probs)}, expected {len(generation)}, one per generated token")
     with np.errstate(over="ignore"):
         numbers = np.array(log_probs, np.float32)
-    ids = np.array(prompt, np.int32), np.array(generation, np.int32)
-    return Call(*ids, numbers, "stop", agent, reward, top_log_probs)
+    return Call(np.array(prompt, np.int32), np.array(generation, np.int32), numbers, "stop", **more)
 
 
 def rest_of(trajectory: JsonObject, *parts: str) -> str:
