@@ -103,6 +103,11 @@ class Fault:
     keys: tuple[str, ...] = ()
     raised: DataError | None = None
 
+    @classmethod
+    def of_file(cls, error: DataError, row: int, where: str, table: Table, code: str = "S101") -> Fault:
+        """What ends the reading of a file before ``row``. ``code``: where the error has none."""
+        return cls("file", error.code or code, row, where, table, error.message, raised=error)
+
     @property
     def rollout_id(self) -> str | None:
         name = self.value.get("rollout_id") if isinstance(self.value, Mapping) else None
@@ -167,24 +172,6 @@ def build(
         raise min(faults, key=lambda fault: fault.row).error()
     (batch,) = (part for part in found if isinstance(part, Batch))
     return batch.data
-
-
-def null_places(array: pa.Array, f: pa.Field) -> Iterator[tuple[int, tuple[str | int, ...]]]:
-    """Where ``array`` has a null that ``f`` does not allow: the index, and the path from there on. A log-probability that
-    is null is one that is not finite."""
-    if array.null_count and not f.nullable:
-        yield from ((int(index), ()) for index in np.flatnonzero(array.is_null()))
-    if pa.types.is_list(f.type) and (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
-        offsets, values = list_parts(array)
-        item = pa.field("item", f.type.value_type, nullable=pa.types.is_floating(f.type.value_type))
-        for place, path in null_places(values, item):
-            index = int(np.searchsorted(offsets, place, side="right")) - 1
-            yield index, (place - int(offsets[index]), *path)
-    elif pa.types.is_struct(f.type) and pa.types.is_struct(array.type):
-        for child in f.type:
-            if array.type.get_field_index(child.name) >= 0:
-                below = null_places(array.field(child.name), child)
-                yield from ((index, (child.name, *path)) for index, path in below)
 
 
 def _without_unknown(row: Row, table: Table, where: str) -> Fault | None:
@@ -259,18 +246,6 @@ def to_rows(batch: pa.RecordBatch | pa.Table) -> list[TableRow]:
     columns = (c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in batch.columns)
     values = map(_to_list, columns)
     return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*values, strict=True)]
-
-
-def unknown_fields(actual: pa.DataType, kind: pa.DataType, place: str) -> Iterator[str]:
-    """The fields of objects in ``actual`` that ``kind`` does not have: a cast would lose them."""
-    if pa.types.is_list(kind) and (pa.types.is_list(actual) or pa.types.is_large_list(actual)):
-        yield from unknown_fields(actual.value_type, kind.value_type, f"{place}[]")
-    elif pa.types.is_struct(kind) and pa.types.is_struct(actual):
-        for child in actual:
-            if kind.get_field_index(child.name) < 0:
-                yield f"{place}.{child.name}"
-            else:
-                yield from unknown_fields(child.type, kind.field(child.name).type, f"{place}.{child.name}")
 
 
 def _check_keys(rows: Sequence[Any], table: Table) -> None:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,17 +22,18 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.ipc
+import pyarrow.parquet as pq
 import xxhash
 from pyarrow.fs import LocalFileSystem
 
 from gymdata.errors import GymdataError
-from gymdata.rollouts.schema import ROLLOUTS, SCHEMA_KEY, Table, check_version
+from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.store.lock import Lock
-from gymdata.store.parquet import group_batches, group_rows, opened_parquet, schema_of
+from gymdata.store.parquet import group_rows, opened_parquet, parquet_parts, schema_of, stored_columns
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing
-from gymdata.store.tables import chosen_columns, files_of, present_columns, scan_source, shape
+from gymdata.store.tables import chosen_columns, files_of, scan_source, sound_batches
 
 if TYPE_CHECKING:
     import polars as pl
@@ -71,6 +71,24 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
         #: A gymdata error that was raised inside the reader, which may keep only its text.
         self.fault: GymdataError | None = None
 
+    @classmethod
+    def of_files(cls, files: Sequence[Path], table: Table) -> VerifiedDataset:
+        """Parquet files as one dataset: the columns that one of them has, those of ``table`` with its types.
+
+        Raises DataError for a file that cannot be read, is newer, or lacks a column that ``table`` cannot do without.
+        """
+        fields = dict[str, pa.Field]()
+        for file in files:
+            schema = schema_of(file)
+            stored_columns(schema, table, None, str(file))
+            for f in schema:
+                known = table.schema.field(f.name) if f.name in table.schema.names else f.remove_metadata()
+                fields.setdefault(f.name, known)
+        schema = pa.schema(list(fields.values()))
+        # What the table does not have need not be in every file.
+        wider = replace(table, schema=schema, optional=table.optional | (fields.keys() - set(table.schema.names)))
+        return cls(schema, lambda columns: (group for f in files for group in _parquet_groups(f, wider, columns)))
+
     def scanner(self, columns: list[str] | None = None, filter: Any = None, **_: object) -> SimpleNamespace:
         """Called by DuckDB: ``columns`` (all, when None) of the rows that pass ``filter``, as what it takes of a scanner."""
         names = self.schema.names if columns is None else columns
@@ -106,27 +124,6 @@ class VerifiedDataset(ds.FileSystemDataset):  # type: ignore[misc]  # pyarrow ha
         except GymdataError as error:
             self.fault = error
             raise
-
-
-def verified_datasets(files: Sequence[Path], table: Table) -> list[VerifiedDataset]:
-    """Datasets over Parquet files, one for each set of columns among them, in the order in which they first come; columns
-    have the types of ``table``.
-
-    Raises DataError for a file that cannot be read, is newer, or claims to be ``table`` and has other columns.
-    """
-    alike: dict[tuple[pa.Field, ...], list[Path]] = defaultdict(list)
-    for file in files:
-        schema = schema_of(file)
-        check_version(schema.metadata, str(file), table)
-        if SCHEMA_KEY in (schema.metadata or {}):
-            shape(pa.Table.from_batches([], schema=schema), table, None, str(file))
-        of_table = (table.schema.field(f.name) if f.name in table.schema.names else f for f in schema)
-        alike[tuple(f.remove_metadata() for f in of_table)].append(file)
-
-    def groups(same: Sequence[Path], columns: Sequence[str]) -> Iterator[RowGroup]:
-        return (group for file in same for group in _parquet_groups(file, table, columns))
-
-    return [VerifiedDataset(pa.schema(fields), partial(groups, same)) for fields, same in alike.items()]
 
 
 def scan_lazy(path: str | Path, table: Table = ROLLOUTS) -> pl.LazyFrame:
@@ -229,27 +226,24 @@ def _is_made_from(cache: Path, made_from: bytes) -> bool:
 def _groups_of(source: Source, table: Table, names: Sequence[str] | None) -> Iterator[RowGroup]:
     """The rows of a file with the table's types: by row groups, of other formats the batches as they are read."""
     if source.kind != "parquet":
-        yield from map(RowGroup.of, scan_source(source, table, names))
-        return
+        return map(RowGroup.of, scan_source(source, table, names))
     check_source(source.path)
-    yield from _parquet_groups(source.path, table, names)
+    return _parquet_groups(source.path, table, names)
 
 
-def _parquet_groups(path: Path, table: Table, names: Sequence[str] | None) -> list[RowGroup]:
+def _parquet_groups(path: Path, table: Table, names: Sequence[str] | None) -> Iterator[RowGroup]:
     """The row groups of a Parquet file that have rows."""
-    where = str(path)
     with opened_parquet(path) as file:
-        footer, schema = file.metadata, file.schema_arrow
-    check_version(schema.metadata, where, table)
-    present = present_columns(schema, table, names, where)
+        footer, columns = file.metadata, stored_columns(file.schema_arrow, table, names, str(path))
+    for index, rows in enumerate(group_rows(footer)):
+        if rows:
+            yield RowGroup(rows, partial(_group_batches, path, table, footer, index, columns))
 
-    def batches(index: int, chosen: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        columns = present if chosen is None else chosen
-        # Without a column there would be no rows to count.
-        read = [name for name in columns if name in schema.names] or schema.names[:1]
-        rows = _NESTED_ROWS if any(pa.types.is_nested(schema.field(name).type) for name in read) else _FLAT_ROWS
-        with opened_parquet(path, footer) as file:
-            for batch in group_batches(file, path, index, rows, read):
-                yield from shape(pa.Table.from_batches([batch]), table, columns, where).to_batches()
 
-    return [RowGroup(rows, partial(batches, index)) for index, rows in enumerate(group_rows(footer)) if rows]
+def _group_batches(
+    path: Path, table: Table, footer: pq.FileMetaData, index: int, stored: Sequence[str], names: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    columns = stored if names is None else names
+    is_nested = any(pa.types.is_nested(table.schema.field(name).type) for name in columns)
+    rows = _NESTED_ROWS if is_nested else _FLAT_ROWS
+    return sound_batches(parquet_parts(path, table, table, columns, rows, footer=footer, group=index))

@@ -6,48 +6,29 @@ under a temporary name and appears whole; what is read has exactly the types of 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from gymdata.errors import DataError, UsageError, abridged, counted, plural
-from gymdata.rollouts.schema import HASHES, PAIRS, ROLLOUTS, TABLES, Table, check_version
-from gymdata.store.columns import (
-    Batch,
-    Fault,
-    Misfit,
-    Row,
-    content_hashes,
-    misfitting,
-    null_places,
-    other_rows,
-    parts,
-    unknown_fields,
-)
+from gymdata.errors import DataError, UsageError, abridged, plural
+from gymdata.rollouts.schema import HASHES, PAIRS, ROLLOUTS, TABLES, Table
+from gymdata.store.columns import Batch, Fault, Misfit, Row, content_hashes, misfitting, parts
 from gymdata.store.formats import first_values, format_of
 from gymdata.store.journal import Line, lines_of
-from gymdata.store.lines import RepeatedKeyError, decode, decode_row, row_lines
+from gymdata.store.lines import RepeatedKeyError, decode, decode_row
 from gymdata.store.lock import is_held
-from gymdata.store.parquet import group_batches, opened_parquet, schema_of
+from gymdata.store.parquet import fitted, parquet_parts, schema_of
 from gymdata.store.paths import RUN_JSON, Source, read_facts, resolve, sealed
 from gymdata.store.reading import check_source, report_lines, warn
 from gymdata.store.run_json import replacing
 from gymdata.store.sinks import JsonLinesSink, ParquetSink
-from gymdata.workers.tuning import ahead
 
 #: JSON rows are parsed and turned into columns this many bytes at a time: Python objects take ten times as much.
 PARSE_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
-#: Batches of a Parquet file that are decoded ahead of the reader.
-_BATCHES_AHEAD = 2
-#: Uncompressed bytes of a row group above which it is read in batches of about so many bytes.
-_GIANT_BYTES, _STREAM_BYTES = 256 << 20, 48 << 20
 
 
 def read_table(path: str | Path, table: Table = ROLLOUTS, columns: Sequence[str] | None = None) -> pa.Table:
@@ -93,16 +74,10 @@ def read_coded(paths: Iterable[str | Path], table: Table, columns: Sequence[str]
 
 
 def has_rows(source: Source, table: Table) -> bool:
-    """Whether a file holds any row, read no further than its first. Raises DataError as ``read_table``, of JSON lines only
-    where the first row is one of another table."""
-    if source.kind != "jsonl":
-        return next(scan_source(source, table, [table.schema.names[0]], 1), None) is not None
-    line = next(row_lines(source), None)
-    if line is not None:
-        with contextlib.suppress(ValueError):
-            if (other := other_rows(decode(line[1]), table, str(source.path))) is not None:
-                raise other
-    return line is not None
+    """Whether a file holds any row, read little further than its first. Raises DataError as ``read_table``, but not for an
+    empty file."""
+    check_source(source.path)
+    return next(sound_batches(batches(source, table, table.schema.names[:1], 1)), None) is not None
 
 
 #: Tables that are given beside rollouts, as more columns of them.
@@ -155,12 +130,17 @@ def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:
 def shaped(data: pa.Table, table: Table) -> pa.Table:
     """``data`` with the types and order of ``table``, and the hashes that rollouts lack. Raises DataError when it is not a
     ``table``."""
+    where = "table to write"
+    if unknown := [name for name in data.column_names if name not in table.schema.names]:
+        raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'column')} {abridged(unknown)}")
     if table.name == ROLLOUTS.name and {"turns", *HASHES} <= set(data.column_names):
         lacking = [name for name in HASHES if data[name].null_count]
         hashes = content_hashes(data["turns"]) if lacking else {}
         for name in lacking:
             data = data.set_column(data.schema.get_field_index(name), name, hashes[name])
-    return shape(data, table, None, "table to write")
+    rows = fitted(data.schema, lambda names: data.select(names).to_batches(), table, table, None, where)
+    columns = [name for name in table.schema.names if name in data.column_names]
+    return pa.Table.from_batches(sound_batches(rows), _without_rows(table, columns).schema)
 
 
 def write_batches(batches: Iterable[pa.RecordBatch], target: Path, table: Table, schema: pa.Schema) -> int:
@@ -184,7 +164,7 @@ def stream_batches(batches: Iterable[pa.RecordBatch], path: Path, suffix: str, t
 
 def row_batches(rows: Iterable[tuple[int, Any, int]], table: Table, names: Sequence[str], where: str) -> Iterator[Any]:
     """``row_parts``; raises DataError for a row that does not fit."""
-    yield from _sound(row_parts(rows, table, names, where))
+    yield from sound_batches(row_parts(rows, table, names, where))
 
 
 def row_parts(
@@ -226,7 +206,7 @@ def scan_source(
     check_source(source.path)
     whole = TABLES.get(table.name, table)
     empty = source.kind == "jsonl"
-    for batch in _sound(batches(source, whole, names, batch_size, read=table, threads=threads), source):
+    for batch in sound_batches(batches(source, whole, names, batch_size, read=table, threads=threads), source):
         empty = False
         yield batch
     if empty:
@@ -236,11 +216,12 @@ def scan_source(
 def sealing_batches(segment: Path) -> Iterator[pa.RecordBatch]:
     """The rows of a segment that is being sealed, without the lines that are damaged, which were reported when it was
     opened."""
-    yield from _sound(batches(Source(segment, "segment"), ROLLOUTS))
+    yield from sound_batches(batches(Source(segment, "segment"), ROLLOUTS))
 
 
-def _sound(parts: Iterable[Batch | Fault], source: Source | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows; raises DataError for the first that does not fit. Damaged lines are reported where ``source`` is given."""
+def sound_batches(parts: Iterable[Batch | Fault], source: Source | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of what ``batches`` gives; raises DataError for the first that does not fit. Damaged lines are reported where
+    ``source`` is given."""
     damaged = list[tuple[int, int | None]]()
     try:
         for part in parts:
@@ -277,9 +258,8 @@ def batches(
     Without ``threads`` a batch is decoded by the thread that reads it, when it reads it, so it is in that core's caches:
     less CPU time, slightly more wall time.
     """
-    source = sealed(source)
     if source.kind == "parquet":
-        yield from _parquet_parts(source, table, read or table, names, batch_size, threads)
+        yield from parquet_parts(source.path, table, read or table, names, batch_size, threads=threads)
         return
     where = str(source.path)
     rows = _rows(source, table)
@@ -349,7 +329,7 @@ def _rows(source: Source, table: Table) -> Iterator[Row | Fault]:
         for n, line in enumerate(lines_of(source)):
             yield _row(n, line, table, where)
     except DataError as error:
-        yield Fault("file", error.code or "S101", n + 1, where, table, error.message, raised=error)
+        yield Fault.of_file(error, n + 1, where, table)
 
 
 def _row(number: int, line: Line, table: Table, where: str) -> Row | Fault:
@@ -370,152 +350,3 @@ def _row(number: int, line: Line, table: Table, where: str) -> Row | Fault:
         code, what = "S101", f"not JSON: {str(error)[:200]}"
         found, value = Misfit((), "a row", f"a line that is not JSON ({error})"), None
     return Fault("row", code, number, where, table, what, line.number, misfit=found, value=value)
-
-
-def _parquet_parts(
-    source: Source, table: Table, read: Table, names: Sequence[str] | None, batch_size: int, threads: bool
-) -> Iterator[Batch | Fault]:
-    where, row = str(source.path), 0
-
-    def of_file(error: DataError) -> Fault:
-        return Fault("file", error.code or "S101", row, where, table, error.message, raised=error)
-
-    try:
-        with opened_parquet(source.path) as file:
-            wanted = list(read.schema.names if names is None else names)
-            yield from (faults := _schema_faults(file.schema_arrow, table, read, wanted, where, names is None))
-            # What is left of them when a column is lost.
-            lost = {fault.misfit.path[0] for fault in faults if fault.misfit is not None}
-            columns = [n for n in wanted if n not in lost and (names is not None or n in file.schema_arrow.names)]
-            if any(fault.misfit is None and fault.kind == "file" for fault in faults):
-                return
-            for batch in _decoded(file, source.path, known_leaves(file, columns, read), batch_size, threads):
-                try:
-                    yield from _shaped_parts(batch, read, columns, where, row)
-                except DataError as error:
-                    yield of_file(error)
-                row += batch.num_rows
-    except DataError as error:
-        yield of_file(error)
-
-
-def _schema_faults(
-    schema: pa.Schema, table: Table, read: Table, columns: Sequence[str], where: str, whole: bool
-) -> list[Fault]:
-    """What is wrong with the columns of a Parquet file, of which ``columns`` are read: those and fields that it lacks, lists
-    of objects that are none, and fields that the table does not have. ``whole``: it must have all columns."""
-    try:
-        check_version(schema.metadata, where, table)
-    except DataError as error:
-        return [Fault("file", error.code or "S102", 0, where, table, error.message, raised=error)]
-    needed = table.required() if whole else [name for name in columns if name not in table.optional]
-    lacking = [name for name in needed if name not in schema.names]
-    found = [(Misfit((name,), "a value", "nothing", missing=True), "S103") for name in lacking]
-    unknown = list[str]()
-    for f in (read.schema.field(name) for name in columns if name in schema.names):
-        kind = schema.field(f.name).type
-        unknown += unknown_fields(kind, table.schema.field(f.name).type, f.name)
-        if pa.types.is_list(f.type) and pa.types.is_struct(f.type.value_type):
-            if not ((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type)):
-                found.append((Misfit((f.name,), "list<struct>", str(kind)), "S102"))
-                continue
-            there = {child.name for child in kind.value_type}
-            lost = [child.name for child in f.type.value_type if child.name not in there and not child.nullable]
-            found += ((Misfit((f.name, name), "a value", "nothing", missing=True), "S103") for name in lost)
-    incomplete = DataError.missing_columns(where, table.name, [misfit.field for misfit, _ in found], schema.names)
-    faults = [
-        Fault("file", code, 0, where, table, f"column {misfit.field!r}" + " is missing" * misfit.missing,
-              misfit=misfit, raised=incomplete) for misfit, code in found
-    ]  # fmt: skip
-    if unknown:
-        strange = DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'field')} {abridged(unknown)}")
-        faults.append(Fault("unknown", "S102", 0, where, table, strange.message, keys=tuple(unknown), raised=strange))
-    return faults
-
-
-def _decoded(
-    file: pq.ParquetFile, path: Path, leaves: list[str], batch_size: int, threads: bool
-) -> Iterator[pa.RecordBatch]:
-    """The rows of all row groups, of a giant one fewer at once."""
-
-    def read() -> Generator[pa.RecordBatch]:
-        for index in range(file.num_row_groups):
-            group = file.metadata.row_group(index)
-            rows = batch_size
-            if group.total_byte_size > _GIANT_BYTES:
-                rows = min(rows, max(1, group.num_rows * _STREAM_BYTES // group.total_byte_size))
-            yield from group_batches(file, path, index, rows, leaves, threads=threads)
-
-    # Closed before the file, because its thread may still be reading ahead.
-    with contextlib.closing(ahead(read(), _BATCHES_AHEAD) if threads else read()) as decoded:
-        yield from (batch for batch in decoded if batch.num_rows)
-
-
-def _shaped_parts(
-    batch: pa.RecordBatch, table: Table, columns: Sequence[str], where: str, first: int
-) -> Iterator[Batch | Fault]:
-    """The rows of a batch of Parquet, and a fault for each that has a null where there is none. Raises DataError for a
-    column that cannot be brought to its type."""
-    places = dict[int, tuple[str | int, ...]]()
-    for name in (name for name in columns if name in batch.schema.names):
-        for index, path in null_places(batch.column(name), table.schema.field(name)):
-            places.setdefault(index, (name, *path))
-    for index in sorted(places):
-        found = Misfit(places[index], "a value", "null")
-        ids = batch.column("rollout_id") if "rollout_id" in batch.schema.names else None
-        value = {"rollout_id": ids[index].as_py()} if ids is not None else None
-        row = first + index
-        yield Fault("row", "S102", row, where, table, found.field, misfit=found, value=value)
-    numbers = np.arange(first, first + batch.num_rows)
-    sound = Batch(batch, numbers).only(~np.isin(numbers - first, list(places)))
-    if len(sound.rows):
-        start = 0
-        for piece in shape(pa.Table.from_batches([sound.data]), table, columns, where).to_batches():
-            yield Batch(piece, sound.rows[start : start + len(piece)])
-            start += len(piece)
-
-
-def known_leaves(file: pq.ParquetFile, columns: Sequence[str], table: Table) -> list[str]:
-    """The Parquet leaf columns of ``columns``, without fields of lists of objects that ``table`` does not have."""
-    fields = {f.name: f.type.value_type for f in table.schema if pa.types.is_list(f.type)}
-    structs = {name: {f.name for f in kind} for name, kind in fields.items() if pa.types.is_struct(kind)}
-    # "turns.list.element.agent": other programs name the two levels between differently.
-    paths = (file.schema.column(i).path.split(".") for i in range(len(file.schema)))
-    return [
-        ".".join(p) for p in paths if p[0] in columns and (p[0] not in structs or p[3:4] == [] or p[3] in structs[p[0]])
-    ]
-
-
-def present_columns(schema: pa.Schema, table: Table, names: Sequence[str] | None, where: str) -> list[str]:
-    """The columns to read from a file, which must have all that the table cannot do without."""
-    chosen = names if names is not None else table.schema.names
-    missing = [n for n in chosen if n not in schema.names and n not in table.optional]
-    if missing:
-        raise DataError.missing_columns(where, table.name, missing, schema.names)
-    return [n for n in chosen if n in schema.names]
-
-
-def shape(data: pa.Table, table: Table, names: Sequence[str] | None, where: str) -> pa.Table:
-    """``data`` with the types, order and metadata of the schema; requested columns that are missing are null, those that
-    the table does not have are as they are."""
-    present = present_columns(data.schema, table, names, where)
-    if names is None and (unknown := [c for c in data.column_names if c not in table.schema.names]):
-        raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'column')} {abridged(unknown)}")
-    chosen = names if names is not None else [n for n in table.schema.names if n in present]
-    fields, columns = [(table if n in table.schema.names else data).schema.field(n) for n in chosen], []
-    for field in fields:
-        if field.name not in data.column_names:
-            columns.append(pa.chunked_array([pa.nulls(data.num_rows, field.type)]))
-            continue
-        column, of_table = data.column(field.name), f"column {field.name!r} of {table.name}"
-        if unknown := list(unknown_fields(column.type, field.type, field.name)):
-            raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'field')} {abridged(unknown)}")
-        try:
-            column = column.cast(field.type)
-        except (pa.ArrowException, ValueError) as error:
-            message = f"{where}: {of_table}: got {column.type}, expected {field.type}: {error}"
-            raise DataError(message, code="S102") from error
-        if not field.nullable and column.null_count:
-            raise DataError(f"{where}: {of_table} has {counted(column.null_count, 'null value')}")
-        columns.append(column)
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=table.metadata))

@@ -212,12 +212,12 @@ class Views:
             return " UNION ALL BY NAME ".join([parquet, *([self._registered(name, data)] if data else [])])
         if files:
             # It loads pandas, where that is installed: half of the time that a query of JSON lines takes to begin.
-            from gymdata.store.partial_reads import verified_datasets
+            from gymdata.store.partial_reads import VerifiedDataset
 
             # DuckDB's own reader ignores checksums and trusts a file's statistics.
-            scanned = verified_datasets(files, table)
-            self._scanned += scanned
-            data = [*scanned, *data]
+            scanned = VerifiedDataset.of_files(files, table)
+            self._scanned.append(scanned)
+            data = [scanned, *data]
         return self._registered(name, data or [table.arrow.empty_table()])
 
     def _registered(self, name: str, parts: Sequence[Any]) -> str:

@@ -18,8 +18,9 @@ from gymdata.errors import counted
 from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.store.columns import Fault
+from gymdata.store.parquet import known_leaves
 from gymdata.store.paths import Source
-from gymdata.store.tables import batches, known_leaves
+from gymdata.store.tables import batches
 
 _TOKEN_LISTS = ("prompt_delta_ids", "generation_token_ids", "generation_log_probs")
 _UNREAD = (
