@@ -49,26 +49,8 @@ if TYPE_CHECKING:
 
     from gymdata.rollouts.schema import Table
 
-#: Kinds of outputs that hold rollouts or pairs, and what they are called in a refusal.
-_WITH_ROWS = {
-    "collect": "a collected run",
-    "record": "a recorded run",
-    "import": "an imported run",
-    "pairs": "pairs",
-    "filter": "filtered rollouts",
-    "select": "selected rollouts",
-}
-_KINDS = _WITH_ROWS | {
-    "experiences": "experiences",
-    "score": "scores",
-    "judge": "a judge's comparisons",
-    "audit": "an audit",
-    "train": "a training",
-    "merged-model": "a merged model",
-    "finetune": "a finetuning run",
-    "sweep": "a sweep",
-    "serve-genrm": "what serve-genrm keeps",
-}
+#: Stages whose output holds rollouts or pairs.
+_WITH_ROWS = ("collect", "record", "import", "pairs", "filter", "select")
 
 #: Suffixes of files that people name where a folder is expected.
 _FILES = (".parquet", ".pq", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".xlsx", ".arrow", ".gz", ".zst")
@@ -77,12 +59,7 @@ _FILES = (".parquet", ".pq", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt
 def _kind_of(facts: RunFacts) -> str:
     """The kind of output that a run.json describes: its stage; all trainings are one kind."""
     stage = str(facts.get("stage") or "collect")
-    return "train" if stage.startswith("train-") else stage
-
-
-def _name_of(facts: RunFacts) -> str:
-    kind = _kind_of(facts)
-    return _KINDS.get(kind, f"the output of {kind}")
+    return "training" if stage.startswith("train-") else stage
 
 
 def _described(folder: Path) -> RunFacts:
@@ -111,9 +88,10 @@ def refuse_other_kind(folder: Path, stage: str) -> None:
         hint = "`gymdata query` and `gymdata export` write the rows of an output to a file"
         raise UsageError.bad_value("-o", str(folder), "the name of a folder", hint)
     facts = _described(folder)
-    if facts and _kind_of(facts) != ("train" if stage.startswith("train-") else stage):
+    if facts and _kind_of(facts) != _kind_of({"stage": stage}):
         hint = f"give another output folder ({option('overwrite', True)} replaces only the same kind of output)"
-        raise StoreError(f"{folder}: holds {_name_of(facts)}, which this command does not replace", hint=hint)
+        text = f"{folder}: holds the output of {_kind_of(facts)}, which this command does not replace"
+        raise StoreError(text, hint=hint)
     refuse_owned(folder)
 
 
@@ -139,14 +117,14 @@ def refuse_owned(place: Path) -> None:
     for owner, name in ((folder, path.name), (folder.parent, folder.name)):
         facts = _described(owner)
         if facts and name in {ROLLOUTS_FOLDER, FAILURES, *_names_in(facts)}:
-            text = f"{place}: is part of {_name_of(facts)}, {owner}"
+            text = f"{place}: is part of the output of {_kind_of(facts)}, {owner}"
             raise StoreError(text, hint="give another output folder or file")
 
 
 def other_than_rows(folder: Path) -> str | None:
     """What a folder that can hold neither rollouts nor pairs holds; None for any other folder."""
     facts = _described(folder)
-    return None if not facts or _kind_of(facts) in _WITH_ROWS else _name_of(facts)
+    return None if not facts or _kind_of(facts) in _WITH_ROWS else f"the output of {_kind_of(facts)}"
 
 
 def settle(place: Path) -> None:

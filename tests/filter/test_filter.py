@@ -232,7 +232,7 @@ def test_what_is_there_is_not_replaced_unasked(run: Path, tmp_path: Path) -> Non
         gymdata.filter(run, out, where="reward > 0.6")
     gymdata.filter(run, out, where="reward > 0.6", overwrite=True)
     assert len(names(out)) == 6
-    with pytest.raises(StoreError, match="holds a collected run"):
+    with pytest.raises(StoreError, match="holds the output of collect"):
         gymdata.filter(out, run, where="reward > 0.6")
     with pytest.raises(UsageError, match="one of the files"):
         gymdata.filter(out, out, where="reward > 0.6", overwrite=True)

@@ -40,7 +40,7 @@ WRITERS = {
     "an imported run": "import {nemo}",
     "an audit": "audit {run} -m sample_data/policy",
     "a training": "train-sft {run} -m sample_data/policy",
-    "a collected run": "collect sample_data/tasks/train.jsonl -m sample_data/policy",
+    "collect": "collect sample_data/tasks/train.jsonl -m sample_data/policy",
     "what serve-genrm keeps": "serve-genrm --endpoint http://127.0.0.1:9 -m judge",
 }
 FILES = {
@@ -86,7 +86,7 @@ def test_another_kind_of_output_is_refused(
 ) -> None:
     """A folder with the output of another command stays as it is, also with --overwrite; the message says what it has."""
     overwrites = [[]] if writes == "what serve-genrm keeps" else [[], ["--overwrite"]]
-    places = [(words["run"], "a collected run"), (words["pairs"], "pairs")]
+    places = [(words["run"], "collect"), (words["pairs"], "pairs")]
     for more, (place, holds) in itertools.product(overwrites, places):
         if holds == writes:
             continue
@@ -94,7 +94,7 @@ def test_another_kind_of_output_is_refused(
         command = [*WRITERS[writes].format(**words).split(), "-o", place, *more]
         assert main(command) == 2, command
         said = capsys.readouterr().err
-        assert f"{place}: holds {holds}" in said
+        assert f"{place}: holds the output of {holds}" in said
         assert "another output folder" in said
         assert tree(Path(place)) == before
 
@@ -112,8 +112,8 @@ def test_a_file_of_another_output_is_refused(
     assert f"{mine}: exists, and no run.json says what it is" in capsys.readouterr().err
     assert mine.read_bytes() == before
     places = {
-        Path(words["pairs"], "pairs.parquet"): "is part of pairs, ",
-        Path(words["run"], "rollouts", "x.jsonl"): "is part of a collected run, ",
+        Path(words["pairs"], "pairs.parquet"): "is part of the output of pairs, ",
+        Path(words["run"], "rollouts", "x.jsonl"): "is part of the output of collect, ",
     }
     for place, said in places.items():
         if writes == "an export" and place.suffix == ".parquet":
