@@ -38,8 +38,7 @@ from gymdata.store.tables import chosen_columns, files_of, scan_source, sound_ba
 if TYPE_CHECKING:
     import polars as pl
 
-#: Rows of a batch: token lists of one row take as much room as a thousand rewards.
-_FLAT_ROWS, _NESTED_ROWS = 1 << 16, 1 << 12
+_BATCH_ROWS = 1 << 16
 _MADE_FROM = b"gymdata.made_from"
 
 
@@ -244,6 +243,4 @@ def _group_batches(
     path: Path, table: Table, footer: pq.FileMetaData, index: int, stored: Sequence[str], names: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
     columns = stored if names is None else names
-    is_nested = any(pa.types.is_nested(table.schema.field(name).type) for name in columns)
-    rows = _NESTED_ROWS if is_nested else _FLAT_ROWS
-    return sound_batches(parquet_parts(path, table, table, columns, rows, footer=footer, group=index))
+    return sound_batches(parquet_parts(path, table, table, columns, _BATCH_ROWS, footer=footer, group=index))

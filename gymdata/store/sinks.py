@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -18,10 +17,8 @@ from gymdata.store.lines import encode, encode_finite
 class ParquetSink:
     """A Parquet file being written: the table's encodings, row groups of limited size, page checksums."""
 
-    #: Largest row group: its tokens, its bytes in memory, and those of rows without tokens, which only bytes can bound.
-    group_tokens = 4_000_000
-    group_bytes = 128 << 20
-    text_group_bytes = 8 << 20
+    #: Most bytes of a row group in memory, unless one row has more. An id has four: it has at most 4 M tokens.
+    group_bytes = 16_000_000
 
     def __init__(self, path: Path, table: Table, schema: pa.Schema) -> None:
         leaves = _leaves(schema)
@@ -40,33 +37,19 @@ class ParquetSink:
             write_page_checksum=True,
         )
         self._held: list[pa.RecordBatch] = []
-        self._tokens = self._bytes = 0
+        self._bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        tokens = tokens_of(batch)
-        # Rows without tokens, or with long texts, would make row groups of any size.
-        most = self.group_bytes if self._tokens or tokens.any() else self.text_group_bytes
-        rows = max(1, batch.num_rows * most // max(1, batch.nbytes))
-        for start in range(0, batch.num_rows, rows):
-            piece = batch.slice(start, rows)
-            if self._held and self._bytes + piece.nbytes > most:
-                self._flush()
-            self._add(piece, tokens[start : start + rows])
-
-    def _add(self, batch: pa.RecordBatch, tokens: np.ndarray) -> None:
-        sizes = np.cumsum(tokens)
-        start, before = 0, 0
-        while start < batch.num_rows:
-            room = before + self.group_tokens - self._tokens
-            stop = int(np.searchsorted(sizes, room, side="right"))
-            if stop <= start and self._held:
-                self._flush()
-                continue
-            stop = max(stop, start + 1)
-            self._held.append(batch.slice(start, stop - start))
-            self._bytes += self._held[-1].nbytes
-            self._tokens += int(sizes[stop - 1]) - before
-            start, before = stop, int(sizes[stop - 1])
+        # In pieces so small that a row group is nearly filled.
+        if batch.nbytes > self.group_bytes // 8 and batch.num_rows > 1:
+            half = batch.num_rows // 2
+            self.write(batch.slice(0, half))
+            self.write(batch.slice(half))
+            return
+        if self._bytes + batch.nbytes > self.group_bytes:
+            self._flush()
+        self._held.append(batch)
+        self._bytes += batch.nbytes
 
     def close(self) -> None:
         self._flush()
@@ -76,7 +59,7 @@ class ParquetSink:
         if self._held:
             group = pa.Table.from_batches(self._held)
             self._writer.write_table(group, row_group_size=group.num_rows)
-        self._held, self._tokens, self._bytes = [], 0, 0
+        self._held, self._bytes = [], 0
 
 
 class JsonLinesSink:
@@ -102,26 +85,6 @@ def _is_finite(array: pa.Array) -> bool:
     if pa.types.is_struct(array.type):
         return all(map(_is_finite, array.flatten()))
     return not pa.types.is_floating(array.type) or pc.all(pc.is_finite(array), min_count=0).as_py()
-
-
-def tokens_of(batch: pa.RecordBatch) -> np.ndarray:
-    """Tokens in each row, int64: from the counts if the table has them, else the lengths of its id lists, else of its
-    longest lists of numbers."""
-    names = batch.schema.names
-    if "n_context_tokens" in names:
-        total = np.zeros(batch.num_rows, np.int64)
-        for name in ("n_context_tokens", "n_generated_tokens"):
-            total += batch.column(name).to_numpy(zero_copy_only=False)
-        return total
-    lists = {n: c for n, c in zip(names, batch.columns, strict=True) if pa.types.is_list(c.type)}
-    total, longest = np.zeros(batch.num_rows, np.int64), np.zeros(batch.num_rows, np.int64)
-    for name, column in lists.items():
-        sizes = np.diff(column.offsets.to_numpy())
-        if name.endswith("_ids"):
-            total += sizes
-        elif pa.types.is_floating(column.type.value_type):
-            longest = np.maximum(longest, sizes)
-    return total if any(name.endswith("_ids") for name in lists) else longest
 
 
 def _leaves(schema: pa.Schema) -> dict[str, pa.DataType]:

@@ -51,7 +51,7 @@ def write(path: Path, made: list[dict[str, Any]]) -> Path:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Several row groups."""
-    monkeypatch.setattr(tables.ParquetSink, "group_tokens", 40)
+    monkeypatch.setattr(tables.ParquetSink, "group_bytes", 2_000)
     return write(tmp_path / "experiences.parquet", rows())
 
 

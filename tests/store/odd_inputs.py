@@ -23,7 +23,7 @@ Rows = list[dict[str, Any]]
 
 def in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read at a time is a few rows, and a row group of what is written is, too."""
-    monkeypatch.setattr(tables.ParquetSink, "group_tokens", 150)
+    monkeypatch.setattr(tables.ParquetSink, "group_bytes", 4_000)
     monkeypatch.setattr(tables, "PARSE_BYTES", 20_000)
 
 

@@ -107,7 +107,7 @@ def test_row_groups_are_cut_by_bytes(tmp_path: Path) -> None:
     rows = {name: ["x"] * 1_000 for name in SCORES.schema.names} | {"value": np.arange(1_000.0)}
     table = pa.table([pa.array(rows[f.name], f.type) for f in SCORES.schema], schema=SCORES.arrow)
     sink = ParquetSink(tmp_path / "x.parquet", SCORES, SCORES.arrow)
-    sink.text_group_bytes = 20_000
+    sink.group_bytes = 20_000
     for batch in table.to_batches(max_chunksize=700):
         sink.write(batch)
     sink.close()

@@ -187,10 +187,12 @@ def build_table(rows, folder: Path):
 
 
 def test_row_groups_are_cut_by_tokens(tmp_path: Path, row):
-    """No row group holds more tokens than the limit, unless one row alone does; no row is lost at a border."""
+    """No row group holds more than four bytes for each of the most tokens, unless one row alone does; no row is lost at a
+    border."""
     table = build_table([row(i, n_turns=1 + (i % 5 == 4) * 9) for i in range(12)], tmp_path)
     sink = ParquetSink(tmp_path / "x.parquet", ROLLOUTS, ROLLOUTS.arrow)
-    sink.group_tokens = 20
+    assert sink.group_bytes == 4 * 4_000_000
+    sink.group_bytes = 4 * 500
     for batch in table.to_batches(max_chunksize=5):
         sink.write(batch)
     sink.close()
@@ -198,8 +200,9 @@ def test_row_groups_are_cut_by_tokens(tmp_path: Path, row):
     groups = [file.read_row_group(g) for g in range(file.num_row_groups)]
     for group in groups:
         tokens = sum(group["n_context_tokens"].to_pylist()) + sum(group["n_generated_tokens"].to_pylist())
-        assert tokens <= 20 or group.num_rows == 1
+        assert tokens <= 500 or group.num_rows == 1
     assert sum(g.num_rows for g in groups) == 12
+    assert 1 < len(groups) < 12
     assert read_table(tmp_path / "x.parquet").equals(table)
 
 
