@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import threading
 import time
 import types
@@ -24,8 +23,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from gymdata import __version__
-from gymdata.errors import StoreError, UsageError, option
-from gymdata.progress import LOG_FILES, leave_log, log_to
+from gymdata.errors import StoreError, UsageError, abridged
+from gymdata.progress import leave_log, log_to
 from gymdata.rollouts.messages import FailureRow, TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES
 from gymdata.store.columns import check_rollout
@@ -50,9 +49,8 @@ from gymdata.store.paths import (
     Identity,
     RunFacts,
 )
-from gymdata.store.reading import warn
 from gymdata.store.run_json import describe_file, differences, merged, now, plain, read_run_json, sync, write_run_json
-from gymdata.store.stage_output import refuse_taken, settle
+from gymdata.store.stage_output import refuse_taken
 from gymdata.store.tables import read_table, sealing_batches, write_batches
 
 #: Lines take about four times the bytes of the Parquet file that they become, so this seals at about 256 MB.
@@ -105,8 +103,9 @@ class Run:
 
         ``identity`` must equal that of the run resumed, unless that has neither rows nor failures (``defaults``: of the
         settings that its run.json lacks); ``extent`` may grow; ``operation`` may differ, and is recorded for this attempt.
-        ``overwrite`` starts again, removing only what gymdata wrote. Raises StoreError: locked, other_identity, or a folder
-        that is not a run; DataError when the run was written by a newer gymdata.
+        ``overwrite`` starts again, removing only what gymdata wrote. Raises StoreError: locked, other_identity, a folder
+        that is not a run, or ``overwrite`` of one in which something was made from its rollouts; DataError when the run was
+        written by a newer gymdata.
         """
         if format not in ("parquet", "jsonl"):
             raise UsageError.unknown_choice("format", format, ("parquet", "jsonl"))
@@ -118,9 +117,7 @@ class Run:
             lock = Lock(path)
         try:
             if overwrite:
-                if stages := derived(path):
-                    names = ", ".join(f"{stage.name}/" for stage in stages)
-                    warn(f"{path}: {option('overwrite', True)} removes what was made from its rollouts, too: {names}")
+                refuse_made_from(path)
                 wipe(path)
             resumed = _checked(path, identity, defaults, run_id)
             new = {
@@ -153,7 +150,9 @@ class Run:
         path = Path(folder)
         refuse_taken(path, "collect")
         refuse_held(path)
-        if not overwrite:
+        if overwrite:
+            refuse_made_from(path)
+        else:
             _checked(path, identity, defaults, run_id)
 
     @property
@@ -413,37 +412,27 @@ def _checked(
     return facts
 
 
+def refuse_made_from(folder: Path) -> None:
+    """Raises StoreError for a run whose folder holds what was made from its rollouts, and may have been paid for."""
+    folders = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    if made := sorted(name for name in folders if name.lstrip(".").startswith(DERIVED)):
+        raise StoreError(
+            f"{folder}: holds what was made from its rollouts: {abridged(made)}",
+            hint="remove or move it first, or give another output folder",
+        )
+
+
 def wipe(folder: Path) -> None:
-    """Remove what gymdata wrote: rollouts, failures, tables derived from them, run.json. The lock stays held, and the log
-    has the attempts before."""
+    """Remove what gymdata wrote: rollouts, failures, run.json. The lock stays held, and the log has the attempts before."""
     if not (folder / RUN_JSON).exists():
         return
     # run.json goes last: until then a crash leaves a run that can be overwritten again.
-    for file in _contents(folder):
+    for file in (*_contents(folder), folder / RUN_JSON):
         file.unlink()
-    for hidden in folder.glob(".*.tmp"):
-        if hidden.name[1:].startswith(DERIVED):
-            # What a killed process left in there is of the rollouts that go.
-            settle(folder / hidden.name[1:].removesuffix(".tmp"))
-            shutil.rmtree(hidden, ignore_errors=True)
-    stages = derived(folder)
-    for stage in stages:
-        # Here, too, the describing file is removed last.
-        for file in stage.iterdir():
-            if file.suffix in (".parquet", ".jsonl", ".tmp") or file.name in LOG_FILES:
-                file.unlink()
-        (stage / RUN_JSON).unlink()
-    (folder / RUN_JSON).unlink()
-    for inside in (folder / ROLLOUTS_FOLDER, folder / SESSIONS_FOLDER, *stages):
+    for inside in (folder / ROLLOUTS_FOLDER, folder / SESSIONS_FOLDER):
         with contextlib.suppress(OSError):  # it holds what others put there
             inside.rmdir()
     sync(folder)
-
-
-def derived(folder: Path) -> list[Path]:
-    """The folders in a run that were made from its rollouts, and are removed with them."""
-    stages = folder.iterdir() if folder.is_dir() else ()
-    return sorted(s for s in stages if s.is_dir() and s.name.startswith(DERIVED) and (s / RUN_JSON).is_file())
 
 
 def holds_nothing(folder: Path, files: Sequence[FileEntry]) -> bool:

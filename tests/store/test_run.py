@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from gymdata.commands.pairs.run import pairs
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json, write_table
-from gymdata.store.reading import DataWarning, reading
+from gymdata.store.reading import reading
 from gymdata.store.run_json import state_left
 from tests.kills import full_disk
 
@@ -209,45 +210,34 @@ def test_a_row_that_is_journaled_is_appended_whatever_fails_after_it(
 
 
 def test_overwrite_removes_only_what_gymdata_wrote(tmp_path: Path, open_run, row):
-    """Rollouts, failures and, named, the tables made from them go; notes, checkpoints and whatever else stay."""
+    """Rollouts and failures go; notes, checkpoints and whatever else stay."""
     folder = tmp_path / "run"
     with open_run(rows_per_file=1) as run:
         run.append(row(0))
         run.fail({"kind": "engine"})
-    write_run_json(folder / "pairs-best", {"stage": "pairs"})
-    (folder / "pairs-best" / "pairs.parquet").write_bytes(b"")
-    (folder / "pairs-best" / "thoughts.md").write_text("mine")
-    for stage in ("scores-exact", "audit-tiny"):
-        write_run_json(folder / stage, {"stage": stage.partition("-")[0]})
-    (folder / "audit-tiny" / "audit.parquet").write_bytes(b"")
     (folder / "train-dpo").mkdir()
     (folder / "train-dpo" / "model.safetensors").write_bytes(b"weights")
     (folder / "rollouts" / "part-of-my-notes.txt").write_text("mine")
     first = read_run_json(folder)["run_id"]
-    gone = "removes what was made from its rollouts, too: audit-tiny/, pairs-best/, scores-exact/$"
-    with pytest.warns(DataWarning, match=gone):
-        opened = open_run(overwrite=True, identity={"model": "another"})
-    with opened as run:
+    with open_run(overwrite=True, identity={"model": "another"}) as run:
         assert (run.resumed, run.rows, run.failures()) == (False, 0, [])
         assert run.run_id != first
     left = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-    assert left[:3] == ["lock", "pairs-best/thoughts.md", "rollouts/part-of-my-notes.txt"]
-    assert left[3:] == ["run.json", "train-dpo/model.safetensors"]
+    assert left == ["lock", "rollouts/part-of-my-notes.txt", "run.json", "train-dpo/model.safetensors"]
 
 
-def test_overwrite_removes_an_output_that_was_being_replaced(tmp_path: Path, open_run, row):
-    """Killed between two renames, it would get its name back in a run that has other rollouts; notes in it stay."""
-    folder = tmp_path / "run"
+@pytest.mark.parametrize("inside", ["pairs-best", ".judge-tiny.tmp"])
+def test_overwrite_is_refused_where_something_was_made_from_the_rollouts(tmp_path: Path, open_run, row, inside: str):
+    """Verdicts may have been paid for; also what a killed command left half replaced."""
     with open_run() as run:
         run.append(row(0))
-    stage, hidden = folder / "pairs-best", folder / ".pairs-best.tmp"
-    for place in (hidden / "old", hidden / "new"):
-        write_run_json(place, {"stage": "pairs"})
-    (hidden / "old" / "thoughts.md").write_text("mine")
-    with open_run(overwrite=True):
-        pass
-    assert not hidden.exists()
-    assert [path.name for path in stage.iterdir()] == ["thoughts.md"]
+    (tmp_path / "run" / inside).mkdir()
+    settings = {"identity": {"model": "tiny", "temperature": 0.7}, "overwrite": True}
+    with pytest.raises(StoreError, match=f"holds what was made from its rollouts: {re.escape(inside)}"):
+        open_run(overwrite=True)
+    with pytest.raises(StoreError, match="remove or move it first"):
+        Run.check(tmp_path / "run", **settings)
+    assert read_table(tmp_path / "run").num_rows == 1
 
 
 def test_failures_are_kept_and_read_back(tmp_path: Path, open_run, row):

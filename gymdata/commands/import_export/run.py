@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +54,7 @@ from gymdata.store.lineage import vocabulary
 from gymdata.store.lines import encode
 from gymdata.store.paths import ROLLOUTS_FOLDER, RunFacts, local_output, refuse_inputs
 from gymdata.store.reading import check_content, warn
-from gymdata.store.run import derived
+from gymdata.store.run import refuse_made_from
 from gymdata.store.run_json import differences
 from gymdata.store.stage_output import Part, single_file
 from gymdata.workers.tuning import rare_collections
@@ -128,7 +127,8 @@ def import_rollouts(
     if renderer is not None:
         identity |= rendered_identity(renderer, str(model), facts)
     summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
-    stale = derived(output) if overwrite else []
+    if overwrite:
+        refuse_made_from(output)
     with StageOutput(output, "import", overwrite=overwrite) as out:
         counts = out.facts.get("counts") or {}
         # One that took no row may be replaced.
@@ -150,13 +150,6 @@ def import_rollouts(
             if test_share is not None and reading.tasks:
                 split_tasks(reading.tasks, test_share)  # refuses one task before anything is written
             out.finish({**facts, "identity": identity, "run_id": run_id, "counts": summary.counts()})
-    if stale:
-        warn(
-            f"{output}: {option('overwrite', True)} removes what was made from its rollouts, too: "
-            + ", ".join(f"{stage.name}/" for stage in stale)
-        )
-        for stage in stale:
-            shutil.rmtree(stage)
     log_to(output)
     if test_share is not None:
         summary.tasks = split_by_task(output, table, output / SPLIT, test_share, seed, command)
