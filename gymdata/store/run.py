@@ -48,10 +48,11 @@ from gymdata.store.paths import (
     FileEntry,
     Identity,
     RunFacts,
+    Source,
 )
 from gymdata.store.run_json import describe_file, differences, merged, now, plain, read_run_json, sync, write_run_json
 from gymdata.store.stage_output import refuse_taken
-from gymdata.store.tables import read_table, sealing_batches, write_batches
+from gymdata.store.tables import batches, read_table, sound_batches, write_batches
 
 #: Lines take about four times the bytes of the Parquet file that they become, so this seals at about 256 MB.
 SEGMENT_BYTES = 1 << 30
@@ -337,7 +338,9 @@ class Run:
                 self._name_part(segment, rows)
             else:
                 part = segment.with_suffix(".parquet")
-                self._name_part(part, write_batches(sealing_batches(segment), part, ROLLOUTS, ROLLOUTS.arrow))
+                # Lines that are damaged were reported when the segment was opened.
+                rows_of_lines = sound_batches(batches(Source(segment, "segment"), ROLLOUTS))
+                self._name_part(part, write_batches(rows_of_lines, part, ROLLOUTS, ROLLOUTS.arrow))
                 drop_lines(segment)
         except Exception as error:  # noqa: BLE001 - a thread's fault must surface in the caller's next step
             self._trouble = error

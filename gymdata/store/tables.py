@@ -162,11 +162,6 @@ def stream_batches(batches: Iterable[pa.RecordBatch], path: Path, suffix: str, t
     return rows
 
 
-def row_batches(rows: Iterable[tuple[int, Any, int]], table: Table, names: Sequence[str], where: str) -> Iterator[Any]:
-    """``row_parts``; raises DataError for a row that does not fit."""
-    yield from sound_batches(row_parts(rows, table, names, where))
-
-
 def row_parts(
     rows: Iterable[tuple[int, Any, int]], table: Table, names: Sequence[str], where: str
 ) -> Iterator[Batch | Fault]:
@@ -186,11 +181,8 @@ def chosen_columns(table: Table, columns: Sequence[str] | None) -> list[str] | N
 
 def read_source(source: Source, table: Table, names: list[str] | None) -> pa.Table:
     """All rows of one file. Raises as ``read_table``."""
-    if batches := list(scan_source(source, table, names)):
-        return pa.Table.from_batches(batches)
-    stored = schema_of(source.path).names if source.kind == "parquet" else ()
-    of_file = [name for name in table.schema.names if name not in table.optional or name in stored]
-    return _without_rows(table, names or of_file)
+    batches = list(scan_source(source, table, names))
+    return pa.Table.from_batches(batches) if batches else _without_rows(table, names or table.required())
 
 
 def scan_source(
@@ -211,12 +203,6 @@ def scan_source(
         yield batch
     if empty:
         raise DataError.empty(source.path, f"rows of {table.name}")
-
-
-def sealing_batches(segment: Path) -> Iterator[pa.RecordBatch]:
-    """The rows of a segment that is being sealed, without the lines that are damaged, which were reported when it was
-    opened."""
-    yield from sound_batches(batches(Source(segment, "segment"), ROLLOUTS))
 
 
 def sound_batches(parts: Iterable[Batch | Fault], source: Source | None = None) -> Iterator[pa.RecordBatch]:

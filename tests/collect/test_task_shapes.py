@@ -113,7 +113,7 @@ def test_cells_of_text_tables_are_text_and_empty_ones_are_absent(tmp_path: Path)
 def test_a_row_of_a_text_table_with_other_cells_is_named(tmp_path: Path) -> None:
     """A CSV row with a cell too many is an error with its line, or is skipped and counted."""
     (tmp_path / "t.csv").write_text("prompt,answer\na,1\nb,2,3\nc,4\n")
-    with pytest.raises(DataError, match=r"t\.csv, line 3: got 3 cells \('b,2,3'\), expected 2 cells"):
+    with pytest.raises(DataError, match=r"t\.csv, line 3: got '3 cells, of 2: b,2,3', expected a cell for each column"):
         list(TaskFile(tmp_path / "t.csv"))
     lenient = TaskFile(tmp_path / "t.csv", skip_bad_rows=True)
     assert [t.row["prompt"] for t in lenient] == ["a", "c"]

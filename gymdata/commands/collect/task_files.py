@@ -64,9 +64,7 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
             if isinstance(row, dict):
                 yield number, row
             else:
-                cells, _, text = row.partition(": ")
-                actual, _, expected = cells.partition(", of ")
-                bad_line(file, number, f"{actual} ({short(text)})", f"{expected} cells")
+                bad_line(file, number, short(row), "a cell for each column of the header")
     elif kind == ".json" and _is_array(file):
         yield from _array_rows(file, bad_line)
     else:

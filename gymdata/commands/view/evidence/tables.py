@@ -25,7 +25,7 @@ from gymdata.store.journal import scan
 from gymdata.store.lines import decode
 from gymdata.store.partial_reads import row_groups
 from gymdata.store.paths import RunFacts, Source, find_run_json, is_open, read_facts, resolve
-from gymdata.store.tables import read_table, row_batches, scan_batches
+from gymdata.store.tables import read_table, row_parts, scan_batches, sound_batches
 
 #: The columns by which rows of a table are found and listed; of rollouts all but those that may be long.
 KEYS = {
@@ -285,7 +285,7 @@ class Tables:
             offset, end = (line.offset or 0) + len(line.raw) + 1, line.raw[-10:] + b"\n"
             if line.body is not None:
                 rows.append((line.number, decode(line.body), len(line.body)))
-        batches = row_batches(rows, table, table.schema.names, str(file))
+        batches = sound_batches(row_parts(rows, table, table.schema.names, str(file)))
         joined = pa.concat_tables([*held, *(pa.Table.from_batches([batch]) for batch in batches)])
         return File(source, table, state, _coded(joined.select(KEYS[table.name]), table), joined, offset, end)
 
