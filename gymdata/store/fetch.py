@@ -95,20 +95,6 @@ def is_copy(path: str | Path) -> bool:
     return Path(path).absolute().is_relative_to(_cache())
 
 
-def copy_command(url: str) -> str:
-    """The command that copies a local FOLDER to a URL."""
-    scheme, _, rest = url_of(url).partition("://")
-    bucket, _, key = rest.partition("/")
-    repo = _HUB.fullmatch(rest)
-    commands = {
-        "s3": f"aws s3 sync FOLDER {url}",
-        "gs": f"gcloud storage rsync --recursive FOLDER {url}",
-        "az": f"az storage blob upload-batch --source FOLDER --destination {bucket} --destination-path {key}",
-        "hf": f"hf upload {repo[1] if repo else 'ORG/NAME'} FOLDER {repo[3] or '.' if repo else '.'} --repo-type dataset",
-    }
-    return f"`{commands[scheme]}`" if scheme in commands else "its server's own tool"
-
-
 def _cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path raises without a home
     folder = Path(home, "gymdata", "fetched").absolute().resolve()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymdata.errors import DataError, StoreError, UsageError, option
-from gymdata.store.fetch import copy_command, is_copy, is_url, url_of
+from gymdata.store.fetch import is_copy, is_url, url_of
 
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
@@ -157,10 +157,9 @@ def local_output(output: str | Path) -> Path:
             hint="give a file or folder; `gymdata query` without -o prints to standard output",
         ).at("-o", "-", "a file or folder")
     if is_url(output):
-        url = url_of(output)
         raise UsageError(
-            f"{url}: outputs are written to local paths",
-            hint=f"write to a local folder, then copy it with {copy_command(url)}",
+            f"{url_of(output)}: outputs are written to local paths",
+            hint="write to a local folder, then copy it with the store's own tool (`gymdata docs scale`)",
         )
     if is_copy(output):
         raise UsageError(

@@ -266,20 +266,21 @@ def test_a_key_that_is_refused_is_an_outside_error(stored: str, store: FaultySto
     assert "AWS_ACCESS_KEY_ID" in (caught.value.hint or "")
 
 
+OWN_TOOL = "the store's own tool"
 OUTPUTS = {
-    "pairs": ("pairs {run} -o s3://bucket/x", "`aws s3 sync FOLDER s3://bucket/x`"),
-    "filter": ("filter {url} --where reward>=1 -o gs://b/x", "`gcloud storage rsync --recursive FOLDER gs://b/x`"),
-    "experience": ("experience {run} --estimator rloo -o hf:org/repo/e", "`hf upload org/repo FOLDER e --repo-type "),
-    "score": ("score {run} --reward regex:q -o s3://bucket/x", "aws s3 sync"),
-    "export": ("export {run} --format nemo-gym -o https://host/x.jsonl", "its server's own tool"),
-    "fix": ("validate {run} --fix drop -o s3://bucket/x", "aws s3 sync"),
-    "import": ("import {run}/none.jsonl -o az://box/x/y", "upload-batch --source FOLDER --destination box "),
-    "query": ("query select(1)n {run} -o s3://bucket/x.parquet", "aws s3 sync"),
-    "report": ("report {run} -o s3://bucket/x.html", "aws s3 sync"),
-    "a training": ("train-sft {run} -m sample_data/policy -o s3://bucket/x", "aws s3 sync"),
-    "a tour": ("tour -o s3://bucket/x", "aws s3 sync"),
-    "a demo": ("demo -o s3://bucket/x", "aws s3 sync"),
-    "collect": ("collect sample_data/tasks/train.jsonl -m m -o s3://bucket/x", "aws s3 sync"),
+    "pairs": ("pairs {run} -o s3://bucket/x", OWN_TOOL),
+    "filter": ("filter {url} --where reward>=1 -o gs://b/x", OWN_TOOL),
+    "experience": ("experience {run} --estimator rloo -o hf:org/repo/e", OWN_TOOL),
+    "score": ("score {run} --reward regex:q -o s3://bucket/x", OWN_TOOL),
+    "export": ("export {run} --format nemo-gym -o https://host/x.jsonl", OWN_TOOL),
+    "fix": ("validate {run} --fix drop -o s3://bucket/x", OWN_TOOL),
+    "import": ("import {run}/none.jsonl -o az://box/x/y", OWN_TOOL),
+    "query": ("query select(1)n {run} -o s3://bucket/x.parquet", OWN_TOOL),
+    "report": ("report {run} -o s3://bucket/x.html", OWN_TOOL),
+    "a training": ("train-sft {run} -m sample_data/policy -o s3://bucket/x", OWN_TOOL),
+    "a tour": ("tour -o s3://bucket/x", OWN_TOOL),
+    "a demo": ("demo -o s3://bucket/x", OWN_TOOL),
+    "collect": ("collect sample_data/tasks/train.jsonl -m m -o s3://bucket/x", OWN_TOOL),
     "what serve-genrm keeps": ("serve-genrm --endpoint http://127.0.0.1:9 -m judge -o s3://bucket/x", "://"),
     "what was meant to be a URL": ("pairs {run} -o s3:bucket/pairs", "outputs are written to local paths"),
     "beside what was fetched": ("pairs {url}", "s3://bucket/runs/a/pairs-reward: nothing is written beside"),
@@ -294,7 +295,7 @@ def test_outputs_are_local(
     writes: str, run: Path, stored: str, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Exit code 2 with the command that copies, before anything is made: no object, and no folder that is called like the
+    """Exit code 2 with what to do, before anything is made: no object, and no folder that is called like the
     URL, or lies in the cache."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sample_data").symlink_to(Path(__file__).parents[2] / "sample_data")
