@@ -105,6 +105,18 @@ def test_a_table_is_recognised_by_its_name_or_all_its_columns(run: Path, tmp_pat
         gymdata.query("SELECT count(*) AS n FROM pairs", bare)
 
 
+def test_a_column_that_was_added_to_a_file_is_null_in_others(run: Path, tmp_path: Path) -> None:
+    """Files of one table may have columns of their own; one that the table needs is named where it is missing."""
+    table = pq.read_table(run / "rollouts" / "part-00000.parquet")
+    noted, less = tmp_path / "noted.parquet", tmp_path / "less.parquet"
+    pq.write_table(table.append_column("note", pa.array(["a", "b"])), noted, write_page_checksum=True)
+    rows = gymdata.query("SELECT note, count(*) AS n FROM rollouts WHERE reward >= 0 GROUP BY 1 ORDER BY 1", noted, run)
+    assert rows.to_pylist() == [{"note": "a", "n": 1}, {"note": "b", "n": 1}, {"note": None, "n": 2}]
+    pq.write_table(table.drop_columns(["reward"]), less)
+    with pytest.raises(DataError, match=r"less\.parquet: table rollouts lacks the column reward"):
+        gymdata.query("SELECT count(*) FROM rollouts", less)
+
+
 @pytest.mark.parametrize(
     ("command", "content"),
     [
