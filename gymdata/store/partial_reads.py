@@ -29,7 +29,8 @@ from pyarrow.fs import LocalFileSystem
 from gymdata.errors import GymdataError
 from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.store.lock import Lock
-from gymdata.store.parquet import group_rows, opened_parquet, parquet_parts, schema_of, stored_columns
+from gymdata.store.parquet import group_rows, opened_parquet, schema_of
+from gymdata.store.parquet_rows import parquet_parts, stored_columns
 from gymdata.store.paths import Source, resolve
 from gymdata.store.reading import check_source
 from gymdata.store.run_json import replacing

@@ -20,7 +20,8 @@ from gymdata.store.formats import first_values, format_of
 from gymdata.store.journal import Line, lines_of
 from gymdata.store.lines import RepeatedKeyError, decode, decode_row
 from gymdata.store.lock import is_held
-from gymdata.store.parquet import fitted, parquet_parts, schema_of
+from gymdata.store.parquet import schema_of
+from gymdata.store.parquet_rows import fitted, parquet_parts
 from gymdata.store.paths import RUN_JSON, Source, read_facts, resolve, sealed
 from gymdata.store.reading import check_source, report_lines, warn
 from gymdata.store.run_json import replacing

@@ -110,8 +110,9 @@ def test_a_column_that_was_added_to_a_file_is_null_in_others(run: Path, tmp_path
     table = pq.read_table(run / "rollouts" / "part-00000.parquet")
     noted, less = tmp_path / "noted.parquet", tmp_path / "less.parquet"
     pq.write_table(table.append_column("note", pa.array(["a", "b"])), noted, write_page_checksum=True)
-    rows = gymdata.query("SELECT note, count(*) AS n FROM rollouts WHERE reward >= 0 GROUP BY 1 ORDER BY 1", noted, run)
-    assert rows.to_pylist() == [{"note": "a", "n": 1}, {"note": "b", "n": 1}, {"note": None, "n": 2}]
+    other = write_run(tmp_path / "other", [rollout("t1", 0, 1.0, two_turns(1, 9))])
+    rows = gymdata.query("SELECT note, reward FROM rollouts WHERE reward >= 0 ORDER BY task_id, reward", noted, other)
+    assert rows.to_pylist() == [{"note": n, "reward": r} for n, r in (("a", 0.0), ("b", 1.0), (None, 1.0))]
     pq.write_table(table.drop_columns(["reward"]), less)
     with pytest.raises(DataError, match=r"less\.parquet: table rollouts lacks the column reward"):
         gymdata.query("SELECT count(*) FROM rollouts", less)

@@ -18,7 +18,7 @@ from gymdata.errors import counted
 from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.store.columns import Fault
-from gymdata.store.parquet import known_leaves
+from gymdata.store.parquet_rows import known_leaves
 from gymdata.store.paths import Source
 from gymdata.store.tables import batches
 
