@@ -125,10 +125,11 @@ class UsageError(GymdataError):
         return error
 
     def within(self, where: str) -> UsageError:
-        """This error of settings that are a section, ``where``, of a file."""
-        faults = self.faults or (self,)
-        named = (f"{where}: {fault.message.removeprefix('settings: ')}" for fault in faults)
-        return UsageError.several(UsageError(text, hint=f.hint) for text, f in zip(named, faults, strict=True))
+        """This error of settings that are a part of something, ``where``."""
+        return UsageError.several(
+            UsageError(f"{where}: {fault.message.removeprefix('settings: ')}", hint=fault.hint)
+            for fault in self.faults or (self,)
+        )
 
     @classmethod
     def unknown_key(cls, key: str, keys: Iterable[str], where: str, value: object = None) -> UsageError:

@@ -1,4 +1,4 @@
-"""How this copy of gymdata was installed, and so the pip command that adds an extra to it or brings a newer one."""
+"""How this copy of gymdata was installed, and so the pip command that adds an extra to it."""
 
 from __future__ import annotations
 
@@ -21,23 +21,14 @@ def install_command(extra: str, *, package: Path = _PACKAGE, dist: Distribution 
     ``package``, ``dist``: the folder and the distribution, in place of the running ones.
     """
     if (folder := checkout(package)) is not None:
-        return f"pip install -e {shlex.quote(f'{_short(folder)}[{extra}]')}"
-    dist = dist or _distribution()
+        place = "." if folder == Path.cwd() else folder
+        return f"pip install -e {shlex.quote(f'{place}[{extra}]')}"
+    dist = dist or next(iter(Distribution.discover(name=NAME)), None)
     if (source := _source(dist)) is None:
         requirements = _requirements(dist, extra.split(","))
     else:
         requirements = [f"{source}[{extra}]" if source.startswith("/") else f"{NAME}[{extra}] @ {source}"]
     return shlex.join(["pip", "install", *requirements])
-
-
-def update_advice(*, package: Path = _PACKAGE, dist: Distribution | None = None) -> str:
-    """The command that updates this copy."""
-    if (folder := checkout(package)) is not None:
-        return f"git -C {shlex.quote(_short(folder))} pull"
-    source = _source(dist or _distribution(), pinned=False)
-    if source is not None and source.startswith("git+"):
-        return f"pip install --force-reinstall --no-deps {shlex.quote(f'{NAME} @ {source}')}"
-    return "install a newer gymdata from where this one came from" + (f": {source}" if source else "")
 
 
 def checkout(package: Path = _PACKAGE) -> Path | None:
@@ -47,17 +38,9 @@ def checkout(package: Path = _PACKAGE) -> Path | None:
     return package.parent if is_ours else None
 
 
-def _short(folder: Path) -> str:
-    return "." if folder == Path.cwd() else str(folder)
-
-
-def _distribution() -> Distribution | None:
-    return next(iter(Distribution.discover(name=NAME)), None)
-
-
-def _source(dist: Distribution | None, *, pinned: bool = True) -> str | None:
+def _source(dist: Distribution | None) -> str | None:
     """The folder or file (an absolute path) or the URL that pip installed from (PEP 610); None where pip kept none, or the
-    file is gone. ``pinned``: of a repository, the very commit."""
+    file is gone. Of a repository the very commit: an extra must not bring other code."""
     text = dist.read_text("direct_url.json") if dist is not None else None
     if text is None:
         return None
@@ -71,9 +54,8 @@ def _source(dist: Distribution | None, *, pinned: bool = True) -> str | None:
     if "vcs_info" not in origin:
         return plain
     vcs = origin["vcs_info"]
-    revision = vcs.get("commit_id") if pinned else vcs.get("requested_revision")
     folder = f"#subdirectory={origin['subdirectory']}" if origin.get("subdirectory") else ""
-    return f"{vcs['vcs']}+{plain}" + (f"@{revision}" if revision else "") + folder
+    return f"{vcs['vcs']}+{plain}" + (f"@{vcs['commit_id']}" if vcs.get("commit_id") else "") + folder
 
 
 def _requirements(dist: Distribution | None, extras: list[str]) -> list[str]:

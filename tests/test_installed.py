@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from gymdata.errors import BROUGHT_BY, DataError, UsageError, needs, require
-from gymdata.installed import install_command, update_advice
+from gymdata.installed import install_command
 from gymdata.rollouts.schema import refuse_newer
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +47,6 @@ def test_a_checkout_is_installed_again_in_place(monkeypatch: pytest.MonkeyPatch,
     """From inside the checkout `.`, from elsewhere its path."""
     monkeypatch.chdir(ROOT)
     assert install_command("train") == "pip install -e '.[train]'"
-    assert update_advice() == "git -C . pull"
     monkeypatch.chdir(tmp_path)
     assert install_command("train,cpu") == f"pip install -e '{ROOT}[train,cpu]'"
 
@@ -82,21 +81,17 @@ def test_what_pip_installed_from_is_named(tmp_path: Path, direct_url: object, co
 
 
 def test_a_repository_is_named_at_the_commit_that_is_installed(tmp_path: Path):
-    """An extra must not bring other code; an update must not stay at the commit. No password is repeated."""
+    """An extra must not bring other code. No password is repeated."""
     vcs = {"vcs": "git", "commit_id": "0a1b2c", "requested_revision": "main"}
     direct_url = {"url": "https://user:secret@host/g.git", "vcs_info": vcs}
     assert of(tmp_path, direct_url) == "pip install 'gymdata[train] @ git+https://host/g.git@0a1b2c'"
-    dist = made(tmp_path / "again", direct_url)
-    said = update_advice(package=tmp_path / "again" / "gymdata", dist=dist)
-    assert said == "pip install --force-reinstall --no-deps 'gymdata @ git+https://host/g.git@main'"
 
 
-def test_newer_data_says_how_to_update_this_copy(monkeypatch: pytest.MonkeyPatch):
-    """A checkout is pulled; no index is named."""
-    monkeypatch.chdir(ROOT)
+def test_newer_data_is_refused_with_its_version():
+    """It is a fault of its own, S104."""
     with pytest.raises(DataError, match="rollouts version 99 is newer") as newer:
         refuse_newer("a.parquet", "rollouts", 99)
-    assert (newer.value.code, newer.value.hint) == ("S104", "git -C . pull")
+    assert (newer.value.code, newer.value.hint) == ("S104", "install a newer gymdata")
 
 
 def test_a_missing_library_becomes_its_extra(monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,14 +258,15 @@ def _name_faults(config: FinetuneConfig, where: str) -> Iterator[UsageError]:
         if section != "trainer_adapters" or part.type_ != "trl" or loop.algorithm not in TRAINERS:
             continue
         # Faults that the training command would find only after the first rollouts were sampled.
-        kind, keys = TRAINERS[loop.algorithm], part.keys()
+        kind, keys, place = TRAINERS[loop.algorithm], part.keys(), f"{where}: trainer_adapters.{name}"
         try:
             settings = {**_section(keys, "settings"), **_section(keys, loop.algorithm), "model": "", "output": ""}
-            check_settings(loop.algorithm, kind.of(settings, "settings").trainer, own=kind.model_fields)
+            called = partial("{}: {}".format, place)
+            check_settings(loop.algorithm, kind.of(settings, place).trainer, own=kind.model_fields, called=called)
         except MissingExtraError:
             continue  # no fault of the file: finetune names everything that it lacks before it starts
         except UsageError as error:
-            yield error.within(f"{where}: trainer_adapters.{name}")
+            yield error
     if loop.target_model is None and len(config.llms) > 1:
         missing = f"{where}: finetuning.target_model is missing: llms has {abridged(config.llms)}"
         yield UsageError(missing, hint="name the one to train")
