@@ -84,54 +84,43 @@ _STARTING = "stopping: what is being started is ended"
 _PLAYING = "stopping: rollouts in flight are finished and sealed (again to quit at once)"
 
 
-class Cancelled(Exception):  # noqa: N818 - not an error: the user cancels
-    """Ctrl-C came twice."""
+class Stop(threading.Event):
+    """Set by the first Ctrl-C. ``work``: what the second drops; until there is some, each ends what is being started."""
 
+    work: asyncio.Future[None] | None = None
 
-class Interrupts(threading.Event):
-    """Set by the first Ctrl-C; the second calls ``drop``."""
-
-    drop: Callable[[], object] | None = None
-
-
-async def cancellable(work: Coroutine[Any, Any, None], interrupted: Interrupts) -> None:
-    """Await ``work``; raises Cancelled when a second Ctrl-C cancelled it."""
-    task = asyncio.ensure_future(work)
-    interrupted.drop = task.cancel
-    try:
-        await task
-    except asyncio.CancelledError:
-        if interrupted.is_set() and task.cancelled():
-            raise Cancelled from None
-        raise
+    async def finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await ``work``, to its end or until it is dropped."""
+        self.work = asyncio.ensure_future(work)
+        try:
+            await self.work
+        except asyncio.CancelledError:
+            if not (self.is_set() and self.work.cancelled()):
+                raise
 
 
 @contextmanager
-def ctrl_c(stop: threading.Event, progress: Progress) -> Iterator[Interrupts]:
-    """SIGINT and SIGTERM: the first sets ``stop``, or cancels what is starting; the second drops. Outside the main thread
-    signals are left alone."""
-    interrupted = Interrupts()
-    loop = asyncio.get_running_loop()
-    main = asyncio.current_task()
+def ctrl_c(progress: Progress) -> Iterator[Stop]:
+    """What SIGINT and SIGTERM set within the block. Outside the main thread signals are left alone."""
+    stop, loop, starting = Stop(), asyncio.get_running_loop(), asyncio.current_task()
 
     def on_signal() -> None:
-        if not interrupted.is_set():
-            interrupted.set()
-            stop.set()
-            progress.message(_STARTING if interrupted.drop is None else _PLAYING)
-            if interrupted.drop is not None:
-                return
-        if interrupted.drop is not None:
-            interrupted.drop()
-        elif main is not None:
-            main.cancel()
+        is_first = not stop.is_set()
+        stop.set()
+        if is_first:
+            progress.message(_STARTING if stop.work is None else _PLAYING)
+        if stop.work is not None:
+            if not is_first:
+                stop.work.cancel()
+        elif starting is not None:
+            starting.cancel()
 
     is_main = threading.current_thread() is threading.main_thread()
     handled = (signal.SIGINT, signal.SIGTERM) if is_main else ()
     for number in handled:
         loop.add_signal_handler(number, on_signal)
     try:
-        yield interrupted
+        yield stop
     finally:
         for number in handled:
             loop.remove_signal_handler(number)

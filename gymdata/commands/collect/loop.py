@@ -58,20 +58,19 @@ async def play_all(
         await rollout.play(first)
         if rollout.failure is not None and rollout.failure.fatal:
             died.append(rollout.failure)
-            stop.set()
         await sink(rollout)
 
     async def worker() -> None:
         while True:
             # One at a time, or two could wait for each other's slots. A resumed group has fewer members than the next.
             async with taking:
-                piece = None if stop.is_set() else next(pieces, None)
+                piece = None if stop.is_set() or died else next(pieces, None)
                 if piece is None:
                     return
                 group, indexes = piece
                 for _ in indexes:
                     await slots.acquire()
-            if not stop.is_set():
+            if not (stop.is_set() or died):
                 await _play_group(setting, group, indexes, play)
             for _ in indexes:
                 slots.release()

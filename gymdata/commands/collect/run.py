@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -55,7 +54,7 @@ from gymdata.store.lock import Lock
 from gymdata.store.paths import Identity, RunFacts, local_output, refuse_unwritable
 from gymdata.store.run import holds_nothing, wipe
 from gymdata.user_code import in_thread
-from gymdata.workers.signals import Cancelled, cancellable, ctrl_c, run_async
+from gymdata.workers.signals import ctrl_c, run_async
 from gymdata.workers.tuning import rare_collections
 
 __all__ = ["CollectPlan", "CollectSummary", "Parts", "collect"]
@@ -291,8 +290,8 @@ async def _play(
     key: RunKey,
     progress: Progress,
 ) -> _Done:
-    stop, serving, agents = threading.Event(), contextlib.AsyncExitStack(), None
-    with ctrl_c(stop, progress) as interrupted:
+    serving, agents = contextlib.AsyncExitStack(), None
+    with ctrl_c(progress) as stop:
         try:
             progress.message(_starting(config, parts))
             # The first pyarrow array imports pandas, if it is installed: here, while the engine starts, and not at the
@@ -339,8 +338,7 @@ async def _play(
             scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
             collector = Collector(run, setting, scheduler, ledger, resume_state.pending, progress, run.rows)
             began = time.monotonic()
-            with contextlib.suppress(Cancelled):
-                await cancellable(collector.collect(tasks, concurrency=concurrency, stop=stop), interrupted)
+            await stop.finish(collector.collect(tasks, concurrency=concurrency, stop=stop))
             wall = time.monotonic() - began - run.away_s
             # While the engine shuts down, which takes at least as long.
             run.seal(wait=False)
@@ -350,7 +348,7 @@ async def _play(
                 collector.tokens,
                 collector.empty,
                 wall,
-                interrupted.is_set(),
+                stop.is_set(),
                 parts.sampler.cached_tokens if isinstance(parts.sampler, VllmSampler) else None,
                 parts.sampler.read_tokens if isinstance(parts.sampler, VllmSampler) else None,
             )
