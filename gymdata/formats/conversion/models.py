@@ -39,7 +39,7 @@ _OF_SHAPE = ("missing", "literal_error", "string_pattern_mismatch", "too_short")
 class Model(pydantic.BaseModel):
     """An object of a published format, as it is read. Fields that are not read are not declared, and are no fault."""
 
-    model_config = pydantic.ConfigDict(strict=True)
+    model_config = pydantic.ConfigDict(strict=True, defer_build=True)  # at first use: help lists all formats
 
 
 M = TypeVar("M", bound=Model)
