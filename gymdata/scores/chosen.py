@@ -22,6 +22,7 @@ from gymdata.stats import known_rewards, unit_of
 from gymdata.store import hash_file, read_table
 from gymdata.store.lineage import masked_rollouts, run_folder, runs_of
 from gymdata.store.paths import RUN_JSON, matches, read_facts
+from gymdata.store.reading import check_content
 
 #: The threshold of ``labels`` for answers of which a file says whether they are desirable, 1 or 0.
 DESIRABLE = 0.5
@@ -42,7 +43,7 @@ def default_score(
         return name, None
     folders = list(dict.fromkeys(run_folder(path) for source in sources for path in matches(source)))
     runs = [
-        {score for score in _rescorings([run] if run else [], ("scores",)) if _why_without([str(run)], score) is None}
+        {score for score in _rescorings([run], ("scores",)) if _has_values(run, score)} if run else set()
         for run in folders
     ]
     names = sorted(set[str]().union(*runs))
@@ -193,9 +194,17 @@ def _why_without(sources: Sequence[str | Path], name: str) -> str | None:
     return textwrap.shorten(why, 200, placeholder=" …")
 
 
+def _has_values(run: Path, name: str) -> bool:
+    try:
+        rescored = _rescored(run, name)
+    except UsageError:  # its folder has another name
+        return False
+    return rescored is not None and bool(pc.any(pc.is_finite(rescored[1]["value"])).as_py())
+
+
 def _rescorings(sources: Sequence[str | Path], kinds: Sequence[str] = _KINDS) -> list[str]:
-    folders = (p for run in runs_of(sources) for kind in kinds for p in run.glob(f"{kind}-*") if p.is_dir())
-    return sorted({folder.name.partition("-")[2] for folder in folders})
+    files = (file for run in runs_of(sources) for kind in kinds for file in run.glob(f"{kind}-*/{RUN_JSON}"))
+    return sorted({file.parent.name.partition("-")[2] for file in files})
 
 
 def rescorings(sources: Sequence[str | Path], name: str) -> list[Path]:
@@ -215,6 +224,7 @@ def _rescored(run: Path, name: str) -> tuple[Path, pa.Table] | None:
     if not folders:
         return None
     folder = folders[0]
+    check_content([folder], SCORES)
     table = read_table(folder, SCORES)
     inside = pc.unique(table["name"]).to_pylist()
     stored_name = name if name in inside or len(inside) != 1 else inside[0]

@@ -127,22 +127,21 @@ def fault_of(path: Path, *, whole: bool = False) -> DataError | None:
     if (run_json := find_run_json(path)) is None or (recorded := _recorded(run_json, path)) is None:
         return None
     files, ended = recorded
-    entry = files.get(path.resolve())
+    # By its name: a part may be a symbolic link to another disk.
+    entry = files.get(path.relative_to(run_json.parent))
     if entry is None:
         # A segment is not there any more when it was sealed since it was found.
         if not (ended and _is_part(path) and path.exists()):
             return None
         hint = f"move it out; if it is meant to be there, {option('allow_changed', True)} reads it"
         return DataError(f"{path}: is not among the files of {run_json}", hint=hint, exit_code=EXIT_FAULTS)
-    from gymdata.store.run_json import hash_file
-
     try:
-        size = path.stat().st_size
+        stat = path.stat()
     except FileNotFoundError:
         return None  # its reader reports it
-    if entry.get("bytes") not in (None, size):
-        why = f"{size:,} bytes, not {entry['bytes']:,}"
-    elif whole and entry.get("xxh3") not in (None, hash_file(path)):
+    if entry.get("bytes") not in (None, stat.st_size):
+        why = f"{stat.st_size:,} bytes, not {entry['bytes']:,}"
+    elif whole and entry.get("xxh3") not in (None, _hash_of(path, stat.st_mtime_ns, stat.st_size, stat.st_ino)):
         why = "other bytes (xxh3)"
     else:
         return None
@@ -152,7 +151,7 @@ def fault_of(path: Path, *, whole: bool = False) -> DataError | None:
 
 
 def _recorded(run_json: Path, path: Path) -> tuple[dict[Path, FileEntry], bool] | None:
-    """The entries of the files that ``run_json`` names, and whether its run has ended; None where it cannot be read."""
+    """The entries of the files that ``run_json`` names, by their paths in its folder, and whether its run has ended; None where it cannot be read."""
     stat = run_json.stat()
     try:
         return _entries(run_json, stat.st_mtime_ns, stat.st_size, stat.st_ino)
@@ -167,7 +166,14 @@ def _recorded(run_json: Path, path: Path) -> tuple[dict[Path, FileEntry], bool] 
 @functools.lru_cache(maxsize=16)
 def _entries(run_json: Path, *_state: int) -> tuple[dict[Path, FileEntry], bool]:
     facts = read_facts(run_json)
-    return {(run_json.parent / str(f["path"])).resolve(): f for f in facts.get("files") or []}, _has_ended(facts)
+    return {Path(str(f["path"])): f for f in facts.get("files") or []}, _has_ended(facts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _hash_of(path: Path, *_state: int) -> str:
+    from gymdata.store.run_json import hash_file
+
+    return hash_file(path)
 
 
 def same_content(files: Iterable[Path]) -> Iterator[tuple[Path, Path]]:

@@ -232,16 +232,14 @@ def test_changed_sealed_files_are_refused_unless_allowed(
     assert capsys.readouterr().err.count(f"warning: {why}") == 1
 
 
-@pytest.mark.matrix("pairs-parquet", "export-jsonl")
+@pytest.mark.matrix("pairs-parquet", "export-jsonl", "filter-parquet")
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
-@pytest.mark.parametrize(
-    "command", [c for c in READERS if c[0] in ("pairs", "experience", "export")], ids=lambda c: c[0]
-)
+@pytest.mark.parametrize("command", [c for c in READERS if c[0] != "query"], ids=lambda c: c[0])
 def test_what_is_built_is_made_of_the_recorded_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], suffix: str
 ) -> None:
     """A part of the same size with other bytes is refused, too; --allow-changed reads it with one warning, which the
-    run.json of pairs and experiences keeps."""
+    run.json of the output keeps."""
     run, part = replaced_part(tmp_path, suffix)
     facts = read_run_json(run)
     write_run_json(run, facts | {"files": [facts["files"][0] | {"bytes": part.stat().st_size}]})
@@ -254,6 +252,51 @@ def test_what_is_built_is_made_of_the_recorded_bytes(
     assert capsys.readouterr().err.count(f"warning: {why}") == 1
     made = read_run_json(tmp_path / "out") if command[0] != "export" else {"notes": [why]}
     assert why in made["notes"]
+
+
+@pytest.mark.parametrize("command", [["pairs"], ["filter", "--where", "reward >= 0"], ["score", "--reward", "contains:4"]])
+def test_scores_are_those_of_the_recorded_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """Scores with other bytes are neither the default nor what others are added to."""
+    run = described(tmp_path / "run")
+    assert main(["score", str(run), "--reward", "regex:5", "--name", "again"]) == 0
+    file = run / "scores-again" / "scores.parquet"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    told = [command[0], str(run), *command[1:], "-o", str(tmp_path / "out")]
+    if command[0] == "score":
+        told[-1:] = [str(file.parent)]
+    assert main(told) == 1
+    assert f"error: {file}: differs from what {file.parent / 'run.json'} recorded: other bytes (xxh3)" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("command", [["judge", "--genrm", "none"], ["audit", "--model", "none"]], ids=lambda c: c[0])
+def test_what_costs_begins_with_the_recorded_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """A part with other bytes is refused before a model is looked at."""
+    run, part = replaced_part(tmp_path, "jsonl")
+    facts = read_run_json(run)
+    write_run_json(run, facts | {"files": [facts["files"][0] | {"bytes": part.stat().st_size}]})
+    assert main([command[0], str(run), *command[1:]]) == 1
+    assert f"error: {part}: differs from what" in capsys.readouterr().err
+
+
+def test_a_part_may_be_a_link_to_another_disk(tmp_path: Path) -> None:
+    """Also where it was read before it was moved."""
+    run = described(tmp_path / "run")
+    part = run / "rollouts" / "part-00000.parquet"
+    facts = read_run_json(run)
+    write_run_json(run, facts | {"stage": "import"})
+    assert read_table(run).num_rows == 6
+    part.rename(tmp_path / "moved.parquet")
+    part.symlink_to(tmp_path / "moved.parquet")
+    assert read_table(run).num_rows == 6
+    assert "T209" not in {v.code for v in gymdata.validate(run).violations}
 
 
 def test_a_training_reads_the_recorded_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

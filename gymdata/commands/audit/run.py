@@ -29,6 +29,7 @@ from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
 from gymdata.store import StageOutput, files_of, read_run_json, read_table
 from gymdata.store.lineage import Paths, lineage, own_run, parents_of, refuse_duplicates, stage_folder
 from gymdata.store.paths import RUN_JSON, Identity, RunFacts, local_output
+from gymdata.store.reading import check_content
 from gymdata.store.stage_output import refuse_other_kind
 
 _SCALARS = ("rollout_id", "run_id", "policy_hash", "policy_version", "temperature")
@@ -56,6 +57,7 @@ def audit(
     sources = paths_of(path, "audit")
     for source in sources:
         files_of(source)
+    notes = check_content(sources, ROLLOUTS)
     runs = [facts for source in sources for facts in lineage(source)]
     progress = progress or NullProgress()
     with contextlib.ExitStack() as stack:
@@ -83,7 +85,7 @@ def audit(
             out.refuse_other("identity", identity, "an audit that was made", parents=parents_of(sources))
         report, work = _compare(sources, rollouts, runs, loaded, facts, config, progress)
         if out is not None:
-            _write(out, sources, work, report, config, identity, command)
+            _write(out, sources, work, report, config, identity, command, notes)
         return report
 
 
@@ -136,6 +138,7 @@ def _write(
     config: AuditConfig,
     identity: Identity,
     command: Sequence[str],
+    notes: Sequence[str],
 ) -> None:
     # Columns of an earlier audit go with it, for this run.json does not describe them.
     tables = [(VIOLATIONS, ValidationReport(violations=report.violations).table())]
@@ -154,5 +157,6 @@ def _write(
             "parents": parents_of([*sources, model]),
             **summary,
             "violations": len(report.violations),
+            "notes": [*notes, *report.notes],
         }
     )

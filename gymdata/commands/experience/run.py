@@ -27,7 +27,7 @@ from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.logprobs import SampledLogProbs
-from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
+from gymdata.rollouts.schema import AUDIT, EXPERIENCES, ROLLOUTS
 from gymdata.scores.chosen import default_score, scores_of, taken
 from gymdata.store import StageOutput, read_run_json, scan_batches
 from gymdata.store.lineage import Paths, lineage, parents_of, refuse_replaced, runs_of, stage_folder
@@ -57,7 +57,10 @@ def experience(
     config = ExperienceConfig.called_with(experience, config, settings)
     sources = paths_of(path, "experience")
     notes = check_content(sources, ROLLOUTS)
+    if config.baseline is not None:
+        notes += check_content([config.baseline], ROLLOUTS)
     if config.token_columns is not None:
+        notes += check_content([config.token_columns], AUDIT)
         refuse_replaced(config.token_columns, sources)
     if ALL[config.estimator].reads == "reward":
         reward, note = default_score(sources, config.reward)

@@ -29,6 +29,7 @@ from gymdata.scores.chosen import taken
 from gymdata.store import StageOutput, files_of
 from gymdata.store.lineage import Paths, chosen_rows, common_identity, parents_of, refuse_duplicates
 from gymdata.store.paths import local_output, matches, refuse_inputs
+from gymdata.store.reading import check_content
 
 #: A hash of all that a rollout generated, none where nothing was.
 _GENERATED = "CASE WHEN n_generated_tokens > 0 THEN nullif(generation_hash, 0) END"
@@ -91,6 +92,7 @@ def filter(
     sources = paths_of(path, "filter")
     for source in sources:
         files_of(source)
+    notes = check_content(sources, ROLLOUTS)
     if not write or dry_run:
         return _choose(sources, config)[0]
     if output is None:
@@ -109,6 +111,7 @@ def filter(
             "scored_by": [taken(sources, name) for name in scores],
             "identity": common_identity(sources),
             "counts": {key: value for key, value in report.to_dict().items() if key != "files"},
+            "notes": notes,
         }
         out.finish(facts)
     return report

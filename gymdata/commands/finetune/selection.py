@@ -17,6 +17,7 @@ from gymdata.public import Figures
 from gymdata.rollouts.schema import COMPARISONS, ROLLOUTS, SCORES
 from gymdata.store import StageOutput, read_run_json, read_table, scan_batches
 from gymdata.store.lineage import parents_of
+from gymdata.store.reading import check_content
 from gymdata.store.run_json import plain, write_json
 
 SELECTION = "selection.json"
@@ -107,6 +108,9 @@ def _copy(source: Source, folder: Path, group_ids: set[str], epoch: int) -> int:
     """The rollouts of these groups to ``folder``/rollouts.parquet, and a judge's verdicts on them beside it."""
     id_array = pa.array(sorted(group_ids), pa.string())
     schema = ROLLOUTS.schema
+    notes = check_content([source.run], ROLLOUTS)
+    if source.judge is not None:
+        notes += [*check_content([source.judge], SCORES), *check_content([source.judge], COMPARISONS)]
     values = source.judge and read_table(source.judge, SCORES, ["rollout_id", "value"])
 
     def chosen() -> Iterator[pa.RecordBatch]:
@@ -131,6 +135,7 @@ def _copy(source: Source, folder: Path, group_ids: set[str], epoch: int) -> int:
                 "epoch": epoch,
                 "reward": "as collected" if source.judge is None else source.judge.name,
                 "parents": parents_of(path for path in (source.run, source.judge) if path is not None),
+                "notes": notes,
             }
         )
     if source.judge is not None:

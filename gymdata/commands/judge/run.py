@@ -41,6 +41,7 @@ from gymdata.store import StageOutput, find_run_json, read_table
 from gymdata.store.fetch import fetched
 from gymdata.store.lineage import masked_rollouts, parents_of, refuse_duplicates
 from gymdata.store.paths import RunFacts, local_output
+from gymdata.store.reading import check_content
 from gymdata.workers.tuning import rare_collections
 
 
@@ -107,6 +108,7 @@ def judge(
         settings["path"] = str(path_of(path, "judge"))
     config = JudgeConfig.called_with(globals()["judge"], config, settings)  # here its name is that of an argument
     config = config.model_copy(update={"path": str(fetched(config.path))})
+    notes = check_content([config.path], ROLLOUTS)
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
     refuse_duplicates(rollouts, [config.path])
     if masked := masked_rollouts([config.path]):
@@ -132,13 +134,15 @@ def judge(
         if the_judge is None:
             if not (folder / "comparisons.parquet").is_file():
                 raise DataError.missing_path(folder / "comparisons.parquet", "comparisons that were judged before")
+            notes += check_content([folder], COMPARISONS)
             comparisons = read_table(folder / "comparisons.parquet", COMPARISONS)
             candidates, _, groups = field.numbered()
             ids = pa.array([candidate.rollout_id for candidate in candidates], pa.string())
             refuse_odd_matches(comparisons, ids, groups, folder / "comparisons.parquet")
             settings = {**out.facts.get("config", {}), "aggregator_method": how.method, **asdict(how.adjust)}
+            notes = [*dict.fromkeys([*(out.facts.get("notes") or []), *notes])]
             again = {"command": list(command), "asked": 0, "aggregated_with": how.source, "config": settings}
-            return _finish(out, config, field, how, comparisons, out.facts | again, 0)
+            return _finish(out, config, field, how, comparisons, out.facts | again | {"notes": notes}, 0)
         # What the comparisons in a folder have in common.
         identity = {
             "judge": dict(the_judge.identity),
@@ -156,6 +160,7 @@ def judge(
             "config": config.model_dump(mode="json"),
             "identity": identity,
             "parents": parents_of([config.path]),
+            "notes": notes,
         }
         out.begin({**facts, "finished": False})
         verdicts = VerdictCache(folder / "verdicts.journal")

@@ -237,6 +237,7 @@ def _build(
     if judged_in:
         # The direct preferences in the comparisons of these rollouts, numbered by row.
         number = {rollout: n for n, rollout in enumerate(frame["rollout_id"].to_pylist())}
+        notes += check_content(judged_in, COMPARISONS)
         tables = [read_table(folder, COMPARISONS, MATCH_COLUMNS) for folder in judged_in]
         ids, groups = frame["rollout_id"].combine_chunks(), _codes(frame["group_id"])
         for judged, table in zip(judged_in, tables, strict=True):

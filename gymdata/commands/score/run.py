@@ -43,6 +43,7 @@ from gymdata.store import StageOutput, find_run_json, read_table, scan_batches
 from gymdata.store.fetch import fetched
 from gymdata.store.lineage import parents_of, refuse_duplicates
 from gymdata.store.paths import RunFacts, local_output, refuse_inputs
+from gymdata.store.reading import check_content
 from gymdata.user_code import in_thread
 from gymdata.workers.signals import run_async
 
@@ -135,6 +136,7 @@ def score(
         settings["reward"], functions = given_rewards(reward)
     config = ScoreConfig.called_with(score, config, settings)
     config = config.model_copy(update={"path": str(fetched(config.path))})
+    notes = check_content([config.path], ROLLOUTS)
     refuse_duplicates(read_table(config.path, columns=["rollout_id"]), [config.path])
     source = find_run_json(config.path)
     progress = progress or NullProgress()
@@ -167,6 +169,7 @@ def score(
         tables = (pa.Table.from_batches([batch]).cast(SCORES.arrow) for batch in scored.to_batches())
         rows: Iterable[pa.RecordBatch] = (batch for table in tables for batch in table.to_batches())
         if out.facts and not config.overwrite:
+            notes = [*(out.facts.get("notes") or []), *check_content([place], SCORES), *notes]
             rows = itertools.chain(scan_batches(there, SCORES), _changed(rows, there))
         out.batches(there.name, rows, SCORES, SCORES.arrow)
         mean, low, high = mean_ci(np.frombuffer(values), tasks)
@@ -190,6 +193,7 @@ def score(
                 {"name": r.function.name, "source": r.function.source, "weight": r.weight} for r in sources.rewards
             ],
             "counts": {"rollouts": summary.rollouts, "scored": summary.scored, "failed": summary.failed},
+            "notes": list(dict.fromkeys(notes)),
         }
         if sources.recipe is not None:
             facts |= {"recipe": {"path": str(config.recipe), "xxh3": sources.recipe_hash, "labels": summary.labels}}
