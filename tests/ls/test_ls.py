@@ -62,6 +62,27 @@ def test_a_damaged_run_json_is_listed_and_ends_with_1(runs: Path, capsys: pytest
     assert made["x"]["state"] == "complete"
 
 
+@pytest.mark.parametrize("fault", ["removed", "empty", "cut", "folder", "link", "more"])
+def test_a_run_whose_parts_are_not_its_own_is_damaged(tmp_path: Path, fault: str):
+    """By what is there and its size: no data is read."""
+    with Run.open(tmp_path / "run", identity={}, extent={}, operation={}) as run:
+        run.append(make_row(0))
+    (part,) = (tmp_path / "run" / "rollouts").glob("part-*.parquet")
+    states = [output.state for output in gymdata.ls(tmp_path).outputs]
+    content = part.read_bytes()
+    if fault == "more":
+        part.with_name("part-00007.jsonl").write_text("x\n")
+    elif fault in ("empty", "cut"):
+        part.write_bytes(content[:-1] if fault == "cut" else b"")
+    else:
+        part.unlink()
+    if fault == "folder":
+        part.mkdir()
+    elif fault == "link":
+        part.symlink_to(tmp_path / "gone.parquet")
+    assert [*states, *(output.state for output in gymdata.ls(tmp_path).outputs)] == ["complete", "damaged"]
+
+
 def test_what_is_no_regular_file_is_not_opened(runs: Path):
     """Pipes that are named as files of a run would block, and links may lead nowhere: such a run.json is damaged."""
     (runs / "pipe").mkdir()

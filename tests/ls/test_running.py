@@ -94,7 +94,7 @@ def test_what_cannot_be_counted_is_warned_of_and_the_rest_is_listed(tmp_path: Pa
     collected(tmp_path / "left", FakeSampler(before=fails), max_attempts=5)
     write_run(tmp_path / "done", [rollout("t", 0, 1.0, two_turns(5, 40))])
     (part,) = (tmp_path / "left" / "rollouts").glob("*.parquet")
-    part.write_bytes(b"PAR1")
+    part.write_bytes(bytes(part.stat().st_size))
     with pytest.warns(DataWarning, match="left: "):
         found = {output.path: (output.state, output.progress) for output in ls(tmp_path).outputs}
     assert found == {"done": ("complete", None), "left": ("rollouts pending", None)}

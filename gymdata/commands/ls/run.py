@@ -19,7 +19,7 @@ from gymdata.store.fetch import is_url, url_of
 from gymdata.store.lineage import replaced_content
 from gymdata.store.lock import LOCK, holder_of, is_held
 from gymdata.store.paths import RUN_JSON, RunFacts, is_open, read_facts, run_jsons, segments
-from gymdata.store.reading import warn
+from gymdata.store.reading import fault_of, warn
 from gymdata.store.run_json import state_of
 
 __all__ = ["LsReport", "Output", "ls"]
@@ -30,7 +30,8 @@ class Output:
     """An output as its run.json describes it. ``path`` and ``parents``: below the folder that was listed, where they
     are; ``rows``: of a run that is open, with those of its journal; ``bytes``: on disk; ``changed``: ISO 8601, UTC;
     ``state``: complete, being written, on HOST (another machine holds its lock), interrupted, rollouts pending, parents
-    missing, parents changed (its run was overwritten), or damaged; ``experiment``, ``tags``: as its command named them;
+    missing, parents changed (its run was overwritten), or damaged (its run.json, or files are not those that it names, by
+    their sizes); ``experiment``, ``tags``: as its command named them;
     ``progress``: how far a collection, recording or training of this machine is that is not complete."""
 
     path: str
@@ -114,6 +115,8 @@ def _output(top: Path, run_json: Path) -> Output:
         experiment=facts.get("experiment"),
         tags=tuple(facts.get("tags") or ()),
     )
+    if not shown.is_running and _lacks_files(folder, facts):
+        return replace(shown, state="damaged")
     if shown.is_running or shown.state in ("interrupted", "rollouts pending"):
         try:
             return replace(shown, progress=progress_of(folder, facts, is_running=shown.is_running))
@@ -138,6 +141,13 @@ def _state(run_json: Path, facts: RunFacts, parents: Sequence[Path]) -> str:
     runs = [read_facts(file) for parent in parents for file in run_jsons(parent)]
     changed = replaced_content(facts, {str(run.get("run_id")): run for run in runs}) is not None
     return "parents changed" if changed else state
+
+
+def _lacks_files(folder: Path, facts: RunFacts) -> bool:
+    """Whether a file that run.json names is not there, or has another size, or a part is there that it does not name."""
+    named = [folder / str(entry["path"]) for entry in facts.get("files") or []]
+    files = dict.fromkeys([*named, *(source.path for source in segments(folder))])
+    return any(not file.is_file() or fault_of(file) is not None for file in files)
 
 
 def _rows(folder: Path, facts: RunFacts) -> int | None:
