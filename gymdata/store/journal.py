@@ -276,6 +276,8 @@ def recover(folder: Path, files: Sequence[FileEntry]) -> Recovered:
 
 
 FAILURES = "failures.jsonl"
+#: Why lines are damaged.
+NO_RECORD = "their checksums do not match, or they are not JSON objects"
 
 
 def read_failures(path: str | Path) -> list[FailureRow]:
@@ -285,8 +287,15 @@ def read_failures(path: str | Path) -> list[FailureRow]:
 
 
 def read_failure_file(file: Path) -> list[FailureRow]:
-    """The records of one failures.jsonl, without their checksums. A last line without newline is being written, or was torn
-    by a crash: opening the run then cuts it off and reports it."""
+    """The records of one failures.jsonl. Damaged lines are left out and reported."""
+    records, damaged = sound_failures(file)
+    report_lines(file, damaged, "record", NO_RECORD)
+    return records
+
+
+def sound_failures(file: Path) -> tuple[list[FailureRow], list[tuple[int, int | None]]]:
+    """The records of one failures.jsonl, without their checksums, and number and offset of each damaged line. A last line
+    without newline is being written, or was torn by a crash: opening the run then cuts it off and reports it."""
     records, damaged = list[FailureRow](), list[tuple[int, int | None]]()
     for line in scan(file, ours=False) if file.exists() else ():
         try:
@@ -297,5 +306,4 @@ def read_failure_file(file: Path) -> list[FailureRow]:
             records.append(record)
         elif line.closed:
             damaged.append((line.number, line.offset))
-    report_lines(file, damaged, "record", "their checksums do not match, or they are not JSON objects")
-    return records
+    return records, damaged

@@ -124,11 +124,9 @@ def _accept(fault: DataError | None) -> str | None:
 
 def fault_of(path: Path, *, whole: bool = False) -> DataError | None:
     """The error of a file that is not as its run.json says: in its size, or ``whole`` in any byte."""
-    if (run_json := find_run_json(path)) is None or (recorded := _recorded(run_json, path)) is None:
+    if (recorded := _recorded(path)) is None:
         return None
-    files, ended = recorded
-    # By its name: a part may be a symbolic link to another disk.
-    entry = files.get(path.relative_to(run_json.parent))
+    run_json, entry, ended = recorded
     if entry is None:
         # A segment is not there any more when it was sealed since it was found.
         if not (ended and _is_part(path) and path.exists()):
@@ -150,17 +148,27 @@ def fault_of(path: Path, *, whole: bool = False) -> DataError | None:
     return DataError(f"{path}: differs from what {run_json} recorded: {why}", hint=hint, exit_code=EXIT_FAULTS)
 
 
-def _recorded(run_json: Path, path: Path) -> tuple[dict[Path, FileEntry], bool] | None:
-    """The entries of the files that ``run_json`` names, by their paths in its folder, and whether its run has ended; None where it cannot be read."""
+def rows_recorded(path: Path) -> int | None:
+    """The number of rows in a file that its run.json says; None where it does not."""
+    recorded = _recorded(path)
+    return None if recorded is None or recorded[1] is None else recorded[1].get("rows")
+
+
+def _recorded(path: Path) -> tuple[Path, FileEntry | None, bool] | None:
+    """The run.json of a file, its entry for it, and whether its run has ended; None without one that can be read."""
+    if (run_json := find_run_json(path)) is None:
+        return None
     stat = run_json.stat()
     try:
-        return _entries(run_json, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        files, ended = _entries(run_json, stat.st_mtime_ns, stat.st_size, stat.st_ino)
     except DataError as error:
         if error.code == "S104":
             raise  # a newer version's rows may mean something else
         # Files beside a damaged run.json may be read by their names; nothing then records what they must be.
         warn(f"{path}: is read without the check against run.json ({error.message})")
         return None
+    # By its name: a part may be a symbolic link to another disk.
+    return run_json, files.get(path.relative_to(run_json.parent)), ended
 
 
 @functools.lru_cache(maxsize=16)

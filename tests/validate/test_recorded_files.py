@@ -9,6 +9,7 @@ import pytest
 from gymdata.cli.main import main
 from gymdata.commands.validate.run import validate
 from gymdata.store import hash_file, read_run_json, write_run_json
+from gymdata.store.journal import line_of
 from tests.rollout_files import edit_segment, rollout, write_run
 
 
@@ -47,4 +48,27 @@ def test_a_changed_file_is_a_fault(tmp_path: Path, longer: bool, capsys: pytest.
     assert f"T209 digest mismatch; {fault.detail}" in capsys.readouterr().out
     assert main(["validate", str(run), "--ignore", "T209"]) == 0
     assert main(["validate", str(run), "--fix", "drop", "-o", str(tmp_path / "fixed.parquet")]) == 0
+    assert f"{part}: {fault.detail}" in "".join(capsys.readouterr())
     assert validate(tmp_path / "fixed.parquet").rollouts == before.rollouts
+
+
+def test_another_number_of_rows_is_a_fault(tmp_path: Path) -> None:
+    """A run.json that says another number of rows than are in the file is named, with both."""
+    run, part = sealed(tmp_path / "run")
+    facts = read_run_json(run)
+    facts["files"][0]["rows"] = 4
+    write_run_json(run, facts)
+    (fault,) = [v for v in validate(run).violations if v.code == "T209"]
+    assert (fault.file, fault.detail) == (str(part), "holds 3 rows, and its run.json says 4")
+
+
+def test_damaged_records_of_failures_are_named(tmp_path: Path) -> None:
+    """A line whose checksum does not match, and one that is no object, by file and line."""
+    run, _ = sealed(tmp_path / "run")
+    failures = run / "failures.jsonl"
+    failures.write_bytes(
+        line_of(b'{"kind":"engine"}') + line_of(b'{"kind":"engine"}').replace(b"eng", b"emg") + b"[]\n"
+    )
+    assert main(["validate", str(run)]) == 1
+    found = [(v.file, v.row, str(v.detail)[:14]) for v in validate(run).violations if v.code == "S101"]
+    assert found == [(str(failures), 1, "damaged line 2"), (str(failures), 2, "damaged line 3")]

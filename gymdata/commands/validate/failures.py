@@ -1,4 +1,4 @@
-"""B809: whether the attempts of a run failed depending on what they did."""
+"""S101 and B809: damaged records of failed attempts, and whether attempts failed depending on what they did."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from gymdata.checks.violations import Violation
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.stats import wilson
 from gymdata.store import read_table
-from gymdata.store.journal import FAILURES, read_failure_file
+from gymdata.store.journal import FAILURES, sound_failures
 
 
-def dependent_failures(folder: Path) -> Iterator[Violation]:
-    """A finding when the shares of failed attempts among those that called a tool and those that did not have Wilson
-    intervals (95 %) that do not overlap. Attempts are the rollouts of ``folder`` and the lines
-    of its failures.jsonl with an answer of the model."""
+def faults_of_failures(folder: Path) -> Iterator[Violation]:
+    """Each damaged line of its failures.jsonl, and a finding when the shares of failed attempts among those that called a
+    tool and those that did not have Wilson intervals (95 %) that do not overlap. Attempts are the rollouts of ``folder``
+    and the lines of its failures.jsonl with an answer of the model."""
     file = folder / FAILURES
     failed = Counter[bool]()
-    for row in read_failure_file(file):
+    records, damaged = sound_failures(file)
+    for line, offset in damaged:
+        detail = f"damaged line {line} at byte {offset}: its checksum does not match, or it is no JSON object"
+        yield Violation("S101", line - 1, detail=detail, file=str(file))
+    for row in records:
         answers = [message for message in row.get("messages") or () if message["role"] == "assistant"]
         # Without an answer it is not known what the attempt would have done; some failures are of no attempt by itself.
         if answers and row.get("counts", True) and row.get("kind") != "reward":

@@ -65,6 +65,7 @@ def fix(path: str | Path, choice: repair.Choice, output: str | Path, *, overwrit
         account.notes += _unrecorded(target, [path])
         report = validate(path)
         # A changed file is not a fault of its rows.
+        account.notes += [f"{v.file}: {v.detail}" for v in report.violations if v.code == "T209" and v.turn is None]
         report.violations = [v for v in report.violations if v.code != "T209" or v.turn is not None]
         rollouts = fixed_rollouts(sources, report, choice, account)
         stream_batches(rollouts, temporary, target.suffix, ROLLOUTS, ROLLOUTS.arrow)

@@ -6,6 +6,7 @@ are validated without loading pyarrow.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,11 +24,12 @@ from gymdata.commands.validate.rollouts import (
     validate_rollouts,
     vocabulary,
 )
-from gymdata.errors import DataError, UsageError
+from gymdata.errors import DataError, UsageError, counted
 from gymdata.public import path_of
 from gymdata.store.formats import ANSWERED, first_values, format_of, refuse_unknown
+from gymdata.store.lines import row_lines
 from gymdata.store.paths import RunFacts, Source, read_facts, resolve, run_jsons
-from gymdata.store.reading import fault_of, reading
+from gymdata.store.reading import fault_of, reading, rows_recorded
 from gymdata.store.run_json import agreed, state_of
 from gymdata.workers.tuning import rare_collections
 
@@ -96,15 +98,33 @@ def validate(
 
 
 def _of_whole_files(files: Iterable[Source], runs: Iterable[Path]) -> Iterator[Violation]:
-    """T209 of files that are not those that run.json describes, and B809 of runs."""
+    """T209 of files that are not those that run.json describes; of runs B809, and S101 in their failures."""
     for source in files:
         if (fault := fault_of(source.path, whole=True)) is not None:
             detail = fault.message.removeprefix(f"{source.path}: ")
             yield Violation("T209", 0, detail=detail, file=str(source.path))
+        elif (recorded := rows_recorded(source.path)) is not None and (rows := _rows_in(source)) not in (
+            None,
+            recorded,
+        ):
+            detail = f"holds {counted(rows, 'row')}, and its run.json says {recorded:,}"
+            yield Violation("T209", 0, detail=detail, file=str(source.path))
     for run_json in runs:
-        from gymdata.commands.validate.failures import dependent_failures
+        from gymdata.commands.validate.failures import faults_of_failures
 
-        yield from dependent_failures(run_json.parent)
+        yield from faults_of_failures(run_json.parent)
+
+
+def _rows_in(source: Source) -> int | None:
+    """The number of rows in a file; None for one that cannot be read, of which its reader says what is wrong."""
+    with contextlib.suppress(DataError):
+        if source.kind != "parquet":
+            return sum(1 for _ in row_lines(source))
+        from gymdata.store.parquet import group_rows, opened_parquet
+
+        with opened_parquet(source.path) as file:
+            return sum(group_rows(file.metadata))
+    return None
 
 
 def _reader(tokenizer: str | Path | None, run: RunFacts) -> Reader | None:
