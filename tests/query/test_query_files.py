@@ -72,8 +72,15 @@ def test_a_run_and_its_copy_are_counted_twice_with_a_warning(run: Path, capsys: 
     shown = capsys.readouterr()
     assert "same bytes" not in shown.err
     assert "1 rollout is there more than once (first: t0-0)" in shown.err
-    assert main(["query", sql, str(run), str(run), "--csv"]) == 0
-    assert capsys.readouterr().err == ""
+
+
+def test_a_file_is_given_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file, also with its folder or by a link, is refused the second time, as commands that make data of it do."""
+    part, link = run / "rollouts" / "part-00000.parquet", run.parent / "link.parquet"
+    link.symlink_to(part)
+    for paths in ([run, run], [part, part], [run, part], [part, link]):
+        assert main(["query", "SELECT count(*) AS n FROM rollouts", *map(str, paths)]) == 2
+        assert f"{paths[1]} is given twice\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])

@@ -17,7 +17,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.errors import DataError, GymdataError, abridged, counted
+from gymdata.errors import DataError, GymdataError, UsageError, abridged, counted
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, check_version
 from gymdata.store.fetch import fetched
 from gymdata.store.formats import first_values, format_of
@@ -63,8 +63,8 @@ class Files:
 def find_files(paths: Sequence[str | Path]) -> Files:
     """The tables under path arguments: run folders (with their stages), stage folders, files and globs of these.
 
-    A file that is given twice, or by two ways, is one file: its rows count once. Raises DataError for a path that
-    is not there or holds no table of gymdata.
+    Raises UsageError for a file that is given twice, also by two ways, DataError for a path that is not there or holds no
+    table of gymdata.
     """
     files = Files()
     for path in paths:
@@ -77,11 +77,13 @@ def find_files(paths: Sequence[str | Path]) -> Files:
                 if inside := resolve(match, name):
                     files.by_table.setdefault(name, []).extend(inside)
             files.folders.append(match)
-    for table, sources in files.by_table.items():
-        files.by_table[table] = list({source.path.resolve(): source for source in sources}.values())
-        for source in files.by_table[table]:
-            check_source(source.path)
-    files.folders = list({folder.resolve(): folder for folder in files.folders}.values())
+    tables, given = [source.path for sources in files.by_table.values() for source in sources], set[Path]()
+    for path in (*files.folders, *tables):
+        if (real := path.resolve()) in given:
+            raise UsageError(f"{path} is given twice", hint="give each file once")
+        given.add(real)
+    for path in tables:
+        check_source(path)
     for folder in files.folders:
         run_json = folder / RUN_JSON
         # A run may be without rows yet.
