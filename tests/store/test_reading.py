@@ -254,7 +254,9 @@ def test_what_is_built_is_made_of_the_recorded_bytes(
     assert why in made["notes"]
 
 
-@pytest.mark.parametrize("command", [["pairs"], ["filter", "--where", "reward >= 0"], ["score", "--reward", "contains:4"]])
+@pytest.mark.parametrize(
+    "command", [["pairs"], ["filter", "--where", "reward >= 0"], ["score", "--reward", "contains:4"]]
+)
 def test_scores_are_those_of_the_recorded_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
@@ -328,6 +330,21 @@ def test_python_reads_changed_files_where_it_is_allowed(tmp_path: Path) -> None:
     (changed,) = [v for v in gymdata.validate(run).violations if v.turn is None and v.code == "T209"]
     why = f"differs from what {run / 'run.json'} recorded: {part.stat().st_size:,} bytes, not {size:,}"
     assert (changed.file, changed.detail) == (str(part), why)
+
+
+@pytest.mark.parametrize(
+    "command", [["report", "FILE"], ["export", "FILE", "-o", "OUT.jsonl", "--format", "trl-messages"]]
+)
+def test_a_rollout_is_shown_and_exported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """A file that holds a rollout twice is refused, as by commands that train on it."""
+    file = described(tmp_path / "run", "jsonl") / "rollouts" / "part-00000.jsonl"
+    alone = tmp_path / "alone.jsonl"
+    alone.write_bytes(file.read_bytes() + file.read_bytes().splitlines(keepends=True)[0])
+    assert main([word.replace("FILE", str(alone)).replace("OUT", str(tmp_path / "out")) for word in command]) == 1
+    assert "D701: 1 rollout is there more than once, such as t0-0" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_failures_carry_checksums(tmp_path: Path, open_run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -353,7 +353,7 @@ def export(
     trajectory per line to ``.jsonl``; ``atif`` a trajectory per line, or one to ``.json``; the others JSON lines.
     Raises UsageError for an unknown format, StoreError for a file that is there and has other content (without
     ``overwrite``), DataError when there is nothing to export, RefusedError for ids or log-probabilities that no
-    consumer may take (T206, L301 to L303).
+    consumer may take (T206, L301 to L303) and for a rollout that is there twice (D701).
     """
     path = path_of(path, "export")
     target = local_output(output)
@@ -376,6 +376,7 @@ def export(
             sources = resolve(path, to.table)
             batches = (batch for source in sources for batch in account.batches(source, to.columns, to.unread))
             to.save(to.convert(batches, account), Part(target.name, temporary), account)
+        account.refuse_repeats(sources)
         if not account.read:
             hint = "`gymdata validate` shows what the files hold"
             run_json = find_run_json(path)

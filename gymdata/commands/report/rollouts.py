@@ -22,7 +22,7 @@ from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.scores.chosen import with_score
 from gymdata.stats import mean_ci, pass_at_k_by_task, wilson
 from gymdata.store import read_failures, scan_batches
-from gymdata.store.lineage import masked_rollouts
+from gymdata.store.lineage import masked_rollouts, refuse_duplicates
 from gymdata.store.run_json import moment
 from gymdata.store.tables import read_coded
 
@@ -135,9 +135,10 @@ def _bins(edges: npt.NDArray[Any], counts: npt.NDArray[Any]) -> list[Figures]:
 
 def figures(path: str | Path, threshold: float, score: str | None, kind: Sample | None, limit: int) -> Figures:
     """All of a path's rollouts, as the object of ``--json`` has it; ``rewards`` … ``examples``. ``score``: what counts as
-    the reward; None for the total reward. ``kind`` and ``limit``: which rollouts are examples."""
-    columns = _COLUMNS if score is None else ("rollout_id", *_COLUMNS)
-    table, _ = with_score([path], read_coded([path], ROLLOUTS, columns, _TEXTS), score)
+    the reward; None for the total reward. ``kind`` and ``limit``: which rollouts are examples. Raises RefusedError (D701)
+    for a rollout that is there twice."""
+    table, _ = with_score([path], read_coded([path], ROLLOUTS, ("rollout_id", *_COLUMNS), _TEXTS), score)
+    refuse_duplicates(table, [path])
     rewards = Rewards.of(table)
     lengths = {}
     for name, column in (("generated", "n_generated_tokens"), ("context", "n_context_tokens"), ("turns", "n_turns")):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gymdata.formats.conversion.importing import ODD
 from gymdata.formats.conversion.rows import KINDS, OF_TURNS
@@ -15,6 +16,7 @@ from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.soundness import refuse_unsound_rows
 from gymdata.store.journal import read_failures
+from gymdata.store.lineage import keys_of, refuse_repeats
 from gymdata.store.tables import scan_source
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class Export:
     lost: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
     carried: Counter[str] = field(default_factory=Counter)
+    #: Hashes of the ids of the rollouts that were read (see ``keys_of``).
+    _keys: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     #: ID of the row that is being converted or written.
     current: str | None = None
     #: Of the batch that was given last: kind → a number per row, or a list of them per turn; and the row in it.
@@ -88,11 +92,19 @@ class Export:
             batches = self._scored(batches, source)
         for batch in batches:
             self.read += batch.num_rows
+            if self.table.name == ROLLOUTS.name:
+                self._keys.append(keys_of(batch.column("rollout_id")))
             if self.table.name != EXPERIENCES.name:  # those are checked as training checks them
                 refuse_unsound_rows(batch, self.path, self.vocab_size)
             self._holds = _contents_of(batch)
             self.totals.update({kind: int(np.sum(getattr(n, "values", n))) for kind, n in self._holds.items()})
             yield batch
+
+    def refuse_repeats(self, sources: Sequence[Source]) -> None:
+        """Raises RefusedError (D701) for a rollout that is in ``sources``, which were read, more than once."""
+        if self._keys:
+            ids = (batch.column(0) for source in sources for batch in scan_source(source, ROLLOUTS, ("rollout_id",)))
+            refuse_repeats(np.concatenate(self._keys), ids, [self.path])
 
     def _scored(self, batches: Iterator[pa.RecordBatch], source: Source) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
