@@ -67,7 +67,7 @@ def fetched(path: str | Path) -> Path:
     scheme, _, rest = url.partition("://")
     if scheme not in _CREDENTIALS:
         schemes = ", ".join(f"{known}://" for known in _CREDENTIALS)
-        raise UsageError.bad_value("path", url, f"a local path, or a URL that begins with {schemes}")
+        raise UsageError.bad_value("path", str(path), f"a local path, or a URL that begins with {schemes}")
     is_web = scheme in ("https", "http")
     if "@" in rest.partition("/")[0] or (re.search("[?#]", rest) and not is_web):
         raise UsageError(f"{url}: credentials and options do not belong in the path", hint=_CREDENTIALS[scheme])

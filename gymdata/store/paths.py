@@ -302,7 +302,8 @@ def refuse_unwritable(folder: Path) -> None:
     while not existing.exists() and not existing.is_symlink() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
-        fault = "is a file, expected a folder" if existing == folder else f"cannot be made: {existing} is a file"
+        what = "a symbolic link to a place that is not there" if existing.is_symlink() else "a file"
+        fault = f"is {what}, expected a folder" if existing == folder else f"cannot be made: {existing} is {what}"
         raise StoreError(f"{folder}: {fault}", hint="give another output folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise StoreError(
