@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import gymdata
 from gymdata.commands.validate.run import validate
+from gymdata.formats.nemo_gym import batches
 from tests.validate.generate import NEMO_PLANTS, nemo_row, one_in_two, put_nemo, with_ids, write_lines
 from tests.validate.generate import nemo_rows as clean_rows
 
@@ -47,6 +48,26 @@ def test_planted_faults_are_found_at_their_places(tmp_path: Path) -> None:
     assert [(v.row, v.code, v.turn, v.position) for v in report.violations] == [
         (2 * index + 1, fault.code, fault.turn, fault.position) for index, fault in enumerate(NEMO_PLANTS)
     ]
+
+
+def test_a_file_that_two_processes_read_has_the_same_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the same rows, with the same first row of a duplicate, and with the line where it cannot be read on."""
+    rows = one_in_two(clean_rows(n=2 * len(NEMO_PLANTS)), NEMO_PLANTS)
+    lines = [json.dumps(row) for row in [*rows, rows[3], rows[0]]]
+    lines[4:4] = ["", "no row", "{}"]
+    path = tmp_path / "a.jsonl.gz"
+    packed = gzip.compress("\n".join(lines).encode())
+    for content in (packed, packed[: len(packed) * 2 // 3]):
+        path.write_bytes(content)
+        alone = validate(path)
+        assert alone.by_code["T200"]
+        monkeypatch.setattr(batches, "LARGE", 0)
+        for size in (1, 3_000, 20_000):
+            monkeypatch.setattr(batches, "BLOCK", size)
+            both = validate(path)
+            assert both.violations == alone.violations
+            assert (both.rollouts, both.tokens, both.trainable) == (alone.rollouts, alone.tokens, alone.trainable)
+        monkeypatch.undo()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -6,8 +6,13 @@ loads neither pyarrow nor polars.
 
 from __future__ import annotations
 
+import heapq
+import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,16 +22,20 @@ import xxhash
 from gymdata.checks.violations import Violation
 from gymdata.errors import DataError
 from gymdata.formats.nemo_gym.cut import Call
-from gymdata.formats.nemo_gym.rows import Attempt, BadRow, Row, read_rows
+from gymdata.formats.nemo_gym.rows import Attempt, BadRow, Row, main_file, read_any
 from gymdata.rollouts.failures import short_reason
 from gymdata.rollouts.messages import SPELLED_CALL
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.turn_columns import Evidence, Messages, TurnColumns
 from gymdata.rollouts.turns import TurnTree
+from gymdata.store.lines import row_lines
 from gymdata.store.paths import Source
+from gymdata.workers.forked import in_child
 
 _BATCH_TOKENS = 250_000
 _BATCH_ROWS = 4_096
+#: Bytes of a file that two processes read, and of a block that one of them reads.
+LARGE, BLOCK = 30_000_000, 4_000_000
 _NO_IDS = np.empty(0, np.int32)
 #: By call: its parent, its prefix_length, and the prompt's ids after that.
 Encoded = tuple[list[int], list[int], list[npt.NDArray[Any]]]
@@ -34,30 +43,50 @@ _spells_call = re.compile(SPELLED_CALL).search
 
 
 def scan(source: Source) -> Iterator[Evidence | Violation]:
-    """The batches of a file, and violations for the rows that are in none."""
+    """The batches of a file, and violations for the rows that are in none, in the order of the rows. A large file is read by
+    this process and a child, block by block in turn."""
+    if sys.platform != "linux" or source.path.stat().st_size < LARGE or len(os.sched_getaffinity(0)) == 1:
+        yield from (item for _, item in _found(source, 0, 1))
+        return
+    with in_child(_found(source, 1, 2)) as others:
+        yield from (item for _, item in heapq.merge(_found(source, 0, 2), others, key=itemgetter(0)))
+
+
+def _found(source: Source, part: int, parts: int) -> Iterator[tuple[int, Evidence | Violation]]:
+    """What is in the blocks of a file of which this part is the next, each with the number of its block."""
+    of_failures = main_file(source.path) is not None
     rows: list[tuple[int, bytes | None, Row]] = []
-    tokens = 0
+    n_tokens = n_bytes = block = 0
     number = -1
+    fault: DataError | None = None
     try:
-        for number, (_, line, row) in enumerate(read_rows(source)):
+        for number, (_, line) in enumerate(row_lines(source)):
+            is_next = parts > 1 and n_bytes // BLOCK > block
+            if rows and (is_next or n_tokens >= _BATCH_TOKENS or len(rows) >= _BATCH_ROWS):
+                yield block, _gather(rows)
+                rows, n_tokens = [], 0
+            block += is_next
+            n_bytes += len(line)
+            if block % parts != part:
+                continue
+            row = read_any(line, of_failures)
             if isinstance(row, BadRow):
-                yield Violation(row.code, number, detail=row.detail, **row.more)
+                yield block, Violation(row.code, number, detail=row.detail, **row.more)
             elif isinstance(row, Attempt):
-                yield Violation("R501", number, detail=short_reason(row.failure._asdict()))
+                yield block, Violation("R501", number, detail=short_reason(row.failure._asdict()))
             else:
                 # A seed of their own, so that no id is taken for a line.
                 key = None if row.rollout_id is not None else xxhash.xxh3_128_digest(line.strip(), 1)
                 # Of the value only its arrays are needed.
-                row.value = {}
+                row.value, row.output = {}, []
                 rows.append((number, key, row))
-                tokens += sum(len(call.prompt) + len(call.generation) for call in row.calls if call is not None)
-            if tokens >= _BATCH_TOKENS or len(rows) >= _BATCH_ROWS:
-                yield _gather(rows)
-                rows, tokens = [], 0
+                n_tokens += sum(len(call.prompt) + len(call.generation) for call in row.calls if call is not None)
     except DataError as error:
-        yield Violation("S101", number + 1, detail=error.message)
+        fault = error
     if rows:
-        yield _gather(rows)
+        yield block, _gather(rows)
+    if fault is not None and block % parts == part:
+        yield block, Violation("S101", number + 1, detail=fault.message)
 
 
 def _gather(numbered: Sequence[tuple[int, bytes | None, Row]]) -> Evidence:
@@ -128,9 +157,6 @@ def _encoded(calls: Sequence[Call | None]) -> Encoded:
 def _messages(rows: Sequence[Row]) -> Messages:
     entries = [entry for row in rows for entry in row.entries]
 
-    def spelled_calls() -> list[int]:
-        return [k for k, entry in enumerate(entries) if any(map(_spells_call, entry.texts))]
-
     return Messages(
         offsets=offsets_of([len(row.entries) for row in rows]),
         role=np.asarray([entry.role for entry in entries], np.int8),
@@ -138,7 +164,11 @@ def _messages(rows: Sequence[Row]) -> Messages:
         calls=np.asarray([entry.calls for entry in entries], np.bool_),
         says=np.asarray([entry.says for entry in entries], np.bool_),
         fails=np.asarray([entry.fails for entry in entries], np.bool_),
-        spelled_calls=spelled_calls,
+        spelled_calls=partial(_spelled_calls, [entry.texts for entry in entries]),
         items=np.asarray([entry.item for entry in entries], np.int64),
         unanswered={k: entry.unanswered for k, entry in enumerate(entries) if entry.unanswered is not None},
     )
+
+
+def _spelled_calls(texts: Sequence[Sequence[str]]) -> list[int]:
+    return [k for k, of_entry in enumerate(texts) if any(map(_spells_call, of_entry))]

@@ -129,13 +129,17 @@ def read_rows(source: Source) -> Iterator[tuple[int, bytes, Row | Attempt | BadR
     """(line, its text, the row, or why there is none) of a file."""
     of_failures = main_file(source.path) is not None
     for number, line in row_lines(source):
-        try:
-            row = read_row(line)
-            row.failure = _failure_of(row.value, of_failures)
-        except BadRow as bad:
-            yield number, line, _failed_attempt(line, of_failures) or bad
-        else:
-            yield number, line, row
+        yield number, line, read_any(line, of_failures)
+
+
+def read_any(line: bytes, of_failures: bool) -> Row | Attempt | BadRow:
+    """The row, or why there is none. ``of_failures``: it is of a file of failed attempts."""
+    try:
+        row = read_row(line)
+        row.failure = _failure_of(row.value, of_failures)
+        return row
+    except BadRow as bad:
+        return _failed_attempt(line, of_failures) or bad
 
 
 def _failure_of(value: JsonObject, of_failures: bool) -> Failure | None:
