@@ -35,6 +35,7 @@ def lines_of(name: str) -> list[bytes]:
     return (CORPUS / f"{name}.jsonl").read_bytes().splitlines()
 
 
+@pytest.mark.filterwarnings("ignore:.*token ids in the")
 @pytest.mark.parametrize("name", IMPORTED)
 def test_the_corpus_is_imported_or_named(name: str, tmp_path: Path) -> None:
     """Imported and rejected rows are the rows given; what was imported is validated and exported without a crash."""
