@@ -18,7 +18,7 @@ from .console import emit_json, facts, finish, folded, grid, note, paragraphs
 from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
-    from gymdata.checks.violations import Code, ValidationReport, Violation
+    from gymdata.checks.violations import ValidationReport, Violation
 
 #: Errors shown per code; others are only counted.
 SHOWN = 50
@@ -54,7 +54,7 @@ def validate(
         if json:
             emit_json(asdict(code))
         else:
-            paragraphs(f"{code}\n\nWhat to do: {_what_to_do(code)}")
+            paragraphs(f"{code}\n\nWhat to do: {code.advice}")
         return 0
     if path is None:
         raise UsageError("no path given", hint="gymdata validate PATH, or gymdata validate --explain CODE")
@@ -72,24 +72,6 @@ def validate(
     if report.state in ("interrupted", "rollouts pending"):
         note(f"{report.path}: {report.state}: rows may be missing; rerun the same command to resume")
     return exit_code
-
-
-def _what_to_do(code: Code) -> str:
-    """The next step after a finding of a code, besides what its explanation names as the cause."""
-    if code.severity != "error":
-        return (
-            f"nothing where it is meant, and `--ignore {code.code}` leaves it out of the report; else mend what made the "
-            "rows and make them again."
-        )
-    if code.code[0] == "S":
-        return "write the file again, or remove the row, and validate it again."
-    if code.code[0] == "P":
-        return "correct what made the pairs and make them again (`gymdata pairs RUN`)."
-    return (
-        "correct what made the rollouts and make them again, or keep what is sound: `gymdata validate RUN --fix drop -o "
-        "NEW.parquet` leaves such rollouts out, `--fix truncate` keeps their turns before the fault, `--fix split` also "
-        "those after a break, as rollouts of their own."
-    )
 
 
 def _fix(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gymdata.checks.breaks import Reader
 from gymdata.checks.violations import CHECKS, Check, CheckSettings, Selection, Violation
+from gymdata.rollouts.ragged import Ints
 from gymdata.rollouts.turn_columns import Evidence
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Checks:
@@ -24,6 +29,10 @@ class Checks:
     def find(self, e: Evidence) -> list[Violation]:
         """The violations of a batch, by row, then turn, then position."""
         return sorted((violation for check in self.running for violation in check.find(e)), key=sort_key)
+
+    def find_pairs(self, batch: pa.RecordBatch, rows: Ints, file: str) -> list[Violation]:
+        """The same of a batch of the pairs table."""
+        return [violation for check in self.running for violation in check.find_pairs(batch, rows, file)]
 
     def finish(self) -> list[Violation]:
         """The violations that need all rows."""

@@ -30,6 +30,7 @@ _PARAMETER = re.compile(
     re.DOTALL,
 )
 _KEYED = re.compile(r"\s*<arg_key>(?P<name>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL)
+_STRING_OR_BRACKET = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[()\[\]{}]""", re.DOTALL)
 #: Most characters of a Python call, and most false beginnings that are tried: text can be hostile.
 _LONGEST_CALL = 20_000
 _MOST_TRIED = {"json": 10_000, "xml": 200, "keyed": 200, "python": 200}
@@ -98,10 +99,18 @@ def _python_call(text: str, match: re.Match[str]) -> tuple[Any, int] | None:
             parsed = ast.parse(f"f({text[match.end() : end]})", mode="eval").body
         if not isinstance(parsed, ast.Call) or parsed.args or any(k.arg is None for k in parsed.keywords):
             return None
-        arguments = {str(k.arg): _constant(k.value) for k in parsed.keywords}
+        values = {str(k.arg): ast.literal_eval(_JsonNames().visit(k.value)) for k in parsed.keywords}
+        arguments = _plain(json.loads(json.dumps(values)))
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
     return {"name": match["python"], "arguments": arguments}, end + 1
+
+
+class _JsonNames(ast.NodeTransformer):
+    """The names of JSON's constants in a Python expression as what they mean."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node
 
 
 _READ: dict[str, Callable[[str, re.Match[str]], tuple[Any, int] | None]] = {
@@ -114,38 +123,12 @@ _READ: dict[str, Callable[[str, re.Match[str]], tuple[Any, int] | None]] = {
 
 def _closing(text: str, start: int) -> int | None:
     """Where the parenthesis that was opened before ``start`` closes, outside of strings."""
-    depth, quote = 1, ""
-    position, limit = start, min(len(text), start + _LONGEST_CALL)
-    while position < limit:
-        c = text[position]
-        if quote:
-            position += c == "\\"
-            quote = "" if c == quote else quote
-        elif c in "\"'":
-            quote = c
-        elif c in "([{":
-            depth += 1
-        elif c in ")]}":
-            depth -= 1
-            if depth == 0:
-                return position if c == ")" else None
-        position += 1
+    depth = 1
+    for part in _STRING_OR_BRACKET.finditer(text, start, start + _LONGEST_CALL):
+        depth += (part[0] in ("(", "[", "{")) - (part[0] in (")", "]", "}"))
+        if depth == 0:
+            return part.start() if part[0] == ")" else None
     return None
-
-
-def _constant(node: ast.expr) -> Any:
-    match node:
-        case ast.Constant(value=value) if value is None or isinstance(value, (str, int, float)):
-            return _plain(value)
-        case ast.Name(id=name) if name in _CONSTANTS:
-            return _CONSTANTS[name]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if isinstance(value, (int, float)):
-            return _plain(-value)
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_constant(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            return {str(_constant(k)): _constant(v) for k, v in zip(keys, values, strict=True) if k is not None}
-    raise ValueError("no constant")
 
 
 def _collapsed(text: str) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gymdata.checks import breaks
 from gymdata.checks.violations import BREAKS, Violation
 from gymdata.public import Report, Row
 from gymdata.rollouts import turns as tokens
@@ -20,8 +19,6 @@ from gymdata.rollouts.messages import Message, RolloutRow
 
 Choice = Literal["split", "truncate", "drop"]
 CHOICES: tuple[Choice, ...] = ("split", "truncate", "drop")
-#: Faults that are repaired by starting a new rollout at their turn.
-_SPLITTABLE = frozenset({*BREAKS, "T208"})
 
 
 @dataclass(slots=True)
@@ -87,10 +84,7 @@ def plan(turns: int, roots: Sequence[int], faults: Iterable[Violation], choice: 
     turn_of = [(v.code, -1 if v.turn is None else v.turn) for v in faults]
     if choice == "drop" or any(not 0 <= turn < turns for _, turn in turn_of):
         return []
-    if any(code == "T208" and turn < len(roots) and (turn == 0 or roots[turn] != turn) for code, turn in turn_of):
-        # The messages name turns out of order; leaving turns out does not repair that.
-        return []
-    ends = _SPLITTABLE if choice == "split" else ()
+    ends = BREAKS if choice == "split" else ()
     head = min([len(roots), *(turn for code, turn in turn_of if code not in ends)])
     chains: dict[int, list[int]] = {}
     for turn in range(head):
@@ -101,11 +95,10 @@ def plan(turns: int, roots: Sequence[int], faults: Iterable[Violation], choice: 
 def chain_roots(turns: Sequence[tokens.Turn]) -> list[int]:
     """For each turn, the turn at which its unbroken chain began: itself where it breaks."""
     prompts = tokens.expand_prompts(turns, check_digests=False)
-    late = {r.turn for r in breaks.relations(turns) if r.code in _SPLITTABLE}
     roots: list[int] = []
     for index, kind in enumerate(tokens.kinds(turns, prompts)):
         parent = int(turns[index]["parent"])
-        roots.append(index if parent < 0 or kind == "break" or index in late else roots[parent])
+        roots.append(index if parent < 0 or kind == "break" else roots[parent])
     return roots
 
 

@@ -18,7 +18,10 @@ from gymdata.public import Figures, Report, Row
 from gymdata.registry import Registry
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from gymdata.checks.breaks import Reader
+    from gymdata.rollouts.ragged import Ints
     from gymdata.rollouts.turn_columns import Evidence
 
 Severity = Literal["error", "warning", "info"]
@@ -38,6 +41,24 @@ class Code:
         """The code for people."""
         meaning = self.meaning[0].upper() + self.meaning[1:]
         return f"{self.code} {self.name} ({self.severity})\n\n{meaning}.\n\n{self.explanation}"
+
+    @property
+    def advice(self) -> str:
+        """The next step after a finding, besides what the explanation names as the cause."""
+        if self.severity != "error":
+            leave = f"nothing where it is meant, and `--ignore {self.code}` leaves it out of the report"
+            return f"{leave}; else mend what made the rows and make them again."
+        return _ADVICE.get(self.code[0], _ADVICE["T"])
+
+
+#: By the letter of a code; all others as T.
+_ADVICE = {
+    "S": "write the file again, or remove the row, and validate it again.",
+    "P": "correct what made the pairs and make them again (`gymdata pairs RUN`).",
+    "T": "correct what made the rollouts and make them again, or keep what is sound: `gymdata validate RUN --fix drop -o "
+    "NEW.parquet` leaves such rollouts out, `--fix truncate` keeps their turns before the fault, `--fix split` also "
+    "those after a break, as rollouts of their own.",
+}
 
 
 _HEADING = re.compile(r"(?P<code>\w+) (?P<name>[^()]+) \((?P<severity>error|warning|info)\): (?P<meaning>.+)")
@@ -174,6 +195,11 @@ class Check:
         del e
         return ()
 
+    def find_pairs(self, batch: pa.RecordBatch, rows: Ints, file: str) -> Iterable[Violation]:
+        """The violations of a batch of the pairs table; ``rows``: the number of each of its rows in ``file``."""
+        del batch, rows, file
+        return ()
+
     def finish(self) -> Iterable[Violation]:
         """The violations that need all rows, after the last batch."""
         return ()
@@ -215,9 +241,13 @@ def _cut(text: str, width: int, keep: str) -> str:
     return line[:width] + "…" if keep == "start" else "…" + line[-width:]
 
 
-def rows_with_errors(violations: Iterable[Violation]) -> set[tuple[str | None, int]]:
-    """(file, row) of every row with an error."""
-    return {(v.file, v.row) for v in violations if (v.severity or CODES[v.code].severity) == "error"}
+def rows_with_errors(violations: Iterable[Violation]) -> dict[str | None, set[int]]:
+    """The rows with an error, by file."""
+    rows: dict[str | None, set[int]] = {}
+    for v in violations:
+        if (v.severity or CODES[v.code].severity) == "error":
+            rows.setdefault(v.file, set()).add(v.row)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +271,9 @@ class Selection:
             violation._replace(severity="error" if self.strict and severity == "warning" else severity)
             for violation, severity in zip(counting, severities, strict=True)
         ]
+
+
+_FIGURES = ("rollouts", "trainable", "turns", "tokens", "errors", "warnings", "infos", "by_code", "masked", "files")
 
 
 @dataclass(slots=True, repr=False)
@@ -291,10 +324,6 @@ class ValidationReport(Report):
             f"by_code={self.by_code})"
         )
 
-    def has(self, *codes: str) -> bool:
-        """Whether any of ``codes`` was found, whatever its severity."""
-        return any(v.code in codes for v in self.violations)
-
     def rows(self) -> list[Row]:
         """How many rollouts can be trained; the meaning and the count of each code that was found."""
         counts = [(f"{code}  {CODES[code].meaning}", count) for code, count in self.by_code.items()]
@@ -302,19 +331,7 @@ class ValidationReport(Report):
 
     def to_dict(self) -> Figures:
         """The object that ``--json`` prints. Complete, never capped."""
-        counts = (
-            "rollouts",
-            "trainable",
-            "turns",
-            "tokens",
-            "errors",
-            "warnings",
-            "infos",
-            "by_code",
-            "masked",
-            "files",
-        )
-        return {name: getattr(self, name) for name in counts} | {"violations": [v.as_dict() for v in self.violations]}
+        return {name: getattr(self, name) for name in _FIGURES} | {"violations": [v.as_dict() for v in self.violations]}
 
     def table(self) -> Any:
         """The violations as an Arrow table of the violations schema."""

@@ -17,9 +17,9 @@ from gymdata.formats.conversion.importing import ODD, BadItem, Importing, docume
 from gymdata.formats.conversion.rows import NOT_TRAINED, unread_row, without_reward
 from gymdata.formats.text.rows import first_row
 from gymdata.formats.text.words import is_trained
-from gymdata.rollouts.column_names import column_at, renamed
+from gymdata.rollouts.column_names import renamed
 from gymdata.rollouts.failures import failure_of, without_nan
-from gymdata.rollouts.messages import JsonObject, TableRow
+from gymdata.rollouts.messages import JsonObject, TableRow, field_at
 from gymdata.store.formats import FORMATS as FORMATS
 from gymdata.store.formats import ForeignFormat, first_values, format_of, instead, is_own
 
@@ -217,7 +217,7 @@ def format_in(source: Source, columns: Mapping[str, str]) -> Format | None:
     UsageError for a column that none of its first rows has."""
     rows = _first_rows(source) if columns else []
     for field, column in columns.items():
-        if rows and not any(column in row or column_at(row, column) is not None for row in rows):
+        if rows and not any(column in row or field_at(row, column) is not None for row in rows):
             raise UsageError(
                 f"--map {field}={column}: no row at the beginning of {source.path.name} has this column",
                 hint=f"the columns are {abridged(rows[0])}",

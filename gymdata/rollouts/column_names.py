@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import pydantic
 
+from gymdata.rollouts.messages import field_at
+
 #: Columns of published datasets besides ``prompt``, ``messages`` and ``answer``, most telling first.
 PROMPTS = ("question", "problem", "instruction", "query", "input")
 CONVERSATIONS = ("conversations", "conversation")
@@ -30,19 +32,10 @@ def renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, 
     """``lower_case`` of ``row`` with the columns that ``columns`` (field → column, a dotted name reaches into one) names
     under the names of their fields; an answer is its ``completion``, for an ``answer`` may be a reference beside one."""
     if columns:
-        values = {"completion" if f == "answer" else f: column_at(row, column) for f, column in columns.items()}
+        values = {"completion" if f == "answer" else f: field_at(row, column) for f, column in columns.items()}
         rest = {name: value for name, value in row.items() if name not in columns.values()}
         row = rest | {field: value for field, value in values.items() if value is not None}
     return lower_case(row)
-
-
-def column_at(row: Mapping[str, Any], column: str) -> Any:
-    """The value of a column, or inside one: ``extra_info.answer``."""
-    if column in row or "." not in column:
-        return row.get(column)
-    first, _, rest = column.partition(".")
-    inner = row.get(first)
-    return column_at(inner, rest) if isinstance(inner, dict) else None
 
 
 def columns_of(texts: Sequence[str]) -> dict[str, str]:

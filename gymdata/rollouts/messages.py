@@ -7,9 +7,9 @@ any JSON is taken, and what is no text becomes JSON text.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -202,34 +202,8 @@ _ROLES = {"developer": "system"}
 _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool", "function", "environment"})
 
 
-class _Strict(json.JSONEncoder):
-    """Writes JSON as RFC 8259 has it. The encoder is made once, because making it costs as much as using it."""
-
-    def __init__(self) -> None:
-        super().__init__(ensure_ascii=False, allow_nan=False)
-        self._chunks = self._made()
-
-    def _made(self) -> Callable[[Any, int], Iterable[str]] | None:
-        # CPython has it, other Pythons may not.
-        make = getattr(json.encoder, "c_make_encoder", None)
-        if make is None:
-            return None
-        encode: Callable[[Any, int], Iterable[str]] = make(
-            None, self.default, json.encoder.encode_basestring, None, ": ", ", ", False, False, False
-        )
-        return encode
-
-    def encode(self, o: Any) -> str:
-        if self._chunks is not None and not isinstance(o, str):
-            # It does not check for cycles; the slower encoder reports them.
-            try:
-                return "".join(self._chunks(o, 0))
-            except RecursionError:
-                pass
-        return super().encode(o)
-
-
-STRICT = _Strict()
+#: Writes JSON as RFC 8259 has it.
+STRICT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def messages_of(prompt: Any, output: Walked, turn_of: Mapping[int, int]) -> Iterator[Message]:
@@ -243,69 +217,56 @@ def messages_of(prompt: Any, output: Walked, turn_of: Mapping[int, int]) -> Iter
 
 
 def _merged(items: Walked, turn_of: Mapping[int, int]) -> Iterator[Message]:
-    answer: dict[str, Any] | None = None
-    speaker = -1
-    for call, item in items:
-        if written_by_model(item):
-            if answer is not None and call != speaker:
-                yield _assistant(answer)
-                answer = None
-            if answer is None:
-                answer, speaker = {"turn": turn_of.get(call), "content": [], "reasoning": [], "calls": []}, call
-            if item.get("type") == "reasoning":
-                answer["reasoning"].append(reasoning_of(item))
-            elif item.get("type") == "function_call":
-                answer["calls"].append(tool_call(item))
-            else:
-                answer["content"].append(text_of(item.get("content")))
-                answer["calls"] += chat_calls(item)
-            continue
-        if answer is not None:
-            yield _assistant(answer)
-            answer = None
-        if item.get("type") == "function_call_output":
-            yield {"role": "tool", "content": text_of(item.get("output")), "tool_call_id": name_of(item.get("call_id"))}
+    for (call, by_model), walked in groupby(items, lambda walked: (walked[0], written_by_model(walked[1]))):
+        of_call = [item for _, item in walked]
+        if by_model:
+            yield _answer(of_call, turn_of.get(call))
         else:
-            yield other_message(item)
-    if answer is not None:
-        yield _assistant(answer)
+            yield from map(_other_message, of_call)
 
 
-def other_message(item: ResponseItem) -> Message:
-    """The message of an item that neither the model nor a tool wrote."""
+def _answer(items: Iterable[ResponseItem], turn: int | None) -> Message:
+    """What one call wrote as one message."""
+    content, reasoning, calls = list[str](), list[str](), list[ToolCall]()
+    for item in items:
+        if item.get("type") == "reasoning":
+            reasoning.append(text_of(item.get("summary") or item.get("content")))
+        elif item.get("type") == "function_call":
+            calls.append(_tool_call(item))
+        else:
+            content.append(text_of(item.get("content")))
+            chat_calls = item.get("tool_calls")
+            calls += [c for c in chat_calls if isinstance(c, dict)] if isinstance(chat_calls, list) else []
+    return {
+        "role": "assistant",
+        "content": "\n".join(content) if content else None,
+        "reasoning": "\n".join(reasoning) if reasoning else None,
+        "tool_calls": json_text(calls) if calls else None,
+        "turn": turn,
+    }
+
+
+def _other_message(item: ResponseItem) -> Message:
+    """The message of an item that the model did not write."""
+    if item.get("type") == "function_call_output":
+        return {"role": "tool", "content": text_of(item.get("output")), "tool_call_id": _name(item.get("call_id"))}
     role = str(item.get("role") or "other")
     role = _ROLES.get(role, role)
     message = {"role": role if role in _KNOWN_ROLES else "other", "content": text_of(item.get("content"))}
     return message | {k: item[k] for k in ("tool_call_id", "name") if isinstance(item.get(k), str)}
 
 
-def reasoning_of(item: ResponseItem) -> str:
-    return text_of(item.get("summary") or item.get("content"))
-
-
-def tool_call(item: ResponseItem) -> ToolCall:
+def _tool_call(item: ResponseItem) -> ToolCall:
     """A function call item in the chat shape."""
     arguments = item.get("arguments")
     if isinstance(arguments, str) and isinstance(value := loads(arguments), dict):
         arguments = value
     function = {"name": str(item.get("name")), "arguments": arguments}
-    return {"id": name_of(item.get("call_id")), "type": "function", "function": function}
+    return {"id": _name(item.get("call_id")), "type": "function", "function": function}
 
 
-def chat_calls(item: ResponseItem) -> list[ToolCall]:
-    """The calls of an assistant message that has them in the chat shape."""
-    calls = item.get("tool_calls")
-    return [c for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
-
-
-def _assistant(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "role": "assistant",
-        "content": "\n".join(answer["content"]) if answer["content"] else None,
-        "reasoning": "\n".join(answer["reasoning"]) if answer["reasoning"] else None,
-        "tool_calls": json_text(answer["calls"]) if answer["calls"] else None,
-        "turn": answer["turn"],
-    }
+def _name(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def text_of(content: Any) -> str:
@@ -319,10 +280,6 @@ def text_of(content: Any) -> str:
         texts = [(p["text"] if "text" in p else p.get("refusal", "")) if isinstance(p, dict) else p for p in parts]
         return "".join([text if isinstance(text, str) else json_text(text) for text in texts])
     return json_text(content)
-
-
-def name_of(value: Any) -> str | None:
-    return None if value is None else str(value)
 
 
 def chat_tools(tools: Any) -> str:
@@ -452,7 +409,7 @@ def loads(text: Any) -> Any:
     if not isinstance(text, str):
         return None
     try:
-        return parsed(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
@@ -483,26 +440,6 @@ def field_at(row: Mapping[str, Any], path: str) -> Any:
 
 #: Levels of a row above the arguments of a call, at most.
 _LEVELS_ABOVE = 12
-#: Every digit as 0.
-_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
-#: An integer that may be beyond 64 bits: a run of digits outside words, beginnings of texts and fractions.
-_LONG = re.compile(rb'(?<![\w."])\d{19}')
-_LEAST_LONG = 19
-
-
-def has_long_number(data: bytes) -> bool:
-    """Whether JSON text may have an integer of more than 64 bits, which orjson would change."""
-    return b"0" * _LEAST_LONG in data.translate(_DIGITS) and _LONG.search(data) is not None
-
-
-def parsed(text: str) -> Any:
-    """The value that Python's json finds in a text. Raises ValueError or RecursionError as ``json.loads``."""
-    try:
-        if len(text) < _LEAST_LONG or not has_long_number(text.encode()):
-            return orjson.loads(text)
-    except ValueError:
-        pass
-    return json.loads(text)
 
 
 def storable(arguments: Any) -> bool:

@@ -49,16 +49,12 @@ def splice_published(
     if not model_prefix:
         return list(template)
     closings = _places(template, {eos})
-    n = _count(template_prefix, {eos})
+    n = len(_places(template_prefix, {eos}))
     if n == 0:
         raise SpliceRefusedError("the rendered history has no EOS", len(template_prefix), template_prefix, template)
     if n > len(closings):
-        raise SpliceRefusedError(
-            f"the rendered history has {n} EOS, the whole conversation {len(closings)}",
-            len(template),
-            template_prefix,
-            template,
-        )
+        message = f"the rendered history has {n} EOS, the whole conversation {len(closings)}"
+        raise SpliceRefusedError(message, len(template), template_prefix, template)
     prefix = model_prefix[:-1] if model_prefix[-1] == eos else model_prefix
     return [*prefix, *template[closings[n - 1] :]]
 
@@ -95,19 +91,11 @@ def _same_turns(
 ) -> None:
     if list(model_prefix[:1]) != list(template_prefix[:1]):
         raise SpliceRefusedError("the two histories begin differently", 0, model_prefix, template_prefix)
-    sampled = _count(model_prefix, end_of_turn) + (model_prefix[-1] not in end_of_turn)
-    if sampled == rendered:
-        return
-    position = next(
-        (i for i, (a, b) in enumerate(zip(model_prefix, template_prefix, strict=False)) if a != b),
-        min(len(model_prefix), len(template_prefix)),
-    )
-    raise SpliceRefusedError(
-        f"{sampled} turns were closed in the sampled ids and {rendered} in the rendered history",
-        position,
-        model_prefix,
-        template_prefix,
-    )
+    sampled = len(_places(model_prefix, end_of_turn)) + (model_prefix[-1] not in end_of_turn)
+    if sampled != rendered:
+        message = f"{sampled} turns were closed in the sampled ids and {rendered} in the rendered history"
+        position = common_length(model_prefix, template_prefix)
+        raise SpliceRefusedError(message, position, model_prefix, template_prefix)
 
 
 def _closed_at_the_end(
@@ -135,39 +123,23 @@ def _rewritten(
     template_prefix: Sequence[int], closings: Sequence[int], template: Sequence[int], end_of_turn: Collection[int]
 ) -> int:
     """Place of the last assistant turn's closing token in a conversation whose history was written differently."""
-    n = len(closings)
-    ends = _places(template, end_of_turn)
-    position = next(
-        (i for i, (a, b) in enumerate(zip(template_prefix, template, strict=False)) if a != b),
-        min(len(template_prefix), len(template)),
-    )
+    n, ends = len(closings), _places(template, end_of_turn)
+
+    def refused(reason: str) -> SpliceRefusedError:
+        return SpliceRefusedError(reason, common_length(template_prefix, template), template_prefix, template)
+
     if len(ends) < n:
-        raise SpliceRefusedError(
-            f"the template left out closed turns ({n} in the history, {len(ends)} in the whole)",
-            position,
-            template_prefix,
-            template,
-        )
+        raise refused(f"the template left out closed turns ({n} in the history, {len(ends)} in the whole)")
     starts = [0, *(end + 1 for end in ends)]
     prompt = template[starts[-1] :]
     begins = closings[-2] + 1 if n > 1 else 0
     header = list(prompt[: common_length(template_prefix[begins : closings[-1]], prompt)])
     opens = [list(template[start : start + len(header)]) == header for start in starts[:-1]]
     if not opens[n - 1] or any(opens[n:]):
-        raise SpliceRefusedError(
-            "the template rewrote the history, and its last assistant turn cannot be distinguished from the others",
-            position,
-            template_prefix,
-            template,
-        )
+        raise refused("the template rewrote the history, and its last assistant turn cannot be told from the others")
     cut = ends[n - 1]
     if not _sampled_before(template_prefix[begins : closings[-1]], template[starts[n - 1] : cut], template[cut + 1 :]):
-        raise SpliceRefusedError(
-            "the template left out, or moved, what the last assistant turn says at its end",
-            position,
-            template_prefix,
-            template,
-        )
+        raise refused("the template left out, or moved, what the last assistant turn says at its end")
     return cut
 
 
@@ -185,10 +157,6 @@ def _sampled_before(sampled: Sequence[int], rendered: Sequence[int], rest: Seque
 
 def _places(ids: Sequence[int], tokens: Collection[int]) -> list[int]:
     return [i for i, token in enumerate(ids) if token in tokens]
-
-
-def _count(ids: Sequence[int], tokens: Collection[int]) -> int:
-    return sum(token in tokens for token in ids)
 
 
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -215,7 +183,7 @@ def bridge_ids(before: Sequence[int], after: Sequence[int], end_of_turn: Collect
         )
     head = closing + 1
     if list(after[:head]) != list(before[:head]):
-        position = next((i for i in range(head) if i >= len(after) or after[i] != before[i]), head)
+        position = common_length(after, before[:head])
         raise RefusedError(
             f"the template rewrites earlier messages when new ones follow: token {position} changes from "
             f"{list(before[max(0, position - 4) : position + 4])} to {list(after[max(0, position - 4) : position + 4])}",

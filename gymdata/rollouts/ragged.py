@@ -203,13 +203,6 @@ def content_codes(keys: list[bytes] | Array) -> Ints:
     return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
 
 
-def repeats(codes: Ints) -> npt.NDArray[np.bool_]:
-    """Which rows have a number that an earlier row has."""
-    result = np.ones(len(codes), np.bool_)
-    result[np.unique(codes, return_index=True)[1]] = False
-    return result
-
-
 def first_like(*columns: Array) -> Ints:
     """The first row that has the same values as each row in all ``columns`` (at least one)."""
     order = np.lexsort(columns)

@@ -7,8 +7,8 @@ rollout and turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,10 +61,54 @@ def without_ratio(logprobs: Ragged, n_tokens: Ints, rendered: Bools | None = Non
 
 
 class Lists(NamedTuple):
-    """``name``: what the lists are, for messages."""
+    """``name``: what the lists are, for messages. ``before``: how many values precede each list, which positions count."""
 
     name: str
     lists: Ragged
+    before: npt.NDArray[np.integer[Any]] | None = None
+
+
+class TokenFault(NamedTuple):
+    """What is wrong with list ``row`` of those that are called ``name``, or with one of its values."""
+
+    code: str
+    row: int
+    position: int | None
+    expected: str
+    got: str
+    name: str
+
+
+def token_faults(ids: Sequence[Lists], log_probs: Lists, vocab_size: int | None = None) -> Iterator[TokenFault]:
+    """Every fault of ids and log-probabilities: T206, L301, L302, L303, in this order.
+
+    ``ids`` must be from 0 to ``vocab_size`` − 1 (None: any int32); ``log_probs`` has as many values in each list as
+    the last of ``ids``, all of them finite and at most 0 (``POSITIVE_TOLERANCE`` is for rounding).
+    """
+
+    def at(code: str, lists: Lists, index: int, expected: str) -> TokenFault:
+        k, position = lists.lists.locate(index)
+        before = 0 if lists.before is None else int(lists.before[k])
+        return TokenFault(code, k, before + position, expected, str(lists.lists.values[index]), lists.name)
+
+    limit = vocab_size if vocab_size is not None else INT32_MAX + 1
+    for part in ids:
+        for index in outside(part.lists.values, limit):
+            yield at("T206", part, index, f"0 to {limit - 1}")
+    lengths, needed = log_probs.lists.lengths, ids[-1].lists.lengths
+    for k in np.flatnonzero(lengths != needed).tolist():
+        yield TokenFault("L301", k, None, str(needed[k]), str(lengths[k]), log_probs.name)
+    for code, indices in odd_log_probs(log_probs.lists.values).items():
+        for index in indices:
+            yield at(code, log_probs, index, "a finite number" if code == "L302" else "at most 0")
+
+
+_SENTENCES = {
+    "T206": "token id {got} at position {position} of {name}, expected {expected}",
+    "L301": "{got} log-probabilities for {expected} tokens in {name}",
+    "L302": "a log-probability of {got} at position {position}, expected {expected}",
+    "L303": "a log-probability of {got} at position {position}, expected {expected}",
+}
 
 
 def refuse_unsound(
@@ -74,82 +118,52 @@ def refuse_unsound(
     where: str = "",
     vocab_size: int | None = None,
 ) -> None:
-    """Raises RefusedError (T206, L301, L302, L303) for the first fault of each kind, in this order.
+    """Raises RefusedError for the first of ``token_faults``. ``named(k)``: what to call list k."""
+    for fault in token_faults(ids, log_probs, vocab_size):
+        text = _SENTENCES[fault.code].format_map(fault._asdict())
+        raise RefusedError(f"{_in(where)}{named(fault.row)}: {text}", code=fault.code, hint=with_options(_HINT))
 
-    ``ids`` must be from 0 to ``vocab_size`` − 1 (None: any int32); ``log_probs`` has as many values in each list as
-    the last of ``ids``, all of them finite and at most 0 (``POSITIVE_TOLERANCE`` is for rounding). ``named(k)``: what
-    to call list k.
-    """
 
-    def refuse(code: str, k: int, fault: str, n: int) -> NoReturn:
-        more = f" ({n:,} such places in this part of the data)" if n > 1 else ""
-        raise RefusedError(f"{_in(where)}{named(k)}: {fault}{more}", code=code, hint=with_options(_HINT))
+def lists_of_turns(turns: TurnColumns) -> tuple[tuple[Lists, Lists], Lists]:
+    """The ids and log-probabilities of turns; those of rendered ids, which have none, are 0."""
+    ids = Lists("the prompt", turns.delta, turns.prefix), Lists("the generation", turns.generation)
+    return ids, Lists("generation_log_probs", unless_rendered(turns.logprobs, turns.rendered))
 
-    limit = vocab_size if vocab_size is not None else INT32_MAX + 1
-    for name, lists in ids:
-        if len(bad := outside(lists.values, limit)):
-            k, position = lists.locate(bad[0])
-            fault = f"token id {lists.values[bad[0]]} at position {position} of {name}, expected 0 to {limit - 1}"
-            refuse("T206", k, fault, len(bad))
-    lists = log_probs.lists
-    lengths, expected = lists.lengths, ids[-1].lists.lengths
-    if len(bad := np.flatnonzero(lengths != expected)):
-        k = int(bad[0])
-        counts = f"{lengths[k]:,} log-probabilities for {expected[k]:,} tokens"
-        refuse("L301", k, f"{counts}, expected one for each {log_probs.name}", len(bad))
-    for code, bad in odd_log_probs(lists.values).items():
-        if len(bad):
-            k, position = lists.locate(bad[0])
-            allowed = "a finite number" if code == "L302" else f"at most 0 (rounding: {POSITIVE_TOLERANCE:g})"
-            fault = f"a log-probability of {lists.values[bad[0]]} at position {position}, expected {allowed}"
-            refuse(code, k, fault, len(bad))
+
+def lists_of_pairs(batch: pa.RecordBatch) -> Iterator[tuple[list[Lists], Lists]]:
+    """The same of both sides of a batch of the pairs table, the prompts with the first."""
+    names = ["prompt_ids"]
+    for side in ("chosen", "rejected"):
+        ids = [Lists(name, Ragged.of(batch.column(name))) for name in (*names, f"{side}_ids")]
+        logprobs = Ragged.of(batch.column(f"{side}_logprobs"))
+        yield ids, Lists(f"{side}_logprobs", unless_rendered(logprobs, is_rendered(batch)))
+        names = []
 
 
 def refuse_unsound_turns(
-    turns: TurnColumns,
-    rollout_ids: pa.Array,
-    where: str = "",
-    vocab_size: int | None = None,
-    *,
-    rendered: bool = False,
-    unknown: bool = False,
+    turns: TurnColumns, rollout_ids: pa.Array, where: str = "", vocab_size: int | None = None, *, rendered: bool = False
 ) -> None:
     """``refuse_unsound`` for the turns of rollouts; ``where``: their file.
 
     ``rendered``: turns whose ids were rendered from text pass, without log-probabilities; else they are refused (T213).
-    ``unknown``: turns all of whose log-probabilities are NaN pass; imports mark missing log-probabilities so.
     """
     if turns.rendered is not None and not rendered:
         first = turns.name_of(int(turns.rendered.argmax()), rollout_ids)
         raise rendered_ids(where, first, f"{turns.rendered.sum():,} turns")
-    logprobs = unless_rendered(turns.logprobs, turns.rendered)
-    refuse_unsound(
-        (Lists("the prompt", turns.delta), Lists("the generation", turns.generation)),
-        Lists("generated token", _unless_unknown(logprobs) if unknown else logprobs),
-        lambda turn: turns.name_of(turn, rollout_ids),
-        where,
-        vocab_size,
-    )
+    refuse_unsound(*lists_of_turns(turns), lambda turn: turns.name_of(turn, rollout_ids), where, vocab_size)
 
 
 def refuse_unsound_rows(batch: pa.RecordBatch, where: str = "", vocab_size: int | None = None) -> None:
-    """The same for whole rows of the rollouts or the pairs table, but with unknown log-probabilities (NaN in a whole
-    list) allowed."""
+    """The same for whole rows of the rollouts or the pairs table, with rendered ids and unknown log-probabilities (NaN in a
+    whole list, as imports mark missing ones) allowed."""
+    parts: Iterable[tuple[Sequence[Lists], Lists]]
     if "turns" in batch.schema.names:
         turns = TurnColumns.of(batch.column("turns"))
-        refuse_unsound_turns(turns, batch.column("rollout_id"), where, vocab_size, rendered=True, unknown=True)
-        return
-    prompt = Lists("prompt_ids", Ragged.of(batch.column("prompt_ids")))
-    for side in ("chosen", "rejected"):
-        ids, logprobs = (Ragged.of(batch.column(f"{side}_{name}")) for name in ("ids", "logprobs"))
-        sampled = Lists(f"{side}_logprobs", _unless_unknown(unless_rendered(logprobs, is_rendered(batch))))
-        refuse_unsound(
-            (prompt, Lists(f"{side}_ids", ids)),
-            sampled,
-            lambda k: f"pair {batch.column('pair_id')[k]}",
-            where,
-            vocab_size,
-        )
+        parts, named = [lists_of_turns(turns)], lambda k: turns.name_of(k, batch.column("rollout_id"))
+    else:
+        parts, named = lists_of_pairs(batch), lambda k: f"pair {batch.column('pair_id')[k]}"
+    for ids, log_probs in parts:
+        refuse_unsound(ids, _unless_unknown(log_probs), named, where, vocab_size)
 
 
 def rendered_ids(where: str, name: str, many: str) -> RefusedError:
@@ -169,12 +183,13 @@ def unless_rendered(logprobs: Ragged, rendered: Bools | None) -> Ragged:
     return logprobs.like(np.where(logprobs.spread(rendered) & np.isnan(logprobs.values), 0.0, logprobs.values))
 
 
-def _unless_unknown(logprobs: Ragged) -> Ragged:
-    """``logprobs``, 0 in the lists that hold nothing but NaN."""
+def _unless_unknown(log_probs: Lists) -> Lists:
+    """``log_probs``, 0 in the lists that hold nothing but NaN."""
+    lists = log_probs.lists
     # The minimum is NaN when any is.
-    if not len(logprobs.values) or not np.isnan(logprobs.values.min()):
-        return logprobs
-    return unless_rendered(logprobs, logprobs.sums(np.isnan(logprobs.values)) == logprobs.lengths)
+    if not len(lists.values) or not np.isnan(lists.values.min()):
+        return log_probs
+    return log_probs._replace(lists=unless_rendered(lists, lists.sums(np.isnan(lists.values)) == lists.lengths))
 
 
 def is_rendered(pairs: pa.RecordBatch | pa.Table) -> Bools:

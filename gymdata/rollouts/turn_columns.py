@@ -7,7 +7,7 @@ need it are skipped. The loops are over turns, never over tokens. Importing this
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from gymdata.errors import DataError, json_value
 from gymdata.rollouts.failures import failures_in, short_reason
 from gymdata.rollouts.messages import ROLES, SPELLED_CALL, TOOL_ERROR
 from gymdata.rollouts.ragged import Ints, Ragged, byte_view, list_parts, offsets_of
-from gymdata.rollouts.turns import Turn
+from gymdata.rollouts.turns import Turn, turn_digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -172,17 +172,35 @@ class TurnColumns:
             for k in range(int(self.offsets[rollout]), int(self.offsets[rollout + 1]))
         ]
 
+    def altered(self, digests: bool = True) -> Iterator[tuple[str, int, str, str]]:
+        """(code, turn, expected, got) of every turn that cannot be expanded (T210), and then, with ``digests``, of every one
+        whose content does not match its digest (T209)."""
+        bad_parent = (self.parent < -1) | (self.parent >= self.number)
+        bad_prefix = ~bad_parent & ((self.prefix < 0) | (self.prefix > self.max_prefix))
+        for k in np.flatnonzero(bad_parent).tolist():
+            yield "T210", k, f"parent -1 to {self.number[k] - 1}", f"parent {self.parent[k]}"
+        # Lengths of turns below one that cannot be expanded cannot be judged.
+        bad, blind = bad_parent | bad_prefix, np.zeros(len(self), np.bool_)
+        if bad.any():
+            # Parents precede their children, so one pass in order reaches every descendant.
+            for k in np.flatnonzero(self.above >= 0).tolist():
+                blind[k] = bad[self.above[k]] or blind[self.above[k]]
+        for k in np.flatnonzero(bad_prefix & ~blind).tolist():
+            yield "T210", k, f"prefix_length 0 to {self.max_prefix[k]}", f"prefix_length {self.prefix[k]}"
+        real = self.digests() if digests else self.digest
+        for k in np.flatnonzero((real != self.digest) & ~bad_parent).tolist():
+            above, lists = int(self.above[k]), (self.delta[k], self.generation[k], self.logprobs[k])
+            # Where only the parent's digest was changed, this turn fits the one that the parent should have.
+            parent_changed = above >= 0 and real[above] != self.digest[above]
+            if not parent_changed or turn_digest(int(real[above]), int(self.prefix[k]), *lists) != self.digest[k]:
+                yield "T209", k, f"digest {real[k]}", f"digest {self.digest[k]}"
+
     def refuse_altered(self, rollout_ids: pa.Array | pa.ChunkedArray) -> None:
-        """Raises DataError naming the rollout and the turn when a delta cannot be expanded (T210) or a digest does not
-        match (T209)."""
-        for k in np.flatnonzero((self.parent < -1) | (self.parent >= self.number))[:1]:
-            problem = f"got parent {self.parent[k]}, expected an earlier turn or -1"
-            raise DataError.altered("T210", self.name_of(k, rollout_ids), problem)
-        for k in np.flatnonzero((self.prefix < 0) | (self.prefix > self.max_prefix))[:1]:
-            problem = f"got prefix_length {self.prefix[k]}, expected 0 to {self.max_prefix[k]}"
-            raise DataError.altered("T210", self.name_of(k, rollout_ids), problem)
-        for k in np.flatnonzero(self.digests() != self.digest)[:1]:
-            raise DataError.altered("T209", self.name_of(k, rollout_ids), "its content does not match its digest")
+        """Raises DataError naming the rollout and the turn for the first of ``altered``."""
+        for code, k, expected, got in self.altered():
+            content = "its content does not match its digest"
+            problem = content if code == "T209" else f"got {got}, expected {expected}"
+            raise DataError.altered(code, self.name_of(k, rollout_ids), problem)
 
     def name_of(self, turn: int, rollout_ids: pa.Array | pa.ChunkedArray) -> str:
         """What messages call a turn."""
@@ -418,25 +436,8 @@ def _parts(column: Any) -> tuple[dict[str, npt.NDArray[np.float64]], list[tuple[
     return columns, [(int(owners[k]), names[int(codes[k])], float(numbers[k])) for k in bad.tolist()]
 
 
-#: Texts up to this long may be white space alone.
-_BLANK = 16
-
-
-def _says(*texts: Any) -> npt.NDArray[np.bool_]:
-    """Where any of the text columns has more than white space."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    result = np.zeros(len(texts[0]), np.bool_)
-    for text in texts:
-        size = pc.fill_null(pc.binary_length(text), 0).to_numpy()
-        result |= size > _BLANK
-        short = np.flatnonzero((size > 0) & ~result)
-        trimmed = pc.binary_length(pc.utf8_trim_whitespace(text.take(pa.array(short))))
-        result[short] |= trimmed.to_numpy() > 0
-    return result
-
-
+#: A character that is not white space.
+_NO_SPACE = r"[^\s\v\x{1c}-\x{1f}\x{85}\p{Z}]"
 #: The first call id in the JSON text of tool_calls, when the text is as gymdata writes it.
 _FIRST_ID = r'^\[\{"id": ?"(?P<id>[^"\\]*)"'
 
@@ -456,24 +457,20 @@ def _messages(column: Any) -> Messages:
     calls = np.zeros(n, np.bool_)
     if tool_calls is not None and tool_calls.null_count < n:
         calls = pc.fill_null(pc.greater(pc.binary_length(tool_calls), 2), False).to_numpy(zero_copy_only=False)
+
+    def matches(text: Any, pattern: str) -> npt.NDArray[np.bool_]:
+        found = pc.fill_null(pc.match_substring_regex(text, pattern), False)
+        return np.asarray(found.to_numpy(zero_copy_only=False))
+
     texts = [parts[name] for name in ("content", "reasoning") if name in parts]
-    says = _says(*texts) if texts else np.ones(n, np.bool_)
-    fails = np.zeros(n, np.bool_)
-    results = np.flatnonzero((role == TOOL) | (role == FUNCTION))
-
-    def matches(rows: Ints, pattern: str) -> Ints:
-        match = pc.match_substring_regex(parts["content"].take(pa.array(rows)), pattern)
-        matching: Ints = rows[pc.fill_null(match, False).to_numpy(zero_copy_only=False)]
-        return matching
-
-    if "content" in parts and len(results):
-        fails[matches(results, TOOL_ERROR)] = True
+    says = np.logical_or.reduce([matches(text, _NO_SPACE) for text in texts]) if texts else np.ones(n, np.bool_)
+    fails, results = np.zeros(n, np.bool_), np.flatnonzero((role == TOOL) | (role == FUNCTION))
+    content = parts.get("content", pa.nulls(n, pa.string()))
+    fails[results] = matches(content.take(pa.array(results)), TOOL_ERROR)
 
     def spelled_calls() -> list[int]:
-        if "content" not in parts:
-            return []
-        spelled: list[int] = matches(np.flatnonzero((role == ASSISTANT) & ~calls & says), SPELLED_CALL).tolist()
-        return spelled
+        rows = np.flatnonzero((role == ASSISTANT) & ~calls & says)
+        return [int(row) for row in rows[matches(content.take(pa.array(rows)), SPELLED_CALL)]]
 
     unanswered = _unanswered(offsets, role, calls, tool_calls, parts.get("tool_call_id"))
     return Messages(offsets, role, turn, calls, says, fails, spelled_calls, unanswered)

@@ -175,9 +175,10 @@ print(rows, breaks)
 """
 RIVAL_NATIVE = """
 import sys, pyarrow.parquet as pq
-from gymdata.commands.validate.scan import columns_read
+from gymdata.commands.validate.scan import READ
+from gymdata.store.parquet_rows import known_leaves
 file = pq.ParquetFile(sys.argv[1])
-columns = columns_read(file)
+columns = known_leaves(file, READ.schema.names, READ)
 import time
 file.read_row_group(0, columns=columns)
 began = time.perf_counter()
@@ -186,11 +187,12 @@ print(time.perf_counter() - began)
 """
 OURS_NATIVE = """
 import sys, time
-from gymdata.commands.validate.scan import columns_read
+from gymdata.commands.validate.scan import READ
+from gymdata.store.parquet_rows import known_leaves
 from gymdata.commands.validate.run import validate
 import pyarrow.parquet as pq
 file = pq.ParquetFile(sys.argv[1])
-file.read_row_group(0, columns=columns_read(file))
+file.read_row_group(0, columns=known_leaves(file, READ.schema.names, READ))
 began = time.perf_counter()
 report = validate(sys.argv[1])
 took = time.perf_counter() - began

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gymdata
 from gymdata.errors import StoreError
-from gymdata.rollouts.messages import parsed
 from gymdata.rollouts.turns import Call, TurnEncoder, expand_prompts
 from tests.formats.trajectories import imported, lines, same
 from tests.kills import full_disk
@@ -74,38 +73,6 @@ def test_times_and_rendered_turns(tmp_path: Path) -> None:
     item = made["response"]["output"][0]
     assert (item["generation_token_ids"], item["token_ids_rendered"]) == ([10, 2], True)
     assert "generation_log_probs" not in item
-
-
-json_value = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-(2**80), 2**80),
-        st.sampled_from([2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**18, 10**19]),
-        st.floats(),
-        st.text(max_size=6),
-        st.from_regex(r"[\w .\"\\]{0,3}\d{19,21}", fullmatch=True),
-    ),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(json_value, st.booleans(), st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t:")]))
-@example("\ud800", True, (",", ":"))
-def test_any_json_is_parsed_as_by_python(value: Any, ascii: bool, separators: tuple[str, str]) -> None:
-    """Whole numbers of any size, numbers that are not finite and escapes are what Python's json makes of them."""
-    text = json.dumps(value, ensure_ascii=ascii, separators=separators)
-    assert same(parsed(text), json.loads(text))
-
-
-@pytest.mark.parametrize(
-    "text", ["-0", "1e999", "[-1e999]", "1e-999", "0.1e1", '{"a":1,"a":2}', "[1,  2 ]", '"\\ud800"', "NaN"]
-)
-def test_odd_json_is_parsed_as_by_python(text: str) -> None:
-    """Spellings that writers do not use."""
-    assert same(parsed(text), json.loads(text))
 
 
 WRITTEN = ["nemo-gym.jsonl", "trl-messages.jsonl", "verl.parquet", "nat-trajectories.json", "nat-trajectories.jsonl"]

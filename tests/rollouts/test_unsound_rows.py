@@ -24,7 +24,7 @@ from tests.rollout_files import rollout, two_turns, write_run
 #: Fault → (code, what the message says of it); each stands in turn 1 of rollout a-1.
 FAULTS = {
     "negative id": ("T206", "token id -5 at position 0 of the generation, expected 0 to 2147483647"),
-    "negative context": ("T206", "token id -5 at position 0 of the prompt"),
+    "negative context": ("T206", "token id -5 at position 5 of the prompt"),
     "no log-probs": ("L301", "0 log-probabilities for 2 tokens"),
     "nan": ("L302", "a log-probability of nan at position 1, expected a finite number"),
     "infinite": ("L302", "a log-probability of -inf at position 1"),

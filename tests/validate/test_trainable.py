@@ -89,11 +89,11 @@ def test_no_rows_are_no_success(kind: str, tmp_path: Path, capsys: pytest.Captur
     assert (f"{path}: is empty (expected rollouts or pairs)" in shown.err) == (kind == "blank")
 
 
-@pytest.mark.parametrize(("stage", "what"), [("train-dpo", "a training"), ("score", "scores"), ("audit", "an audit")])
-def test_a_folder_of_another_kind_is_named(stage: str, what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stage", "name"), [("train-dpo", "training"), ("score", "score"), ("audit", "audit")])
+def test_a_folder_of_another_kind_is_named(stage: str, name: str, tmp_path: Path) -> None:
     """The output of a command that writes neither rollouts nor pairs is an error that says what it is, and not 0 rows."""
     write_run_json(tmp_path / "made", {"stage": stage})
-    with pytest.raises(DataError, match=f"made: contains {what}, expected rollouts or pairs") as caught:
+    with pytest.raises(DataError, match=f"made: contains the output of {name}, expected rollouts or pairs") as caught:
         validate(tmp_path / "made")
     assert caught.value.exit_code == 2
     write_run_json(tmp_path / "begun", {"stage": "collect"})
@@ -108,6 +108,6 @@ def test_log_probs_that_are_not_there_are_not_biased(tmp_path: Path) -> None:
         for turn in range(4):
             with_ids(row, turn).pop("generation_log_probs")
     path = write_lines(tmp_path / "a.jsonl", rows)
-    assert not validate(path).has("L304")
+    assert "L304" not in validate(path).by_code
     import_rollouts(path, tmp_path / "run")
-    assert not validate(tmp_path / "run").has("L304")
+    assert "L304" not in validate(tmp_path / "run").by_code

@@ -8,7 +8,6 @@ import numpy as np
 
 from gymdata.checks.violations import CHECKS, Check, CheckSettings, Violation, code_pages
 from gymdata.rollouts.logprobs import SampledLogProbs
-from gymdata.rollouts.soundness import odd_log_probs, unless_rendered
 from gymdata.rollouts.turn_columns import Evidence
 
 _CODES = code_pages("""
@@ -33,24 +32,10 @@ Found by `gymdata audit`: another checkpoint, temperature, template, or an off-b
 
 @CHECKS.register("log_probs")
 class LogProbs(Check):
-    """One finite log-probability, at most 0, of each generated token."""
+    """One finite log-probability, at most 0, of each generated token: ``Tokens`` finds L301 to L303 with the ids, whole
+    files have L304, and `audit` finds L305."""
 
     codes = _CODES
-
-    def find(self, e: Evidence) -> Iterator[Violation]:
-        """L301, L302, L303."""
-        t = e.turns
-        generated, n_logprobs = t.generation.lengths, t.logprobs.lengths
-        for k in np.flatnonzero(generated != n_logprobs):
-            got = "none" if e.foreign and not n_logprobs[k] else str(n_logprobs[k])
-            yield self.at_turn(
-                e, k, "L301", expected=str(generated[k]), got=got, detail="one logprob per generated token"
-            )
-        for code, indices in odd_log_probs(unless_rendered(t.logprobs, t.rendered).values).items():
-            expected = "a finite number" if code == "L302" else "at most 0"
-            for index in indices:
-                k, position = t.logprobs.locate(index)
-                yield self.at_turn(e, k, code, position=position, expected=expected, got=str(t.logprobs.values[index]))
 
 
 @CHECKS.register("possible_log_probs")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from gymdata.checks.violations import CHECKS, Check, Violation, code_pages
+from gymdata.checks.violations import CHECKS, Check, CheckSettings, Violation, code_pages
 from gymdata.rollouts.ragged import Ints, Ragged, joined_keys, list_parts
-from gymdata.rollouts.soundness import is_rendered, odd_log_probs, outside, unless_rendered
+from gymdata.rollouts.soundness import is_rendered, lists_of_pairs, token_faults
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,16 +47,12 @@ versions or other projects may hold them.
 
 @CHECKS.register("pairs")
 class PairCodes(Check):
-    """Pairs; ``PairChecks`` finds them in batches of the pairs table."""
+    """Pairs, batch after batch; what later batches may contradict is remembered."""
 
     codes = _CODES
 
-
-class PairChecks:
-    """Checks pairs batch after batch; remembers what later batches may contradict."""
-
-    def __init__(self, vocab_size: int | None = None) -> None:
-        self._limit = vocab_size if vocab_size is not None else 2**31
+    def __init__(self, settings: CheckSettings) -> None:
+        super().__init__(settings)
         self._preferred: dict[tuple[str, str], str] = {}
         #: Keys of each rollout's prompt, and of prompt and completion together. A pair may begin later, where two
         #: rollouts fork.
@@ -66,19 +62,21 @@ class PairChecks:
         #: Where each content was seen first, and the pair's id there.
         self._content: dict[bytes, tuple[str, int, str]] = {}
 
-    def batch(self, batch: pa.RecordBatch, rows: Ints, file: str) -> list[Violation]:
+    def find_pairs(self, batch: pa.RecordBatch, rows: Ints, file: str) -> list[Violation]:
         """Violations of one batch of the pairs table; ``rows``: the number of each of its rows in ``file``."""
-        ids = batch.column("pair_id").to_pylist()
+        names = batch.column("pair_id").to_pylist()
         faults = list(self._rows(batch, rows, file))
         # A pair that contradicts another is not a copy of it, whatever ids it holds.
         opposite = {index for index, code, _ in faults if code == "P604"}
         for index, key in enumerate(_content(batch)):
-            was = self._content.setdefault(key, (file, int(rows[index]), ids[index]))
+            was = self._content.setdefault(key, (file, int(rows[index]), names[index]))
             if was[:2] != (file, rows[index]) and index not in opposite:
                 faults.append((index, "P606", {"detail": f"the same as {was[0]} row {was[1]} (pair {was[2]})"}))
-        for side in _SIDES:
-            faults += _lists(batch, side, self._limit)
-        return [Violation(code, int(rows[index]), ids[index], file=file, **more) for index, code, more in faults]
+        for ids, log_probs in lists_of_pairs(batch):
+            for code, row, position, expected, got, name in token_faults(ids, log_probs, self.settings.vocab_size):
+                more = {"position": position, "expected": expected, "got": got}
+                faults.append((row, code, {**more, "detail": f"in {name}"}))
+        return [Violation(code, int(rows[index]), names[index], file=file, **more) for index, code, more in faults]
 
     def _rows(self, batch: pa.RecordBatch, rows: Ints, file: str) -> Iterator[Fault]:
         import pyarrow.compute as pc
@@ -91,6 +89,11 @@ class PairChecks:
             yield row, "P601", {}
         for row in np.flatnonzero(is_rendered(batch)):
             yield int(row), "T213", {}
+        for side, ids in zip(_SIDES, lists[1:], strict=True):
+            lengths = Ragged.of(batch.column(f"{side}_mask")).lengths
+            for row in np.flatnonzero(lengths != ids.lengths):
+                sizes = {"expected": str(ids.lengths[row]), "got": str(lengths[row])}
+                yield int(row), "S102", {**sizes, "detail": f"length of {side}_mask"}
         margin = batch.column("margin").to_numpy(zero_copy_only=False)
         # An imported pair of texts may have no margin.
         sampled = lists[1].lengths > 0
@@ -142,22 +145,3 @@ def _texts(batch: pa.RecordBatch, side: str, *fields: str) -> pa.Array:
         *(pc.struct_field(messages, name) for name in fields), "\x1f", null_handling="replace"
     )
     return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), joined), "\x1e")
-
-
-def _lists(batch: pa.RecordBatch, side: str, limit: int) -> Iterator[Fault]:
-    ids = Ragged.of(batch.column(f"{side}_ids"))
-    for index in outside(ids.values, limit):
-        row, position = ids.locate(index)
-        more = {"position": position, "expected": f"0 to {limit - 1}", "got": str(ids.values[index])}
-        yield row, "T206", {**more, "detail": f"in {side}"}
-    counts = ids.lengths
-    logprobs = Ragged.of(batch.column(f"{side}_logprobs"))
-    masks = Ragged.of(batch.column(f"{side}_mask"))
-    for name, lengths, code in (("mask", masks.lengths, "S102"), ("logprobs", logprobs.lengths, "L301")):
-        for row in np.flatnonzero(lengths != counts):
-            sizes = {"expected": str(counts[row]), "got": str(lengths[row])}
-            yield int(row), code, {**sizes, "detail": f"length of {side}_{name}"}
-    for code, indices in odd_log_probs(unless_rendered(logprobs, is_rendered(batch)).values).items():
-        for index in indices:
-            row, position = logprobs.locate(index)
-            yield row, code, {"position": position, "got": str(logprobs.values[index]), "detail": f"in {side}"}

@@ -9,7 +9,6 @@ import numpy as np
 from gymdata.checks import breaks
 from gymdata.checks.violations import CHECKS, Check, Violation, code_pages
 from gymdata.rollouts.turn_columns import Evidence
-from gymdata.rollouts.turns import turn_digest
 
 _CODES = code_pages("""
 T200 break (error): the prompt does not extend what came before, cause not known
@@ -59,33 +58,15 @@ class Storage(Check):
 
     def find(self, e: Evidence) -> Iterator[Violation]:
         """T209, T210, and how each turn relates to the turns before it: T200 to T204, T208, T211."""
-        t = e.turns
-        bad_parent = (t.parent < -1) | (t.parent >= t.number)
-        bad_prefix = ~bad_parent & ((t.prefix < 0) | (t.prefix > t.max_prefix))
-        for k in np.flatnonzero(bad_parent):
-            yield self.at_turn(e, k, "T210", expected=f"parent -1 to {t.number[k] - 1}", got=f"parent {t.parent[k]}")
-        # Lengths of turns below one that cannot be expanded cannot be judged.
-        bad, blind = bad_parent | bad_prefix, np.zeros(len(bad_parent), np.bool_)
-        if bad.any():
-            # Parents precede their children, so one pass in order reaches every descendant.
-            for k in np.flatnonzero(t.above >= 0).tolist():
-                blind[k] = bad[t.above[k]] or blind[t.above[k]]
-        for k in np.flatnonzero(bad_prefix & ~blind):
-            yield self.at_turn(
-                e, k, "T210", expected=f"prefix_length 0 to {t.max_prefix[k]}", got=f"prefix_length {t.prefix[k]}"
-            )
-        if self.settings.digests and not e.foreign:
-            real = t.digests()
-            for k in np.flatnonzero((real != t.digest) & ~bad_parent).tolist():
-                above, lists = int(t.above[k]), (t.delta[k], t.generation[k], t.logprobs[k])
-                # Where only the parent's digest was changed, this turn fits the one that the parent should have.
-                parent_changed = above >= 0 and real[above] != t.digest[above]
-                if not parent_changed or turn_digest(int(real[above]), int(t.prefix[k]), *lists) != t.digest[k]:
-                    yield self.at_turn(
-                        e, k, "T209", detail="content and digest disagree: one of them changed after collection"
-                    )
-        odd = ~bad_parent & ~bad_prefix & (t.parent >= 0) & (t.prefix < t.max_prefix)
-        # The chain below an unusable turn cannot be rebuilt, so relations are not checked there.
-        for r in np.flatnonzero((t.count(odd) > 0) & (t.count(bad_parent | bad_prefix) == 0)).tolist():
-            for relation in breaks.relations(t.structs(r), self.settings.reader):
+        t, unusable = e.turns, set[int]()
+        for code, k, expected, got in t.altered(self.settings.digests and not e.foreign):
+            if code == "T210":
+                unusable.add(int(t.rollout[k]))
+                yield self.at_turn(e, k, code, expected=expected, got=got)
+            else:
+                detail = "content and digest disagree: one of them changed after collection"
+                yield self.at_turn(e, k, code, detail=detail)
+        for r in np.flatnonzero(t.count((t.parent >= 0) & (t.prefix < t.max_prefix))).tolist():
+            # The chain below an unusable turn cannot be rebuilt, so relations are not checked there.
+            for relation in breaks.relations(t.structs(r), self.settings.reader) if r not in unusable else ():
                 yield self.at_rollout(e, r, **relation._asdict())

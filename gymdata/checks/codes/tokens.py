@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gymdata.checks.violations import CHECKS, Check, Violation, code_pages
-from gymdata.rollouts.soundness import INT32_MAX, outside
+from gymdata.rollouts.soundness import lists_of_turns, token_faults
 from gymdata.rollouts.turn_columns import Evidence
 
 _CODES = code_pages("""
@@ -35,31 +35,23 @@ models take such rollouts with --allow-rendered; `experience` and `train-rl` tak
 
 @CHECKS.register("tokens")
 class Tokens(Check):
-    """Ids that are missing, beyond the vocabulary, or not sampled."""
+    """Ids that are missing, beyond the vocabulary, or not sampled, and their log-probabilities."""
 
     codes = _CODES
 
     def find(self, e: Evidence) -> Iterator[Violation]:
-        """T205, T206, T212, T213."""
+        """T205, T212, T213; T206 and L301 to L303."""
         t = e.turns
-        generated = t.generation.lengths
-        prompt = t.prefix + t.delta.lengths
-        if e.foreign:
-            for k in np.flatnonzero((prompt <= 0) | (generated == 0)):
-                lost = "generation" if prompt[k] > 0 else "prompt"
-                none = prompt[k] <= 0 and generated[k] == 0
-                detail = "the model call has no ids" if none else f"{lost} ids missing, null or empty"
-                yield self.at_turn(e, k, "T205", detail=detail)
-        for k in np.flatnonzero(prompt <= 0) if not e.foreign else ():
-            lacks = "prompt and generation ids" if generated[k] == 0 else "prompt ids"
-            yield self.at_turn(e, k, "T205", detail=f"no {lacks}")
-        for k in np.flatnonzero((generated == 0) & (prompt > 0)) if not e.foreign else ():
+        no_prompt, no_generation = t.prefix + t.delta.lengths <= 0, t.generation.lengths == 0
+        for k in np.flatnonzero(no_prompt | (no_generation if e.foreign else False)):
+            lacking = ("prompt", no_prompt[k]), ("generation", no_generation[k])
+            parts = " and ".join(part for part, lacks in lacking if lacks)
+            yield self.at_turn(e, k, "T205", detail=f"{parts} ids missing, null or empty")
+        for k in np.flatnonzero(no_generation & ~no_prompt) if not e.foreign else ():
             yield self.at_turn(e, k, "T212")
         for k in np.flatnonzero(t.rendered) if t.rendered is not None else ():
             yield self.at_turn(e, k, "T213")
-        limit = self.settings.vocab_size if self.settings.vocab_size is not None else INT32_MAX + 1
-        for ids, before, part in ((t.delta, t.prefix, "prompt"), (t.generation, np.zeros(len(t), int), "generation")):
-            for index in outside(ids.values, limit):
-                k, position = ids.locate(index)
-                more = {"expected": f"0 to {limit - 1}", "got": str(ids.values[index]), "detail": f"in the {part}"}
-                yield self.at_turn(e, k, "T206", position=position + int(before[k]), **more)
+        ids, log_probs = lists_of_turns(t)
+        for code, k, position, expected, got, name in token_faults(ids, log_probs, self.settings.vocab_size):
+            more = {"position": position, "expected": expected, "got": got}
+            yield self.at_turn(e, k, code, **more, detail=f"in {name}")

@@ -20,12 +20,11 @@ from gymdata.rollouts.column_names import (
     CONVERSATIONS,
     PROMPTS,
     TASK_FIELDS,
-    column_at,
     columns_of,
     fields_in,
     lower_case,
 )
-from gymdata.rollouts.messages import TaskRow
+from gymdata.rollouts.messages import TaskRow, field_at
 from gymdata.store.run_json import flat
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class TaskShape:
         # User code and templates may name a column as the file spells it.
         spelled, row = dict(zip(known, source, strict=True)), source if known is source else {**source, **known}
         row = {**row, **dict(self._mapped(source))} if self.columns else row
-        read_as = [f"{n} = {column}" for n, column in self.columns.items() if column_at(source, column) is not None]
+        read_as = [f"{n} = {column}" for n, column in self.columns.items() if field_at(source, column) is not None]
         column = next((name for name in self._sources if row.get(name) is not None), None)
         if column is not None and spelled.get(column, column) != column:
             read_as.append(f"{column} = {spelled[column]}")
@@ -174,7 +173,7 @@ class TaskShape:
 
     def _mapped(self, row: TaskRow) -> Iterator[tuple[str, Any]]:
         for name, column in self.columns.items():
-            value = column_at(row, column)
+            value = field_at(row, column)
             if value is None and name in SOURCES:
                 expected = f"the column that --map {name}={column} names (columns: {abridged(row)})"
                 raise FieldError(column, "none", expected, _hint(row))

@@ -19,7 +19,7 @@ from gymdata.commands.train import token_checksum as proof
 from gymdata.commands.train.mapped import chunks, part_of
 from gymdata.errors import DataError, RefusedError, counted
 from gymdata.models.prefix_tree import sibling_order
-from gymdata.rollouts.ragged import Ragged, content_codes, joined_keys, offsets_of, repeats
+from gymdata.rollouts.ragged import Ragged, content_codes, first_like, joined_keys, offsets_of
 from gymdata.rollouts.sequences import Sequences
 from gymdata.rollouts.soundness import Lists, is_rendered, refuse_unsound, rendered_ids, unless_rendered
 
@@ -104,7 +104,7 @@ class NamedSequences(Sequences):
         """Raises RefusedError for ids and trained log-probs that must not be trained on (T206, L302, L303). ``ids`` and
         ``row``: what messages call them; ``rendered``: sequences whose ids were rendered from text."""
         trained_logprobs = self.logprobs.like(np.where(self.is_trained, self.logprobs.values, 0))
-        trained = Lists("trained token", unless_rendered(trained_logprobs, rendered))
+        trained = Lists("logprobs", unless_rendered(trained_logprobs, rendered))
         refuse_unsound((Lists(ids, self.token_ids),), trained, lambda k: f"{row} {self.names[k]}", where)
 
     def logprob_sums(self) -> np.ndarray:
@@ -126,7 +126,7 @@ class NamedSequences(Sequences):
         columns = [self.token_ids.keys(), self.loss_mask.keys()]
         columns += [[value.tobytes() for value in column] for column in more]
         keys = joined_keys(columns)
-        first = ~repeats(content_codes(keys))
+        first = first_like(content_codes(keys)) == np.arange(len(keys))
         keys = [xxhash.xxh3_128_digest(key) for key in keys]
         first &= np.array([key not in seen for key in keys], np.bool_)
         seen.update(keys)

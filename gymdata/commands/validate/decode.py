@@ -8,44 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Sequence
 
 from gymdata.checks.breaks import Reading
 from gymdata.checks.violations import Violation
 from gymdata.rollouts.messages import Message
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.schema import ROLLOUTS, TURN
+from gymdata.rollouts.turns import Turn
 from gymdata.store.columns import Fault
 from gymdata.store.paths import Source
 from gymdata.store.tables import batches
+
+#: Rollouts with the generations alone of their turns.
+_READ = ROLLOUTS.without(*(f"turns.{f.name}" for f in TURN if f.name != "generation_token_ids"))
 
 
 def decoded_faults(sources: Iterable[Source], reading: Reading) -> Iterator[Violation]:
     """Every assistant message whose content, reasoning or tool names are not in its decoded generation."""
     for source in sources:
-        for part in batches(source, ROLLOUTS, ["rollout_id", "messages", "turns"], batch_size=256):
-            if isinstance(part, Fault):
+        for part in batches(source, ROLLOUTS, ["rollout_id", "messages", "turns"], read=_READ, batch_size=256):
+            if isinstance(part, Fault) or not {"messages", "turns"} <= set(part.data.schema.names):
                 continue  # which the checks of structure have named
-            batch = part.data
-            if not {"messages", "turns"} <= set(batch.schema.names):
-                continue
-            turns = batch["turns"]
-            generations = turns.values.field("generation_token_ids")
-            for index, messages in enumerate(batch["messages"].to_pylist()):
-                first, last = (turns.offsets[index + end].as_py() for end in (0, 1))
-                rollout_id = batch["rollout_id"][index].as_py()
-                for v in _rollout(messages or (), generations.slice(first, last - first), reading):
-                    yield v._replace(row=int(part.rows[index]), rollout_id=rollout_id, file=str(source.path))
+            for number, row in zip(part.rows.tolist(), part.data.to_pylist(), strict=True):
+                for v in _rollout(row["messages"], row["turns"], reading):
+                    yield v._replace(row=number, rollout_id=row.get("rollout_id"), file=str(source.path))
 
 
-def _rollout(messages: Iterable[Message], generations: Any, reading: Reading) -> Iterator[Violation]:
+def _rollout(messages: Sequence[Message], turns: Sequence[Turn], reading: Reading) -> Iterator[Violation]:
     for message in messages:
         turn = message["turn"]
-        if message["role"] != "assistant" or turn is None or not 0 <= turn < len(generations):
+        if message["role"] != "assistant" or turn is None or not 0 <= turn < len(turns):
             continue
-        ids: list[int] = np.asarray(generations[turn].values if generations[turn].is_valid else [], np.int64).tolist()
+        ids = list(turns[turn]["generation_token_ids"])
         text = reading.decode(ids)
         words = _squeezed(text)
         texts = [(field, message[field]) for field in ("content", "reasoning") if message[field]]

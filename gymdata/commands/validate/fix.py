@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +21,10 @@ from gymdata.commands.validate.run import kind_of, sources_of, validate
 from gymdata.errors import UsageError
 from gymdata.public import path_of
 from gymdata.rollouts.logprobs import sampling_biases
-from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.store import find_run_json
-from gymdata.store.columns import Batch, build, to_rows
+from gymdata.store.columns import Fault, build, to_rows
 from gymdata.store.lineage import lineage
 from gymdata.store.lines import decode, encode
 from gymdata.store.paths import Source, local_output, read_facts, refuse_inputs
@@ -54,32 +52,30 @@ def fix(path: str | Path, choice: repair.Choice, output: str | Path, *, overwrit
     path = path_of(path, "fix")
     sources = sources_of(path)
     refuse_inputs(target, [path], ROLLOUTS, "repaired")
-    kinds = {kind_of(source) for source in sources}
-    if kinds != {"rollouts"}:
-        words = {"nemo": "NeMo Gym rows"}
-        held = ", ".join(words.get(kind, kind) for kind in sorted(kinds)) or "nothing"
-        hint = f"`gymdata import {path} -o RUN` first" if kinds == {"nemo"} else "give one file or run"
-        raise UsageError(f"{path}: holds {held}; --fix repairs rollouts", hint=hint)
+    for source in sources:
+        if (kind := kind_of(source)) != "rollouts":
+            content, hint = (
+                ("NeMo Gym rows", f"`gymdata import {path} -o RUN` first") if kind == "nemo" else (kind, None)
+            )
+            raise UsageError(f"{source.path}: holds {content}; --fix repairs rollouts", hint=hint)
     account = FixReport(str(path), str(output), choice)
     with single_file(target, overwrite=overwrite) as temporary:
-        account.notes += _unrecorded(target, [path])
+        account.notes += _unrecorded(target, path)
         report = validate(path)
-        # A changed file is not a fault of its rows.
         account.notes += [f"{v.file}: {v.detail}" for v in report.violations if v.code == "T209" and v.turn is None]
-        report.violations = [v for v in report.violations if v.code != "T209" or v.turn is not None]
         rollouts = fixed_rollouts(sources, report, choice, account)
         stream_batches(rollouts, temporary, target.suffix, ROLLOUTS, ROLLOUTS.arrow)
     account.errors_after = validate(target).errors if account.rollouts_out else 0
     return account
 
 
-def _unrecorded(file: Path, sources: Sequence[str | Path]) -> list[str]:
-    """What an output that is one file, and has no run.json, does not record of how ``sources`` were sampled, as a note.
+def _unrecorded(file: Path, path: str | Path) -> list[str]:
+    """What an output that is one file, and has no run.json, does not record of how ``path`` was sampled, as a note.
 
-    Raises UsageError for a file in the folder of an output that ``sources`` do not come from: its run.json would be taken
+    Raises UsageError for a file in the folder of an output that ``path`` does not come from: its run.json would be taken
     for that of the file.
     """
-    runs = [facts for source in sources for facts in lineage(source)]
+    runs = list(lineage(path))
     if (around := find_run_json(file)) is not None:
         if read_facts(around) not in runs:
             hint = "give a file elsewhere, or a folder"
@@ -95,52 +91,45 @@ def _unrecorded(file: Path, sources: Sequence[str | Path]) -> list[str]:
 def fixed_rollouts(
     sources: Sequence[Source], report: ValidationReport, choice: repair.Choice, account: FixReport
 ) -> Iterator[pa.RecordBatch]:
-    """The repaired rollouts of ``sources``, whose validation gave ``report``; counts in ``account``.
+    """The repaired rollouts of ``sources``, whose validation gave ``report``, without the keys that the table does not have;
+    counts in ``account``.
 
     Raises DataError when a whole file cannot be read, for what it held cannot be counted.
     """
     errors: dict[tuple[str | None, int], list[Violation]] = defaultdict(list)
     for v in report.violations:
-        if v.severity == "error":
+        # A changed file is not a fault of its rows.
+        if v.severity == "error" and (v.code != "T209" or v.turn is not None):
             errors[v.file, v.row].append(v)
     for source in sources:
         file = str(source.path)
-        unreadable = {v.row for of_row in errors.values() for v in of_row if v.file == file and v.code.startswith("S")}
-        for part in _readable(source, unreadable):
-            account.rollouts_in += len(part.rows)
-            errors_of = [errors.get((file, row), []) for row in part.rows.tolist()]
-            for is_faulty, group in groupby(enumerate(errors_of), lambda indexed: bool(indexed[1])):
-                indexed = list(group)
-                if not is_faulty:
-                    account.rollouts_out += len(indexed)
-                    yield part.data.slice(indexed[0][0], len(indexed))
-                    continue
-                for index, faults in indexed:
-                    # Through JSON, which is what builds a batch from rows.
-                    rows = [decode(encode(row)) for row in _rollout(part.data.slice(index, 1), faults, choice, account)]
-                    if rows:
-                        account.rollouts_out += len(rows)
-                        yield build(rows, ROLLOUTS, ROLLOUTS.schema.names, "repaired rollouts", list(range(len(rows))))
+        unreadable = {
+            row for (name, row), of_row in errors.items() if name == file and any(v.code < "T" for v in of_row)
+        }
+        for part in batches(source, ROLLOUTS, batch_size=_BATCH_ROWS):
+            if isinstance(part, Fault):
+                if part.kind == "file":
+                    raise part.error()
+                unreadable |= {part.row} if part.kind == "row" else set()
+                continue
+            sound = part.only(~np.isin(part.rows, list(unreadable)))
+            rows, start = sound.rows.tolist(), 0
+            account.rollouts_in += len(rows)
+            for end in [*(index for index, row in enumerate(rows) if (file, row) in errors), len(rows)]:
+                pieces = [sound.data.slice(start, end - start)]
+                if end < len(rows):
+                    pieces += _repaired(sound.data.slice(end, 1), errors[file, rows[end]], choice, account)
+                for piece in filter(len, pieces):
+                    account.rollouts_out += len(piece)
+                    yield piece
+                start = end + 1
         account.rows_unreadable += len(unreadable)
 
 
-def _readable(source: Source, unreadable: set[int]) -> Iterator[Batch]:
-    """The rows of a file without those that are ``unreadable``, to which rows that do not fit are added, and without the
-    keys that the table does not have."""
-    for part in batches(source, ROLLOUTS, batch_size=_BATCH_ROWS):
-        if isinstance(part, Batch):
-            sound = part.only(~np.isin(part.rows, list(unreadable)))
-            if len(sound.rows):
-                yield sound
-        elif part.kind == "file":
-            raise part.error()
-        elif part.kind == "row":
-            unreadable.add(part.row)
-
-
-def _rollout(
+def _repaired(
     batch: pa.RecordBatch, faults: list[Violation], choice: repair.Choice, account: FixReport
-) -> list[RolloutRow]:
+) -> list[pa.RecordBatch]:
+    """What a rollout with ``faults`` becomes."""
     account.rollouts_with_errors += 1
     for code, n in Counter(v.code for v in faults).items():
         account.by_code[code] = account.by_code.get(code, 0) + n
@@ -162,5 +151,6 @@ def _rollout(
         if unread is not None:
             # Turns have other numbers in a part.
             extra["unread_turns"] = [n for n, turn in enumerate(part) if turn in unread]
-        rows.append({**repaired, "extra": json.dumps(extra)})
-    return rows
+        # Through JSON, which is what builds a batch from rows.
+        rows.append(decode(encode({**repaired, "extra": json.dumps(extra)})))
+    return [build(rows, ROLLOUTS, ROLLOUTS.schema.names, "repaired rollouts", list(range(len(rows))))]

@@ -7,7 +7,7 @@ and no token is judged by its text unless a decoder is given. NeMo Gym rows are 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from gymdata.checks.batches import Checks
+from gymdata.checks.breaks import Reader
 from gymdata.checks.codes.behavior import Behavior
-from gymdata.checks.violations import CODES, Check, CheckSettings, ValidationReport, Violation, rows_with_errors
+from gymdata.checks.violations import CODES, Check, CheckSettings, ValidationReport, Violation
 from gymdata.errors import UsageError, counted
 from gymdata.formats.nemo_gym import batches as nemo_rows
 from gymdata.rollouts.logprobs import sampling_biases
@@ -32,27 +33,8 @@ Kind = Literal["rollouts", "pairs", "nemo"]
 UserCheck = str | type[Check]
 
 
-def validate_rollouts(
-    files: Mapping[Source, Kind], checks: Checks, runs: Mapping[Path, RunFacts], report: ValidationReport
-) -> list[Violation]:
-    """The violations of the rollouts in ``files``, which are counted in ``report``. ``runs``: the run.json files that
-    describe them."""
-    checked = [_checked(source, kind, checks, report) for source, kind in files.items()]
-    violations = [violation for file in checked for violation in file.violations]
-    violations += checks.finish()
-    violations += _biased(checked, runs)
-    # The rows of each file that have none of the errors that were found.
-    bad: dict[str | None, list[int]] = {}
-    for name, row in rows_with_errors(violations):
-        bad.setdefault(name, []).append(row)
-    for file in checked:
-        faulty = bad.get(file.name, [])
-        report.trainable += sum(int((~np.isin(rows, faulty)).sum()) for rows in file.with_ids)
-    return violations
-
-
 @dataclass(slots=True)
-class _CheckedFile:
+class CheckedFile:
     """A file, and what was found in it alone."""
 
     name: str
@@ -63,10 +45,14 @@ class _CheckedFile:
     settings: dict[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
     has_log_probs: bool = False
 
+    def n_trainable(self, bad: Collection[int]) -> int:
+        """How many rows can be trained; ``bad``: those with errors."""
+        return sum(int((~np.isin(rows, list(bad))).sum()) for rows in self.with_ids)
 
-def _checked(source: Source, kind: Kind, checks: Checks, report: ValidationReport) -> _CheckedFile:
-    """What is found in a file, which is counted in ``report``."""
-    file, has_ids = _CheckedFile(str(source.path)), False
+
+def check_rollouts(source: Source, kind: Kind, checks: Checks, report: ValidationReport) -> CheckedFile:
+    """What is found in a file of rollouts, which is counted in ``report``."""
+    file, has_ids = CheckedFile(str(source.path)), False
     for batch in _scan(source, kind):
         if isinstance(batch, Violation):
             file.violations.append(batch._replace(file=file.name))
@@ -94,7 +80,7 @@ def _checked(source: Source, kind: Kind, checks: Checks, report: ValidationRepor
     return file
 
 
-def _biased(files: Sequence[_CheckedFile], runs: Mapping[Path, RunFacts]) -> Iterator[Violation]:
+def biased(files: Sequence[CheckedFile], runs: Mapping[Path, RunFacts]) -> Iterator[Violation]:
     """L304: once for a run with settings that make log-probabilities biased, and for each such settings of a file's rows."""
     reported = set[tuple[object, str]]()
     for file in files:
@@ -137,7 +123,7 @@ def load_checks(user_checks: Sequence[UserCheck]) -> list[type[Check]]:
 def behavior_of(path: str | Path) -> dict[str, str]:
     """The behavior findings alone, by code: the count, or the text."""
     run = agreed([read_facts(run_json) for run_json in run_jsons(path)])
-    behavior, counts = Behavior(CheckSettings(unweighted=unweighted(run))), Counter[str]()
+    behavior, counts = Behavior(settings_of(run)), Counter[str]()
     for source in resolve(path):
         for batch in _scan(source, "rollouts"):
             if isinstance(batch, Evidence):
@@ -146,18 +132,17 @@ def behavior_of(path: str | Path) -> dict[str, str]:
     return lines | {v.code: v.detail or CODES[v.code].meaning for v in behavior.finish()}
 
 
-def names_reward(run: RunFacts) -> bool:
-    """Whether run.json says that its rollouts were to be scored."""
-    return bool(run.get("identity", {}).get("rewards") or run.get("config", {}).get("reward"))
-
-
-def unweighted(run: RunFacts) -> frozenset[str]:
-    """The rewards of run.json that have the weight 0: they are measured, and no part of the reward."""
+def settings_of(
+    run: RunFacts, vocab_size: int | None = None, digests: bool = True, reader: Reader | None = None
+) -> CheckSettings:
+    """What checks know besides the rows. ``vocab_size``: by default that of the model, if the engine reported it in
+    run.json, else of the tokenizer. Rewards of the weight 0 are measured, and no part of the reward."""
+    sizes = [vocab_size, *((run.get(part) or {}).get("vocab_size") for part in ("engine", "chat"))]
     rewards = run.get("identity", {}).get("rewards") or ()
-    return frozenset(str(r.get("name")) for r in rewards if isinstance(r, Mapping) and r.get("weight") == 0)
-
-
-def vocabulary(run: RunFacts) -> int | None:
-    """The vocabulary's size from run.json: the model's if the engine reported it, else the tokenizer's."""
-    sizes = ((run.get(part) or {}).get("vocab_size") for part in ("engine", "chat"))
-    return next((size for size in sizes if isinstance(size, int)), None)
+    return CheckSettings(
+        vocab_size=next((size for size in sizes if isinstance(size, int)), None),
+        reward_named=bool(rewards or run.get("config", {}).get("reward")),
+        digests=digests,
+        reader=reader,
+        unweighted=frozenset(str(r.get("name")) for r in rewards if isinstance(r, Mapping) and r.get("weight") == 0),
+    )

@@ -13,22 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from gymdata.checks.batches import Checks, sort_key
-from gymdata.checks.breaks import Reader, Reading
-from gymdata.checks.violations import CheckSettings, Selection, ValidationReport, Violation
-from gymdata.commands.validate.rollouts import (
-    Kind,
-    UserCheck,
-    load_checks,
-    names_reward,
-    unweighted,
-    validate_rollouts,
-    vocabulary,
-)
+from gymdata.checks.violations import Selection, ValidationReport, Violation, rows_with_errors
+from gymdata.commands.validate.rollouts import Kind, UserCheck, biased, check_rollouts, load_checks, settings_of
 from gymdata.errors import DataError, UsageError, counted
 from gymdata.public import path_of
 from gymdata.store.formats import ANSWERED, first_values, format_of, refuse_unknown
 from gymdata.store.lines import row_lines
-from gymdata.store.paths import RunFacts, Source, read_facts, resolve, run_jsons
+from gymdata.store.paths import Source, read_facts, resolve, run_jsons
 from gymdata.store.reading import fault_of, reading, rows_recorded
 from gymdata.store.run_json import agreed, state_of
 from gymdata.workers.tuning import rare_collections
@@ -63,31 +54,36 @@ def validate(
     user_checks = load_checks(check)  # their codes can be selected
     selection = Selection.of(select, ignore, strict)
     kinds = {source: kind_of(source) for source in sources_of(path)}
-    rollouts = {source: kind for source, kind in kinds.items() if kind != "pairs"}
-    pairs = [source for source, kind in kinds.items() if kind == "pairs"]
     runs = {file: read_facts(file) for file in run_jsons(path)}
     run = agreed(list(runs.values()))
-    vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
     report = ValidationReport(path=str(path), files=[str(source.path) for source in kinds])
-    violations = list(_of_whole_files(kinds, runs))
-    if rollouts:
-        settings = CheckSettings(
-            vocabulary(run) if vocab_size is None else vocab_size,
-            names_reward(run),
-            digests="T209" in selection.codes,
-            reader=_reader(tokenizer, run) if tokenizer is not None or runs else None,
-            unweighted=unweighted(run),
-        )
-        violations += validate_rollouts(rollouts, Checks(settings, selection, user_checks), runs, report)
-    if pairs:
-        from gymdata.commands.validate.pairs import validate_pairs
+    reader = None
+    if tokenizer is not None or runs or decode:
+        from gymdata.models._transformers import reader_of
 
-        violations += validate_pairs(pairs, vocab_size, report)
+        # A model that has a name and no folder is loaded to decode, and not for the cause of a break.
+        reader = reader_of(tokenizer or (run.get("identity", {}).get("model") if decode else None), run)
+    vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
+    checks = Checks(settings_of(run, vocab_size, "T209" in selection.codes, reader), selection, user_checks)
+    checked = []
+    for source, kind in kinds.items():
+        if kind == "pairs":
+            from gymdata.commands.validate.pairs import check_pairs  # late: it loads pyarrow
+
+            checked.append(check_pairs(source, checks, report))
+        else:
+            checked.append(check_rollouts(source, kind, checks, report))
+    violations = [violation for file in checked for violation in file.violations]
+    violations += [*checks.finish(), *biased(checked, runs)]
+    bad = rows_with_errors(violations)
+    report.trainable = sum(file.n_trainable(bad.get(file.name, ())) for file in checked)
+    violations += _of_whole_files(kinds, runs)  # no faults of rows
     if decode:
         from gymdata.commands.validate.decode import decoded_faults
 
-        own = (source for source, kind in rollouts.items() if kind == "rollouts")
-        violations += decoded_faults(own, _reading(tokenizer, run))
+        if reader is None:
+            raise UsageError("--decode needs a tokenizer, and no run.json names a model", hint="give --tokenizer DIR")
+        violations += decoded_faults((source for source, kind in kinds.items() if kind == "rollouts"), reader())
     order = {file: index for index, file in enumerate(report.files)}
     counting = selection.apply(violations)
     report.violations = sorted(counting, key=lambda v: (order.get(v.file or "", len(order)), *sort_key(v)))
@@ -127,12 +123,6 @@ def _rows_in(source: Source) -> int | None:
     return None
 
 
-def _reader(tokenizer: str | Path | None, run: RunFacts) -> Reader | None:
-    from gymdata.models._transformers import reader_of
-
-    return reader_of(tokenizer, run)
-
-
 def sources_of(path: str | Path) -> list[Source]:
     """The files of rollouts under a path argument, else those of pairs. Raises DataError for a folder of others."""
     sources = resolve(path, "rollouts")
@@ -148,10 +138,7 @@ def sources_of(path: str | Path) -> list[Source]:
         from gymdata.store.stage_output import other_than_rows
 
         if (other := other_than_rows(Path(path))) is not None:
-            raise DataError(
-                f"{path}: contains {other}, expected {_EXPECTED}",
-                hint="give the run that it was made from, or a folder or file of rollouts or pairs",
-            ).at(path, other, _EXPECTED)
+            raise DataError.other_table(path, other, _EXPECTED)
     return sources
 
 
@@ -200,13 +187,3 @@ def _vocab_size(tokenizer: str | Path) -> int:
     from gymdata.models._transformers import load_tokenizer
 
     return len(load_tokenizer(tokenizer))
-
-
-def _reading(tokenizer: str | Path | None, run: RunFacts) -> Reading:
-    """The tokenizer that was given, or that of the model that run.json names, loaded."""
-    from gymdata.models._transformers import load_reader
-
-    folder = tokenizer or run.get("identity", {}).get("model")
-    if folder is None:
-        raise UsageError("--decode needs a tokenizer, and no run.json names a model", hint="give --tokenizer DIR")
-    return load_reader(folder)

@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gymdata.checks.violations import Violation
 from gymdata.errors import counted
 from gymdata.rollouts.schema import ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.store.columns import Fault
-from gymdata.store.parquet_rows import known_leaves
 from gymdata.store.paths import Source
 from gymdata.store.tables import batches
 
@@ -43,18 +41,13 @@ def _without_tokens() -> Table:
 
 _TABLE = _without_tokens()
 #: What checks read.
-_READ = _TABLE.without(*_UNREAD)
-
-
-def columns_read(file: pq.ParquetFile) -> list[str]:
-    """The Parquet leaf paths that validation reads of ``file``: for benchmarks, what another tool has to read as well."""
-    return known_leaves(file, _READ.schema.names, _READ)
+READ = _TABLE.without(*_UNREAD)
 
 
 def scan(source: Source) -> Iterator[Evidence | Violation]:
     """The batches of one file, and violations for what is in none; last, one for each key that no table has."""
     first_row, n_rows = dict[str, int](), Counter[str]()
-    for part in batches(source, _TABLE, read=_READ):
+    for part in batches(source, _TABLE, read=READ):
         if isinstance(part, Fault):
             for key in part.keys:
                 first_row.setdefault(key, part.row)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import orjson
 
 from gymdata.formats import Format
-from gymdata.rollouts.messages import JsonObject, Message, TableRow, json_text, loads, object_of, parsed
+from gymdata.rollouts.messages import JsonObject, Message, TableRow, json_text, loads, object_of
 from gymdata.store.lines import encode
 
 if TYPE_CHECKING:
@@ -116,10 +116,7 @@ def chat_message(message: Message, *, openai: bool = False) -> JsonObject:
 @lru_cache(256)  # many rollouts have the same tools, and many calls are alike
 def _json_list(text: str, arguments_as_text: bool) -> orjson.Fragment | None:
     """The list of a JSON text, as it is written; None for an empty list and for any other text."""
-    try:
-        values = parsed(text)
-    except (ValueError, RecursionError):
-        return None
+    values = loads(text)
     if not isinstance(values, list) or not values:
         return None
     for value in values if arguments_as_text else ():
