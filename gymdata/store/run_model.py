@@ -7,13 +7,20 @@ the model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import PurePosixPath
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from gymdata import __version__
 
 _OPEN = ConfigDict(extra="allow", strict=True)
+
+Stage = Literal[
+    "collect", "record", "import", "filter", "select", "score", "judge", "audit", "pairs", "experiences",
+    "train-sft", "train-dpo", "train-kto", "train-reward", "train-value", "train-rl", "merged-model",
+    "finetune", "sweep", "serve-genrm",
+]  # fmt: skip
 
 
 class FileEntry(BaseModel):
@@ -25,8 +32,10 @@ class FileEntry(BaseModel):
         min_length=1, pattern=r"^[^\x00]*$", description="Its name, relative to the folder of this run.json."
     )
     rows: int | None = Field(None, ge=0, description="Rows in it; null or missing for a file without rows.")
-    bytes: int | None = Field(None, ge=0, description="Its size.")
-    xxh3: str | None = Field(None, description="xxh3 (64 bits, hex) of its bytes.")
+    bytes: int | None = Field(None, ge=0, description="Its size; always there once the output is closed.")
+    xxh3: str | None = Field(
+        None, description="xxh3 (64 bits, hex) of its bytes; always there once the output is closed."
+    )
 
 
 class Attempt(BaseModel):
@@ -64,7 +73,7 @@ class RunJson(BaseModel):
 
     gymdata: str = Field(description="The version of gymdata that wrote the output, or began the run.")
     command: list[str] = Field(description="The words of the command as typed; empty when it was called from Python.")
-    stage: str = Field(description="What made the output: collect, import, score, judge, pairs, train-dpo …")
+    stage: Stage = Field(description="What made the output.")
     run_id: str | None = Field(None, description="Random, and kept when the run is resumed.")
     experiment: str | None = Field(None, description="What the output is part of.")
     tags: list[str] | None = Field(None, description="Words to find it by.")
@@ -82,6 +91,22 @@ class RunJson(BaseModel):
     )
     chat: dict[str, Any] | None = Field(None, description="Of sampled rollouts: the chat template and its parsers.")
     notes: list[str] = Field(description="What a reader of the numbers must know.")
+
+    @field_validator("files")
+    @classmethod
+    def _sealed(cls, files: list[FileEntry], info: ValidationInfo) -> list[FileEntry]:
+        """Each file once; of a run that is closed, and of outputs that are there as a whole, with its size and hash."""
+        attempts: list[Attempt] = info.data.get("attempts") or []
+        is_run = info.data.get("stage") in ("collect", "record")
+        is_closed = attempts[-1].outcome == "closed" if attempts else not is_run
+        seen = set[PurePosixPath]()
+        for file in files:
+            if (path := PurePosixPath(file.path)) in seen:
+                raise ValueError(f"{file.path} is named twice")
+            seen.add(path)
+            if is_closed and (file.bytes is None or file.xxh3 is None):
+                raise ValueError(f"{file.path} is without its bytes or its xxh3")
+        return files
 
 
 def completed(facts: Mapping[str, Any]) -> dict[str, Any]:

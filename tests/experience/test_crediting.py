@@ -319,7 +319,7 @@ def test_another_reward(run: Path, tmp_path: Path) -> None:
                        "status": ["scored"] * len(ids), "source": ["s"] * len(ids), "run_id": ["r"] * len(ids),
                        "detail": pa.nulls(len(ids), pa.string())})  # fmt: skip
     write_table(scores, run / "scores-judge" / "scores.parquet", SCORES)
-    write_run_json(run / "scores-judge", {"stage": "scores"})
+    write_run_json(run / "scores-judge", {"stage": "score"})
     report = gymdata.experience(run, tmp_path / "judge", estimator="reinforce", reward="judge")
     assert {row["reward"] for row in load(report).values()} == {0.0, 1.0, 2.0}
     assert len(read_run_json(report.path)["parents"]) == 2

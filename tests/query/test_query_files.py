@@ -78,9 +78,16 @@ def test_a_file_is_given_once(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     """A file, also with its folder or by a link, is refused the second time, as commands that make data of it do."""
     part, link = run / "rollouts" / "part-00000.parquet", run.parent / "link.parquet"
     link.symlink_to(part)
-    for paths in ([run, run], [part, part], [run, part], [part, link]):
-        assert main(["query", "SELECT count(*) AS n FROM rollouts", *map(str, paths)]) == 2
-        assert f"{paths[1]} is given twice\n" in capsys.readouterr().err
+    twice = [
+        (run, run, run),
+        (part, part, part),
+        (run, part, part),
+        (part, link, link),
+        (run, f"{run}/rollouts/*", part),
+    ]
+    for first, second, named in twice:
+        assert main(["query", "SELECT count(*) AS n FROM rollouts", str(first), str(second)]) == 2
+        assert f"{named} is given twice\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])

@@ -306,13 +306,6 @@ def test_plain_duckdb_rebuilds_prompts(tmp_path: Path) -> None:
     assert one == (4,)
 
 
-def test_a_source_given_twice_is_read_once(run: Path) -> None:
-    """The same run, by another name, or one of its files beside it, adds no rows."""
-    (part,) = (run / "rollouts").iterdir()
-    for paths in ([run, run], [run, run / "." / "rollouts" / part.name], [str(run), f"{run}/rollouts/*"]):
-        assert gymdata.query("SELECT count(*) AS n FROM rollouts", *paths)["n"].to_pylist() == [12]
-
-
 def test_a_query_of_no_files_is_refused() -> None:
     """With what is expected."""
     with pytest.raises(UsageError, match=r"gymdata.query: got no paths, expected the files that the SELECT reads"):

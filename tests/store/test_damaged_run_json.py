@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gymdata.cli.main import main
 from gymdata.errors import DataError
-from gymdata.store import read_run_json, resolve
+from gymdata.store import Run, read_run_json, resolve
 from tests.rollout_files import rollout, two_turns, write_run
+from tests.store.conftest import make_row
 
 COMMANDS = [
     ["validate", "RUN"],
@@ -34,6 +38,36 @@ def test_one_clear_error(tmp_path: Path, command: list[str], text: str, capsys: 
     assert f"error: {run / 'run.json'}: cannot be read" in said
     assert "restore it from a copy" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda _: {"stage": "collcet"}, 'stage: got "collcet"'),
+        (lambda entry: {"files": [entry, entry]}, "rollouts/part-00000.parquet is named twice"),
+        (
+            lambda entry: {"files": [entry | {"bytes": None}]},
+            "rollouts/part-00000.parquet is without its bytes or its xxh3",
+        ),
+        (
+            lambda entry: {"files": [entry | {"xxh3": None}]},
+            "rollouts/part-00000.parquet is without its bytes or its xxh3",
+        ),
+    ],
+)
+def test_a_closed_run_names_each_file_once_with_its_hash(
+    tmp_path: Path, change: Callable[[Any], dict[str, Any]], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What no command writes is not believed."""
+    with Run.open(tmp_path / "run", identity={}, extent={}, operation={}) as run:
+        run.append(make_row(0))
+    file = tmp_path / "run" / "run.json"
+    facts = json.loads(file.read_text())
+    (entry,) = facts["files"]
+    assert main(["query", "SELECT count(*) FROM rollouts", str(file.parent)]) == 0
+    file.write_text(json.dumps(facts | change(entry)))
+    assert main(["query", "SELECT count(*) FROM rollouts", str(file.parent)]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_files_beside_it_are_read_by_a_glob(tmp_path: Path) -> None:

@@ -416,7 +416,8 @@ def test_a_run_json_that_names_files_elsewhere_is_not_carried_out(tmp_path: Path
     (tmp_path / "precious").write_text("mine")
     out = tmp_path / "out"
     out.mkdir()
-    (out / "run.json").write_text(json.dumps({"stage": "score", "files": [{"path": "../precious"}]}))
+    entry = {"path": "../precious", "bytes": 4, "xxh3": "0"}
+    (out / "run.json").write_text(json.dumps({"stage": "score", "files": [entry]}))
     write_scores(out, 1.0)
     assert (tmp_path / "precious").read_text() == "mine"
 
