@@ -49,7 +49,7 @@ class EvaluatorReward(UserReward):
         row, prompt = dict(rollout["task"]), rollout["task"].get("prompt")
         if not isinstance(prompt, str):
             prompt = rollout["prompt"][-1].get("content") if rollout["prompt"] else None
-        of_task = row.get("id", row.get("task_id")), prompt, row.get("answer")
+        of_task = _item_id(row), prompt, row.get("answer")
         output = rollout["text"] if rollout.get("output_obj") is None else rollout["output_obj"]
         return self.function.evaluate_item(EvaluatedItem(*of_task, output, row, rollout["messages"]))
 
@@ -57,6 +57,15 @@ class EvaluatorReward(UserReward):
         if not hasattr(value, "score"):
             got = type(value).__name__
             raise RewardError(f"{self.name} gave a {got}, expected an output with a score ({self._defined})")
-        if isinstance(reason := getattr(value, "reasoning", None), Mapping) and reason.get("error"):
-            raise RewardError(f"{self.name}: {reason['error']} ({self._defined})")
+        reason = getattr(value, "reasoning", None)
+        # The toolkit hands on a score of 0 beside either of these.
+        if failed := getattr(value, "error", None) or (isinstance(reason, Mapping) and reason.get("error")):
+            raise RewardError(f"{self.name}: {failed} ({self._defined})")
+        scored, item = getattr(value, "id", None), _item_id(rollout["task"])
+        if scored not in (None, item):
+            raise RewardError(f"{self.name} gave the score of {scored!r}, expected that of {item!r} ({self._defined})")
         return super().value_of(value.score, rollout)
+
+
+def _item_id(task: Mapping[str, Any]) -> Any:
+    return task.get("id", task.get("task_id"))

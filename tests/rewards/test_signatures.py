@@ -264,6 +264,16 @@ class Mute:
     def evaluate_item(self, item):
         return 1.0
 
+class Down:
+    async def evaluate_item(self, item):
+        output = Output(item.id, 0.0)
+        output.error = "the judge is down"
+        return output
+
+class Other:
+    async def evaluate_item(self, item):
+        return Output("another", 1.0)
+
 class Steps:
     async def evaluate_item(self, item):
         return Output(item.id, float(len(item.trajectory)))
@@ -287,6 +297,14 @@ def test_an_evaluator_that_fails_is_a_fault_and_no_0(load: Load) -> None:
     assert fault.startswith("reward: Fallen: Evaluator error: no verdict (r.py:17)")
     (fault, _) = values(load(EVALUATOR, "r.py:Mute"), crash)
     assert fault.startswith("reward: Mute gave a float, expected an output with a score (r.py:21)")
+    (fault, _) = values(load(EVALUATOR, "r.py:Down"), crash)
+    assert fault.startswith("reward: Down: the judge is down (r.py:25)")
+
+
+def test_the_score_of_another_item_is_a_fault(load: Load) -> None:
+    """An evaluator that mixes up its items gives no rollout the score of another."""
+    (fault,) = values(load(EVALUATOR, "r.py:Other"), [rollout("a")])
+    assert "Other gave the score of 'another', expected that of " in fault
 
 
 def test_an_evaluator_that_reads_intermediate_steps_says_what_there_is(load: Load) -> None:
