@@ -18,7 +18,7 @@ import xxhash
 
 from gymdata.errors import DataError, json_value
 from gymdata.rollouts.failures import failures_in, short_reason
-from gymdata.rollouts.messages import ROLES, SPELLED_CALL, TOOL_ERROR
+from gymdata.rollouts.messages import ROLES, SPELLED_CALL, TOOL_ERROR, loads
 from gymdata.rollouts.ragged import Ints, Ragged, byte_view, list_parts, offsets_of
 from gymdata.rollouts.turns import Turn, turn_digest
 
@@ -29,8 +29,10 @@ Texts = Sequence[str | None]
 
 #: Positions in ROLES.
 SYSTEM, USER, ASSISTANT, TOOL, FUNCTION = range(5)
-#: How a rollout ends; a failed attempt is none.
-STATUS = ("completed", "truncated")
+#: How a rollout ends (a failed attempt is none), and a generation.
+STATUS, FINISH_REASONS = ("completed", "truncated"), ("stop", "length", "repetition", "abort")
+#: Columns that hold JSON text, of what.
+_JSON = {"tools": list, "task": dict, "extra": dict}
 #: Offsets of an Arrow list are int32, so one chunk of prompts stays below this many tokens.
 CHUNK_TOKENS = 1 << 30
 
@@ -337,8 +339,10 @@ class Evidence:
     #: Index of the rollout and name of each named reward part that is not finite.
     bad_parts: list[tuple[int, str, float]] = field(default_factory=list)
     temperature: npt.NDArray[np.float32] | None = None
-    #: Of rows that ended in no known way, by their index, how.
-    odd_status: dict[int, str] = field(default_factory=dict)
+    #: (index of the row, field, expected, got) of texts that their column cannot hold.
+    odd_texts: list[tuple[int, str, str, str | None]] = field(default_factory=list)
+    #: (turn, its reward) where that is NaN or infinite.
+    bad_steps: list[tuple[int, float]] = field(default_factory=list)
     #: Count columns that must agree with the turns: name → (n,).
     counts: dict[str, Ints] = field(default_factory=dict)
 
@@ -378,22 +382,45 @@ def from_arrow(batch: pa.RecordBatch, first_row: int) -> Evidence:
         evidence.parts, evidence.bad_parts = _parts(column("rewards"))
     struct = list_parts(column("turns"))[1]
     if struct.type.get_field_index("finish_reason") >= 0:
-        cut = pc.fill_null(pc.equal(struct.field("finish_reason"), "length"), False)
-        evidence.cut = cut.to_numpy(zero_copy_only=False)
+        reasons = struct.field("finish_reason")
+        evidence.cut = pc.fill_null(pc.equal(reasons, "length"), False).to_numpy(zero_copy_only=False)
+        for k, name, expected, got in _not_one_of(reasons, "finish_reason", FINISH_REASONS):
+            evidence.odd_texts.append((int(evidence.turns.rollout[k]), name, expected, got))
+    if evidence.turns.reward is not None:
+        given = struct.field("reward").is_valid().to_numpy(zero_copy_only=False)
+        infinite = np.flatnonzero(given & ~np.isfinite(evidence.turns.reward))
+        evidence.bad_steps = [(int(k), float(evidence.turns.reward[k])) for k in infinite]
     if "started_at" in names:
         evidence.started = pc.fill_null(column("started_at").cast("int64"), UNKNOWN).to_numpy()
     if "tools" in names:
         evidence.offers_tools = bool(pc.any(pc.greater(pc.binary_length(column("tools")), 2)).as_py())
     if "status" in names:
-        ends = column("status")
-        if not set(pc.unique(ends).to_pylist()) <= set(STATUS):
-            evidence.odd_status = {row: end for row, end in enumerate(ends.to_pylist()) if end not in STATUS}
+        evidence.odd_texts += _not_one_of(column("status"), "status", STATUS)
+    for name in _JSON.keys() & names:
+        evidence.odd_texts += _not_json(column(name), name)
     if "temperature" in names:
         evidence.temperature = column("temperature").to_numpy(zero_copy_only=False)
-    for name in ("n_turns", "n_context_tokens", "n_generated_tokens"):
+    for name in ("n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens"):
         if name in names and not column(name).null_count:
             evidence.counts[name] = column(name).to_numpy(zero_copy_only=False).astype(np.int64)
     return evidence
+
+
+def _not_one_of(texts: Any, name: str, known: Sequence[str]) -> Iterator[tuple[int, str, str, str | None]]:
+    """(index, name, expected, got) of each text that is not one of ``known``."""
+    import pyarrow.compute as pc
+
+    if not set(pc.unique(texts).to_pylist()) <= set(known):
+        yield from ((i, name, " or ".join(known), got) for i, got in enumerate(texts.to_pylist()) if got not in known)
+
+
+def _not_json(texts: Any, name: str) -> Iterator[tuple[int, str, str, str | None]]:
+    """The same of each text that is not the JSON that its column holds. Rollouts share most of these texts."""
+    expected = f"the text of a JSON {'list' if _JSON[name] is list else 'object'}"
+    coded = texts.dictionary_encode()
+    odd = {i: text for i, text in enumerate(coded.dictionary.to_pylist()) if not isinstance(loads(text), _JSON[name])}
+    if odd:
+        yield from ((row, name, expected, odd[i]) for row, i in enumerate(coded.indices.to_pylist()) if i in odd)
 
 
 class ArrowTexts(Sequence[Any]):

@@ -81,6 +81,9 @@ def decode(line: bytes, *, exact: bool = False) -> Any:
 class RepeatedKeyError(Exception):
     """An object of JSON has a key twice, which is the only argument."""
 
+    def __str__(self) -> str:
+        return f"the key {self.args[0]!r} is given twice"
+
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     """An object of JSON, for ``json.loads``. Raises RepeatedKeyError."""
@@ -91,9 +94,9 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     return value
 
 
-def decode_row(line: bytes) -> Any:
+def decode_row(line: bytes, *, exact: bool = False) -> Any:
     """As ``decode``; an object that has a key twice raises RepeatedKeyError."""
-    row = decode(line)
+    row = decode(line, exact=exact)
     # A key ends with a quote and a colon; inside of a text that quote is escaped.
     if line.count(b'":') - line.count(b'\\":') != _count_keys(row):
         with contextlib.suppress(ValueError, RecursionError):  # a reader that decodes it otherwise has read it
@@ -126,20 +129,26 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
 
 def value_over_lines(source: Source) -> tuple[int, Any, bytes] | None:
     """(line that it begins on, value, text) of a file that is one value over several lines, such as a pretty-printed
-    array; None for any other text."""
+    array; None for any other text. Raises DataError for an object that has a key twice."""
     lines = list(iter_lines(source))
     content = b"\n".join(text for _, text in lines)
-    with contextlib.suppress(ValueError):
-        return lines[0][0], decode(content, exact=True), content
-    return None
+    try:
+        return lines[0][0], decode_row(content, exact=True), content
+    except RepeatedKeyError as error:
+        raise DataError.unreadable(source.path, str(error)) from error
+    except ValueError:
+        return None
 
 
 def values_of(source: Source, *, exact: bool = False) -> Iterator[tuple[int, Any, bytes]]:
     """(line, value, text) of each line, or of the one value that a file is; the ValueError where the text is no JSON, which
-    is one for a file of other text. ``exact``: as for ``decode``."""
+    is one for a file of other text. ``exact``: as for ``decode``; a RepeatedKeyError is the value where a key is given
+    twice."""
     for index, (number, line) in enumerate(iter_lines(source)):
         try:
-            value = decode(line, exact=exact)
+            value = decode_row(line, exact=True) if exact else decode(line)
+        except RepeatedKeyError as error:
+            value = error
         except ValueError as error:
             value = error
             if index == 0 and (whole := value_over_lines(source)) is not None:

@@ -331,7 +331,7 @@ def _row(number: int, line: Line, table: Table, where: str) -> Row | Fault:
     try:
         return Row(number, line.number, decode_row(line.body), len(line.body))
     except RepeatedKeyError as error:
-        code, what = "S102", f"the key {error.args[0]!r} is given twice"
+        code, what = "S102", str(error)
         found, value = Misfit((error.args[0],), "one", "two values"), decode(line.body)
     except (ValueError, RecursionError) as error:
         code, what = "S101", f"not JSON: {str(error)[:200]}"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import gymdata
+from gymdata.errors import DataError
 from gymdata.formats.text.words import LABELS, MARKS
 from gymdata.store import read_table
 from tests.formats.trajectories import ANSWER, QUESTION, imported, lines, rejected, verifiers, verifiers_traces, write
@@ -267,6 +268,20 @@ def test_reasoning_in_parts_is_read_and_other_reasoning_is_refused(reasoning: An
     assert row["messages"][1]["reasoning"] == "Hm."
     bad = {"messages": [QUESTION, ANSWER | {"reasoning_content": {"steps": ["Hm."]}}]}
     assert "expected text" in rejected(write(tmp_path / "b.jsonl", bad))[0]["reason"]
+
+
+def test_a_reward_that_is_given_twice_is_neither_of_them(tmp_path: Path) -> None:
+    """A row with a key twice is rejected with its line, and a document that is one value is refused, in every format."""
+    good = json.dumps({"prompt": ASKED, "completion": "5", "reward": 1})
+    bad = f'{good[:-1]}, "reward": 0}}'
+    file = tmp_path / "a.jsonl"
+    file.write_text(f"{good}\n{bad}\n")
+    (reject,) = rejected(file)
+    assert (reject["line"], reject["code"], reject["reason"]) == (2, "S102", "the key 'reward' is given twice")
+    document = tmp_path / "a.json"
+    document.write_text(f"[{good},\n {bad}]")
+    with pytest.raises(DataError, match="the key 'reward' is given twice"):
+        imported(document)
 
 
 def test_a_system_prompt_that_is_given_twice_is_one(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gymdata.commands.validate.run import validate
 from gymdata.errors import DataError
 from gymdata.store import read_table
+from tests.rollout_files import rollout
 from tests.validate.generate import native_rows, write_native
 
 
@@ -45,6 +46,45 @@ def test_a_null_in_parquet_is_found_at_its_place(tmp_path: Path, path: tuple[Any
     report = validate(tmp_path / "loose.parquet", select=["S", "T"])
     found = [(v.code, v.row, v.turn, v.position) for v in report.violations]
     assert found == [*([("S102", *place)] if place else []), ("T209", 3, 0, None)]
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("path", "value", "code", "turn"),
+    [
+        (("n_breaks",), 7, "S102", None),
+        (("n_breaks",), -1, "S102", None),
+        (("task",), "a question", "S102", None),
+        (("tools",), "{}", "S102", None),
+        (("extra",), "", "S102", None),
+        (("turns", 1, "finish_reason"), "done", "S102", None),
+        (("turns", 1, "reward"), float("nan"), "R502", 1),
+        (("turns", 1, "reward"), float("inf"), "R502", 1),
+    ],
+)
+def test_a_value_that_means_nothing_in_its_column_is_found(
+    tmp_path: Path, form: str, path: tuple[Any, ...], value: Any, code: str, turn: int | None
+) -> None:
+    """Commands that read the column would fail on the row, or take it for another."""
+    rows = native_rows(n=3)
+    *above, last = path
+    target: Any = rows[1]
+    for key in above:
+        target = target[key]
+    target[last] = value
+    report = validate(write_native(tmp_path, rows, form), select=["S", "R502"])
+    assert [(v.code, v.row, v.turn) for v in report.violations] == [(code, 1, turn)]
+
+
+def test_a_break_that_is_not_counted_is_found(tmp_path: Path) -> None:
+    """The count is what filters and pairs go by; that it is wrong is an error beside the break itself."""
+    broken = rollout("t", 0, 1.0, [([1, 2], [3]), ([1, 9, 3, 4], [5])])
+    assert broken["n_breaks"] == 1
+    report = validate(write_native(tmp_path, [broken | {"n_breaks": 0}], "parquet"), select=["S", "T200"])
+    assert [(v.code, v.turn, v.expected, v.got) for v in report.violations if v.code == "S102"] == [
+        ("S102", None, "1", "0")
+    ]
+    assert "T200" in report.by_code
 
 
 def _loose(kind: Any) -> Any:

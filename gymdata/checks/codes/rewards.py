@@ -36,3 +36,5 @@ class Rewards(Check):
                 yield self.at_rollout(e, int(r), "R502", expected="a finite number", got=str(e.reward[r]))
         for r, name, value in e.bad_parts:
             yield self.at_rollout(e, r, "R502", expected="a finite number", got=str(value), detail=f"part {name!r}")
+        for k, value in e.bad_steps:
+            yield self.at_turn(e, k, "R502", expected="a finite number", got=str(value), detail="reward of the turn")

@@ -9,6 +9,7 @@ import numpy as np
 from gymdata.checks import breaks
 from gymdata.checks.violations import CHECKS, Check, Violation, code_pages
 from gymdata.rollouts.turn_columns import Evidence
+from gymdata.rollouts.turns import count_breaks
 
 _CODES = code_pages("""
 T200 break (error): the prompt does not extend what came before, cause not known
@@ -57,7 +58,8 @@ class Storage(Check):
     codes = _CODES
 
     def find(self, e: Evidence) -> Iterator[Violation]:
-        """T209, T210, and how each turn relates to the turns before it: T200 to T204, T208, T211."""
+        """T209, T210, and how each turn relates to the turns before it: T200 to T204, T208, T211; S102 where n_breaks counts
+        other breaks."""
         t, unusable = e.turns, set[int]()
         for code, k, expected, got in t.altered(self.settings.digests and not e.foreign):
             if code == "T210":
@@ -66,7 +68,17 @@ class Storage(Check):
             else:
                 detail = "content and digest disagree: one of them changed after collection"
                 yield self.at_turn(e, k, code, detail=detail)
-        for r in np.flatnonzero(t.count((t.parent >= 0) & (t.prefix < t.max_prefix))).tolist():
-            # The chain below an unusable turn cannot be rebuilt, so relations are not checked there.
-            for relation in breaks.relations(t.structs(r), self.settings.reader) if r not in unusable else ():
+        departs = t.count((t.parent >= 0) & (t.prefix < t.max_prefix)) > 0
+        recorded = e.counts.get("n_breaks")
+        for r in np.flatnonzero(departs if recorded is None else departs | (recorded != 0)).tolist():
+            if r in unusable:  # the chain below an unusable turn cannot be rebuilt
+                continue
+            turns = t.structs(r)
+            relations = breaks.relations(turns, self.settings.reader)
+            for relation in relations:
                 yield self.at_rollout(e, r, **relation._asdict())
+            if recorded is None or any(relation.code == "T210" for relation in relations):
+                continue
+            if (real := count_breaks(turns)) != recorded[r]:
+                values = {"expected": str(real), "got": str(recorded[r]), "detail": "n_breaks disagrees with turns"}
+                yield self.at_rollout(e, r, "S102", **values)

@@ -8,7 +8,7 @@ import numpy as np
 
 from gymdata.checks.violations import CHECKS, Check, Violation, code_pages
 from gymdata.errors import json_value
-from gymdata.rollouts.turn_columns import STATUS, Evidence
+from gymdata.rollouts.turn_columns import Evidence
 
 _CODES = code_pages("""
 S101 unreadable row (error): the row cannot be read
@@ -18,7 +18,7 @@ detail names the file). Nothing of the row was checked. A torn last line usually
 
 S102 wrong type (error): a field holds a value of the wrong type
 For example ids that are floats or strings, nested id lists, a number beyond 64 bits, a list where an object must be, a
-key given twice, or a count column that disagrees with the turns that it counts.
+key given twice, a text that is not the JSON that its column holds, or a count column that disagrees with the turns.
 
 S103 missing column (error): a column or field that the table must have is absent
 The checks that need the column were not run. The tables and their columns are in schemas/.
@@ -35,7 +35,8 @@ class Structure(Check):
     codes = _CODES
 
     def find(self, e: Evidence) -> Iterator[Violation]:
-        """S102 where a count column disagrees with what it counts; T205 for rollouts without turns."""
+        """S102 where a column disagrees with the turns, or has a text that means nothing there; T205 for rollouts without
+        turns."""
         turns = e.turns
         per_rollout = np.diff(turns.offsets)
         real = {
@@ -43,12 +44,13 @@ class Structure(Check):
             "n_context_tokens": turns.by_rollout(turns.delta).lengths,
             "n_generated_tokens": turns.by_rollout(turns.generation).lengths,
         }
-        for name, recorded in e.counts.items():
-            for r in np.flatnonzero(recorded != real[name]):
-                values = {"expected": str(real[name][r]), "got": str(recorded[r])}
+        for name, counted in real.items():
+            recorded = e.counts.get(name, counted)
+            for r in np.flatnonzero(recorded != counted):
+                values = {"expected": str(counted[r]), "got": str(recorded[r])}
                 yield self.at_rollout(e, int(r), "S102", **values, detail=f"{name} disagrees with turns")
-        for r, got in e.odd_status.items():
-            yield self.at_rollout(e, r, "S102", expected=" or ".join(STATUS), got=json_value(got), detail="status")
+        for r, name, expected, odd in e.odd_texts:
+            yield self.at_rollout(e, r, "S102", expected=expected, got=json_value(odd), detail=name)
         temperature = e.temperature if e.temperature is not None else np.empty(0)
         for r in np.flatnonzero(~((temperature >= 0) & (temperature < np.inf))):
             got = str(temperature[r])

@@ -23,8 +23,8 @@ from gymdata.store.tables import batches
 _TOKEN_LISTS = ("prompt_delta_ids", "generation_token_ids", "generation_log_probs")
 _UNREAD = (
     *("run_id", "task_id", "rollout_index", "policy", "policy_hash", "policy_version", "stop_reason", "finish_reason"),
-    *("n_breaks", "prompt_hash", "generation_hash", "task", "duration_s"),
-    *("messages.name", "messages.extra", "turns.reward", "turns.top_log_probs", "turns.server"),
+    *("prompt_hash", "generation_hash", "duration_s"),
+    *("messages.name", "messages.extra", "turns.top_log_probs", "turns.server"),
 )
 #: What is computed of a batch is small compared to what is read at once.
 _CHECKED_BYTES = 8 << 20

@@ -22,7 +22,7 @@ from gymdata.errors import DataError
 from gymdata.rollouts.messages import JsonObject as JsonObject
 from gymdata.rollouts.messages import TableRow as TableRow
 from gymdata.rollouts.messages import drop_nulls
-from gymdata.store.lines import values_of
+from gymdata.store.lines import RepeatedKeyError, values_of
 from gymdata.store.paths import Source
 
 #: What unforeseen JSON values raise: the fault of their row, never of the whole import.
@@ -89,6 +89,8 @@ def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
     """(line, value, text) of each document; the value is a BadItem where the text is no JSON. Line 1 is the whole file
     when that is one document."""
     for number, value, text in _parquet_rows(source) if source.kind == "parquet" else values_of(source, exact=True):
+        if isinstance(value, RepeatedKeyError):
+            value = BadItem("S102", str(value))
         yield number, BadItem("S101", f"no JSON: {value}") if isinstance(value, ValueError) else value, text
 
 

@@ -196,7 +196,7 @@ def _load(line: bytes) -> JsonObject:
     try:
         value = json.loads(text, object_pairs_hook=unique_keys)
     except RepeatedKeyError as error:
-        raise BadRow("S102", f"the key {error.args[0]!r} is given twice") from error
+        raise BadRow("S102", str(error)) from error
     except (ValueError, RecursionError) as error:
         raise BadRow("S101", f"not JSON: {str(error)[:200]}") from error
     if not isinstance(value, dict):
