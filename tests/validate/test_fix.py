@@ -130,3 +130,13 @@ def test_keys_that_no_table_has_are_left_out_of_the_copy(tmp_path: Path) -> None
     account = fix(source, "drop", tmp_path / "fixed.jsonl")
     assert (account.rollouts_out, account.rollouts_with_errors, account.errors_after) == (2, 0, 0)
     assert generations(tmp_path / "fixed.jsonl")[1] == [t["generation_token_ids"] for t in row["turns"]]
+
+
+def test_a_fault_that_is_not_of_structure_leaves_its_row_readable(tmp_path: Path) -> None:
+    """A log-probability that is no number costs the turns from it on; a reward that is none costs the rollout."""
+    rows = native_rows(n=3)
+    rows[1]["turns"][2]["generation_log_probs"][0] = float("nan")
+    rows[2]["reward"] = float("inf")
+    account = fix(write_native(tmp_path, rows, "parquet"), "truncate", tmp_path / "out.parquet")
+    assert (account.rows_unreadable, account.rollouts_out) == (0, 2)
+    assert [len(row["turns"]) for row in read_table(tmp_path / "out.parquet").to_pylist()] == [4, 2]

@@ -104,7 +104,7 @@ def fixed_rollouts(
     for source in sources:
         file = str(source.path)
         unreadable = {
-            row for (name, row), of_row in errors.items() if name == file and any(v.code < "T" for v in of_row)
+            row for (name, row), of_row in errors.items() if name == file and any(v.code[0] == "S" for v in of_row)
         }
         for part in batches(source, ROLLOUTS, batch_size=_BATCH_ROWS):
             if isinstance(part, Fault):
