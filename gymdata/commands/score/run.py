@@ -169,7 +169,7 @@ def score(
         tables = (pa.Table.from_batches([batch]).cast(SCORES.arrow) for batch in scored.to_batches())
         rows: Iterable[pa.RecordBatch] = (batch for table in tables for batch in table.to_batches())
         if out.facts and not config.overwrite:
-            notes = [*(out.facts.get("notes") or []), *check_content([place], SCORES), *notes]
+            notes = [*(out.facts.get("notes") or []), *check_content([there], SCORES), *notes]
             rows = itertools.chain(scan_batches(there, SCORES), _changed(rows, there))
         out.batches(there.name, rows, SCORES, SCORES.arrow)
         mean, low, high = mean_ci(np.frombuffer(values), tasks)
