@@ -350,8 +350,7 @@ def items_of(messages: Sequence[Message], first: int = 0) -> Iterator[tuple[int 
 
 
 def _model_items(message: Message, number: int) -> Iterator[ResponseItem]:
-    calls = loads(message.get("tool_calls"))
-    calls = [c for c in calls if isinstance(c, dict)] if isinstance(calls, list) else []
+    calls = [c for c in json_list(message.get("tool_calls")) if isinstance(c, dict)]
     if message.get("reasoning") is not None:
         summary = [{"text": message["reasoning"], "type": "summary_text"}]
         yield {"id": f"rs_{number}", "summary": summary, "type": "reasoning"}
@@ -412,6 +411,14 @@ def loads(text: Any) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def json_list(text: str | None) -> list[Any]:
+    """The list of a JSON column; empty where it is null. Raises ValueError for a text that is not the JSON of a list."""
+    values = loads(text) if text else []
+    if not isinstance(values, list):
+        raise ValueError(f"got {text!r:.60}, expected a list as JSON")
+    return values
 
 
 def drop_nulls(value: Any) -> Any:

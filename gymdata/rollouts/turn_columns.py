@@ -32,7 +32,7 @@ SYSTEM, USER, ASSISTANT, TOOL, FUNCTION = range(5)
 #: How a rollout ends (a failed attempt is none), and a generation.
 STATUS, FINISH_REASONS = ("completed", "truncated"), ("stop", "length", "repetition", "abort")
 #: Columns that hold JSON text, of what.
-_JSON = {"tools": list, "task": dict, "extra": dict}
+_JSON = {"tools": list, "task": dict, "extra": dict, "tool_calls": list}
 #: Offsets of an Arrow list are int32, so one chunk of prompts stays below this many tokens.
 CHUNK_TOKENS = 1 << 30
 
@@ -396,8 +396,7 @@ def from_arrow(batch: pa.RecordBatch, first_row: int) -> Evidence:
         evidence.offers_tools = bool(pc.any(pc.greater(pc.binary_length(column("tools")), 2)).as_py())
     if "status" in names:
         evidence.odd_texts += _not_one_of(column("status"), "status", STATUS)
-    for name in _JSON.keys() & names:
-        evidence.odd_texts += _not_json(column(name), name)
+    evidence.odd_texts += _not_json_in(batch)
     if "temperature" in names:
         evidence.temperature = column("temperature").to_numpy(zero_copy_only=False)
     for name in ("n_turns", "n_breaks", "n_context_tokens", "n_generated_tokens"):
@@ -414,8 +413,21 @@ def _not_one_of(texts: Any, name: str, known: Sequence[str]) -> Iterator[tuple[i
         yield from ((i, name, " or ".join(known), got) for i, got in enumerate(texts.to_pylist()) if got not in known)
 
 
+def _not_json_in(batch: pa.RecordBatch) -> Iterator[tuple[int, str, str, str | None]]:
+    """The same of each text of ``_JSON`` that is not the JSON that it should be."""
+    for name in _JSON.keys() & set(batch.schema.names):
+        yield from _not_json(batch.column(name), name)
+    if "messages" in batch.schema.names:
+        offsets, messages = list_parts(batch.column("messages"))
+        if (at := messages.type.get_field_index("tool_calls")) >= 0:
+            calls = messages.field(at)
+            called = np.flatnonzero(calls.is_valid().to_numpy(zero_copy_only=False))
+            for k, name, expected, got in _not_json(calls.drop_null(), "tool_calls"):
+                yield int(np.searchsorted(offsets, called[k], side="right")) - 1, name, expected, got
+
+
 def _not_json(texts: Any, name: str) -> Iterator[tuple[int, str, str, str | None]]:
-    """The same of each text that is not the JSON that its column holds. Rollouts share most of these texts."""
+    """The same of each text of one column. Rollouts share most of these texts."""
     expected = f"the text of a JSON {'list' if _JSON[name] is list else 'object'}"
     coded = texts.dictionary_encode()
     odd = {i: text for i, text in enumerate(coded.dictionary.to_pylist()) if not isinstance(loads(text), _JSON[name])}

@@ -38,15 +38,12 @@ call = st.fixed_dictionaries(
 #: Compact, as Python writes it, and with every other character as an escape.
 spelling = st.sampled_from([{"separators": (",", ":"), "ensure_ascii": False}, {"ensure_ascii": False}, {}])
 json_lists = st.builds(lambda value, how: json.dumps(value, **how), st.lists(call, max_size=3), spelling)
-odd_json = st.sampled_from([
-    "", "no JSON", "[1", "2]", '["', "[1],[2]", '[{"a": "\\u0000"}]', "{}", "null", '[{"id": 1e999}]', "[{} ,\t{}]",
-    '[{"a":1,"a":2}]', "[" * 3,
-])  # fmt: skip
+odd_lists = st.sampled_from(["", '[{"a": "\\u0000"}]', '[{"id": 1e999}]', "[{} ,\t{}]", '[{"a":1,"a":2}]'])
 message = st.fixed_dictionaries(
     {"role": st.one_of(st.sampled_from(["user", "assistant", "tool", "a"]), text), "content": st.none() | text},
     optional={
         "reasoning": st.none() | text,
-        "tool_calls": st.one_of(st.none(), json_lists, odd_json),
+        "tool_calls": st.one_of(st.none(), json_lists, odd_lists),
         "tool_call_id": st.none() | text,
         "name": st.none() | text,
         "turn": st.none() | st.just(0),
@@ -54,9 +51,7 @@ message = st.fixed_dictionaries(
     },
 )
 chat = st.lists(message, max_size=4)
-tools = st.sampled_from(
-    ["[]", "no JSON", '{"a": 1}', '[{"type": "function"}]', '[{"é": [1e999, 12345678901234567890123]}]']
-)
+tools = st.sampled_from(["[]", '[{"type": "function"}]', '[{"é": [1e999, 12345678901234567890123]}]'])
 known_reward = st.none() | st.just(1.5)
 
 
@@ -73,11 +68,8 @@ def spelled(value: Any) -> Any:
 
 def listed(column: str | None) -> list[Any]:
     """The list in a JSON column; empty without one."""
-    try:
-        value = json.loads(column or "")
-    except ValueError:
-        return []
-    return spelled(value) if isinstance(value, list) else []
+    listed: list[Any] = spelled(json.loads(column or "[]"))
+    return listed
 
 
 def written(message: dict[str, Any], *, openai: bool = False) -> dict[str, Any]:
@@ -200,7 +192,7 @@ def test_text_that_is_not_utf_8_is_refused(column: str) -> None:
     assert export.current == "t-1"
 
 
-@pytest.mark.parametrize("calls", [r'[{"id": "\ud800"}]', '[{"id":' + "[" * 1000 + "]" * 1000 + "}]"])
+@pytest.mark.parametrize("calls", [r'[{"id": "\ud800"}]', '[{"id":' + "[" * 1000 + "]" * 1000 + "}]", "f(1)"])
 def test_calls_that_json_cannot_hold_name_their_row(calls: str, tmp_path: Path) -> None:
     """Text that is not Unicode and values that are nested too deeply are refused with the rollout that has them."""
     rows = [rollout("t", n, 1.0, [([1], [2])]) for n in range(3)]

@@ -225,7 +225,7 @@ def test_an_output_that_cannot_be_written_is_refused_in_a_dry_run_too(pairs: Pat
             assert not trainer.jobs
 
 
-@pytest.mark.parametrize("stage", [None, "report"])
+@pytest.mark.parametrize("stage", [None, "judge"])
 def test_a_foreign_folder_is_left_alone(pairs: Path, tmp_path: Path, stage: str | None) -> None:
     """Neither a plain start nor --overwrite touches a folder that no training wrote, with a run.json or without."""
     out = tmp_path / "mine"

@@ -79,8 +79,8 @@ def test_another_table_is_named_with_the_way_on(
         " and ".join(f"train-{name}" for name, kind in TRAINERS.items() if kind.table.name == held) + f" read {held}"
     )
     ways = {
-        "rollouts": f"`gymdata {make} {given}` makes {wanted} of them",
-        "": f"`gymdata {make} RUN` makes {wanted} of the rollouts of a run; {reads}",
+        "rollouts": f"`gymdata {make} {given}` makes {wanted} of rollouts; {reads}",
+        "": f"`gymdata {make} RUN` makes {wanted} of rollouts; {reads}",
     }
     assert refused.value.hint == (reads if make is None else ways.get(held, ways[""]))
     typed = gymdata_command("train-" + algorithm, given, "-m", tmp_path / "no-model", "-o", tmp_path / "out")

@@ -57,6 +57,7 @@ def test_a_null_in_parquet_is_found_at_its_place(tmp_path: Path, path: tuple[Any
         (("task",), "a question", "S102", None),
         (("tools",), "{}", "S102", None),
         (("extra",), "", "S102", None),
+        (("messages", 2, "tool_calls"), "f(1)", "S102", None),
         (("turns", 1, "finish_reason"), "done", "S102", None),
         (("turns", 1, "reward"), float("nan"), "R502", 1),
         (("turns", 1, "reward"), float("inf"), "R502", 1),

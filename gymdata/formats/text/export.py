@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import orjson
 
 from gymdata.formats import Format
-from gymdata.rollouts.messages import JsonObject, Message, TableRow, json_text, loads, object_of
+from gymdata.rollouts.messages import JsonObject, Message, TableRow, json_list, json_text, loads, object_of
 from gymdata.store.lines import encode
 
 if TYPE_CHECKING:
@@ -115,9 +115,8 @@ def chat_message(message: Message, *, openai: bool = False) -> JsonObject:
 
 @lru_cache(256)  # many rollouts have the same tools, and many calls are alike
 def _json_list(text: str, arguments_as_text: bool) -> orjson.Fragment | None:
-    """The list of a JSON text, as it is written; None for an empty list and for any other text."""
-    values = loads(text)
-    if not isinstance(values, list) or not values:
+    """The list of a JSON text, as it is written; None for an empty list. Raises ValueError for any other text."""
+    if not (values := json_list(text)):
         return None
     for value in values if arguments_as_text else ():
         function = value.get("function")
