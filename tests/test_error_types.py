@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gymdata.checks.violations import ValidationReport
-from gymdata.commands.validate.pairs import validate_pairs
+from gymdata.checks.batches import Checks
+from gymdata.checks.violations import CheckSettings, Selection, ValidationReport
+from gymdata.commands.validate.pairs import check_pairs
 from gymdata.engines.sampling import AnswerFaultError
 from gymdata.errors import (
     DataError,
@@ -64,8 +65,8 @@ def test_the_name_of_a_file_does_not_decide_a_code(tmp_path: Path):
     """A broken file of pairs is S101, also when its name has the words of another fault."""
     file = tmp_path / "newer lacks the column.parquet"
     file.write_bytes(b"PAR1 cut off")
-    violations = validate_pairs([Source(file, "parquet")], None, ValidationReport())
-    assert [violation.code for violation in violations] == ["S101"]
+    checked = check_pairs(Source(file, "parquet"), Checks(CheckSettings(), Selection()), ValidationReport(str(file)))
+    assert [violation.code for violation in checked.violations] == ["S101"]
 
 
 def test_codes_of_data_errors():

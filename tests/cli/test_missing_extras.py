@@ -40,7 +40,6 @@ def run_without(missing: list[str], words: list[str], folder: Path, output: Path
         ("ray", ["collect", TASKS, "-m", POLICY, "-o", "OUT", "--replicas", "2"], "ray"),
         ("trl", ["train-sft", BROKEN, "-m", POLICY, "-o", "OUT"], "train"),
         ("trl", ["finetune", str(ROOT / "sample_data" / "finetune.yaml"), "--output", "OUT"], "train"),
-        ("tokenizers", ["validate", BROKEN, "--decode", "--tokenizer", POLICY], "collect"),
     ],
 )
 def test_a_missing_extra_is_one_line(

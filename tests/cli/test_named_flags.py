@@ -22,7 +22,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]")
 SETTINGS = {command: kind for command, (kind, _) in configurable().items()}
 #: Flags of other programs, which messages name or which are passed on to them.
 OTHERS = {
-    "pip install": {"--force-reinstall", "--no-deps"},
+    "pip install": {"--no-deps"},
     "accelerate launch": {
         "--dynamo_backend", "--main_process_port", "--mixed_precision", "--multi_gpu",
         "--num_machines", "--num_processes", "--config_file", "--machine_rank",
@@ -37,7 +37,6 @@ OTHERS = {
         "--skip-git-repo-check", "--allowed", "--auth-type", "--openai-api-key",
         "--openai-base-url", "--yolo",
     },
-    "gcloud, az, hf": {"--destination", "--destination-path", "--recursive", "--repo-type", "--source"},
 }  # fmt: skip
 
 
@@ -68,8 +67,8 @@ def test_every_flag_that_a_message_names_exists() -> None:
 
 #: Rooms whose functions a Python program calls as often as the command line does.
 KERNEL = ("rollouts", "checks", "tables", "store", "workers")
-#: What names flags there: the pages of codes, a module that is a command itself, and other programs' commands.
-PAGES = ("gymdata/checks/codes/", "gymdata/store/fetch.py")
+#: What names flags there: the pages of codes, and the advice below them.
+PAGES = ("gymdata/checks/codes/", "gymdata/checks/violations.py")
 
 
 def test_the_kernel_names_no_flag() -> None:

@@ -293,7 +293,7 @@ def test_a_teacher_gives_every_token_its_advantage(tmp_path: Path, policy: Path,
     assert table["teacher_logprobs"].null_count == 0
     facts = read_run_json(tmp_path / "made")
     assert (facts["config"]["estimator"], facts["teacher"]["path"]) == ("teacher", str(teacher))
-    with pytest.raises(StoreError, match=r"teacher: .*\n.*another output folder or file keeps both"):
+    with pytest.raises(StoreError, match=r"teacher: .*\n.*another output folder keeps both"):
         gymdata.experience(run, tmp_path / "made", teacher=str(policy))
     beside = advantages(run, "beside", teacher=str(teacher), estimator="grpo", teacher_coef=0.5)
     z = 0.5 / (math.sqrt(0.5) + 1e-9)

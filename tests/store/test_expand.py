@@ -74,8 +74,8 @@ def test_both_kinds_of_table_are_taken_and_given(table: pa.Table):
         ("prompt_delta_ids", [1, 2, 5], "T209: rollout 1, turn 0"),
         ("generation_log_probs", [-0.1, -2.5, -0.5], "T209: rollout 1, turn 0"),
         ("parent", 0, "T210: rollout 1, turn 0: got parent 0"),
-        ("prefix_length", -1, "T210: rollout 1, turn 0: got prefix_length -1, expected 0 to 0"),
-        ("prefix_length", 1, "T210: rollout 1, turn 0: got prefix_length 1, expected 0 to 0"),
+        ("prefix_length", -1, "T210: rollout 1, turn 0: got prefix_length -1, expected prefix_length 0 to 0"),
+        ("prefix_length", 1, "T210: rollout 1, turn 0: got prefix_length 1, expected prefix_length 0 to 0"),
     ],
 )
 def test_changed_turns_are_refused(table: pa.Table, field: str, value, message: str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,8 @@ def test_a_process_ends_though_a_library_s_thread_does_not(tmp_path: Path) -> No
     environment = os.environ | {"RANK": "1", "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 3
-    assert "trainer: KeyError: 'output'" in done.stdout
+    reported = json.loads(done.stdout.removeprefix("@gymdata "))
+    assert str(pickle.loads(bytes.fromhex(reported["pickled"]))) == "trainer: KeyError: 'output'"
 
 
 def settings(**given: object) -> TrainSftConfig:

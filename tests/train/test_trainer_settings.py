@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,10 @@ from gymdata.cli.main import main
 from gymdata.commands.train.settings import TRAINERS
 from gymdata.commands.train.trainer_settings import LIMITS, RESERVED, check_settings
 from gymdata.errors import UsageError
+from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.store import write_table
 from tests.model_files import POLICY, write_adapter
+from tests.rollout_files import rollout, rollouts_table, two_turns
 
 pytestmark = pytest.mark.torch
 
@@ -37,7 +39,7 @@ def test_every_key_of_a_trainer_passes_the_check(algorithm: str) -> None:
 def test_a_typo_is_found_before_torch_and_leaves_no_folder(tmp_path: Path) -> None:
     """A misspelt and a mistyped setting are named together; torch is not loaded and no folder is made."""
     pytest.importorskip("trl")
-    (tmp_path / "rollouts.jsonl").write_text(json.dumps({"rollout_id": "a"}) + "\n")
+    write_table(rollouts_table([rollout("t", 0, 1.0, two_turns(1, 5))]), tmp_path / "rollouts.jsonl", ROLLOUTS)
     code = (
         "import sys; from gymdata.cli.main import main; code = main(sys.argv[1:]); "
         "sys.exit('torch' if {'torch', 'transformers'} & set(sys.modules) else code)"
@@ -58,7 +60,7 @@ def test_a_new_adapter_over_a_lora_folder_is_refused(
     """Before anything is trained, with both ways out; training the folder further needs no LoRA settings."""
     pytest.importorskip("trl")
     adapter, out = write_adapter(tmp_path / "adapter"), tmp_path / "out"
-    (tmp_path / "rollouts.jsonl").write_text(json.dumps({"rollout_id": "a"}) + "\n")
+    write_table(rollouts_table([rollout("t", 0, 1.0, two_turns(1, 5))]), tmp_path / "rollouts.jsonl", ROLLOUTS)
     words = ["train-sft", str(tmp_path / "rollouts.jsonl"), "-m", str(adapter), "-o", str(out), *setting.split()]
     assert main(words) == 2
     message = capsys.readouterr().err
