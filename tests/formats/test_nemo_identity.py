@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import gymdata
@@ -127,10 +127,11 @@ def told(rows: list[dict[str, Any]]) -> list[Any]:
 
 
 @_SETTINGS
-@given(st.lists(row, min_size=1, max_size=3, unique_by=repr))  # a rollout is exported once
+@given(st.lists(row, min_size=1, max_size=3))
 def test_import_export_import_is_the_identity(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     """IDs, log-probabilities, rewards, texts and masks of the source come back, and all else that is a column."""
     first = imported(write_lines(tmp_path / "source.jsonl", rows), tmp_path / "run")
+    assume(len({row["rollout_id"] for row in first}) == len(first))  # a rollout that is there twice is not exported
     gymdata.export(tmp_path / "run", tmp_path / "back.jsonl", "nemo-gym", overwrite=True)
     again = imported(tmp_path / "back.jsonl", tmp_path / "again")
     assert same(told(again), told(first))
