@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import gymdata
-from gymdata.commands.judge.serve.cohorts import NotAnswered
 from gymdata.commands.record.request import RequestError
 from gymdata.commands.view.answers import Missing
 from gymdata.errors import DataError, GymdataError, OutsideError, RewardError, UsageError
@@ -102,7 +101,7 @@ def test_several_errors_are_counted_and_those_of_a_listing_all_shown() -> None:
 def test_answers_that_refuse_a_request_are_short(long: str) -> None:
     refused = Refused(422, {"detail": f"the body: {long}", "kind": "not_json"})
     assert len(refused.body["detail"]) <= 300
-    for answer in (RequestError.field("tools", long), NotAnswered("judge_failed", long), Missing(long)):
+    for answer in (RequestError.field("tools", long), Missing(long)):
         assert len(str(answer)) <= 300
     assert len(RequestError.field("tools", long).message) <= 300
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import orjson
-import pydantic
 
 from gymdata.rollouts.messages import JsonObject
 from gymdata.texts import REFUSAL, option, short
@@ -149,12 +148,6 @@ def shape(body: bytes) -> tuple[int, int]:
     brackets = _STRING.sub(b"", plain.translate(None, _NO_BRACKETS)).replace(b'"', b"").translate(_STEPS)
     steps = np.frombuffer(brackets, np.int8)
     return int(np.cumsum(steps, dtype=np.int32).max(initial=0)), int(np.count_nonzero(steps > 0))
-
-
-def refused_fields(error: pydantic.ValidationError) -> Refused:
-    """What a body lacks or has wrong, in the shape that FastAPI answers with."""
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    return Refused(422, {"detail": [{**entry, "loc": ["body", *entry["loc"]]} for entry in errors], "kind": "fields"})
 
 
 def server_of(app: Starlette, stop: Callable[[], Awaitable[None]], *, signals: bool = True) -> uvicorn.Server:

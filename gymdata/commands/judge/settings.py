@@ -172,7 +172,6 @@ class ServeConfig(GenrmConfig):
     on_judge_failure: Literal["error", "default-score"] = pydantic.Field(
         "error", description="On judge failure: error (503), or the default score, marked."
     )
-    workers: int = pydantic.Field(1, ge=1, description="Only 1 is supported: a cohort is held by one process.")
     max_body_bytes: int = pydantic.Field(32 * 1024**2, ge=1, description="Maximum bytes per request.")
     max_depth: int = pydantic.Field(100, ge=1, description="Maximum nesting depth per request.")
     max_responses: int = pydantic.Field(256, ge=1, description="Maximum responses per /compare request.")

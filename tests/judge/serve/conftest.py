@@ -78,7 +78,7 @@ def judge() -> Iterator[tuple[Behaviour, str]]:
 #: What a server imports.
 _LOADED = ["gymdata.cli.main", "gymdata.commands.judge.serve.run", "gymdata.http", "polars", "pyarrow.dataset"]
 _LOADED += ["fastapi", "uvicorn"]
-_LOADED += ["uvicorn.loops.uvloop", "uvicorn.lifespan.on", "uvicorn.protocols.http.httptools_impl", "websockets.server"]
+_LOADED += ["uvicorn.lifespan.on", "uvicorn.protocols.http.httptools_impl", "websockets.server"]
 
 
 @pytest.fixture(scope="session")

@@ -15,13 +15,15 @@ import pytest
 from gymdata import genrm
 from gymdata.commands.judge.pairwise import Candidate, Comparison, PairwiseJudge
 from gymdata.commands.judge.port import JudgeAnswer
-from gymdata.commands.judge.serve.cohorts import Cohorts, Member, NotAnswered, RequestQueue
+from gymdata.commands.judge.serve.cohorts import Cohorts, Member
+from gymdata.commands.judge.serve.group_judge import GroupJudge
 from gymdata.commands.judge.settings import ServeConfig
 from gymdata.commands.judge.verdict_cache import VerdictCache, VerdictLog
 from gymdata.genrm.matches import Matches
 from gymdata.genrm.schedule import Match
 from gymdata.rollouts.schema import COMPARISONS
 from gymdata.store import read_table
+from gymdata.workers.serving import Refused
 from tests.judge.serve.conftest import verify_all, verify_body
 from tests.judge_server import verdict
 
@@ -152,36 +154,36 @@ class Answering:
     async def close(self) -> None: ...
 
 
-def queue_of(judge: Answering, log: VerdictLog) -> RequestQueue:
+def group_judge_of(judge: Answering, log: VerdictLog) -> GroupJudge:
     config = ServeConfig(genrm="m", genrm_parse_retries=0, comparison_strategy="all_pairs")
     pairwise = PairwiseJudge(config, judge, VerdictCache(None), retry_unparsed=True, stop_when_gone=False)
-    return RequestQueue(config, pairwise, log)
+    return GroupJudge(config, pairwise, log)
 
 
 def member_of(rollout_id: str) -> Member:
     conversation = [{"role": "user", "content": "q"}]
     own = Comparison("r", "g", "t", conversation, [Candidate(rollout_id, 0, f"answer {rollout_id}")])
-    return Member("key", ("g", "0", rollout_id), own)
+    return Member("key", own, ("g", "0", rollout_id))
 
 
 def rows_in(file: Path) -> list[Any]:
     """The rollouts of each comparison, and what came of it."""
-    names = ("rollout_i", "rollout_j", "status", "score_1")
+    names = ("rollout_i", "rollout_j", "status", "score_1", "score_2", "ranking")
     return [tuple(json.loads(line)[name] for name in names) for line in file.read_text().splitlines()]
 
 
 def test_comparisons_say_what_a_reward_came_of(tmp_path: Path) -> None:
     """A comparison that is judged when a member asks again is there with its verdict, which decided the reward."""
     judge, log = Answering("nothing"), VerdictLog(tmp_path / "c.jsonl", "comparison_id")
-    cohorts = Cohorts(2, 60.0, queue_of(judge, log).decide, VerdictCache(None), 9)
+    cohorts = Cohorts(2, 60.0, group_judge_of(judge, log).judge, VerdictCache(None), 9)
 
     async def ask() -> list[Any]:
         first = await asyncio.gather(*(cohorts.join(member_of(name)) for name in "ab"), return_exceptions=True)
         judge.text = verdict("q=5", "q=1")
         return [*map(type, first), await cohorts.join(member_of("a"))]
 
-    assert asyncio.run(ask()) == [NotAnswered, NotAnswered, 5.0]
-    assert rows_in(tmp_path / "c.jsonl") == [("a", "b", "judged", 5.0)]
+    assert asyncio.run(ask()) == [Refused, Refused, 5.0]
+    assert rows_in(tmp_path / "c.jsonl") == [("a", "b", "judged", 5.0, 1.0, 1.0)]
 
 
 def test_a_groups_next_cohort_is_another_after_a_restart(tmp_path: Path) -> None:
@@ -189,14 +191,14 @@ def test_a_groups_next_cohort_is_another_after_a_restart(tmp_path: Path) -> None
 
     async def ask(names: str) -> None:
         log, answers = VerdictLog(tmp_path / "c.jsonl", "comparison_id"), VerdictCache(tmp_path / "answers.journal")
-        cohorts = Cohorts(2, 60.0, queue_of(Answering(verdict("q=5", "q=1")), log).decide, answers, 9)
+        cohorts = Cohorts(2, 60.0, group_judge_of(Answering(verdict("q=5", "q=1")), log).judge, answers, 9)
         await asyncio.gather(*(cohorts.join(member_of(name)) for name in names))
         log.close()
         answers.close()
 
     for names in ("ab", "cd"):
         asyncio.run(ask(names))
-    assert rows_in(tmp_path / "c.jsonl") == [("a", "b", "judged", 5.0), ("c", "d", "judged", 5.0)]
+    assert rows_in(tmp_path / "c.jsonl") == [("a", "b", "judged", 5.0, 1.0, 1.0), ("c", "d", "judged", 5.0, 1.0, 1.0)]
 
 
 # --- many at once --------------------------------------------------------------------------------------------------

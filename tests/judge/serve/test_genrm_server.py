@@ -6,14 +6,16 @@ import asyncio
 import json
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gymdata import genrm
 from gymdata.cli.main import main
-from gymdata.store import read_run_json
+from gymdata.commands.judge.groups import matches_in
+from gymdata.rollouts.schema import COMPARISONS
+from gymdata.store import read_run_json, read_table
 from tests.forks import Forks
 from tests.judge.serve.conftest import (
     Server,
@@ -60,6 +62,20 @@ def test_the_worked_case_comes_out_of_compare(judge, serve, flags, rewards):
     ]
     roles = [m["role"] for m in behaviour.requests[0]["messages"]]
     assert roles == ["user", "response_1", "response_2"]
+
+
+def test_the_servers_table_holds_the_scores_that_it_paid_from(judge, serve, tmp_path):
+    """Both scores and the ranking of each comparison, in its positions; aggregated again they are the same rewards."""
+    judge[0].table = {("a", "bbb"): say(1, 5, 6), ("bbb", "a"): say(4, 1, 1)}
+    server = serve("--num-rollouts-per-prompt", "2")
+    answers = verify_all(server, [verify_body(text, group_id="g", rollout_id=text) for text in ("a", "bbb")])
+    paid = [body["reward"] for _, body in answers]
+    assert paid == [1.0, 4.5]
+    table = read_table(tmp_path / "online", COMPARISONS)
+    shown = ("rollout_i", "rollout_j", "score_1", "score_2", "ranking")
+    rows = {tuple(row[name] for name in shown) for row in table.to_pylist()}
+    assert rows == {("a", "bbb", 1.0, 5.0, 6.0), ("bbb", "a", 4.0, 1.0, 1.0)}
+    assert genrm.aggregate(matches_in(table, {"a": 0, "bbb": 1}), 2).reward.tolist() == paid
 
 
 @pytest.mark.parametrize(("flags", "rewards"), [((), [1.0, 5.0]), (PUBLISHED, [5.0, 1.0])], ids=["last", "published"])
@@ -213,12 +229,6 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     """What the command says as it ends with exit code 2."""
     assert main(["serve-genrm", *flags]) == 2
     return capsys.readouterr().err
-
-
-def test_several_workers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Members of a cohort would wait for each other in different processes."""
-    flags = ("--endpoint", "http://127.0.0.1:9", "-m", "x", "--workers", "2", "-o", str(tmp_path))
-    assert "2 workers" in refused(capsys, *flags)
 
 
 def test_without_an_output_nothing_is_kept_on_disk(judge, serve, tmp_path):
