@@ -125,7 +125,7 @@ def test_every_system_is_named() -> None:
     task = Task("t", [{"role": "user", "content": "q"}], None, {}, "hash")
 
     async def judged() -> None:
-        judge = HttpJudge(url, "m", max_tokens=8, max_retries=0)
+        judge = HttpJudge([url], "m", max_tokens=8, max_retries=0)
         await judge.start()
         try:
             await judge.compare([], "a", "b", None, None)

@@ -10,7 +10,7 @@ import pytest
 
 from gymdata.commands.judge.run import JudgeSummary
 from gymdata.commands.judge.run import judge as run_judge
-from gymdata.errors import OutsideError
+from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.schema import COMPARISONS, SCORES
 from gymdata.store import read_run_json, read_table
 from tests.judge_server import Behaviour, judge_server
@@ -89,14 +89,7 @@ def test_what_one_server_refuses_is_no_verdict_of_another(run: Path) -> None:
     assert {row["score_1"] for row in refused} == {None}
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_a_judge_without_a_name_has_that_of_the_served_model(
-    several: bool, up: Callable[..., ServerProcess], run: Path
-) -> None:
-    """The folder, the reward and the identity are those of the same judgement with --model."""
-    servers = [up() for _ in range(2 if several else 1)]
-    endpoint = [server.url for server in servers]
-    summary = judged(run, endpoint, model=None, name=None, limit=1)
-    assert (Path(summary.path).name, summary.name) == ("judge-judge", "judge")
-    again = judged(run, endpoint, name=None, limit=1)
-    assert (again.path, again.judge, again.asked) == (summary.path, summary.judge, 0)
+def test_a_served_judge_is_named(run: Path) -> None:
+    """Its name is that of the folder and of its verdicts: an endpoint alone is not guessed at."""
+    with pytest.raises(UsageError, match="without --model"):
+        judged(run, "http://127.0.0.1:9", model=None)

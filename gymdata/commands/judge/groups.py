@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from gymdata import genrm
 from gymdata.commands.judge.pairwise import STATUSES, Candidate, Comparison, sizes_of
+from gymdata.commands.judge.settings import GenrmConfig
 from gymdata.errors import DataError
 from gymdata.genrm.aggregate import Adjustments, Rewards
 from gymdata.genrm.matches import Matches
@@ -136,6 +137,11 @@ class Aggregation:
     def source(self) -> str:
         changed = {k: v for k, v in asdict(self.adjust).items() if v != getattr(Adjustments(), k)}
         return self.method + "".join(f" {name}={value:g}" for name, value in changed.items())
+
+
+def aggregation_of(config: GenrmConfig) -> Aggregation:
+    """As the settings say."""
+    return Aggregation(config.aggregator_method, config.adjustments())
 
 
 def rewards_of(comparisons: pa.Table, field: JudgeGroups, how: Aggregation) -> tuple[Rewards, JsonObject, Matches]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from gymdata.rollouts.messages import Message
 from gymdata.store.paths import Facts, Identity
@@ -44,16 +44,3 @@ class Judge(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-@runtime_checkable
-class Served(Protocol):
-    """What a judge behind servers has besides."""
-
-    async def find_model(self) -> None:
-        """Learn which model is served, where none was named. Raises UsageError where several are, OutsideError."""
-        ...
-
-    def wait_for_server(self, seconds: float, say: Callable[[str], None]) -> None:
-        """How long to wait for servers that stop answering; ``say`` is called for every loss and return."""
-        ...

@@ -5,12 +5,15 @@ Invariants: what a response says is data; it is put in once and never read as a 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import ClassVar
 
-from gymdata.errors import DataError, UsageError, needs
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.messages import Message
 from gymdata.store.paths import Identity
 
@@ -39,53 +42,37 @@ much better, 2 better, 3 slightly better, 4 when response 2 is slightly better, 
 """
 
 
-class Form(Protocol):
-    """Makes the messages of one comparison. ``identity`` distinguishes forms."""
-
-    identity: Identity
-
-    def messages(
-        self, conversation: Sequence[Message], response_1: str, response_2: str, principle: str | None
-    ) -> list[Message]: ...
-
-
 class Roles:
-    """The conversation, then messages in the roles principle (when there is one), response_1 and response_2."""
+    """The messages of one comparison: the conversation, then the roles principle (when there is one), response_1 and
+    response_2. ``identity`` distinguishes forms."""
 
-    identity: Mapping[str, Any] = {"form": "roles"}
+    identity: ClassVar[Identity] = {"form": "roles"}
 
     def messages(
         self, conversation: Sequence[Message], response_1: str, response_2: str, principle: str | None
     ) -> list[Message]:
-        stated: list[Message] = [{"role": "principle", "content": principle}] if principle else []
-        shown: list[Message] = [
-            {"role": "response_1", "content": response_1},
-            {"role": "response_2", "content": response_2},
-        ]
-        return [*conversation, *stated, *shown]
+        shown = {"principle": principle} if principle else {}
+        shown |= {"response_1": response_1, "response_2": response_2}
+        return [*conversation, *({"role": role, "content": content} for role, content in shown.items())]
 
 
 class Prompt:
     """One user message, made by a Jinja template. Raises DataError for a template that does not work."""
 
     def __init__(self, template: str, name: str | None = None) -> None:
-        with needs("collect"):
-            from jinja2 import StrictUndefined, TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
         environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         self._name = "--judge-prompt" if name is None else f"--judge-prompt {name}"
-        self._fault = TemplateError
-        digest = hashlib.blake2b(template.encode(), digest_size=8).hexdigest()
-        self.identity: Identity = {"form": "prompt", "template": digest}
+        self.identity: Identity = {"form": "prompt", "template": blake2b(template.encode(), digest_size=8).hexdigest()}
         try:
             self._template = environment.from_string(template)
         except TemplateError as error:
             raise DataError(f"{self._name}: is no Jinja template: {error}") from error
-        mark_1, mark_2 = (f"\x00{n}\x00" for n in (1, 2))
-        rendered = self.messages([{"role": "user", "content": "question"}], mark_1, mark_2, "principle")[0]["content"]
-        for name, mark in (("response_1", mark_1), ("response_2", mark_2)):
-            if mark not in rendered:
-                raise UsageError(f"{self._name}: the template never shows {name}", hint=f"put {{{{ {name} }}}} in it")
+        mark_1, mark_2 = "\x001\x00", "\x002\x00"
+        (rendered,) = self.messages([{"role": "user", "content": "question"}], mark_1, mark_2, "principle")
+        for variable, mark in (("response_1", mark_1), ("response_2", mark_2)):
+            if mark not in rendered["content"]:
+                text = f"{self._name}: the template never shows {variable}"
+                raise UsageError(text, hint=f"put {{{{ {variable} }}}} in it")
 
     @classmethod
     def load(cls, path: Path) -> Prompt:
@@ -103,8 +90,10 @@ class Prompt:
             text = self._template.render(
                 conversation=conversation, response_1=response_1, response_2=response_2, principle=principle
             )
-        except (self._fault, ArithmeticError, ValueError, TypeError) as error:
-            raise DataError(
-                f"{self._name}: {error}", hint="it may use conversation, response_1, response_2 and principle"
-            ) from error
+        except (TemplateError, ArithmeticError, ValueError, TypeError) as error:
+            hint = "it may use conversation, response_1, response_2 and principle"
+            raise DataError(f"{self._name}: {error}", hint=hint) from error
         return [{"role": "user", "content": text}]
+
+
+Form = Roles | Prompt

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from gymdata.commands.judge.groups import (
     COLUMNS,
-    Aggregation,
     JudgeGroups,
+    aggregation_of,
     group_comparisons,
     refuse_odd_matches,
     rewards_of,
@@ -29,7 +29,7 @@ from gymdata.commands.judge.groups import (
 )
 from gymdata.commands.judge.judges import load_judge
 from gymdata.commands.judge.pairwise import STATUSES, Judged, PairwiseJudge
-from gymdata.commands.judge.port import Judge, Served
+from gymdata.commands.judge.port import Judge
 from gymdata.commands.judge.settings import JudgeConfig
 from gymdata.commands.judge.verdict_cache import VerdictCache
 from gymdata.errors import DataError, UsageError, counted
@@ -108,72 +108,84 @@ def judge(
         settings["path"] = str(path_of(path, "judge"))
     config = JudgeConfig.called_with(globals()["judge"], config, settings)  # here its name is that of an argument
     config = config.model_copy(update={"path": str(fetched(config.path))})
+    progress = progress or NullProgress()
     notes = check_content([config.path], ROLLOUTS)
+    groups = _groups(config, progress)
+    the_judge = None if config.aggregate_only else judge or load_judge(config, progress.message)
+    folder = local_output(_folder(config, the_judge))
+    name = config.name or folder.name.removeprefix("judge-")
+    refuse_total(name, "the name of the scores", "give another with --name")
+    with StageOutput(folder, "judge", overwrite=config.overwrite) as out:
+        if the_judge is None:
+            comparisons, facts, cached = _judged_before(out, config, groups, notes)
+        else:
+            comparisons, facts, cached = _judged_now(out, config, groups, the_judge, progress, notes)
+        return _finish(out, config, groups, comparisons, {**facts, "command": list(command)}, name, cached)
+
+
+def _groups(config: JudgeConfig, progress: Progress) -> JudgeGroups:
+    """What is to be compared. Raises DataError when that is nothing."""
     rollouts = read_table(config.path, ROLLOUTS, COLUMNS)
     refuse_duplicates(rollouts, [config.path])
     if masked := masked_rollouts([config.path]):
         # Compared with the others, an answer that its writer took back would move their scores.
         rollouts = rollouts.filter(pc.invert(pc.is_in(rollouts["rollout_id"], pa.array(list(masked)))))
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in Counter(masked.values()).items())
-        (progress or NullProgress()).message(f"{counted(len(masked), 'rollout')} not compared: {reasons}")
-    field = group_comparisons(rollouts, config.show, config.principle_for(None), config.limit)
-    if not field.comparisons:
+        progress.message(f"{counted(len(masked), 'rollout')} not compared: {reasons}")
+    groups = group_comparisons(rollouts, config.show, config.principle_for(None), config.limit)
+    if not groups.comparisons:
         raise DataError.empty(config.path, "groups of at least two rollouts to compare (collect with -r 2 or more)")
-    source = find_run_json(config.path)
-    how = Aggregation(config.aggregator_method, config.adjustments())
-    the_judge = None if config.aggregate_only else judge or load_judge(config)
-    if isinstance(the_judge, Served):
-        # Its name is that of the folder, and of what the verdicts are kept under.
-        asyncio.run(the_judge.find_model())
-    folder = local_output(_folder(config, source, the_judge))
-    refuse_total(
-        config.name or folder.name.removeprefix("judge-"), "the name of the scores", "give another with --name"
-    )
-    with contextlib.ExitStack() as stack:
-        out = stack.enter_context(StageOutput(folder, "judge", overwrite=config.overwrite))
-        if the_judge is None:
-            if not (folder / "comparisons.parquet").is_file():
-                raise DataError.missing_path(folder / "comparisons.parquet", "comparisons that were judged before")
-            notes += check_content([folder], COMPARISONS)
-            comparisons = read_table(folder / "comparisons.parquet", COMPARISONS)
-            candidates, _, groups = field.numbered()
-            ids = pa.array([candidate.rollout_id for candidate in candidates], pa.string())
-            refuse_odd_matches(comparisons, ids, groups, folder / "comparisons.parquet")
-            settings = {**out.facts.get("config", {}), "aggregator_method": how.method, **asdict(how.adjust)}
-            notes = [*dict.fromkeys([*(out.facts.get("notes") or []), *notes])]
-            again = {"command": list(command), "asked": 0, "aggregated_with": how.source, "config": settings}
-            return _finish(out, config, field, how, comparisons, out.facts | again | {"notes": notes}, 0)
-        # What the comparisons in a folder have in common.
-        identity = {
-            "judge": dict(the_judge.identity),
-            "seed": config.seed,
-            "comparison_strategy": config.comparison_strategy,
-            "num_judges_per_comparison": config.num_judges_per_comparison,
-            "verdicts": config.verdicts,
-            "principle": config.principle_for(None),
-            "show": config.show,
-        }
-        out.refuse_other("identity", identity, "comparisons that were made", parents=parents_of([config.path]))
-        stack.enter_context(rare_collections())
-        facts: RunFacts = {
-            "command": list(command),
-            "config": config.model_dump(mode="json"),
-            "identity": identity,
-            "parents": parents_of([config.path]),
-            "notes": notes,
-        }
-        out.begin({**facts, "finished": False})
-        verdicts = VerdictCache(folder / "verdicts.journal")
-        stack.callback(verdicts.close)
-        progress = progress or NullProgress()
+    return groups
+
+
+def _judged_before(
+    out: StageOutput, config: JudgeConfig, groups: JudgeGroups, notes: list[str]
+) -> tuple[pa.Table, RunFacts, int]:
+    """The comparisons that are there, run.json with the settings that aggregate them now, and no cached verdicts."""
+    file = out.place / "comparisons.parquet"
+    if not file.is_file():
+        raise DataError.missing_path(file, "comparisons that were judged before")
+    notes = [*dict.fromkeys([*(out.facts.get("notes") or []), *notes, *check_content([out.place], COMPARISONS)])]
+    comparisons = read_table(file, COMPARISONS)
+    candidates, _, numbers = groups.numbered()
+    ids = pa.array([candidate.rollout_id for candidate in candidates], pa.string())
+    refuse_odd_matches(comparisons, ids, numbers, file)
+    how = aggregation_of(config)
+    settings = {**out.facts.get("config", {}), "aggregator_method": how.method, **asdict(how.adjust)}
+    again = {"asked": 0, "aggregated_with": how.source, "config": settings, "notes": notes}
+    return comparisons, {**out.facts, **again}, 0
+
+
+def _judged_now(
+    out: StageOutput, config: JudgeConfig, groups: JudgeGroups, judge: Judge, progress: Progress, notes: list[str]
+) -> tuple[pa.Table, RunFacts, int]:
+    """Judge what has no verdict yet. Returns all comparisons, what run.json says of them, and how many were cached."""
+    # What the comparisons in a folder have in common.
+    identity = {
+        "judge": dict(judge.identity),
+        "seed": config.seed,
+        "comparison_strategy": config.comparison_strategy,
+        "num_judges_per_comparison": config.num_judges_per_comparison,
+        "verdicts": config.verdicts,
+        "principle": config.principle_for(None),
+        "show": config.show,
+    }
+    parents = parents_of([config.path])
+    out.refuse_other("identity", identity, "comparisons that were made", parents=parents)
+    facts: RunFacts = {
+        "config": config.model_dump(mode="json"),
+        "identity": identity,
+        "parents": parents,
+        "notes": notes,
+    }
+    out.begin({**facts, "finished": False})
+    with contextlib.closing(VerdictCache(out.place / "verdicts.journal")) as verdicts, rare_collections():
         for repair in verdicts.repairs:
             progress.message(f"repaired after a crash: {repair}")
-        if isinstance(the_judge, Served):
-            the_judge.wait_for_server(config.wait_for_server, progress.message)
-        pairwise = PairwiseJudge(config, the_judge, verdicts, retry_unparsed=config.retry_unparsed, stop_when_gone=True)
-        comparisons = asyncio.run(_judge_groups(pairwise, field, progress))
-        facts |= {"judge": pairwise.judge_name, "engine": dict(pairwise.facts), "asked": pairwise.tally.asked}
-        return _finish(out, config, field, how, comparisons, facts, pairwise.tally.cached)
+        pairwise = PairwiseJudge(config, judge, verdicts, retry_unparsed=config.retry_unparsed, stop_when_gone=True)
+        comparisons = asyncio.run(_judge_groups(pairwise, groups, progress))
+    facts |= {"judge": pairwise.judge_name, "engine": dict(pairwise.facts), "asked": pairwise.tally.asked}
+    return comparisons, facts, pairwise.tally.cached
 
 
 async def _judge_groups(pairwise: PairwiseJudge, groups: JudgeGroups, progress: Progress) -> pa.Table:
@@ -199,28 +211,26 @@ async def _judge_groups(pairwise: PairwiseJudge, groups: JudgeGroups, progress: 
 def _finish(
     out: StageOutput,
     config: JudgeConfig,
-    field: JudgeGroups,
-    how: Aggregation,
+    groups: JudgeGroups,
     comparisons: pa.Table,
     facts: RunFacts,
+    name: str,
     cached: int,
 ) -> JudgeSummary:
     """Aggregate, write comparisons, rewards and run.json."""
-    folder = out.place
-    rewards, report, _ = rewards_of(comparisons, field, how)
-    judge_is = str(facts.get("judge"))
-    name = folder.name.removeprefix("judge-") if config.name is None else config.name
-    scores = score_table(rewards, field, name, f"{judge_is} {how.source}")
+    how, judge_name = aggregation_of(config), str(facts.get("judge"))
+    rewards, report, _ = rewards_of(comparisons, groups, how)
+    scores = score_table(rewards, groups, name, f"{judge_name} {how.source}")
     out.table("comparisons.parquet", comparisons, COMPARISONS)
     out.table("scores.parquet", scores, SCORES)
     statuses = Counter(comparisons["status"].to_pylist())
     summary = JudgeSummary(
-        path=str(folder),
+        path=str(out.place),
         name=name,
-        judge=judge_is,
-        rollouts=field.rollouts,
-        groups=len(field.comparisons),
-        groups_of_one=field.alone,
+        judge=judge_name,
+        rollouts=groups.rollouts,
+        groups=len(groups.comparisons),
+        groups_of_one=groups.alone,
         comparisons={status: statuses[status] for status in STATUSES},
         asked=int(facts["asked"]),
         cached=cached,
@@ -243,26 +253,27 @@ def _finish(
     return summary
 
 
-def _folder(config: JudgeConfig, source: Path | None, judge: Judge | None) -> Path:
+def _folder(config: JudgeConfig, judge: Judge | None) -> Path:
+    """-o, else RUN/judge-NAME; without any judge that is named, the only such folder."""
     if config.output is not None:
         return config.output
+    source = find_run_json(config.path)
     if source is None or not Path(config.path).is_dir():
-        raise UsageError(
-            f"{config.path} is not a run folder, so its comparisons have no place", hint="give one with -o"
-        )
+        text = f"{config.path} is not a run folder, so its comparisons have no place"
+        raise UsageError(text, hint="give one with -o")
     run = source.parent
     if config.name is not None:
         return run / f"judge-{config.name}"
     named = config.genrm or config.model
     if judge is not None and named is None:
-        named = str(judge.identity.get("model")).removeprefix("served:")
-    if named is None:
-        files = sorted(run.glob("judge-*/comparisons.parquet"))
-        if len(files) != 1:
-            have = ", ".join(p.parent.name.removeprefix("judge-") for p in files) or "none"
-            raise UsageError(f"{run}: which judge's comparisons? (there are: {have})", hint="name one with --name")
-        return files[0].parent
-    return run / f"judge-{re.sub(r'[^A-Za-z0-9_.+-]', '_', named.rstrip('/').rpartition('/')[2])}"
+        named = str(judge.identity.get("model"))
+    if named is not None:
+        return run / f"judge-{re.sub(r'[^A-Za-z0-9_.+-]', '_', named.rstrip('/').rpartition('/')[2])}"
+    files = sorted(run.glob("judge-*/comparisons.parquet"))
+    if len(files) != 1:
+        have = ", ".join(p.parent.name.removeprefix("judge-") for p in files) or "none"
+        raise UsageError(f"{run}: which judge's comparisons? (there are: {have})", hint="name one with --name")
+    return files[0].parent
 
 
 __all__ = ["JudgeSummary", "judge"]

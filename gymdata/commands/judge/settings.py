@@ -32,7 +32,7 @@ class GenrmConfig(Config):
         "host": "Server",
     }
     only_with: ClassVar[OnlyWith] = {
-        "replicas": ("{genrm}", lambda c: c.genrm is not None),
+        **dict.fromkeys(("replicas", "engine"), ("{genrm}", lambda c: c.genrm is not None)),
         **dict.fromkeys(("ray", "replica"), ("{replicas}", lambda c: c.replicas is not None)),
     }
 
@@ -112,11 +112,15 @@ class GenrmConfig(Config):
     )
 
     def checked(self) -> GenrmConfig:
-        """This, or UsageError when it names no judge or two."""
+        """This, or UsageError unless it names one judge."""
+        hint = "--genrm MODEL for one in this process, or --endpoint URL --model NAME"
         if (self.genrm is None) == (not self.endpoint):
             raise UsageError(
-                "no judge given" if self.genrm is None else "two judges given: --genrm and --endpoint",
-                hint="--genrm MODEL for one in this process, or --endpoint URL --model NAME",
+                "no judge given" if self.genrm is None else "two judges given: --genrm and --endpoint", hint=hint
+            )
+        if self.endpoint and self.model is None:
+            raise UsageError(
+                "--endpoint names no judge without --model", hint="--model NAME, as URL/v1/models lists it"
             )
         return self
 

@@ -20,22 +20,25 @@ _SYNC_S = 1.0
 
 
 class _Journaled:
-    """Lines that are added to a journal, or without a file nowhere. ``repairs``: what a crash had torn."""
+    """Lines that are added to a file, or without one nowhere. ``repairs``: what a crash had torn."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: Path | None) -> None:
         self.repairs: list[Repair] = []
+        #: What was there, without what a crash had torn.
+        self._found: list[JsonObject] = []
         self._journal: Journal | None = None
         self._synced = time.monotonic()
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self.repairs = repair(file)[1]
+            if file.exists():
+                self._found = [orjson.loads(line.body) for line in scan(file) if line.body is not None]
+            self._journal = Journal(file, len(self._found))
 
-    def _opened(self, file: Path) -> list[Any]:
-        """What is in ``file``, without what a crash had torn."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self.repairs = repair(file)[1]
-        return [orjson.loads(line.body) for line in scan(file) if line.body is not None] if file.exists() else []
-
-    def _append(self, line: bytes) -> None:
+    def _append(self, row: JsonObject) -> None:
+        """Raises StoreError.from_os."""
         if self._journal is not None:
-            self._journal.append(line)
+            self._journal.append(line_of(encode(row)))
             now = time.monotonic()
             if now - self._synced >= _SYNC_S:
                 self._synced = now
@@ -47,55 +50,38 @@ class _Journaled:
 
 
 class VerdictCache(_Journaled):
-    """Records by key in one journal, or without a file in memory alone; the last record of a key counts.
-
-    ``repairs``: what a crash had torn. Raises DataError for a file that is not such a journal.
-    """
+    """Records by key; the last record of a key counts. Raises DataError for a file that is not such a journal."""
 
     def __init__(self, file: Path | None) -> None:
-        super().__init__()
-        self._records: JsonObject = {}
-        if file is not None:
-            for entry in self._opened(file):
-                self._records |= entry["records"]
-            self._journal = Journal(file, len(self._records))
+        super().__init__(file)
+        self._records = {key: record for line in self._found for key, record in line["records"].items()}
+        self._found.clear()
 
     def get(self, key: str) -> Any:
         """The record, or None."""
         return self._records.get(key)
 
     def put(self, records: JsonObject) -> None:
-        """Keep JSON values by key: a process that is killed kept all of them or none. Raises StoreError.from_os."""
+        """Keep JSON values by key: a process that is killed kept all of them or none."""
         if records:
-            self._append(line_of(encode({"records": dict(records)})))
+            self._append({"records": records})
             self._records.update(records)
-
-    def __len__(self) -> int:
-        return len(self._records)
 
 
 class VerdictLog(_Journaled):
-    """JSON rows added to one ``.jsonl`` file, each once: a row whose ``key`` is there already is left out.
-
-    Without a file rows are only counted.
-    """
+    """JSON rows in one ``.jsonl`` file, each once: a row whose ``key`` is there already is left out."""
 
     def __init__(self, file: Path | None, key: str) -> None:
-        super().__init__()
-        self.path = file
+        super().__init__(file)
         self._key = key
-        self._there: set[Any] = set()
-        if file is not None:
-            self._there = {row[key] for row in self._opened(file)}
-            self._journal = Journal(file, len(self._there))
+        self._there = {row[key] for row in self._found}
+        self._found.clear()
 
-    def add(self, row: JsonObject) -> bool:
-        """Append one row; False when it was there. Raises StoreError.from_os."""
-        if row[self._key] in self._there:
-            return False
-        self._append(line_of(encode(dict(row))))
-        self._there.add(row[self._key])
-        return True
+    def add(self, row: JsonObject) -> None:
+        """Append one row, unless it was there."""
+        if row[self._key] not in self._there:
+            self._append(row)
+            self._there.add(row[self._key])
 
     def __len__(self) -> int:
         return len(self._there)

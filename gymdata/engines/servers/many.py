@@ -106,7 +106,7 @@ class Pool(Generic[M]):
     async def _lost(self, member: M, error: OutsideError) -> None:
         """Send a server nothing for a while. Raises OutsideError when none could be reached for too long."""
         now = time.monotonic()
-        if member.base not in self._out_until:
+        if len(self.members) > 1 and member.base not in self._out_until:
             self._say(f"{member.base} gets no requests for {OUT_S:g} s: {error.reason}")
         self._out_until[member.base] = now + OUT_S
         if any(self._out_until.get(other.base, 0.0) <= now for other in self.members):
@@ -117,6 +117,8 @@ class Pool(Generic[M]):
             if self._wait_s > 0.0:
                 self._say(f"no server can be reached, retrying for {self._wait_s:g} s ({option('wait_for_server')})")
         if not error.retryable or now - self._none_since >= self._wait_s:
+            if len(self.members) == 1:
+                raise error
             text = f"none of {len(self.members)} servers can be reached: {error.reason}"
             raise OutsideError(error.system, text, hint=error.hint, retryable=True, fatal=True) from error
         await asyncio.sleep(_PAUSE_S)

@@ -13,7 +13,7 @@ from typing import Any
 
 from gymdata.commands.judge.judges import load_judge
 from gymdata.commands.judge.pairwise import PairwiseJudge
-from gymdata.commands.judge.port import Judge, Served
+from gymdata.commands.judge.port import Judge
 from gymdata.commands.judge.settings import ServeConfig
 from gymdata.commands.judge.verdict_cache import VerdictCache, VerdictLog
 from gymdata.errors import needs
@@ -44,9 +44,7 @@ def serve_genrm(
     with needs("serve"):
         from gymdata.commands.judge.serve.app import Service, create_app
         from gymdata.commands.judge.serve.group_judge import GroupJudge
-    judge = judge or load_judge(config)
-    if isinstance(judge, Served):
-        judge.wait_for_server(config.wait_for_server, say)
+    judge = judge or load_judge(config, say)
     with contextlib.ExitStack() as stack:
         folder = config.output
         run_json: RunFacts = {"stage": "serve-genrm", "run_id": secrets.token_hex(8), "command": list(command)}
