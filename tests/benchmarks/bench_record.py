@@ -28,8 +28,6 @@ from tests.benchmarks.bench_collect import CONTEXT, POLICY, ROOT, _Server
 from tests.benchmarks.rows import Row, seconds
 
 TOKENS, CLIENTS, SESSIONS, RUNS = 32, 64, 256, 5
-#: Requests whose first byte is timed, one after another.
-FIRST = 60
 MANY, MANY_SESSIONS = 512, 1_536
 
 
@@ -39,7 +37,6 @@ def main() -> list[Row]:
         for stream in (False, True):
             what = f"record, {CLIENTS} clients at a time, {'streamed' if stream else 'whole'} answers"
             rows.append(_throughput(what, ours, bare, stream))
-        rows.append(_first_byte(ours, bare))
         few, many = _peak(ours, pid, CLIENTS), _peak(ours, pid, MANY)
         text = f"{MANY_SESSIONS:,} sessions, {MANY} at a time: {many:,.0f} MiB"
         rows.append(
@@ -67,29 +64,6 @@ def _throughput(what: str, ours: str, bare: str, stream: bool) -> Row:
     tokens = 2 * SESSIONS * TOKENS
     texts = [f"{tokens / statistics.median(times[url]):,.0f} tok/s, {seconds(times[url])}" for url in (ours, bare)]
     return Row(what, texts[0], f"vllm serve {texts[1]}", ratio, at_least=0.9)
-
-
-def _first_byte(ours: str, bare: str) -> Row:
-    async def measure() -> dict[str, list[float]]:
-        import aiohttp
-
-        found: dict[str, list[float]] = {ours: [], bare: []}
-        async with aiohttp.ClientSession() as http:
-            for k in range(FIRST):
-                for url in (bare, ours):
-                    began = time.perf_counter()
-                    messages = [{"role": "user", "content": f"What is {k + 100}+{k}?"}]
-                    async with http.post(f"{url}/v1/chat/completions", json=_body(messages, stream=True)) as response:
-                        await response.content.readany()
-                        found[url].append(time.perf_counter() - began)
-                        await response.read()
-        return found
-
-    found = asyncio.run(measure())
-    first, rival = ([1000 * value for value in found[url][FIRST // 6 :]] for url in (ours, bare))
-    texts = [f"{statistics.median(one):.1f} ms [{min(one):.1f}–{max(one):.1f}]" for one in (first, rival)]
-    later = statistics.median(first) - statistics.median(rival)
-    return Row("record, first streamed byte, one client (the ratio is the difference in ms)", *texts, later, at_most=20)
 
 
 def _peak(url: str, pid: int, at_a_time: int) -> float:

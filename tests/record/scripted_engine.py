@@ -63,14 +63,12 @@ class Scripted(FakeSampler):
     async def sample(self, request: SampleRequest) -> list[Generation]:
         self.requests.append(request)
         made = []
-        for index in range(request.n):
+        for _ in range(request.n):
             said = self.script.pop(0)
             if isinstance(said, OutsideError):
                 raise said
             ids = [*said.encode(), END][: request.max_tokens]
             for token in ids:
-                if request.on_tokens is not None:
-                    request.on_tokens(index, [token])
                 if token == ord("|") and self.pause is not None:
                     await self.pause()
             reason, stop_reason = self.finish if ids[-1] == END else ("length", None)
@@ -89,6 +87,7 @@ class Recording:
     recorder: Recorder
     sampler: Scripted
     folder: Path
+    service: Service
     headers: dict[str, str] = field(default_factory=dict)
     #: What the recorder says to its user.
     notes: list[str] = field(default_factory=list)
@@ -159,5 +158,6 @@ def recording(folder: Path, *script: str | OutsideError, rewards: Sequence[str] 
         async def stop() -> None:
             recorder.log.close()
 
-        with TestClient(create_app(Service(config, recorder), recorder.start, stop)) as client:
-            yield Recording(client, recorder, sampler, folder, notes=notes)
+        service = Service(config, recorder)
+        with TestClient(create_app(service, recorder.start, stop)) as client:
+            yield Recording(client, recorder, sampler, folder, service, notes=notes)

@@ -10,6 +10,9 @@ from typing import Any
 from gymdata.commands.record.server import Service
 from tests.record.scripted_engine import Recording
 
+#: What a stream has before its answer.
+WAITING = ": the model is writing\n\n"
+
 
 async def streamed(
     r: Recording,
@@ -18,7 +21,11 @@ async def streamed(
     seen: Callable[[str], bool] = lambda _: False,
     service: Service | None = None,
 ) -> tuple[int, str]:
-    """Status and text of a streamed answer; the client goes away as soon as ``seen`` is true of the text so far."""
+    """Status and text of a streamed answer, which soon says that the model is writing (``WAITING``); the client goes away
+    as soon as ``seen`` is true of the text so far."""
+    if service is None:
+        service = Service(r.recorder.config, r.recorder)
+        service.alive_s = 0.01
     sent, gone, text, status = [json.dumps({**body, "stream": True}).encode()], asyncio.Event(), "", 0
 
     async def receive() -> dict[str, Any]:

@@ -146,9 +146,10 @@ def test_clients_raise_their_own_errors(openai: Any, anthropic: Any, r: Recordin
     import anthropic as theirs
     import openai as ours
 
+    r.service.alive_s = 0.01
+
     async def breaks() -> None:
-        for _ in range(100):  # turns of the loop, in which the stream begins
-            await asyncio.sleep(0)
+        await asyncio.sleep(0.2)  # the stream begins
         raise OutsideError("engine", "it broke")
 
     messages: Any = [{"role": "user", "content": QUESTION}]

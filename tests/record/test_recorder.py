@@ -17,7 +17,7 @@ import gymdata
 from gymdata.commands.record.dialects import DIALECTS
 from gymdata.commands.record.ending import Ending
 from gymdata.commands.record.report import RecordSummary
-from gymdata.commands.record.request import RequestError
+from gymdata.commands.record.request import Client, RequestError
 from gymdata.commands.record.settings import RecordConfig
 from gymdata.commands.validate.run import validate
 from gymdata.errors import OutsideError, UsageError
@@ -210,15 +210,15 @@ def test_a_budget_that_was_used_up_is_known_after_a_restart(tmp_path: Path) -> N
 
         async def during() -> str:
             async def another() -> None:
-                request = chat.parse({"messages": [{"role": "user", "content": "y"}]}, {})
+                request = chat.read({"messages": [{"role": "user", "content": "y"}]}, {})
                 with pytest.raises(RequestError, match="max-turns"):
-                    await r.recorder.complete(r.recorder.sessions["first"], request, r.recorder.answer(request))
+                    await r.recorder.complete(r.recorder.sessions["first"], request, Client())
 
             r.sampler.pause = another
             chat = DIALECTS["chat"].object()
-            request = chat.parse({"messages": [{"role": "user", "content": "x"}]}, {})
+            request = chat.read({"messages": [{"role": "user", "content": "x"}]}, {})
             session = r.recorder.session_for("first", request)
-            return (await r.recorder.complete(session, request, r.recorder.answer(request))).text
+            return (await r.recorder.complete(session, request, Client())).content
 
         assert asyncio.run(during()) == "a|"
         r.said("x", key="second")
@@ -434,12 +434,11 @@ def test_requests_that_begin_a_session_together_are_of_one_session(tmp_path: Pat
     """Both are turns of its rollout, although each was read before the other was sampled."""
     with recording(tmp_path / "run", "1", "2") as r:
         chat = DIALECTS["chat"].object()
-        requests = [chat.parse({"messages": [{"role": "user", "content": text}]}, {}) for text in ("x", "y")]
+        requests = [chat.read({"messages": [{"role": "user", "content": text}]}, {}) for text in ("x", "y")]
 
         async def together() -> None:
             sessions = [r.recorder.session_for("k", request) for request in requests]
-            answers = [r.recorder.answer(request) for request in requests]
-            await asyncio.gather(*map(r.recorder.complete, sessions, requests, answers))
+            await asyncio.gather(*map(r.recorder.complete, sessions, requests, [Client(), Client()]))
 
         asyncio.run(together())
         r.finish()

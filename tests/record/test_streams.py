@@ -1,22 +1,23 @@
-"""Streamed answers begin while the engine samples, and the turn that is stored is the one that it would be without."""
+"""Streamed answers are written when they are whole, and the turn that is stored is the one that it would be without."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gymdata.commands.record.server import Service, Stream
+from gymdata.commands.record.dialects import DIALECTS
+from gymdata.commands.record.request import AgentCompletion
+from gymdata.commands.record.server import Service
 from gymdata.errors import OutsideError
 from tests.collect.fake_parts import END
 from tests.kills import full_disk
 from tests.record.scripted_engine import recording
-from tests.record.streaming import asked, streamed
+from tests.record.streaming import WAITING, asked, streamed
 
+MESSAGES = DIALECTS["messages"].object()
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 
@@ -25,17 +26,20 @@ ENDS = {"chat": "[DONE]", "messages": "event: message_stop", "responses": "respo
 
 
 @pytest.mark.parametrize("dialect", ENDS)
-def test_text_goes_out_while_the_engine_samples(dialect: str, tmp_path: Path) -> None:
-    """The engine goes on only when the client has what it sampled so far; what is stored is all of it."""
+def test_a_stream_shows_that_it_lives_until_the_answer_is_there(dialect: str, tmp_path: Path) -> None:
+    """The engine goes on only when the client was told so; then all of the answer follows, as it is stored."""
     with recording(tmp_path / "run", "Hello| world") as r:
 
         async def drive() -> tuple[int, str]:
-            read = asyncio.Event()
-            r.sampler.pause = read.wait
-            return await streamed(r, *asked(dialect), lambda text: "|" in text and read.set() is not None)
+            told = asyncio.Event()
+            r.sampler.pause = told.wait
+            return await streamed(r, *asked(dialect), lambda text: text.startswith(WAITING) and told.set() is not None)
 
         status, text = asyncio.run(drive())
         assert (status, ENDS[dialect] in text.removesuffix("\n\n").rpartition("\n\n")[2]) == (200, True)
+        comments = text.count(WAITING)
+        assert text.startswith(WAITING * comments)
+        assert "Hello| world" in text
         r.finish(reward=1.0)
     row = r.row()
     assert row["turns"][0]["generation_token_ids"] == [*b"Hello| world", END]
@@ -44,8 +48,8 @@ def test_text_goes_out_while_the_engine_samples(dialect: str, tmp_path: Path) ->
     assert "unread_turns" not in row["extra"]
 
 
-def test_a_call_is_held_until_it_is_whole(tmp_path: Path) -> None:
-    """No text of a call goes out; the stored message is the same as without a stream."""
+def test_a_streamed_call_is_the_call_that_is_stored(tmp_path: Path) -> None:
+    """The stored message is the same as without a stream."""
     call = 'CALL add {"a": 1}'
     with recording(tmp_path / "run", call, call) as r:
         _, text = asyncio.run(streamed(r, *asked("chat", tools=TOOLS)))
@@ -60,26 +64,23 @@ def test_a_call_is_held_until_it_is_whole(tmp_path: Path) -> None:
     assert calls[0]["function"] == calls[1]["function"]
 
 
+def test_arguments_with_a_number_that_no_row_holds_are_streamed_as_the_model_wrote_them() -> None:
+    """They stay text in the row, and are an object for a client of Messages."""
+    text_of_call = '{"a":99999999999999999999999}'
+    request = MESSAGES.read({"messages": [{"role": "user", "content": "x"}]}, {})
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": text_of_call}}
+    body = MESSAGES.write(request, AgentCompletion("id", 0, "", None, [call], "tool_calls", [1], [2]))
+    assert body["content"][0]["input"] == {"a": 99999999999999999999999}
+    assert b"99999999999999999999999" in MESSAGES.frames(request, body)
+
+
 def test_a_stop_text_never_goes_out(tmp_path: Path) -> None:
-    """Letters that may begin a stop text wait for the next."""
+    """The stream ends before it."""
     with recording(tmp_path / "run", "ab|-c") as r:
-        early = []
-
-        async def drive() -> None:
-            read = asyncio.Event()
-            r.sampler.pause = read.wait
-
-            def seen(text: str) -> bool:
-                if '"text":"ab"' in text:
-                    early.append(text)
-                    read.set()
-                return False
-
-            await streamed(r, *asked("messages", stop_sequences=["|-"]), seen)
-
-        asyncio.run(drive())
-    assert early
-    assert "|" not in early[0]
+        r.sampler.finish = ("stop", "|-")
+        _, text = asyncio.run(streamed(r, *asked("messages", stop_sequences=["|-"])))
+    assert '"text":"ab"' in text
+    assert "|-" not in text.replace('"stop_sequence":"|-"', "")
 
 
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
@@ -90,7 +91,7 @@ def test_a_turn_whose_client_went_away_is_sampled_to_its_end_and_marked(dialect:
         async def drive() -> None:
             left = asyncio.Event()
             r.sampler.pause = left.wait
-            await streamed(r, *asked(dialect), lambda text: "|" in text)
+            await streamed(r, *asked(dialect), WAITING.__eq__)
             assert r.recorder.sessions["k"].in_flight == 1
             left.set()
             await r.recorder.answered(r.recorder.sessions["k"])
@@ -116,7 +117,7 @@ def test_an_engine_that_fails_in_a_stream_is_an_error_in_it_and_a_failure(tmp_pa
                 raise OutsideError("engine", "it broke")
 
             r.sampler.pause = broken
-            return await streamed(r, *asked("chat"), lambda text: "|" in text and read.set() is not None)
+            return await streamed(r, *asked("chat"), lambda text: text.startswith(WAITING) and read.set() is not None)
 
         status, text = asyncio.run(drive())
         assert status == 200
@@ -151,7 +152,7 @@ def test_a_full_disk_ends_a_stream_with_the_dialects_error(dialect: str, tmp_pat
         async def drive() -> tuple[int, str]:
             read = asyncio.Event()
             r.sampler.pause = read.wait
-            return await streamed(r, *asked(dialect), lambda text: "|" in text and read.set() is not None)
+            return await streamed(r, *asked(dialect), lambda text: text.startswith(WAITING) and read.set() is not None)
 
         with full_disk(100):
             status, text = asyncio.run(drive())
@@ -172,10 +173,10 @@ def test_a_stream_that_the_stopping_server_cuts_ends_with_the_dialects_error(dia
         async def drive() -> tuple[int, str]:
             r.sampler.pause = asyncio.Event().wait
             service, stopping = Service(r.recorder.config, r.recorder), list[asyncio.Future[None]]()
-            service.grace_s = 0.0
+            service.grace_s, service.alive_s = 0.0, 0.01
 
             def seen(text: str) -> bool:
-                if "|" in text and not stopping:
+                if text and not stopping:
                     stopping.append(asyncio.ensure_future(service.stop()))
                 return False
 
@@ -210,36 +211,8 @@ def test_a_request_that_the_stopping_server_cuts_is_answered(tmp_path: Path) -> 
 
 
 def test_an_engine_that_fails_before_it_samples_is_a_status(tmp_path: Path) -> None:
-    """A stream that has nothing to say yet can still be refused, so that clients try again."""
+    """A stream that has not begun can still be refused, so that clients try again."""
     busy = OutsideError("engine", "too many requests", status=429)
     with recording(tmp_path / "run", busy) as r:
-        assert asyncio.run(streamed(r, *asked("chat")))[0] == 429
-
-
-def test_a_stream_in_which_nothing_is_said_shows_that_it_lives() -> None:
-    """Between two frames that are far apart stands a comment; the frames are what they were, in their order."""
-    sent: list[bytes] = []
-    commented = asyncio.Event()
-
-    async def frames() -> AsyncIterator[bytes]:
-        yield b"data: 1\n\n"
-        await commented.wait()
-        yield b"data: 2\n\n"
-
-    async def send(message: Any) -> None:
-        sent.append(message.get("body", b""))
-        if sent[-1].startswith(b":"):
-            commented.set()
-        await asyncio.sleep(0)
-
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
-    class Complete:
-        complete = unread = True
-
-    stream = Stream(frames(), Complete(), alive_s=0.0)  # type: ignore[arg-type]  # what the stream asks of an answer
-    asyncio.run(asyncio.wait_for(stream({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send), 30))
-    said = [body for body in sent if body and not body.startswith(b":")]
-    assert said == [b"data: 1\n\n", b"data: 2\n\n"]
-    assert commented.is_set()
+        service = Service(r.recorder.config, r.recorder)
+        assert asyncio.run(streamed(r, *asked("chat"), service=service))[0] == 429

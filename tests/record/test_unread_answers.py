@@ -17,15 +17,15 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_table
 from tests.collect.fake_parts import END
 from tests.record.scripted_engine import Recording, recording
-from tests.record.streaming import asked, streamed
+from tests.record.streaming import WAITING, asked, streamed
 
 
 async def gone(r: Recording, path: str, body: dict[str, Any]) -> None:
-    """A client that leaves when the engine has sampled ``|``, and an engine that then samples the rest."""
+    """A client that leaves while the engine waits after ``|``, and an engine that then samples the rest."""
     left = asyncio.Event()
     r.sampler.pause = left.wait
     if body.get("stream"):
-        await streamed(r, path, body, lambda text: "|" in text)
+        await streamed(r, path, body, WAITING.__eq__)
     else:
         sent = [json.dumps(body).encode()]
 

@@ -24,11 +24,11 @@ from gymdata.commands.collect.resume import RunKey, request_seed
 from gymdata.commands.collect.rows import table_message
 from gymdata.commands.collect.settings import forced
 from gymdata.commands.collect.setup import Parts
-from gymdata.commands.record.answer import Answer
+from gymdata.commands.record.answer import read_generation
 from gymdata.commands.record.ending import FAILED, REPORTED, TRUNCATED, Ending
 from gymdata.commands.record.log import SessionLog, facts_of, recorded
 from gymdata.commands.record.messages import digests, tools_digest
-from gymdata.commands.record.request import AgentCompletion, AgentRequest, RequestError
+from gymdata.commands.record.request import AgentCompletion, AgentRequest, Client, RequestError
 from gymdata.commands.record.rows import Groups, Member, label_turns, main_leaf, session_row, unread_turns
 from gymdata.commands.record.sessions import Plan, Session
 from gymdata.commands.record.settings import RecordConfig
@@ -184,22 +184,17 @@ class Recorder:
         except GymdataError as error:
             raise RequestError("invalid", error.message, where="messages") from error
 
-    def answer(self, request: AgentRequest) -> Answer:
-        """What becomes of a request."""
-        stops = self._chosen(request).get("stop") or self._base.get("stop") or ()
-        return Answer(self.chat, request, [stops] if isinstance(stops, str) else stops)
-
-    async def complete(self, session: Session, request: AgentRequest, answer: Answer) -> AgentCompletion:
-        """Sample, journal and return the completion of a request; a streamed ``answer`` gets its ids as they come. Raises
-        RequestError, and StoreError.from_os, which ends the recorder."""
+    async def complete(self, session: Session, request: AgentRequest, client: Client) -> AgentCompletion:
+        """Sample, journal and return the completion of a request. Raises RequestError, and StoreError.from_os, which ends
+        the recorder."""
         try:
-            return await self._completed(session, request, answer)
+            return await self._completed(session, request, client)
         except StoreError as error:
             # A full disk: nothing of the request is in the session.
             self._died(error)
             raise
 
-    async def _completed(self, session: Session, request: AgentRequest, answer: Answer) -> AgentCompletion:
+    async def _completed(self, session: Session, request: AgentRequest, client: Client) -> AgentCompletion:
         # Requests that begin a session together are of one session.
         session = self.sessions.get(session.key, session)
         if session.lock.locked() or session.rollout_id in self._ended:
@@ -228,14 +223,13 @@ class Recorder:
             {"max_tokens": requested, "used": max_tokens} if requested is not None and max_tokens < requested else None
         )
         chosen = self._chosen(request)
-        answer.prompt = plan.prompt
         self.sessions[session.key] = session
         session.in_flight += 1
         number = session.begin()
         try:
-            generation = await self._sample(session, request, answer, max_tokens, chosen, number)
+            generation = await self._sample(session, request, plan.prompt, max_tokens, chosen, number)
             clamped = clamped if request.max_tokens else None
-            return self._record(session, request, plan, answer, generation, chosen, clamped, number)
+            return self._record(session, request, plan, client, generation, chosen, clamped, number)
         except BaseException:
             session.numbers.discard(number)
             raise
@@ -276,7 +270,13 @@ class Recorder:
         return {k: v for k, v in chosen.items() if self._base.get(k) != v}
 
     async def _sample(
-        self, session: Session, request: AgentRequest, answer: Answer, max_tokens: int, chosen: Settings, turn: int
+        self,
+        session: Session,
+        request: AgentRequest,
+        prompt: Sequence[int],
+        max_tokens: int,
+        chosen: Settings,
+        turn: int,
     ) -> Generation:
         turn_name = f"turn {len(session.steps)}"
         seed = request.sampling.get("seed")
@@ -285,12 +285,11 @@ class Recorder:
             seed = request_seed(self._seed, task, turn, index)
         sample = SampleRequest(
             request_id=f"{session.rollout_id}-{turn}-{secrets.token_hex(4)}",
-            prompt_token_ids=list(answer.prompt),
+            prompt_token_ids=list(prompt),
             max_tokens=max_tokens,
             seed=seed,
             group=session.key,
             sampling=chosen or None,
-            on_tokens=answer.on_tokens if request.stream else None,
         )
         try:
             (generation,) = await self.sampler.sample(sample)
@@ -318,7 +317,7 @@ class Recorder:
         session: Session,
         request: AgentRequest,
         plan: Plan,
-        answer: Answer,
+        client: Client,
         generation: Generation,
         chosen: Settings,
         clamped: Settings | None,
@@ -328,9 +327,9 @@ class Recorder:
         biases = {k: v for k, v in chosen.items() if truncations({"sampling": {k: v}})}
         if biases:
             self.run.sampled_with(**biases)
-        message, completion = answer.read(session, generation)
-        facts = {"id": answer.id, "finish_reason": completion.finish_reason, "temperature": temperature}
-        facts |= {"sampling": dict(chosen) or None, "clamped": clamped, "unread": answer.unread, "number": number}
+        message, completion = read_generation(self.chat, session, request, generation)
+        facts = {"id": completion.id, "finish_reason": completion.finish_reason, "temperature": temperature}
+        facts |= {"sampling": dict(chosen) or None, "clamped": clamped, "unread": client.gone, "number": number}
         event = session.event(request, plan, generation, message, **facts)
         self.log.append(session, event)
         session.add(event)

@@ -1,4 +1,4 @@
-"""One request of an agent and its completion, in the form that every dialect is read to and written from.
+"""One request of an agent and its completion, in the form that every dialect reads and writes.
 
 Invariants: messages and tools are in the form that rollouts store (``gymdata.rollouts.messages.Message``: ``content`` is
 text, reasoning is ``reasoning``, arguments of calls are objects), so no part behind a dialect knows which one a client
@@ -7,9 +7,10 @@ speaks; what the server cannot do is refused by the name that the client gave it
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from gymdata.rollouts.messages import JsonObject, Message, ToolCall, Tools
 from gymdata.texts import REFUSAL, short
@@ -52,8 +53,10 @@ class RequestError(Exception):
     ) -> None:
         message = short(message, REFUSAL)
         super().__init__(message)
-        self.kind, self.message, self.where, self.retry_after = kind, message, where, retry_after
+        self.kind, self.message, self.where = kind, message, where
         self.status = STATUS[kind] if status is None else status
+        #: When to come again, in whole seconds and none too early.
+        self.headers = {} if retry_after is None else {"retry-after": str(math.ceil(retry_after))}
 
     @classmethod
     def field(cls, where: str, problem: str, kind: ErrorKind = "invalid", status: int | None = None) -> RequestError:
@@ -77,16 +80,11 @@ class AgentRequest:
     max_tokens: int | None = None
     stop: Sequence[str] = ()
     stream: bool = False
-    #: Chat Completions' ``stream_options.include_usage``.
-    stream_usage: bool = False
     #: None: text. ``{"type": "json_object"}``, or ``{"type": "json_schema", "schema": SCHEMA}``.
     response_format: Mapping[str, Any] | None = None
     #: None: no log-probabilities; else how many alternatives per token.
     logprobs: int | None = None
-    #: Whether the client wants ``prompt_token_ids`` and ``token_ids`` back (vLLM's ``return_token_ids``).
-    return_token_ids: bool = False
-    #: Whether tokens of log-probabilities are named ``token_id:ID``, and ids and log-probabilities are on the message, too
-    #: (vLLM's ``return_tokens_as_token_ids``, which NeMo Gym asks for in training).
+    #: Whether tokens of log-probabilities are named ``token_id:ID`` (vLLM's ``return_tokens_as_token_ids``).
     tokens_as_ids: bool = False
     #: The session, where the body or a header that only this dialect has names one.
     session_key: str | None = None
@@ -95,12 +93,11 @@ class AgentRequest:
     #: The completion that this request goes on from (Responses' ``previous_response_id``): its conversation comes before
     #: ``messages``.
     previous_id: str | None = None
-    #: The parsed body, for what a response repeats of it.
-    body: JsonObject = field(default_factory=dict)
+    #: What the dialect's own answer needs of the body besides.
+    echo: JsonObject = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """A generated token with its log-probability and the alternatives to it, most probable first."""
 
     token: str
@@ -114,69 +111,58 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class AgentCompletion:
-    """The completion of a request. ``text``: all that the model wrote, without the stop token; the other parts are read
-    from it."""
+    """The completion of a request, which has ended."""
 
     id: str
     created: int
-    text: str
     content: str
     reasoning: str | None
     #: ``{"id": str, "type": "function", "function": {"name": str, "arguments": object}}``.
     tool_calls: Sequence[ToolCall]
     finish_reason: FinishReason
-    n_prompt_tokens: int
-    n_generated_tokens: int
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob] | None = None
     #: The text of ``stop`` that ended it.
     stop_sequence: str | None = None
-    prompt_token_ids: Sequence[int] = ()
-    token_ids: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionDelta:
-    """A part of a completion for a streamed answer: more content, more reasoning, or calls that are complete.
-    ``end``: the completion as a whole, with the last part. A stream begins with a delta without any of these, as soon as
-    the prompt was accepted."""
+@dataclass(slots=True)
+class Client:
+    """Who waits for an answer. ``gone``: it went away before it had one."""
 
-    id: str
-    created: int
-    n_prompt_tokens: int
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: Sequence[ToolCall] = ()
-    end: AgentCompletion | None = None
+    gone: bool = False
 
 
 class Dialect(Protocol):
-    """One API that clients speak: how its requests are read and its responses written."""
+    """One API that clients speak: how its requests are read and its answers written."""
 
     name: str
     #: The paths of its requests, such as ``/v1/chat/completions``.
-    paths: tuple[str, ...]
+    paths: Sequence[str]
     #: Paths that only count the tokens of a request, such as ``/v1/messages/count_tokens``; ``counted`` answers them.
-    count_paths: tuple[str, ...]
+    count_paths: Sequence[str]
 
-    def parse(self, body: JsonObject, headers: Mapping[str, str]) -> AgentRequest:
+    def read(self, body: JsonObject, headers: Mapping[str, str]) -> AgentRequest:
         """``headers``: with names in small letters. Raises RequestError for what is wrong or not supported."""
         ...
 
-    def response(self, request: AgentRequest, completion: AgentCompletion) -> JsonObject:
-        """The body of an answer that is not streamed."""
+    def write(self, request: AgentRequest, completion: AgentCompletion) -> JsonObject:
+        """The body of an answer."""
         ...
 
-    def events(self, request: AgentRequest, deltas: AsyncIterator[CompletionDelta]) -> AsyncIterator[bytes]:
-        """The frames of a streamed answer. A RequestError of ``deltas`` becomes the dialect's own error in a stream, and
-        ends it."""
+    def frames(self, request: AgentRequest, body: JsonObject) -> bytes:
+        """The same answer as a stream."""
         ...
 
     def counted(self, request: AgentRequest, n_tokens: int) -> JsonObject:
         """The body of an answer that counts tokens."""
         ...
 
-    def error(
-        self, status: int, kind: ErrorKind, message: str, retry_after: float | None = None, where: str | None = None
-    ) -> tuple[int, dict[str, str], JsonObject]:
-        """Status, headers and body of an error."""
+    def error(self, error: RequestError) -> JsonObject:
+        """The body of an error."""
+        ...
+
+    def failed(self, request: AgentRequest, error: RequestError) -> bytes:
+        """The error as a stream that has begun, and says nothing else."""
         ...

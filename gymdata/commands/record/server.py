@@ -5,7 +5,8 @@ A session is named by the path (``/s/KEY/v1/…``), the API key (``gymdata-KEY``
 conversation it continues, else it begins one.
 
 Invariants: every request is answered, with a completion or with an error of its dialect; no key or token that a client sends
-is written; a stream that began ends with the answer or with an error; requests in flight are answered when the server stops.
+is written; a stream is written from the answer when it is whole, and ends with it or with an error; requests in flight are
+answered when the server stops.
 """
 
 from __future__ import annotations
@@ -19,25 +20,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from functools import partial
 from typing import Any, TypeVar
 
-import orjson
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
 
 from gymdata.commands.collect.episode import turns_as_json
-from gymdata.commands.record.answer import Answer
 from gymdata.commands.record.dialects import DIALECTS
 from gymdata.commands.record.dialects.chat import tokenize_request
 from gymdata.commands.record.ending import Ending
 from gymdata.commands.record.log import recorded
 from gymdata.commands.record.recorder import Recorder
-from gymdata.commands.record.request import Dialect, ErrorKind, RequestError
+from gymdata.commands.record.request import AgentCompletion, AgentRequest, Client, Dialect, ErrorKind, RequestError
 from gymdata.commands.record.settings import RecordConfig
 from gymdata.errors import GymdataError
 from gymdata.rollouts.messages import JsonObject
+from gymdata.store.lines import encode
 from gymdata.texts import raised
 from gymdata.urls import OnlyHosts
 from gymdata.workers.serving import Bodies, Refused
@@ -47,8 +46,9 @@ _log = logging.getLogger(__name__)
 KEY = re.compile(r"[\w.:-]{1,200}")
 _API_KEY = "gymdata-"
 _HEADERS = ("x-rollout-id", "session-id", "x-parent-session-id", "x-session-id")
-#: Seconds after which a stream begins although the model has written nothing, and between two signs of life.
-_BEGIN_S, _ALIVE_S = 1.0, 10.0
+#: Seconds between two signs of life in a stream whose answer is not there. Until the first one an error has its status.
+_ALIVE_S = 10.0
+_STREAM_HEADERS = {"cache-control": "no-cache"}
 #: Seconds that requests in flight have to end when the server stops.
 _GRACE_S = 10.0
 _OBJECTS = 1_000_000
@@ -61,7 +61,7 @@ class Service:
     def __init__(self, config: RecordConfig, recorder: Recorder) -> None:
         self.config, self.recorder = config, recorder
         self.bodies = Bodies(config.max_body_bytes, config.max_depth, _OBJECTS)
-        self.grace_s = _GRACE_S
+        self.grace_s, self.alive_s = _GRACE_S, _ALIVE_S
         self._stopping = False
         self._working: set[asyncio.Task[Any]] = set()
 
@@ -73,34 +73,38 @@ class Service:
             key = self._key(request)
             body = await self._body(request)
             headers = {name.lower(): value for name, value in request.headers.items()}
-            agent_request = dialect.parse(body, headers)
+            agent_request = dialect.read(body, headers)
             session = self.recorder.session_for(key, agent_request)
             if count:
-                return _json(
-                    200, dialect.counted(agent_request, len(self.recorder.prompt_of(session, agent_request).prompt))
-                )
+                n_tokens = len(self.recorder.prompt_of(session, agent_request).prompt)
+                return _json(200, dialect.counted(agent_request, n_tokens))
+            client = Client()
             # What was sampled is recorded, to its end.
-            answer = self.recorder.answer(agent_request)
-            work = self._begin(self.recorder.complete(session, agent_request, answer))
-            if not agent_request.stream:
-                # After its body a request says no more than that its client is gone.
-                gone = asyncio.ensure_future(request.receive())
-                await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
-                answer.unread = not work.done()
-                gone.cancel()
-                return _json(200, dialect.response(agent_request, await asyncio.shield(work)))
-            # An error before anything was sampled has its status.
-            work.add_done_callback(lambda _: answer.changed.set())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(answer.changed.wait(), _BEGIN_S)
-            if work.done():
-                work.result()
-            return Stream(dialect.events(agent_request, answer.deltas(work)), answer)
+            work = self._begin(self.recorder.complete(session, agent_request, client))
+            waiting = asyncio.ensure_future(_wait_for_leave(request, client))
+            work.add_done_callback(lambda _: waiting.cancel())
+            await asyncio.wait([work], timeout=self.alive_s if agent_request.stream else None)
+            if agent_request.stream:
+                if work.done():
+                    work.result()
+                frames = self._frames(dialect, agent_request, work)
+                return StreamingResponse(frames, 200, _STREAM_HEADERS, media_type="text/event-stream")
+            return _json(200, dialect.write(agent_request, await asyncio.shield(work)))
         except Exception as error:  # noqa: BLE001 - every request is answered in its dialect
             refusal = _refusal(error)
-            kind, message, where = refusal.kind, refusal.message, refusal.where
-            status, headers, body = dialect.error(refusal.status, kind, message, refusal.retry_after, where)
-            return _json(status, body, headers)
+            return _json(refusal.status, dialect.error(refusal), refusal.headers)
+
+    async def _frames(
+        self, dialect: Dialect, request: AgentRequest, work: asyncio.Task[AgentCompletion]
+    ) -> AsyncIterator[bytes]:
+        """A stream: comments, which clients pass over, as long as the answer is not there, and then all of it."""
+        while not work.done():
+            yield b": the model is writing\n\n"
+            await asyncio.wait([work], timeout=self.alive_s)
+        try:
+            yield dialect.frames(request, dialect.write(request, work.result()))
+        except RequestError as error:
+            yield dialect.failed(request, error)
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Work that goes on when its client goes away, and has time to end when the server stops. It raises RequestError
@@ -230,8 +234,7 @@ class Service:
         except Exception as error:  # noqa: BLE001 - every request is answered with an object
             refusal = _refusal(error)
             body = {"type": refusal.kind, "message": refusal.message, "param": refusal.where, "code": refusal.kind}
-            headers = {} if refusal.retry_after is None else {"retry-after": f"{refusal.retry_after:g}"}
-            return _json(refusal.status, {"error": body}, headers)
+            return _json(refusal.status, {"error": body}, refusal.headers)
 
     def health(self) -> JsonObject:
         """The server's status."""
@@ -300,42 +303,10 @@ def create_app(
     )
 
 
-class Stream(StreamingResponse):
-    """A streamed answer, which knows whether its client went away. Where nothing was said for ``alive_s`` seconds it says a
-    comment, which clients pass over."""
-
-    def __init__(self, frames: AsyncIterator[bytes], answer: Answer, alive_s: float = _ALIVE_S) -> None:
-        super().__init__(frames, 200, {"cache-control": "no-cache"}, media_type="text/event-stream")
-        self._answer, self._alive_s = answer, alive_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._answer.unread = not self._answer.complete
-
-    async def stream_response(self, send: Send) -> None:
-        clock = asyncio.get_running_loop().time
-        said_at = clock()
-
-        async def say(message: Message) -> None:
-            nonlocal said_at
-            said_at = clock()
-            await send(message)
-
-        async def stay_alive() -> None:
-            while True:
-                if (left := said_at + self._alive_s - clock()) > 0:
-                    await asyncio.sleep(left)
-                else:
-                    await say({"type": "http.response.body", "body": b": the model is writing\n\n", "more_body": True})
-
-        # A task for the stream, not one for each frame.
-        alive = asyncio.ensure_future(stay_alive())
-        try:
-            await super().stream_response(say)
-        finally:
-            alive.cancel()
+async def _wait_for_leave(request: Request, client: Client) -> None:
+    """After its body a request says no more than that its client is gone."""
+    await request.receive()
+    client.gone = True
 
 
 def _refusal(error: Exception) -> RequestError:
@@ -349,4 +320,4 @@ def _refusal(error: Exception) -> RequestError:
 
 
 def _json(status: int, body: JsonObject, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+    return Response(encode(body), status, headers, media_type="application/json")

@@ -1,4 +1,4 @@
-"""What the dialects share: fields of a body, messages in the form that rollouts store, frames of a stream, and the errors
+"""What the dialects share: bodies of requests, messages in the form that rollouts store, frames of a stream, and the errors
 of OpenAI's APIs.
 
 Invariant: every field of a body is read, has no effect on what a model writes, or is refused by its name.
@@ -6,105 +6,77 @@ Invariant: every field of a body is read, has no effect on what a model writes, 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self
 
 import orjson
+import pydantic
 
-from gymdata.commands.record.request import ErrorKind, RequestError
+from gymdata.commands.record.request import AgentRequest, ErrorKind, RequestError, TokenLogprob
 from gymdata.formats.conversion.importing import ODD, BadItem, reason_of
 from gymdata.formats.text.rows import conversation
 from gymdata.rollouts.messages import JsonObject, Message, field_at, json_text, loads, storable
+from gymdata.settings import expected_text
 from gymdata.texts import brief, choices
 
-T = TypeVar("T")
-Body = Mapping[str, Any]
-#: Least and greatest values of the sampling parameters, by vLLM's names.
-_SAMPLING: Mapping[str, tuple[type[int] | type[float], float, float]] = {
-    "temperature": (float, 0, 2),
-    "top_p": (float, 0, 1),
-    "top_k": (int, -1, math.inf),
-    "min_p": (float, 0, 1),
-    "presence_penalty": (float, -2, 2),
-    "frequency_penalty": (float, -2, 2),
-    "repetition_penalty": (float, 0, math.inf),
-    "min_tokens": (int, 0, math.inf),
-    "seed": (int, -math.inf, math.inf),
-}
+Objects = Annotated[list[JsonObject], pydantic.Field(default_factory=list)]
+Object = Annotated[JsonObject, pydantic.Field(default_factory=dict)]
+Limit = Annotated[int | None, pydantic.Field(ge=1)]
+Share = Annotated[float | None, pydantic.Field(ge=0, le=1)]
+Stop = Annotated[
+    list[Annotated[str, pydantic.Field(min_length=1)]],
+    pydantic.BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    pydantic.Field(default_factory=list),
+]
 _FORMATS = ("text", "json_object", "json_schema")
 
 
-class Fields:
-    """The fields of a body that have a value. Each is taken once; ``refuse_rest`` refuses what is left.
+class Body(pydantic.BaseModel):
+    """An object of a request. Null is no value. ``without_effect``: fields that change nothing that the model writes:
+    accounts, caches, storage, advice on effort; ``unsupported``: those that are refused where they ask for something."""
 
-    ``without_effect``: those that change nothing that the model writes: accounts, caches, storage, advice on effort;
-    ``refused``: see ``refuse``."""
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+    without_effect: ClassVar[Sequence[str]] = ()
+    unsupported: ClassVar[Sequence[str]] = ()
 
-    def __init__(
-        self, body: Body, where: str = "", *, without_effect: Sequence[str] = (), refused: Sequence[str] = ()
-    ) -> None:
-        self._left = {k: v for k, v in body.items() if v is not None and k not in without_effect}
-        self._where = where
-        self.refuse(*refused)
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _with_a_meaning(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        left_out = {*cls.without_effect, *(name for name in cls.unsupported if body.get(name) in (False, "", [], {}))}
+        return {name: value for name, value in body.items() if value is not None and name not in left_out}
 
-    def take(self, name: str, kind: type[T] | tuple[type[T], ...], expected: str) -> T | None:
-        """The field's value, None where it has none. Raises RequestError when it is of another type."""
-        value: T | None = self._left.pop(name, None)
-        wrong = isinstance(value, bool) and bool not in (kind if isinstance(kind, tuple) else (kind,))
-        if value is not None and (wrong or not isinstance(value, kind)):
-            raise self._invalid(name, value, expected)
-        return value
+    @classmethod
+    def of(cls, body: JsonObject, where: str = "") -> Self:
+        """The object at ``where`` as its model. Raises RequestError with the first field that is wrong or unknown."""
+        try:
+            return cls.model_validate(body)
+        except pydantic.ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            for key in fault["loc"]:
+                where += f"[{key}]" if isinstance(key, int) else f".{key}" if where else key
+            problem = f"got {fault['input']!r:.80}, expected {expected_text(fault)}"
+            problem = {"extra_forbidden": "not supported by gymdata record; leave it out", "missing": "is missing"}.get(
+                fault["type"], problem
+            )
+            kind: ErrorKind = "unsupported" if fault["type"] in ("extra_forbidden", "literal_error") else "invalid"
+            raise RequestError.field(where, problem, kind) from error
 
-    def text(self, name: str) -> str | None:
-        return self.take(name, str, "text")
 
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.take(name, bool, "true or false")
-        return default if value is None else value
+class Completing(Body):
+    """What the requests of all dialects have."""
 
-    def section(self, name: str) -> JsonObject:
-        return self.take(name, dict, "an object") or {}
+    model: str = ""
+    tools: Objects
+    stream: bool = False
+    temperature: Annotated[float | None, pydantic.Field(ge=0, le=2)] = None
+    top_p: Share = None
 
-    def listed(self, name: str) -> list[Any]:
-        return self.take(name, list, "a list") or []
 
-    def integer(self, name: str, least: float, most: float = math.inf) -> int | None:
-        value: int | None = self._number(name, int, least, most)
-        return value
-
-    def sampling(self, *names: str) -> JsonObject:
-        """Those of these sampling parameters that have a value."""
-        values = {name: self._number(name, *_SAMPLING[name]) for name in names}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def stop(self, name: str) -> tuple[str, ...]:
-        value: Any = self.take(name, (str, list), "text or a list of texts")
-        texts = [value] if isinstance(value, str) else value or []
-        if not all(isinstance(text, str) and text for text in texts):
-            raise self._invalid(name, value, "text or a list of texts")
-        return tuple(texts)
-
-    def refuse(self, *names: str, unless: Sequence[Any] = (False, "", [], {})) -> None:
-        """Refuse these where they ask for something. ``unless``: values that do not."""
-        for name in names:
-            if self._left.pop(name, None) not in (None, *unless):
-                raise RequestError.field(self._where + name, "not supported by gymdata record", "unsupported")
-
-    def refuse_rest(self) -> None:
-        if name := next(iter(self._left), None):
-            raise RequestError.field(self._where + name, "unknown parameter; leave it out", "unsupported")
-
-    def _number(self, name: str, kind: type, least: float, most: float) -> Any:
-        bounds = f" from {least:g}" * (least > -math.inf) + f" to {most:g}" * (most < math.inf)
-        expected = ("an integer" if kind is int else "a number") + bounds
-        value: Any = self.take(name, kind if kind is int else (int, float), expected)
-        if value is not None and not least <= value <= most:
-            raise self._invalid(name, value, expected)
-        return value
-
-    def _invalid(self, name: str, value: Any, expected: str) -> RequestError:
-        return RequestError.field(self._where + name, f"got {value!r:.80}, expected {expected}")
+def select(body: JsonObject, *names: str) -> JsonObject:
+    """Those of these fields that have a value, as the client wrote it."""
+    return {name: body[name] for name in names if body.get(name) is not None}
 
 
 def one_text(content: Any) -> Any:
@@ -122,7 +94,7 @@ def reminder(text: str) -> str:
     return f"<system-reminder>\n{text}\n</system-reminder>"
 
 
-def stored_messages(read: Callable[[], Sequence[Body]]) -> list[Message]:
+def stored_messages(read: Callable[[], Sequence[JsonObject]]) -> list[Message]:
     """The chat messages that ``read`` returns, as rollouts store them: one system message at most, and that first. Raises
     RequestError."""
     try:
@@ -152,15 +124,37 @@ def _stored(row: Message) -> Message:
     return message
 
 
-def function_tool(name: Any, description: Any, parameters: Any, where: str) -> JsonObject:
-    """A tool's definition as chat templates get it."""
+def own_tools(
+    tools: Sequence[JsonObject],
+    hosted: tuple[str, ...],
+    servers: str,
+    read: Callable[[JsonObject, str], Iterable[JsonObject]],
+) -> list[JsonObject]:
+    """The client's tools, of which ``read`` reads one at its place. Those whose types begin as ``hosted`` are run by the
+    API's servers, and are left out beside others, for a model is free not to call them."""
+    own: list[JsonObject] = []
+    alone = None
+    for n, tool in enumerate(tools):
+        where, kind = f"tools[{n}]", tool.get("type")
+        if str(kind).startswith(hosted):
+            alone = alone or RequestError.field(f"{where}.type", f"{kind!r} needs {servers}'s servers", "unsupported")
+        else:
+            own += read(tool, where)
+    if alone is not None and not own:
+        raise alone
+    return own
+
+
+def function_tool(tool: JsonObject, where: str, schema: str = "parameters") -> JsonObject:
+    """A tool's definition as chat templates get it. ``schema``: the field that has it."""
+    name = tool.get("name")
     if not isinstance(name, str) or not name:
-        raise RequestError.field(f"{where}.name", f"got {name!r}, expected text")
-    function = {"name": name, "description": description, "parameters": parameters}
+        raise RequestError.field(f"{where}.name", f"got {name!r:.80}, expected text")
+    function = {"name": name, "description": tool.get("description"), "parameters": tool.get(schema)}
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
-def named_tool(name: Any, tools: Sequence[Body], where: str) -> Mapping[str, str]:
+def named_tool(name: Any, tools: Sequence[JsonObject], where: str) -> Mapping[str, str]:
     """The choice of the tool ``name``. Raises RequestError when no tool has it."""
     names = [tool["function"]["name"] for tool in tools]
     if name not in names:
@@ -168,7 +162,7 @@ def named_tool(name: Any, tools: Sequence[Body], where: str) -> Mapping[str, str
     return {"name": name}
 
 
-def openai_choice(choice: Any, name: str, tools: Sequence[Body]) -> str | Mapping[str, str]:
+def openai_choice(choice: Any, name: str, tools: Sequence[JsonObject]) -> str | Mapping[str, str]:
     """``tool_choice`` of OpenAI's APIs. ``name``: the field of a function's choice that has its name."""
     if choice is None:
         return "auto" if tools else "none"
@@ -185,31 +179,26 @@ def openai_choice(choice: Any, name: str, tools: Sequence[Body]) -> str | Mappin
 def response_format(name: Any, schema: Any, where: str) -> JsonObject | None:
     """The format of a response; None for text."""
     if name not in (None, *_FORMATS):
-        raise RequestError(
-            "unsupported", f"{where}.type: got {name!r}, expected one of {', '.join(_FORMATS)}", where=where
-        )
+        problem = f"got {name!r:.80}, expected one of {', '.join(_FORMATS)}"
+        raise RequestError.field(f"{where}.type", problem, "unsupported")
     if name == "json_schema" and not isinstance(schema, dict):
         raise RequestError.field(where, "has no schema, which type json_schema needs")
     return None if name in (None, "text") else {"type": name, **({"schema": schema} if name == "json_schema" else {})}
 
 
-def arguments_text(call: Body) -> str:
+def arguments_text(call: JsonObject) -> str:
     """A call's arguments as JSON text; text that is not JSON stays as the model wrote it."""
     arguments = call["function"]["arguments"]
     return arguments if isinstance(arguments, str) else json_text(arguments)
 
 
-def frame(data: Body | str, event: str | None = None) -> bytes:
+def frame(data: JsonObject | str, event: str | None = None) -> bytes:
     """One server-sent event."""
     text = data.encode() if isinstance(data, str) else orjson.dumps(data)
     return b"%bdata: %b\n\n" % (f"event: {event}\n".encode() if event else b"", text)
 
 
-def retry_header(retry_after: float | None) -> dict[str, str]:
-    return {} if retry_after is None else {"retry-after": str(math.ceil(retry_after))}
-
-
-_OPENAI: Mapping[ErrorKind, tuple[str, str | None]] = {
+_OPENAI: Mapping[ErrorKind, tuple[str, str]] = {
     "invalid": ("invalid_request_error", "invalid_value"),
     "unsupported": ("invalid_request_error", "unsupported_parameter"),
     "authentication": ("invalid_request_error", "invalid_api_key"),
@@ -226,29 +215,22 @@ _OPENAI: Mapping[ErrorKind, tuple[str, str | None]] = {
 class OpenAI:
     """What OpenAI's APIs have in common."""
 
-    count_paths: tuple[str, ...] = ()
+    count_paths: Sequence[str] = ()
 
-    def counted(self, request: object, n_tokens: int) -> JsonObject:  # noqa: ARG002 - the port's signature
+    def counted(self, request: AgentRequest, n_tokens: int) -> JsonObject:  # noqa: ARG002 - the port's signature
         return {"object": "response.input_tokens", "input_tokens": n_tokens}
 
-    def error(
-        self, status: int, kind: ErrorKind, message: str, retry_after: float | None = None, where: str | None = None
-    ) -> tuple[int, dict[str, str], JsonObject]:
-        type_, code = _OPENAI[kind]
-        error = {"message": message, "type": type_, "param": where, "code": code}
-        return status, retry_header(retry_after), {"error": error}
-
-    def error_of(self, error: RequestError) -> JsonObject:
-        """The body of an error, for a stream."""
-        return self.error(error.status, error.kind, error.message, error.retry_after, error.where)[2]
+    def error(self, error: RequestError) -> JsonObject:
+        type_, code = _OPENAI[error.kind]
+        return {"error": {"message": error.message, "type": type_, "param": error.where, "code": code}}
 
 
-def logprob_items(token: Any) -> JsonObject:
-    """A token with its log-probability and alternatives, as chat completions and responses have them."""
-    top = [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in token.top]
-    return {
-        "token": token.token,
-        "logprob": token.logprob,
-        "bytes": list(token.token.encode()),
-        "top_logprobs": top,
-    }
+def logprob_items(logprobs: Sequence[TokenLogprob]) -> list[JsonObject]:
+    """Tokens with their log-probabilities and alternatives, as chat completions and responses have them."""
+
+    def item(token: str, logprob: float) -> JsonObject:
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+    return [
+        item(token, logprob) | {"top_logprobs": [item(*other) for other in top]} for token, logprob, top in logprobs
+    ]

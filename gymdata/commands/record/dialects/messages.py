@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
+
+import pydantic
 
 from gymdata.commands.record.dialects import dialect
 from gymdata.commands.record.dialects._wire import (
     Body,
-    Fields,
+    Completing,
+    Limit,
+    Object,
+    Objects,
+    Stop,
     arguments_text,
     frame,
     function_tool,
     named_tool,
     one_text,
+    own_tools,
     reminder,
     response_format,
-    retry_header,
+    select,
     stored_messages,
 )
-from gymdata.commands.record.request import AgentCompletion, AgentRequest, CompletionDelta, ErrorKind, RequestError
+from gymdata.commands.record.request import AgentCompletion, AgentRequest, ErrorKind, RequestError
 from gymdata.formats.text.rows import text_of
-from gymdata.rollouts.messages import JsonObject, Message, loads, object_of
+from gymdata.rollouts.messages import JsonObject, Message, json_text, loads, object_of
 
-#: ``context_management``: the answer says that no edit was applied.
-_WITHOUT_EFFECT = (
-    *("service_tier", "inference_geo", "cache_control", "thinking", "context_management", "diagnostics", "speed"),
-    *("billing_policy", "user_profile_id", "workspace_id"),
-)
-_REFUSED = ("container", "mcp_servers", "compaction", "fallbacks", "fallback_credit_token", "thread")
 #: Types of tools that Anthropic's servers run; others of its own are run by the client, and have no schema.
 _HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 #: Claude Code's note to Anthropic's billing, which differs between requests; vLLM leaves it out, too.
@@ -48,260 +49,219 @@ _ERRORS: Mapping[ErrorKind, str] = {
 }
 
 
+class _OutputConfig(Body):
+    without_effect: ClassVar[Sequence[str]] = ("effort",)
+
+    format: Object
+
+
+class _Body(Completing):
+    #: ``context_management``: the answer says that no edit was applied.
+    without_effect: ClassVar[Sequence[str]] = (
+        *("service_tier", "inference_geo", "cache_control", "thinking", "context_management", "diagnostics", "speed"),
+        *("billing_policy", "user_profile_id", "workspace_id"),
+    )
+    unsupported: ClassVar[Sequence[str]] = (
+        *("container", "mcp_servers", "compaction", "fallbacks", "fallback_credit_token", "thread"),
+    )
+
+    messages: Objects
+    system: Annotated[
+        list[JsonObject],
+        pydantic.BeforeValidator(lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value),
+        pydantic.Field(default_factory=list),
+    ]
+    tool_choice: Object
+    output_config: Annotated[_OutputConfig, pydantic.Field(default_factory=lambda: _OutputConfig.of({}))]
+    output_format: Object
+    metadata: Object
+    max_tokens: Limit = None
+    stop_sequences: Stop
+    top_k: Annotated[int | None, pydantic.Field(ge=-1)] = None
+
+
 @dialect("messages")
 class Messages:
     """Anthropic's messages, and the count of their tokens."""
 
     name = "messages"
-    paths: tuple[str, ...] = ("/v1/messages",)
-    count_paths: tuple[str, ...] = ("/v1/messages/count_tokens",)
+    paths: Sequence[str] = ("/v1/messages",)
+    count_paths: Sequence[str] = ("/v1/messages/count_tokens",)
 
-    def parse(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
-        fields = Fields(body, without_effect=_WITHOUT_EFFECT, refused=_REFUSED)
-        messages = fields.listed("messages")
-        system = fields.take("system", (str, list), "text or blocks of text")
-        tools = _tools(fields.listed("tools"))
-        choice = fields.section("tool_choice")
-        output = Fields(fields.section("output_config"), "output_config.", without_effect=["effort"])
-        format = output.section("format") or fields.section("output_format")
-        output.refuse_rest()
-        read = stored_messages(lambda: _chat(messages, system))
-        if read and read[-1]["role"] == "assistant":
-            begun = "got a begun answer, expected a message of the user last"
-            raise RequestError.field(f"messages[{len(messages) - 1}]", begun, "unsupported")
+    def read(self, body: JsonObject, headers: Mapping[str, str]) -> AgentRequest:
+        fields = _Body.of(body)
+        tools = own_tools(fields.tools, _HOSTED, "Anthropic", _own_tool)
+        format = fields.output_config.format or fields.output_format
+        messages = stored_messages(lambda: _chat(fields.messages, fields.system))
+        if messages and messages[-1]["role"] == "assistant":
+            problem = "got a begun answer, expected a message of the user last"
+            raise RequestError.field(f"messages[{len(fields.messages) - 1}]", problem, "unsupported")
         # Claude Code's session: a header, or part of the user's id.
-        user_id = object_of(loads(fields.section("metadata").get("user_id")))
+        user_id = object_of(loads(fields.metadata.get("user_id")))
         session = headers.get("x-claude-code-session-id") or user_id.get("session_id")
-        request = AgentRequest(
-            model=fields.text("model") or "",
-            messages=read,
+        return AgentRequest(
+            model=fields.model,
+            messages=messages,
             tools=tools or None,
-            tool_choice=_choice(choice, tools),
-            parallel_tool_calls=not choice.get("disable_parallel_tool_use", False),
-            sampling=fields.sampling("temperature", "top_p", "top_k"),
-            max_tokens=fields.integer("max_tokens", 1),
-            stop=fields.stop("stop_sequences"),
-            stream=fields.flag("stream"),
+            tool_choice=_choice(fields.tool_choice, tools),
+            parallel_tool_calls=not fields.tool_choice.get("disable_parallel_tool_use", False),
+            sampling=select(body, "temperature", "top_p", "top_k"),
+            max_tokens=fields.max_tokens,
+            stop=tuple(fields.stop_sequences),
+            stream=fields.stream,
             response_format=response_format(format.get("type"), format.get("schema"), "output_config.format"),
             session_key=session if isinstance(session, str) and session else None,
             conversation_hint="sub-agent" if headers.get("x-claude-code-agent-id") else None,
-            body={"context_management": body.get("context_management") is not None},
+            echo={"edits": body.get("context_management") is not None},
         )
-        fields.refuse_rest()
-        return request
 
-    def response(self, request: AgentRequest, completion: AgentCompletion) -> JsonObject:
+    def write(self, request: AgentRequest, completion: AgentCompletion) -> JsonObject:
         content: list[JsonObject] = []
         if completion.reasoning:
             content.append({"type": "thinking", "thinking": completion.reasoning, "signature": completion.id})
         if completion.content:
             content.append({"type": "text", "text": completion.content})
-        content += [_call(call) | {"input": object_of(call["function"]["arguments"])} for call in completion.tool_calls]
-        return _message(request, completion.id) | {
+        for call in completion.tool_calls:
+            name, arguments = call["function"]["name"], object_of(loads(arguments_text(call)))
+            content.append({"type": "tool_use", "id": call["id"], "name": name, "input": arguments})
+        reason = _stop_reason(completion)
+        return {
+            "id": f"msg_{completion.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": request.model,
             "content": content,
-            **_end(completion),
-            "usage": _usage(completion.n_prompt_tokens, completion),
-            **_edits(request),
+            "stop_reason": reason,
+            "stop_sequence": completion.stop_sequence if reason == "stop_sequence" else None,
+            "usage": {
+                "input_tokens": len(completion.prompt_token_ids),
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 0,
+                "output_tokens": len(completion.token_ids),
+            },
+            **({"context_management": {"applied_edits": []}} if request.echo["edits"] else {}),
         }
 
-    async def events(self, request: AgentRequest, deltas: AsyncIterator[CompletionDelta]) -> AsyncIterator[bytes]:
-        blocks: _Blocks | None = None
-        try:
-            async for delta in deltas:
-                if blocks is None:
-                    blocks = _Blocks()
-                    start = _message(request, delta.id) | {"usage": _usage(delta.n_prompt_tokens)}
-                    yield _frame("message_start", message=start)
-                    yield _frame("ping")
-                for event in blocks.of(delta):
-                    yield event
-                if (end := delta.end) is not None:
-                    usage = _usage(end.n_prompt_tokens, end)
-                    yield _frame("message_delta", delta=_end(end), usage=usage, **_edits(request))
-                    yield _frame("message_stop")
-        except RequestError as error:
-            yield frame(self.error(error.status, error.kind, error.message)[2], "error")
+    def frames(self, request: AgentRequest, body: JsonObject) -> bytes:  # noqa: ARG002 - the port's signature
+        begun = {name: value for name, value in body.items() if name != "context_management"}
+        begun |= {
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": body["usage"] | {"output_tokens": 0},
+        }
+        blocks = [event for index, block in enumerate(body["content"]) for event in _block_events(index, block)]
+        end = {"stop_reason": body["stop_reason"], "stop_sequence": body["stop_sequence"]}
+        events: list[JsonObject] = [
+            {"type": "message_start", "message": begun},
+            {"type": "ping"},
+            *blocks,
+            {"type": "message_delta", "delta": end, **select(body, "usage", "context_management")},
+            {"type": "message_stop"},
+        ]
+        return b"".join(frame(event, event["type"]) for event in events)
 
     def counted(self, request: AgentRequest, n_tokens: int) -> JsonObject:
         original = {"context_management": {"original_input_tokens": n_tokens}}
-        return {"input_tokens": n_tokens, **(original if request.body.get("context_management") else {})}
+        return {"input_tokens": n_tokens, **(original if request.echo["edits"] else {})}
 
-    def error(
-        self,
-        status: int,
-        kind: ErrorKind,
-        message: str,
-        retry_after: float | None = None,
-        where: str | None = None,  # noqa: ARG002 - the port's signature: the message names the place
-    ) -> tuple[int, dict[str, str], JsonObject]:
-        type_ = "overloaded_error" if status in (503, 529) else _ERRORS[kind]
-        body = {"type": "error", "error": {"type": type_, "message": message}}
-        return status, retry_header(retry_after), body
+    def error(self, error: RequestError) -> JsonObject:
+        type_ = "overloaded_error" if error.status in (503, 529) else _ERRORS[error.kind]
+        return {"type": "error", "error": {"type": type_, "message": error.message}}
+
+    def failed(self, request: AgentRequest, error: RequestError) -> bytes:  # noqa: ARG002 - the port's signature
+        return frame(self.error(error), "error")
 
 
-class _Blocks:
-    """The blocks of one stream: each is opened, filled and closed before the next one."""
-
-    def __init__(self) -> None:
-        self._index = -1
-        #: The open block's type.
-        self._open: str | None = None
-
-    def of(self, delta: CompletionDelta) -> Iterator[bytes]:
-        for kind, text in (("thinking", delta.reasoning), ("text", delta.content)):
-            if text:
-                if self._open != kind:
-                    yield from self._close(delta.id)
-                    empty = {"signature": ""} if kind == "thinking" else {}
-                    yield from self._start({"type": kind, kind: "", **empty})
-                yield self._delta({"type": f"{kind}_delta", kind: text})
-        for call in delta.tool_calls:
-            yield from self._close(delta.id)
-            yield from self._start(_call(call) | {"input": {}})
-            yield self._delta({"type": "input_json_delta", "partial_json": arguments_text(call)})
-        if delta.end is not None:
-            yield from self._close(delta.id)
-
-    def _start(self, block: JsonObject) -> Iterator[bytes]:
-        self._index, self._open = self._index + 1, block["type"]
-        yield _frame("content_block_start", index=self._index, content_block=block)
-
-    def _delta(self, delta: JsonObject) -> bytes:
-        return _frame("content_block_delta", index=self._index, delta=delta)
-
-    def _close(self, signature: str) -> Iterator[bytes]:
-        if self._open == "thinking":
-            yield self._delta({"type": "signature_delta", "signature": signature})
-        if self._open is not None:
-            yield _frame("content_block_stop", index=self._index)
-        self._open = None
+def _block_events(index: int, block: JsonObject) -> list[JsonObject]:
+    """The events of one block: it is opened, filled and closed."""
+    kind = block["type"]
+    if kind == "tool_use":
+        empty, deltas = block | {"input": {}}, [{"type": "input_json_delta", "partial_json": json_text(block["input"])}]
+    else:
+        empty, deltas = block | {kind: ""}, [{"type": f"{kind}_delta", kind: block[kind]}]
+    if kind == "thinking":
+        empty["signature"] = ""
+        deltas.append({"type": "signature_delta", "signature": block["signature"]})
+    return [
+        {"type": "content_block_start", "index": index, "content_block": empty},
+        *({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas),
+        {"type": "content_block_stop", "index": index},
+    ]
 
 
-def _frame(event: str, **fields: Any) -> bytes:
-    return frame({"type": event, **fields}, event)
-
-
-def _chat(messages: Sequence[JsonObject], system: Any) -> list[JsonObject]:
-    if isinstance(system, list):
-        system = [block for block in system if not str(block.get("text")).startswith(_BILLING)]
-    turns: list[JsonObject] = []
-    for message in messages:
-        role, content = message["role"], message["content"]
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if role == "system" and turns:
-            role, blocks = "user", [{"type": "text", "text": reminder(text_of(content, "messages"))}]
-        if turns and turns[-1]["role"] == role:
-            # As the API has it: messages of one role that follow each other are one.
-            turns[-1]["content"] = [*turns[-1]["content"], *blocks]
-        else:
-            turns.append({"role": role, "content": blocks})
-    return _chat_messages([turn if turn["role"] == "assistant" else _lines(turn) for turn in turns], system)
-
-
-def _chat_messages(messages: Sequence[JsonObject], system: Any) -> list[Message]:
-    """Messages with blocks: results of tools become messages of their own, thinking is reasoning."""
-    chat: list[Message] = [{"role": "system", "content": text_of(system, "system")}] if system else []
+def _chat(messages: Sequence[JsonObject], system: Sequence[JsonObject]) -> list[Message]:
+    """Messages with blocks as chat messages. As the API has it, messages of one role that follow each other are one."""
+    own = [block for block in system if not str(block.get("text")).startswith(_BILLING)]
+    chat: list[Message] = [{"role": "system", "content": text_of(own, "system")}] if own else []
+    turns = list[tuple[str, str, list[JsonObject]]]()
     for n, message in enumerate(messages):
         role, content, where = message["role"], message["content"], f"messages[{n}]"
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        texts, reply = list[Any](), Message(role=role)
-        for block in blocks:
-            kind = block["type"]
-            if kind == "tool_result" and role == "user":
-                result = text_of(block.get("content"), where)
-                chat.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": result})
-            elif kind == "tool_use" and role == "assistant":
-                call = {"id": block["id"], "function": {"name": block["name"], "arguments": block["input"]}}
-                reply.setdefault("tool_calls", []).append(call)
-            elif kind == "thinking" and role == "assistant":
-                reply["reasoning"] = reply.get("reasoning", "") + block["thinking"]
-            elif kind != "redacted_thinking":
-                texts.append(block)
-        if texts or len(reply) > 1:
-            chat.append(reply | {"content": text_of(texts, where) if texts else None})
+        if role == "system" and turns:
+            role, blocks = "user", [{"type": "text", "text": reminder(text_of(content, where))}]
+        if turns and turns[-1][0] == role:
+            turns[-1][2].extend(blocks)
+        else:
+            turns.append((role, where, list(blocks)))
+    for role, where, blocks in turns:
+        chat += _reply(blocks, where) if role == "assistant" else _given(role, blocks, where)
     return chat
 
 
-def _lines(message: JsonObject) -> JsonObject:
-    """The message with its texts as one, a line each."""
-    blocks = [
-        block | {"content": one_text(block["content"])}
-        if block.get("type") == "tool_result" and "content" in block
-        else block
-        for block in message["content"]
+def _reply(blocks: Sequence[JsonObject], where: str) -> list[Message]:
+    """What the model wrote; nothing where all of it is hidden."""
+    reply, texts = Message(role="assistant"), list[JsonObject]()
+    for block in blocks:
+        kind = block["type"]
+        if kind == "tool_use":
+            call = {"id": block["id"], "function": {"name": block["name"], "arguments": block["input"]}}
+            reply.setdefault("tool_calls", []).append(call)
+        elif kind == "thinking":
+            reply["reasoning"] = reply.get("reasoning", "") + block["thinking"]
+        elif kind != "redacted_thinking":
+            texts.append(block)
+    if not texts and len(reply) == 1:
+        return []
+    return [reply | {"content": text_of(texts, where) if texts else None}]
+
+
+def _given(role: str, blocks: Sequence[JsonObject], where: str) -> list[Message]:
+    """Results of tools, which are messages of their own, and then the text."""
+    results = [block for block in blocks if block["type"] == "tool_result"]
+    texts = [block for block in blocks if block["type"] != "tool_result"]
+    chat: list[Message] = [
+        {
+            "role": "tool",
+            "tool_call_id": result["tool_use_id"],
+            "content": text_of(one_text(result.get("content")), where),
+        }
+        for result in results
     ]
-    return message | {"content": one_text(blocks)}
+    return [*chat, {"role": role, "content": text_of(one_text(texts), where)}] if texts else chat
 
 
-def _tools(client_tools: Sequence[Any]) -> list[JsonObject]:
-    """The client's tools. Those of Anthropic's servers are left out beside others, for a model is free not to call them."""
-    tools = []
-    hosted = None
-    for n, tool in enumerate(client_tools):
-        where = f"tools[{n}]"
-        if not isinstance(tool, dict):
-            raise RequestError.field(where, f"got {tool!r:.80}, expected a tool")
-        kind = str(tool.get("type") or "custom")
-        if kind == "custom":
-            tools.append(function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), where))
-        elif kind.startswith(_HOSTED) and not hosted:
-            hosted = f"{where}.type: {kind!r}"
-        elif not kind.startswith(_HOSTED):
-            raise RequestError.field(f"{where}.type", f"{kind!r} is not supported", "unsupported")
-    if hosted and not tools:
-        raise RequestError("unsupported", f"{hosted} needs Anthropic's servers", where=hosted.partition(":")[0])
-    return tools
+def _own_tool(tool: JsonObject, where: str) -> list[JsonObject]:
+    kind = tool.get("type") or "custom"
+    if kind != "custom":
+        raise RequestError.field(f"{where}.type", f"{kind!r:.80} is not supported", "unsupported")
+    return [function_tool(tool, where, "input_schema")]
 
 
-def _choice(choice: Body, tools: Sequence[Body]) -> str | Mapping[str, str]:
+def _choice(choice: JsonObject, tools: Sequence[JsonObject]) -> str | Mapping[str, str]:
     kind = str(choice.get("type", "auto" if tools else "none"))
     if kind == "tool":
         return named_tool(choice.get("name"), tools, "tool_choice.name")
     if kind == "any" and not tools:
         raise RequestError.field("tool_choice.type", "'any' needs tools")
     if kind not in _CHOICES:
-        raise RequestError.field("tool_choice.type", f"got {kind!r}, expected one of tool, {', '.join(_CHOICES)}")
+        raise RequestError.field("tool_choice.type", f"got {kind!r:.80}, expected one of tool, {', '.join(_CHOICES)}")
     return _CHOICES[kind]
 
 
-def _message(request: AgentRequest, id_: str) -> JsonObject:
-    return {
-        "id": f"msg_{id_}",
-        "type": "message",
-        "role": "assistant",
-        "model": request.model,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-    }
-
-
-def _end(completion: AgentCompletion) -> JsonObject:
-    reason = "end_turn"
+def _stop_reason(completion: AgentCompletion) -> str:
     if completion.finish_reason == "length":
-        reason = "max_tokens"
-    elif completion.finish_reason == "tool_calls" or completion.tool_calls:
-        reason = "tool_use"
-    elif completion.stop_sequence is not None:
-        reason = "stop_sequence"
-    return {
-        "stop_reason": reason,
-        "stop_sequence": completion.stop_sequence if reason == "stop_sequence" else None,
-    }
-
-
-def _usage(n_prompt_tokens: int, completion: AgentCompletion | None = None) -> JsonObject:
-    return {
-        "input_tokens": n_prompt_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": completion.n_generated_tokens if completion else 0,
-    }
-
-
-def _call(call: Body) -> JsonObject:
-    return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
-
-
-def _edits(request: AgentRequest) -> JsonObject:
-    return {"context_management": {"applied_edits": []}} if request.body.get("context_management") else {}
+        return "max_tokens"
+    if completion.tool_calls:
+        return "tool_use"
+    return "end_turn" if completion.stop_sequence is None else "stop_sequence"
