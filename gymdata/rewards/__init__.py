@@ -14,19 +14,19 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from gymdata.errors import UsageError, option
 from gymdata.rewards.named import REWARDS, named_reward
 from gymdata.rewards.port import RewardFunction, refuse_total
 
-__all__ = ["Reward", "Rewards", "given_rewards", "load_rewards", "parse_spec"]
+__all__ = ["Reward", "Rewards", "given_rewards", "load_reward", "load_rewards", "name_apart", "parse_weight"]
 #: A reward as on the command line, or a function (see ``gymdata.rewards.user``).
 Reward = str | Callable[..., Any]
 #: One or several; a pair gives a function its weight.
 Rewards = Reward | Sequence[Reward | tuple[Callable[..., Any], float]]
-URLS = ("http://", "https://")
+#: Makes the reward of a URL.
+Remote = Callable[[str], RewardFunction]
 
 
 def given_rewards(rewards: Rewards) -> tuple[list[str], dict[str, tuple[RewardFunction, float]]]:
@@ -55,75 +55,70 @@ def given_rewards(rewards: Rewards) -> tuple[list[str], dict[str, tuple[RewardFu
 
 def load_rewards(
     specs: Sequence[str],
-    decode: Callable[[Sequence[int]], str] | None = None,
     functions: Mapping[str, tuple[RewardFunction, float]] | None = None,
+    remote: Remote | None = None,
 ) -> list[tuple[RewardFunction, float]]:
-    """Reward functions with their weights, in order. Raises UsageError on an unknown or repeated one, and on one that is
-    called as the total reward.
-
-    ``functions``: those of ``given_rewards``.
-
-    ``decode`` gives the text of the ids that a reward server gets; without it the server gets the messages' text.
-    """
+    """Reward functions with their weights, in order. ``functions``: those of ``given_rewards``. Raises UsageError on an
+    unknown one, and on two of one name."""
     loaded: list[tuple[RewardFunction, float]] = []
     for spec in specs:
         if functions is not None and spec in functions:
-            function, weight = functions[spec]
+            loaded.append(functions[spec])
         else:
-            name, argument, weight = parse_spec(spec)
-            if name.startswith(URLS):
-                from gymdata.rewards.remote import RemoteReward
-
-                function = RemoteReward(name, decode=decode)
-            elif name.endswith(".py"):
-                from gymdata.rewards.loading import load_user_reward
-
-                function = load_user_reward(f"{name}:{argument}")
-            else:
-                function = named_reward(name, argument)
-        names = [other.name for other, _ in loaded]
-        if function.name == "remote" and all(function.source != other.source for other, _ in loaded):
-            numbered = ("remote", *(f"remote_{n}" for n in range(2, len(names) + 2)))
-            function.name = next(name for name in numbered if name not in names)
-        if function.name in names:
-            raise UsageError(f"{option('reward', spec)}: a reward named {function.name!r} is already there")
-        loaded.append((function, weight))
-        refuse_total(function.name, option("reward", spec), "rename the function")
+            body, weight = parse_weight(spec)
+            loaded.append((load_reward(body, remote), weight))
+    name_apart([function for function, _ in loaded])
     return loaded
 
 
-def parse_spec(spec: str) -> tuple[str, str | None, float]:
-    """``(name, file or URL, argument or function, weight)``."""
-    body, weight = spec, 1.0
-    head, equals, tail = spec.rpartition("=")
+def parse_weight(spec: str) -> tuple[str, float]:
+    """A reward without its weight, and the weight."""
+    body, _, tail = spec.rpartition("=")
     with contextlib.suppress(ValueError):
-        if equals and math.isfinite(number := float(tail)):
-            body, weight = head, number
-    if body.startswith(URLS):
-        return body, None, weight
-    file, suffix, function = body.partition(".py:")
-    if suffix:
-        if "=" in (named := function.partition("{")[0]):
-            raise _no_weight(spec, named.partition("=")[2])
-        return f"{file}.py", function, weight
+        if body and math.isfinite(weight := float(tail)):
+            return body, weight
+    return spec, 1.0
+
+
+def load_reward(body: str, remote: Remote | None = None) -> RewardFunction:
+    """The reward of a text without a weight. Raises UsageError."""
+    if is_url(body):
+        from gymdata.rewards.remote import RemoteReward
+
+        return (remote or RemoteReward)(body)
     name, colon, argument = body.partition(":")
-    before, wrong, rest = name.partition("=")
+    before, equals, tail = body.partition("{")[0].partition("=")
     names = REWARDS.names()
-    if wrong and before in names:
-        takes = REWARDS[before].object.argument
-        raise _no_weight(spec, rest, f"an argument follows a colon: {before}:{takes}" if takes else None)
+    if equals and (before in names or ".py:" in before):
+        raise UsageError(
+            f"{option('reward', body)}: the weight is not a number: got {tail!r}, expected a finite one, as in =0.5",
+            hint="an argument follows a colon, as in regex:PATTERN",
+        )
+    if ".py:" in body:
+        from gymdata.rewards.loading import load_user_reward
+
+        return load_user_reward(body)
+    if name.endswith(".py"):
+        raise UsageError(f"{option('reward')}: got {body!r}, which names no function", hint=f"{name}:FUNCTION")
     if name not in names:
-        if name.endswith(".py"):
-            raise UsageError(f"{option('reward')}: got {spec!r}, which names no function", hint=f"{name}:FUNCTION")
-        error = UsageError.unknown_choice(option("reward"), name, [*names, "path.py:function", "http://…"])
-        # `module:function`, as Python's entry points name it.
-        module = Path(f"{name.replace('.', '/')}.py")
-        if colon and (error.hint is None or module.is_file()):
-            error.hint = f"did you mean {module}:{argument}?"
-        raise error
-    return name, argument if colon else None, weight
+        raise UsageError.unknown_choice(option("reward"), name, [*names, "path.py:function", "http://…"])
+    return named_reward(name, argument if colon else None)
 
 
-def _no_weight(spec: str, weight: str, hint: str | None = None) -> UsageError:
-    text = f"{option('reward', spec)}: the weight is not a number: got {weight!r}, expected a finite one, as in =0.5"
-    return UsageError(text, hint=hint)
+def is_url(text: str) -> bool:
+    """Whether it is a reward server's."""
+    return text.startswith(("http://", "https://"))
+
+
+def name_apart(functions: Sequence[RewardFunction]) -> None:
+    """Give each server a name of its own: ``remote``, ``remote_2``, … Raises UsageError for two rewards of one name, and for
+    one that is called as the total reward."""
+    servers = list(dict.fromkeys(function.source for function in functions if function.source.startswith("url:")))
+    names = set[str]()
+    for function in functions:
+        if function.source in servers[1:]:
+            function.name = f"remote_{servers.index(function.source) + 1}"
+        refuse_total(function.name, option("reward"), "rename the function or the folder")
+        if function.name in names:
+            raise UsageError(f"{option('reward')}: two rewards are named {function.name!r}", hint="rename a function")
+        names.add(function.name)

@@ -18,7 +18,7 @@ from gymdata.errors import DataError, OutsideError, RewardError, first_line, nee
 from gymdata.models._transformers import local_folder, quiet_transformers
 from gymdata.models.model_identity import model_config
 from gymdata.rewards.port import View
-from gymdata.rewards.user import conversation_ids
+from gymdata.rewards.views import conversation_ids
 
 #: Tokens with padding that go through the model at a time.
 BATCH_TOKENS = 16_384
@@ -33,7 +33,6 @@ class RewardModel:
     quick = False
     #: It ends by itself, so no time limit cuts it off.
     bounded = True
-    useless: OutsideError | None = None
 
     def __init__(
         self, folder: str, model_hash: str, *, name: str | None = None, batch_tokens: int = BATCH_TOKENS

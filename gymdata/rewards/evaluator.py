@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,19 +40,18 @@ class EvaluatorReward(UserReward):
     function: Any
 
     def _read_signature(self) -> None:
-        self.single = True
         if isinstance(most := getattr(self.function, "max_concurrency", None), int) and most > 0:
             self.concurrent = most
         self._defined = place_of(inspect.unwrap(type(self.function).evaluate_item))
 
-    def call(self, rollout: View) -> Any:
-        rollout = self.private_copy(rollout)
+    def call(self, rollouts: Sequence[View]) -> Any:
+        (rollout,) = rollouts
         row, prompt = dict(rollout["task"]), rollout["task"].get("prompt")
         if not isinstance(prompt, str):
             prompt = rollout["prompt"][-1].get("content") if rollout["prompt"] else None
-        of_task = _item_id(row), prompt, row.get("answer")
         output = rollout["text"] if rollout.get("output_obj") is None else rollout["output_obj"]
-        return self.function.evaluate_item(EvaluatedItem(*of_task, output, row, rollout["messages"]))
+        given = _item_id(row), prompt, row.get("answer"), output, row, rollout["messages"]
+        return self.function.evaluate_item(EvaluatedItem(*copy.deepcopy(given)))
 
     def value_of(self, value: Any, rollout: View) -> Value:
         if not hasattr(value, "score"):

@@ -12,6 +12,8 @@ from gymdata.rewards.evaluator import EvaluatorReward
 from gymdata.rewards.user import CONCURRENT, UserReward
 from gymdata.user_code import in_memory, load_symbol, place_in, place_of
 
+_EXPECTED = "a name, path.py:function, or a function"
+
 
 def load_user_reward(spec: str) -> UserReward:
     """From ``path.py:function``, or ``path.py:Class{…}``: an instance made with the JSON object's keys. A class of the
@@ -20,12 +22,11 @@ def load_user_reward(spec: str) -> UserReward:
     function, source = load_symbol(symbol, option("reward"))
     label = option("reward", spec)
     if inspect.isclass(function):
-        name = symbol.rpartition(":")[2]
         if not brace and not _is_evaluator(function):
             # It can be called, which makes an instance and no rewards.
             raise UsageError(
-                f"{label}: got the class {name}, expected a function",
-                hint=f"name an instance in the file (reward = {name}()) and give that, or {symbol}{{}}",
+                f"{label}: got the class {function.__name__}, expected a function",
+                hint=f"{symbol}{{}} makes an instance of it",
             )
         try:
             arguments = json.loads(brace + keys or "{}")
@@ -38,20 +39,17 @@ def load_user_reward(spec: str) -> UserReward:
         source += brace + keys
     elif brace:
         raise UsageError(f"{label}: only a class takes arguments, got {type(function).__name__}")
-    if not (callable(function) or _is_evaluator(function)):
-        raise UsageError.bad_value(option("reward"), spec, f"a function, got {type(function).__name__}")
+    _refuse_value(function, label)
     return _reward(function, source, label)
 
 
 def given_reward(function: Any) -> UserReward:
     """From a function, or an evaluator's instance, that was given as an object. Raises UsageError."""
-    if inspect.isclass(function) or not (callable(function) or _is_evaluator(function)):
-        raise UsageError.bad_value("reward", function, "a name, path.py:function, or a function")
+    if inspect.isclass(function):
+        raise UsageError.bad_value("reward", function, _EXPECTED)
+    _refuse_value(function, "reward")
     name, source = in_memory(function)
-    reward = _reward(function, source, f"reward {name}")
-    if not _is_evaluator(function):
-        reward.name = name
-    return reward
+    return _reward(function, source, f"reward {name}", None if _is_evaluator(function) else name)
 
 
 def _is_evaluator(value: Any) -> bool:
@@ -59,11 +57,16 @@ def _is_evaluator(value: Any) -> bool:
     return callable(getattr(value, "evaluate_item", None))
 
 
-def _reward(function: Any, source: str, label: str) -> UserReward:
+def _refuse_value(value: Any, label: str) -> None:
+    if not (callable(value) or _is_evaluator(value)):
+        raise UsageError.bad_value(label, value, _EXPECTED)
+
+
+def _reward(function: Any, source: str, label: str, name: str | None = None) -> UserReward:
     if _is_evaluator(function):
         return EvaluatorReward(function, source)
     try:
-        return UserReward(function, source)
+        return UserReward(function, source, name)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{label}: its parameters cannot be read: {error}") from error
 

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 #: The name of a rollout's stored total reward, which no part of it and no score may have.
 TOTAL = "reward"
-#: Tries of a function on one rollout.
-TRIES = 3
-
 
 #: The row of a task, with the columns of its file.
 TaskRow = Mapping[str, Any]
@@ -66,9 +63,10 @@ Value = float | tuple[float | None, ...] | OutsideError | None
 
 @runtime_checkable
 class RewardFunction(Protocol):
-    """Scores finished rollouts in batches. A function that fails raises RewardError; a fatal one fails on all.
+    """Scores finished rollouts in batches.
 
-    One that fails on some of them only puts an OutsideError in the place of each of those.
+    An OutsideError is in the place of each rollout that it failed on. A fatal one says that no value of it can be used: a
+    server that was never reached, a function that does not return one value for each rollout.
     """
 
     #: The names of its parts.
@@ -81,12 +79,6 @@ class RewardFunction(Protocol):
     bounded: bool
     #: What it reads of a task, for messages about rollouts that it does not apply to.
     needs: str | None
-
-    @property
-    def useless(self) -> OutsideError | None:
-        """Why no value of it can be used, once that is known: a server that was never reached, a function that does not
-        return one value for each rollout."""
-        ...
 
     def __call__(self, rollouts: Sequence[View]) -> Sequence[Value]:
         """One value each."""

@@ -15,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from gymdata.errors import OutsideError, RewardError, option
 from gymdata.http import Advice, HttpClient, Request, is_finite
 from gymdata.rewards.port import View
-from gymdata.rewards.user import conversation_ids
+from gymdata.rewards.views import conversation_ids
 from gymdata.rollouts.messages import JsonObject, Message
 from gymdata.urls import address
 
@@ -37,20 +38,18 @@ _ADVICE = Advice(
 )
 
 Decode = Callable[[Sequence[int]], str]
+#: One per rollout of a request.
 _Answers = list[float | OutsideError | None]
-
-
-class _MiscountError(RewardError):
-    """An answer with more or fewer rewards than texts."""
 
 
 class RemoteReward:
     """A reward function behind a URL.
 
     ``batch_size``: rollouts per request; ``timeout_s``: for one try of one request; ``max_retries``: more tries after a
-    passing fault. ``useless`` holds the fault as long as the server was never reached.
+    passing fault. A fault is fatal while the server was never reached.
     """
 
+    name = "remote"
     quick = False
     #: Its requests end by themselves, so no other time limit cuts them off.
     bounded = True
@@ -60,23 +59,21 @@ class RemoteReward:
         self,
         url: str,
         *,
-        name: str = "remote",
         decode: Decode | None = None,
         batch_size: int = 16,
         timeout_s: float = 60.0,
         max_retries: int = 3,
         pause_s: float = 0.5,
     ) -> None:
-        self.name = name
-        self._address = address(url, option("reward_url"), "http://localhost:5000/get_reward")
-        self.source = f"url:{self._address}"
-        self.useless: OutsideError | None = None
-        self._answered = False
+        base = address(url, option("reward_url"), "http://localhost:5000/get_reward")
+        self.source = f"url:{base}"
         self._decode = decode
         self._batch_size = batch_size
-        self._timeout_s = timeout_s
-        self._max_retries = max_retries
-        self._pause_s = pause_s
+        #: Whether it ever answered, and whether it was asked and never reached.
+        self._answered = self._away = False
+        self._client = partial(
+            HttpClient, base, "reward", timeout_s=timeout_s, max_retries=max_retries, pause_s=pause_s, advice=_ADVICE
+        )
 
     def __call__(self, rollouts: Sequence[View]) -> _Answers:
         """One reward each, an OutsideError in place of each that the server did not give."""
@@ -90,46 +87,35 @@ class RemoteReward:
         return as_lines(rollout["messages"]), as_lines(rollout["prompt"])
 
     async def _score(self, texts: Sequence[tuple[str, str]]) -> _Answers:
-        client = HttpClient(
-            self._address,
-            "reward",
-            timeout_s=self._timeout_s,
-            max_retries=self._max_retries,
-            pause_s=self._pause_s,
-            advice=_ADVICE,
-        )
-        room = asyncio.Semaphore(_IN_FLIGHT)
+        client, room = self._client(), asyncio.Semaphore(_IN_FLIGHT)
+
+        async def batch(texts: Sequence[tuple[str, str]], retries: int | None) -> _Answers:
+            async with room:
+                # While the server is away, one request per batch shows whether it is back.
+                answers = await self._ask(client, texts, 0 if self._away else retries)
+            fault = answers[0]
+            if len(texts) == 1 or not isinstance(fault, OutsideError) or fault.fatal:
+                return answers
+            # Its own fault is one of the rewards, or their number; a server that hangs would hang for each.
+            if isinstance(fault, RewardError) or isinstance(fault.__cause__, TimeoutError):
+                return answers
+            return [answer for text in texts for answer in await batch([text], 0)]
+
         await client.open()
         try:
             starts = range(0, len(texts), self._batch_size)
-            parts = await asyncio.gather(*(self._batch(client, room, texts[k : k + self._batch_size]) for k in starts))
+            parts = await asyncio.gather(*(batch(texts[k : k + self._batch_size], None) for k in starts))
         finally:
             await client.close()
-        return [answer for part in parts for answer in part]
+        answers = [answer for part in parts for answer in part]
+        if self._answered:  # that it is gone since costs these rollouts their reward, and says nothing of others
+            for fault in answers:
+                if isinstance(fault, OutsideError):
+                    fault.fatal = False
+        return answers
 
-    async def _batch(self, client: HttpClient, room: asyncio.Semaphore, texts: Sequence[tuple[str, str]]) -> _Answers:
-        async with room:
-            # While the server is away, one request per batch shows whether it is back.
-            answer = await self._ask(client, texts, retries=0 if self.useless else None)
-        if not isinstance(answer, OutsideError):
-            return answer
-        if (
-            len(texts) == 1
-            or answer.fatal
-            or isinstance(answer, _MiscountError)
-            or isinstance(answer.__cause__, TimeoutError)
-        ):
-            return [answer] * len(texts)
-        singles = []
-        for text in texts:
-            async with room:
-                single = await self._ask(client, [text], retries=0)
-            singles.append(single if isinstance(single, OutsideError) else single[0])
-        return singles
-
-    async def _ask(
-        self, client: HttpClient, texts: Sequence[tuple[str, str]], retries: int | None
-    ) -> _Answers | OutsideError:
+    async def _ask(self, client: HttpClient, texts: Sequence[tuple[str, str]], retries: int | None) -> _Answers:
+        """The rewards of one request, or its fault in every place."""
         body = {"queries": [query for query, _ in texts], "prompts": [prompt for _, prompt in texts]}
 
         def read(answer: JsonObject) -> _Answers:
@@ -137,7 +123,7 @@ class RemoteReward:
             if not isinstance(rewards, list):
                 raise client.garbage('an object with a list "rewards"', answer)
             if len(rewards) != len(texts):
-                raise _MiscountError(f"the server gave {len(rewards)} rewards, expected {len(texts)}", retryable=True)
+                raise RewardError(f"the server gave {len(rewards)} rewards, expected {len(texts)}", retryable=True)
             return [
                 float(reward)
                 if is_finite(reward)
@@ -149,10 +135,9 @@ class RemoteReward:
             most = _ANSWER_BYTES + _REWARD_BYTES * len(texts)
             answers = await client.ask(Request("POST", "", body, retries=retries, most_bytes=most), read)
         except OutsideError as error:
-            if error.fatal and not self._answered:
-                self.useless = error
-            return error
-        self._answered, self.useless = True, None
+            self._away = error.fatal and not self._answered
+            return [error] * len(texts)
+        self._answered, self._away = True, False
         return answers
 
 

@@ -13,8 +13,7 @@ RewardSpecs = Annotated[
     list[str],
     pydantic.Field(
         description="NAME[:ARG][=WEIGHT], path.py:function[=WEIGHT] or the URL of a reward server; repeatable. "
-        f"Names: {names_and_columns()}. A function takes by name: completion or completions (of one rollout, or of a batch; "
-        "text for tasks with a text prompt and no tools, else messages), prompt or prompts, completion_ids, messages, "
-        "stdout, and columns."
+        f"Names: {names_and_columns()}. A function takes by name: completion (text for tasks with a text prompt and no "
+        "tools, else messages), prompt, completion_ids, messages, stdout, and columns; completions or prompts, of a batch."
     ),
 ]

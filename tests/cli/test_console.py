@@ -313,33 +313,6 @@ def test_messages_in_a_pipe_are_as_they_are(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == "a line of words " * 8 + "\n"
 
 
-@pytest.mark.usefixtures("terminal")
-def test_ids_of_flips_that_do_not_fit_are_cut_to_what_tells_them_apart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each flip stands on one line of a narrow terminal; ids that fit are whole."""
-    ids = [f"{begin}{'0' * (32 - len(begin))}" for begin in ("1234567", "123456789", "1234567891", "2")]
-    for task, length in (("t", 32), ("a task with an id of 32 letters..", 10)):
-        rows = [rollout(task, k, 0.0, two_turns(4, 20 + k), rollout_id=one) for k, one in enumerate(ids)]
-        run = write_run(tmp_path / task, rows)
-        assert main(["score", str(run), "--reward", "regex:2"]) == 0
-        flips = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if " 0     1 " in line]
-        assert flips == [one[:length] for one in ids]
-
-
-def test_flips_are_listed_by_the_size_of_their_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The largest changes stand first, whatever the order of the file."""
-    run = write_run(tmp_path / "run", [rollout("t", k, 0.1 * (k == 1), two_turns(4, 20 + k)) for k in range(30)])
-    source = tmp_path / "r.py"
-    source.write_text("def r(completion): return int(completion[-1]['content'].split()[0])")
-    assert main(["score", str(run), "--reward", f"{source}:r"]) == 0
-    said = capsys.readouterr().out
-    assert "Flipped (largest 20 of 30)" in said
-    assert [line.split()[1] for line in said.splitlines() if line.startswith("  t ")] == [
-        str(29 - n) for n in range(20)
-    ]
-
-
 def test_a_command_ends_with_the_next_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`pairs` names the training of what it wrote, quoted for a shell; with --json it prints one object alone."""
     rollouts = str(Path(gymdata.__file__).parent.parent / "sample_data" / "rollouts" / "clean.jsonl")

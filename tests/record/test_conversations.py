@@ -11,7 +11,7 @@ import pytest
 from gymdata.commands.validate.run import validate
 from gymdata.errors import DataError
 from gymdata.rewards.remote import RemoteReward
-from gymdata.rewards.scheduler import saved_view
+from gymdata.rewards.views import saved_view
 from gymdata.rollouts.turns import kinds
 from tests.collect.fake_parts import END, ROLE
 from tests.record.scripted_engine import recording

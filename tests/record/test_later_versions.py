@@ -15,7 +15,7 @@ from gymdata.commands.record.messages import digest_of
 from gymdata.commands.show.conversations import conversations_of
 from gymdata.errors import DataError
 from gymdata.rewards.remote import RemoteReward
-from gymdata.rewards.scheduler import saved_view
+from gymdata.rewards.views import saved_view
 from tests.collect.fake_parts import END
 from tests.record.scripted_engine import Recording, recording
 

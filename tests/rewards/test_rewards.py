@@ -12,7 +12,7 @@ import pytest
 
 import gymdata
 from gymdata.errors import RewardError, UsageError
-from gymdata.rewards import load_rewards, parse_spec
+from gymdata.rewards import load_reward, load_rewards, parse_weight
 from gymdata.rewards.named import REWARDS, named_reward
 from gymdata.rewards.named.numeric import last_number
 from gymdata.rewards.scheduler import Weighted, score_batch
@@ -25,35 +25,31 @@ from tests.rollout_files import two_turns, write_run
 @pytest.mark.parametrize(
     ("spec", "parsed"),
     [
-        ("numeric", ("numeric", None, 1.0)),
-        ("numeric=0.5", ("numeric", None, 0.5)),
-        ("regex:a=1", ("regex", "a", 1.0)),
-        ("regex:a=1=1", ("regex", "a=1", 1.0)),
-        ("regex:a=b", ("regex", "a=b", 1.0)),
-        ("json_schema:s.json=2e-1", ("json_schema", "s.json", 0.2)),
-        ("dir/f.py:score=-1", ("dir/f.py", "score", -1.0)),
-        ("f.py:score", ("f.py", "score", 1.0)),
+        ("numeric", ("numeric", 1.0)),
+        ("numeric=0.5", ("numeric", 0.5)),
+        ("regex:a=1", ("regex:a", 1.0)),
+        ("regex:a=1=1", ("regex:a=1", 1.0)),
+        ("regex:a=b", ("regex:a=b", 1.0)),
+        ("json_schema:s.json=2e-1", ("json_schema:s.json", 0.2)),
+        ("dir/f.py:score=-1", ("dir/f.py:score", -1.0)),
+        ("f.py:score", ("f.py:score", 1.0)),
     ],
 )
-def test_how_a_reward_is_spelled(spec: str, parsed: tuple[str, str | None, float]) -> None:
+def test_how_a_reward_is_spelled(spec: str, parsed: tuple[str, float]) -> None:
     """NAME[:ARG][=WEIGHT] or path.py:function[=WEIGHT]."""
-    assert parse_spec(spec) == parsed
+    assert parse_weight(spec) == parsed
 
 
 def test_an_unknown_reward_names_the_nearest() -> None:
     """A typo is a usage error with a suggestion, and so are an argument too many and a reward twice."""
     with pytest.raises(UsageError, match="did you mean 'numeric'"):
         load_rewards(["numric"])
-    for spec, file in (("my_reward:score", "my_reward.py:score"), ("my.rewards:score=2", "my/rewards.py:score")):
-        with pytest.raises(UsageError) as error:
-            load_rewards([spec])
-        assert error.value.hint == f"did you mean {file}?"
     with pytest.raises(UsageError, match="takes no argument"):
         load_rewards(["numeric:3"])
     for spec in ("numeric=abc", "numeric=nan", "regex=a", "f.py:score=abc"):
         with pytest.raises(UsageError, match="the weight is not a number"):
             load_rewards([spec])
-    with pytest.raises(UsageError, match="already there"):
+    with pytest.raises(UsageError, match="two rewards are named"):
         load_rewards(["numeric", "numeric=2"])
 
 
@@ -140,8 +136,7 @@ def test_the_last_number(text: str, number: float | None) -> None:
 )
 def test_named_rewards(name: str, text: str, task: dict[str, Any], value: float | None) -> None:
     """1 when it holds, 0 when not, None when the task lacks what the reward needs."""
-    base, argument, _ = parse_spec(name)
-    assert named_reward(base, argument)([rollout(text, **task)]) == [value]
+    assert load_reward(name)([rollout(text, **task)]) == [value]
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "#"}, {"$ref": "#/definitions/none"}])
@@ -209,9 +204,9 @@ def test_async_none_and_nan(load: Load) -> None:
     [
         ("return [1, 2]", "f returned 2 values for 1 rollout, expected one for each (r.py:1)"),
         ("return []", "f returned 0 values for 1 rollout, expected one for each (r.py:1)"),
-        ("return 'x'", "f returned a str, expected a list of numbers (r.py:1)"),
-        ("return 1.0", "f returned a float, expected a list of numbers (r.py:1)"),
-        ("return {'a': 1}", "f returned a dict, expected a list of numbers (r.py:1)"),
+        ("return 'x'", "f returned a value of type str, expected a list of numbers (r.py:1)"),
+        ("return 1.0", "f returned a value of type float, expected a list of numbers (r.py:1)"),
+        ("return {'a': 1}", "f returned a value of type dict, expected a list of numbers (r.py:1)"),
         ("yield 1; yield 2", "f returned 2 values for 1 rollout, expected one for each (r.py:1)"),
         ("raise KeyError('k')", "f raised KeyError: 'k' (r.py:2, in f)"),
         ("exit(3)", "f raised SystemExit: 3 (r.py:2, in f)"),
@@ -223,7 +218,6 @@ def test_async_none_and_nan(load: Load) -> None:
             "raise type('E', (Exception,), {'__str__': lambda self: 1 / 0})()",
             "f raised E, whose message raised ZeroDivisionError (r.py:2, in f)",
         ),
-        ("return [type('V', (), dict.fromkeys(('__float__', '__repr__'), lambda _: 1 / 0))()]", "a value of type V"),
         ("import numpy; return numpy.ones(1) * 1j", "expected a finite number or None (r.py:1)"),
         ("import numpy; return [numpy.timedelta64(5)]", "expected a finite number or None (r.py:1)"),
         ("return [bytearray(b'1')]", "expected a finite number or None (r.py:1)"),
@@ -233,11 +227,11 @@ def test_async_none_and_nan(load: Load) -> None:
 )
 def test_a_function_that_fails_is_the_rewards_fault(load: Load, body: str, said: str) -> None:
     """Raising, a wrong count and a value that is no number say what was got and expected, and the user's file and line."""
-    with pytest.raises(RewardError) as caught:
-        load(f"def f(completions, **_):\n    {body}\n")([rollout("a")])
-    assert said in caught.value.message
-    assert caught.value.message.startswith("reward: f r")
-    assert caught.value.exit_code == 3
+    (fault,) = load(f"def f(completions, **_):\n    {body}\n")([rollout("a")])
+    assert isinstance(fault, RewardError)
+    assert said in fault.message
+    assert fault.message.startswith("reward: f r")
+    assert fault.exit_code == 3
 
 
 def test_a_function_with_the_wrong_number_of_values_is_not_asked_again(load: Load) -> None:
@@ -250,16 +244,12 @@ def test_a_function_with_the_wrong_number_of_values_is_not_asked_again(load: Loa
     assert function.function.__globals__["asked"] == [1]  # type: ignore[attr-defined]  # a Python function has them
 
 
-def test_a_function_that_always_returns_one_value_is_found_out_by_the_first_rollout(load: Load) -> None:
-    """Rollouts that come one at a time get no reward either; a function that counts right is called so once only."""
-    one = load("def f(completions, **_):\n    return [1.0]\n")
-    for _ in range(2):
-        with pytest.raises(RewardError, match=r"returned 1 value for 2 rollouts"):
-            one([rollout("a")])
+def test_a_function_is_called_once_for_a_batch(load: Load) -> None:
+    """Never to see what it would return: a call may cost money, or change something."""
     counts = "calls.append(len(completions))\n    return [1.0] * len(completions)\n"
     each = load(f"calls = []\ndef f(completions, **_):\n    {counts}")
-    assert [each([rollout("a")]) for _ in range(3)] == [[1.0]] * 3
-    assert each.function.__globals__["calls"] == [1, 2, 1, 1]  # type: ignore[attr-defined]  # a Python function has them
+    assert [each([rollout("a")] * n) for n in (1, 3, 1)] == [[1.0], [1.0] * 3, [1.0]]
+    assert each.function.__globals__["calls"] == [1, 3, 1]  # type: ignore[attr-defined]  # a Python function has them
 
 
 def test_what_is_no_function_is_refused_before_it_is_called(load: Load) -> None:
@@ -274,14 +264,14 @@ def test_what_is_no_function_is_refused_before_it_is_called(load: Load) -> None:
     )
     for name, said in (
         ("Kind", "got the class Kind, expected a function"),
-        ("value", "a function, got int"),
+        ("value", "got 3, expected a name, path.py:function, or a function"),
         ("builtin", "its parameters cannot be read"),
     ):
         with pytest.raises(UsageError, match=said):
             load(text, f"r.py:{name}")
     assert load(text, "r.py:instance")([rollout("a")]) == [2.0]
-    with pytest.raises(RewardError, match="stream returned an async_generator, expected a list of numbers"):
-        load(text, "r.py:stream")([rollout("a")])
+    (fault,) = load(text, "r.py:stream")([rollout("a")])
+    assert "stream returned a value of type async_generator, expected a list of numbers" in str(fault)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +294,7 @@ def test_several_reward_servers_have_a_name_each() -> None:
     """Two URLs are two rewards; the same one twice is refused."""
     urls = ["http://localhost:5000/get_reward", "http://localhost:5001/get_reward=0.5"]
     assert [(f.name, weight) for f, weight in load_rewards(urls)] == [("remote", 1.0), ("remote_2", 0.5)]
-    with pytest.raises(UsageError, match="already there"):
+    with pytest.raises(UsageError, match="two rewards are named"):
         load_rewards([urls[0], urls[0]])
 
 

@@ -24,27 +24,24 @@ def two() -> list[dict[str, Any]]:
         "def f(completion, answer) -> float:\n    return float(completion == answer)",
         "def f(completion, answer):\n    return completion == answer",
         "def f(prompt, messages, answer):\n    return float(messages[-1]['content'] == answer)",
-        "def f(messages, answer) -> float | None:\n    return float(messages[-1]['content'] == answer)",
-        "def f(messages, answer) -> 'float':\n    return float(messages[-1]['content'] == answer)",
-        "from typing import Optional\ndef f(messages, answer) -> Optional[float]:\n"
-        "    return float(messages[-1]['content'] == answer)",
-        "from __future__ import annotations\ndef f(messages, *, answer=None) -> int:\n"
-        "    return int(messages[-1]['content'] == answer)",
+        "def f(messages, answer):\n    return float(messages[-1]['content'] == answer)",
+        "def f(messages, *, answer=None):\n    return int(messages[-1]['content'] == answer)",
         "async def f(completion, answer) -> float:\n    return float(completion == answer)",
         "def f(completion, **columns):\n    return float(completion == columns['answer'])",
+        "def f(**columns):\n    return float(columns['completion'] == columns['answer'])",
         "class F:\n    async def __call__(self, completion, answer):\n        return completion == answer\nf = F()",
     ],
 )
-def test_a_function_of_one_rollout_is_known_by_its_signature(load: Load, text: str) -> None:
-    """``completion`` or ``prompt`` as a parameter, or a number as the annotation: called for each rollout by itself."""
+def test_a_function_is_called_for_each_rollout(load: Load, text: str) -> None:
+    """By itself, whatever its annotation says."""
     function = load(text)
     assert function(two()) == [1.0, 0.0]
     assert function(two()[:1]) == [1.0]
 
 
 @pytest.mark.parametrize("name", ["directory", "exit_code", "stderr"])
-def test_what_one_agent_left_is_of_one_rollout(name: str, load: Load) -> None:
-    """A function that takes it, and no batch, is called for each rollout: nobody has a folder for a batch."""
+def test_what_one_agent_left(name: str, load: Load) -> None:
+    """A function that names it gets it, for one rollout or a batch."""
     rollouts = [{**rollout("1"), name: value} for value in ("a", "b")]
     assert load(f"def f({name}):\n    return {name} == 'b'")(rollouts) == [0.0, 1.0]
     batch = f"def f(completions, {name}):\n    return [value == 'b' for value in {name}]"
@@ -64,14 +61,13 @@ def test_a_folder_that_is_gone_is_named(load: Load) -> None:
     "text",
     [
         "def f(completions, answer) -> list[float]:\n    return [float(c == a) for c, a in zip(completions, answer)]",
-        "def f(messages, answer):\n    return [float(m[-1]['content'] == a) for m, a in zip(messages, answer)]",
-        "async def f(messages, answer) -> 'list[float]':\n"
-        "    return [float(m[-1]['content'] == a) for m, a in zip(messages, answer)]",
-        "def f(completion_ids, answer):\n    return [float(a == '1') - n for n, a in enumerate(answer)]",
+        "def f(prompts, messages, answer):\n    return [float(m[-1]['content'] == a) for m, a in zip(messages, answer)]",
+        "async def f(completions, answer) -> float:\n    return [float(c == a) for c, a in zip(completions, answer)]",
+        "def f(completions, completion_ids, answer):\n    return [float(a == '1') - n for n, a in enumerate(answer)]",
     ],
 )
-def test_all_others_are_of_a_batch(load: Load, text: str) -> None:
-    """A plural name, or neither name nor annotation, means lists with one entry per rollout."""
+def test_a_plural_name_is_of_a_batch(load: Load, text: str) -> None:
+    """Then everything is a list with one entry per rollout."""
     assert load(text)(two()) == [1.0, 0.0]
 
 
@@ -83,13 +79,10 @@ def test_a_batch_and_one_rollout_at_once_are_refused(load: Load) -> None:
 
 def test_a_parameter_that_is_no_column_is_named(load: Load) -> None:
     """A misspelt column says which there are; one with a default is left to its default."""
-    with pytest.raises(
-        RewardError, match=r"f takes 'answr', which the task has no column for; it has answer \(r.py:1\)"
-    ):
-        load("def f(completions, answr):\n    return [1.0 for _ in completions]")(two())
-    (fault, _) = load("def f(completion, answr):\n    return 1.0")(two())
-    assert isinstance(fault, RewardError)
-    assert "it has answer" in fault.message
+    for text in ("completions, answr):\n    return [1.0 for _ in completions]", "completion, answr):\n    return 1.0"):
+        (fault, _) = load(f"def f({text}")(two())
+        assert isinstance(fault, RewardError)
+        assert "f takes 'answr', which the task has no column for; it has answer (r.py:1)" in fault.message
     assert load("def f(completion, answr='x'):\n    return float(answr == 'x')")(two()) == [1.0, 1.0]
 
 

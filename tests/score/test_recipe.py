@@ -80,7 +80,7 @@ def test_a_label_can_ask_servers_beside_a_function(run: Path, tmp_path: Path) ->
         score(path=str(run), recipe=file)
         rows = read_table(run / "scores-mix", SCORES).to_pylist()
         totals = {row["rollout_id"]: row["value"] for row in rows if row["name"] == "mix"}
-        assert {row["name"] for row in rows} == {"mix", "numeric", "remote", "remote_3"}
+        assert {row["name"] for row in rows} == {"mix", "numeric", "remote", "remote_2"}
         assert [len(body["queries"]) for body in behaviour.requests] == [2, 2]
         assert totals["t0-0"] == 1 + 2.5 * reward_of(behaviour.requests[0]["queries"][0])
         assert totals["t4-0"] == 1.0

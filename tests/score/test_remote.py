@@ -176,13 +176,13 @@ def test_several_servers_count_their_mean(run: Path, url: str, by: str) -> None:
     rows = read_table(run / "scores-both", SCORES).to_pylist()
     value = {(r["rollout_id"], r["name"]): r["value"] for r in rows}
     assert value["t1-0", "remote_2"] == 7.0
-    assert value["t1-0", "both"] == 1.0 + (value["t1-0", "remote_1"] + 7.0) / 2
+    assert value["t1-0", "both"] == 1.0 + (value["t1-0", "remote"] + 7.0) / 2
     assert read_run_json(run / "scores-both")["rewards"][1]["weight"] == 0.5
 
 
 def test_one_server_twice_is_refused(run: Path, url: str) -> None:
     """It would only ask the same server the same twice."""
-    with pytest.raises(UsageError, match="given twice"):
+    with pytest.raises(UsageError, match="two rewards are named 'remote'"):
         score(path=str(run), reward_url=[url, url])
 
 

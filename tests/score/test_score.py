@@ -18,7 +18,7 @@ from gymdata.commands.score.run import score
 from gymdata.errors import RefusedError, RewardError, StoreError, UsageError
 from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardPart
-from gymdata.rewards.scheduler import Flips, RewardScheduler, Weighted, total
+from gymdata.rewards.scheduler import RewardScheduler, Weighted, total
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.store import StageOutput, read_run_json, read_table, write_table
 from gymdata.user_code import in_thread
@@ -43,7 +43,6 @@ def test_scoring_again_gives_what_collecting_gave(run: Path) -> None:
     is warned of anything."""
     summary = score(path=str(run), reward=["exact_match"])
     assert (summary.rollouts, summary.scored, summary.failed) == (16, 16, 0)
-    assert (summary.flips["changed"], summary.flips["flipped"]) == (0, [])
     rows = read_table(run, columns=["rollout_id", "reward"]).to_pylist()
     scores = read_table(run / "scores-exact_match", SCORES).to_pylist()
     assert {r["rollout_id"]: r["reward"] for r in rows} == {s["rollout_id"]: s["value"] for s in scores}
@@ -62,7 +61,7 @@ def test_an_example_in_the_prompt_is_no_answer(tmp_path: Path) -> None:
     late = parts(FakeSampler(before=hang), rewards=["exact_match"])
     collect(tasks=str(tmp_path / "tasks.jsonl"), output=tmp_path / "run", time_limit=0.05, parts=late)
     summary = score(path=str(tmp_path / "run"), reward=["exact_match"])
-    assert (summary.scored, summary.mean, summary.flips["changed"]) == (1, 0.0, 0)
+    assert (summary.scored, summary.mean) == (1, 0.0)
 
 
 def test_a_few_are_scored_first_and_then_the_others(run: Path) -> None:
@@ -75,18 +74,6 @@ def test_a_few_are_scored_first_and_then_the_others(run: Path) -> None:
     rows = read_table(run / "scores-exact_match", SCORES).to_pylist()
     assert rows[:3] == first
     assert len(rows) == len({row["rollout_id"] for row in rows}) == 16
-
-
-def test_it_says_who_flipped(run: Path, tmp_path: Path) -> None:
-    """A reward that turns every answer round flips every rollout, and names them with both values."""
-    (tmp_path / "anti.py").write_text(
-        "def anti(completions, answer, **_):\n"
-        "    return [float(c[-1]['content'] != a) for c, a in zip(completions, answer)]\n"
-    )
-    summary = score(path=str(run), reward=[f"{tmp_path / 'anti.py'}:anti"])
-    flips = summary.flips
-    assert flips["compared"] == flips["changed"] == flips["up"] + flips["down"] == len(flips["flipped"]) == 16
-    assert all(f["old"] == 1 - f["new"] for f in flips["flipped"])
 
 
 def test_old_scores_stay(run: Path, tmp_path: Path) -> None:
@@ -133,7 +120,7 @@ def test_the_weight_of_a_single_reward_counts(run: Path) -> None:
     rows = read_table(run / "scores-exact_match", SCORES).to_pylist()
     assert {row["rollout_id"]: row["value"] for row in rows} == parts
     assert max(parts.values()) == 2
-    assert (summary.mean, summary.flips["changed"]) == (sum(parts.values()) / 16, 0)
+    assert summary.mean == sum(parts.values()) / 16
 
 
 def test_a_total_beyond_float64_is_a_failure(run: Path, tmp_path: Path) -> None:
@@ -154,7 +141,7 @@ def test_a_total_beyond_float64_is_a_failure(run: Path, tmp_path: Path) -> None:
 
 def test_a_function_that_fails_gives_a_status_and_no_value(run: Path, tmp_path: Path) -> None:
     """Rows of a failing function have status failed, no value and the reason; the exit code is 1."""
-    (tmp_path / "bad.py").write_text("def picky(level, **_):\n    return [1 / (x - 3) for x in level]\n")
+    (tmp_path / "bad.py").write_text("def picky(level):\n    return 1 / (level - 3)\n")
     summary = score(path=str(run), reward=[f"{tmp_path / 'bad.py'}:picky"])
     rows = read_table(run / "scores-picky", SCORES).to_pylist()
     failed = [r for r in rows if r["status"] == "failed"]
@@ -190,7 +177,7 @@ def test_the_traceback_of_a_function_is_shown_on_request(
 ) -> None:
     """The reason has file and line; -v shows the whole traceback, once."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.py").write_text("def inner(x):\n    return 1 / x\ndef bad(**_):\n    return [inner(0)]\n")
+    (tmp_path / "bad.py").write_text("def inner(x):\n    return 1 / x\ndef bad(**_):\n    return inner(0)\n")
     words = ["score", str(run), "--reward", "bad.py:bad"]
     assert main(words) == 1
     shown = capsys.readouterr()
@@ -199,7 +186,7 @@ def test_the_traceback_of_a_function_is_shown_on_request(
     assert main([*words, "-v"]) == 1
     shown = capsys.readouterr()
     assert shown.err.count("Traceback") == 1
-    assert "return [inner(0)]" in shown.err
+    assert "return inner(0)" in shown.err
 
 
 def test_a_reward_that_applies_to_nothing_says_what_it_needs(run: Path) -> None:
@@ -211,14 +198,6 @@ def test_a_reward_that_applies_to_nothing_says_what_it_needs(run: Path) -> None:
     assert said.startswith("16;")
     assert "regex:PATTERN" in said
     assert "`pattern`" in said
-
-
-def test_every_flip_is_listed() -> None:
-    """The list of flips has no end."""
-    flips = Flips()
-    for n in range(500):
-        flips.add({"rollout_id": f"{n}", "task_id": "t", "rollout_index": n}, 0.0, 1.0)
-    assert len(flips.flipped) == flips.up == 500
 
 
 def test_scores_of_a_file_need_a_place(run: Path, tmp_path: Path) -> None:
@@ -255,7 +234,7 @@ def test_a_rollout_that_is_there_twice_is_refused(run: Path, tmp_path: Path) -> 
 
 def test_user_functions_see_the_ids_after_the_prompt(run: Path, tmp_path: Path) -> None:
     """completion_ids of a saved rollout is everything after the first prompt, in order."""
-    (tmp_path / "n.py").write_text("def n(completion_ids, **_):\n    return [len(c) for c in completion_ids]\n")
+    (tmp_path / "n.py").write_text("def n(completion_ids):\n    return len(completion_ids)\n")
     score(path=str(run), reward=[f"{tmp_path / 'n.py'}:n"])
     scores = {s["rollout_id"]: s["value"] for s in read_table(run / "scores-n", SCORES).to_pylist()}
     for row in read_table(run).to_pylist():
@@ -274,10 +253,7 @@ def test_a_reward_that_hangs_is_left_behind(tmp_path: Path) -> None:
     """After --reward-timeout the batch has no values and says why, and later ones are scored. A reward that a recipe does
     not call for a rollout has not failed on it."""
     (tmp_path / "h.py").write_text(
-        "import threading\n"
-        "def h(hang, **_):\n"
-        "    if any(hang):\n        threading.Event().wait()\n"
-        "    return [1.0] * len(hang)\n"
+        "import threading\ndef h(hang):\n    if hang:\n        threading.Event().wait()\n    return 1.0\n"
     )
     ((function, _),) = load_rewards([f"{tmp_path / 'h.py'}:h"])
 

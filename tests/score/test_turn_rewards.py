@@ -39,7 +39,7 @@ def steps(completion):
     return [float(bool(m.get("tool_calls"))) for m in turns]
 
 def sums(stdout):
-    return [float(text.count(";")) for text in stdout]
+    return float(stdout.count(";"))
 """
 
 

@@ -14,7 +14,6 @@ import pytest
 from gymdata.checks.codes.duplicates import Duplicates
 from gymdata.checks.violations import CheckSettings
 from gymdata.commands.query.run import query
-from gymdata.rewards.scheduler import Flips
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.rollouts.turn_columns import from_arrow
 from gymdata.store import scan_batches
@@ -79,27 +78,6 @@ def test_validation_keeps_few_bytes_of_a_rollout() -> None:
         tracemalloc.stop()
     assert kept < 250 * 16_000
     assert most < 500 * 16_000
-
-
-def test_flips_are_kept_in_columns() -> None:
-    """A flip takes less than 150 bytes, is listed in its place, and is what was added."""
-    flips = Flips()
-    tracemalloc.start()
-    held = pa.total_allocated_bytes()
-    try:
-        for n in range(20_000):
-            flips.add({"rollout_id": f"{n:032x}", "task_id": f"task-{n // 8}", "rollout_index": n % 8}, 0.0, 1.0)
-        kept = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - held
-    finally:
-        tracemalloc.stop()
-    # Those of the last few thousand are still dicts.
-    assert kept < 150 * 20_000 + 500 * 4_096
-    assert [one["rollout_index"] for one in flips.flipped[-3:]] == [5, 6, 7]
-    for n in (0, 4_095, 4_096, 19_999):
-        assert flips.flipped[n] == {"rollout_id": f"{n:032x}", "task_id": f"task-{n // 8}", "rollout_index": n % 8,
-                                    "old": 0.0, "new": 1.0}  # fmt: skip
-    with pytest.raises(IndexError):
-        flips.flipped[20_000]
 
 
 def test_row_groups_are_cut_by_bytes(tmp_path: Path) -> None:

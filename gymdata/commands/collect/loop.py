@@ -24,7 +24,8 @@ from gymdata.environments.port import Verdict
 from gymdata.errors import OutsideError
 from gymdata.progress import Progress
 from gymdata.rewards.port import RewardPart
-from gymdata.rewards.scheduler import RewardScheduler, step_rewards, view_of
+from gymdata.rewards.scheduler import RewardScheduler, step_rewards
+from gymdata.rewards.views import view_of
 from gymdata.rollouts.messages import RolloutRow, Task
 from gymdata.store import Run
 from gymdata.workers.signals import together

@@ -36,6 +36,7 @@ from gymdata.errors import OutsideError, UsageError, abridged, require
 from gymdata.rewards import load_rewards
 from gymdata.rewards.named import NamedReward
 from gymdata.rewards.port import RewardFunction
+from gymdata.rewards.remote import RemoteReward
 from gymdata.rewards.scheduler import Weighted
 from gymdata.rewards.user import UserReward
 from gymdata.rollouts.messages import Task
@@ -137,7 +138,8 @@ def load_parts(config: CollectConfig, objects: Given | None = None) -> Parts:
     def decode(ids: Sequence[int]) -> str:
         return tokenizer_chat.decode(ids)
 
-    rewards = [Weighted(function, weight) for function, weight in load_rewards(config.reward, decode, objects.rewards)]
+    loaded = load_rewards(config.reward, objects.rewards, partial(RemoteReward, decode=decode))
+    rewards = [Weighted(function, weight) for function, weight in loaded]
     remote = any(map(server_url, config.environments().values()))
     if remote and any(reward.function.name == VERDICT for reward in rewards):
         raise UsageError(

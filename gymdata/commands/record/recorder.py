@@ -36,7 +36,8 @@ from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
 from gymdata.engines.sampling import cut_at_stop
 from gymdata.errors import GymdataError, OutsideError, StoreError
 from gymdata.rewards.port import RewardPart
-from gymdata.rewards.scheduler import RewardScheduler, step_rewards, total, view_of
+from gymdata.rewards.scheduler import RewardScheduler, step_rewards, total
+from gymdata.rewards.views import view_of
 from gymdata.rollouts.logprobs import truncations
 from gymdata.rollouts.messages import JsonObject, RolloutRow, Task
 from gymdata.rollouts.turns import expand_prompts

@@ -7,39 +7,28 @@ fails on a rollout gives a row with status ``failed`` and no value.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gymdata.commands.score.settings import ScoreConfig
-from gymdata.commands.score.sources import RewardSources, load_sources
+from gymdata.commands.score.sources import RewardSources
 from gymdata.errors import DataError, UsageError, option
 from gymdata.progress import NullProgress, Progress
-from gymdata.public import Figures, Report, Row, path_of
+from gymdata.public import Report, Row, path_of
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.port import RewardFunction, refuse_total
-from gymdata.rewards.scheduler import (
-    VIEWED,
-    Flips,
-    PartTally,
-    RewardScheduler,
-    old_score,
-    saved_view,
-    score_rows,
-    tallies,
-)
-from gymdata.rollouts.messages import ScoreRow
+from gymdata.rewards.scheduler import PartTally, RewardScheduler, Scored, total
+from gymdata.rewards.views import VIEWED, saved_view
+from gymdata.rollouts.messages import RolloutRow, ScoreRow
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.stats import mean_ci
-from gymdata.store import StageOutput, find_run_json, read_table, scan_batches
+from gymdata.store import StageOutput, find_run_json, hash_file, read_table, scan_batches
 from gymdata.store.fetch import fetched
 from gymdata.store.lineage import parents_of, refuse_duplicates
 from gymdata.store.paths import RunFacts, local_output, refuse_inputs
@@ -47,15 +36,14 @@ from gymdata.store.reading import check_content
 from gymdata.user_code import in_thread
 from gymdata.workers.signals import run_async
 
-#: Scores that are Python objects at a time; they take ten times as much as in columns.
-_HELD_ROWS = 8_192
 _BATCH = 256
-_COLUMNS = ("rollout_id", "run_id", "task_id", "rollout_index", "reward", "rewards", *VIEWED)
+_COLUMNS = ("rollout_id", "run_id", "task_id", *VIEWED)
+_BEYOND = "the weighted sum of the parts is beyond float64"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ScoreSummary(Report):
-    """What was scored and who flipped. ``mean``: over scored rollouts, with a bootstrap interval over tasks.
+    """What was scored. ``mean``: over scored rollouts, with a bootstrap interval over tasks.
 
     ``parts``: the counts of each reward function, with the first error of those that failed. ``labels``: rollouts that
     came under each label of a recipe.
@@ -69,7 +57,6 @@ class ScoreSummary(Report):
     mean: float | None
     ci95: list[float] | None
     parts: dict[str, PartTally]
-    flips: Figures
     labels: dict[str, int]
 
     @property
@@ -85,20 +72,8 @@ class ScoreSummary(Report):
         shown = Report.__repr__(self)
         return f"{shown[:-1]}, failures={self.failures!r})" if self.failures else shown
 
-    def to_dict(self) -> Figures:
-        return {**asdict(self), "flips": {**self.flips, "flipped": list(self.flips["flipped"])}}
-
     def rows(self) -> list[Row]:
-        flips = self.flips
         interval = f" (95 %: {self.ci95[0]:.3f} to {self.ci95[1]:.3f})" if self.ci95 else ""
-        compared = (
-            [
-                ("changed", f"{flips['changed']:,} of {flips['compared']:,} compared"),
-                ("flipped up / down", f"{flips['up']:,} / {flips['down']:,}"),
-            ]
-            if flips["compared"]
-            else []
-        )
         return [
             ("rollouts", self.rollouts),
             ("scored", self.scored),
@@ -106,8 +81,6 @@ class ScoreSummary(Report):
             *((f"label {label}", n) for label, n in self.labels.items()),
             *(line for part in self.parts.values() for line in part.lines()),
             (self.name, "–" if self.mean is None else f"{self.mean:.3f}{interval}"),
-            *compared,
-            ("newly scored / no longer", f"{flips['newly_scored']:,} / {flips['no_longer_scored']:,}"),
             ("written to", self.path),
         ]
 
@@ -138,53 +111,27 @@ def score(
     config = config.model_copy(update={"path": str(fetched(config.path))})
     notes = check_content([config.path], ROLLOUTS)
     refuse_duplicates(read_table(config.path, columns=["rollout_id"]), [config.path])
-    source = find_run_json(config.path)
     progress = progress or NullProgress()
-    sources = load_sources(config, progress, functions)
-    name = config.name or (config.recipe.stem if config.recipe is not None else "+".join(sources.names()))
-    refuse_total(name, "the name of the scores", f"give them another with {option('name')}")
-    if config.recipe is not None and name in sources.names():
-        raise UsageError(
-            f"the recipe and a reward of it are both named {name!r}", hint=f"give it another with {option('name')}"
-        )
-    if config.output is not None:
-        place = local_output(config.output)
-    elif source is not None and Path(config.path).is_dir():
-        place = local_output(source.parent / f"scores-{name}")
-    else:
-        raise UsageError(
-            f"{config.path} is not a run folder, so its scores have no place", hint=f"give one with {option('output')}"
-        )
+    sources = RewardSources(config, progress, functions)
+    name = _name(config, sources)
+    place = _place(config, name)
     out = StageOutput(place, "score", overwrite=config.overwrite)
     refuse_inputs(place, [config.path], ROLLOUTS, "scored")
     with out:
         there = (place / "scores.parquet").absolute()  # user code may change the current folder
+        parents = parents_of((config.path, *sources.models))
         # Other rewards are added to what is there, other rollouts are not: run.json names those of all rows.
         out.refuse_other("", {}, "scores", parents=parents_of([config.path]))
-        parts, parents = tallies(sources.rewards), parents_of((config.path, *sources.models))
-        scored, values, tasks, flips = run_async(_score_all(config, sources, name, parts, progress))
-        if not values:
+        scores = _Scores(sources, name)
+        run_async(_score_all(config, sources, scores, progress))
+        if not scores.values:
             raise DataError.empty(config.path, "rollouts to score")
-        # With the types of the scores table, a batch at a time.
-        tables = (pa.Table.from_batches([batch]).cast(SCORES.arrow) for batch in scored.to_batches())
-        rows: Iterable[pa.RecordBatch] = (batch for table in tables for batch in table.to_batches())
+        table = pa.concat_tables(scores.tables)
         if out.facts and not config.overwrite:
             notes = [*(out.facts.get("notes") or []), *check_content([there], SCORES), *notes]
-            rows = itertools.chain(scan_batches(there, SCORES), _changed(rows, there))
-        out.batches(there.name, rows, SCORES, SCORES.arrow)
-        mean, low, high = mean_ci(np.frombuffer(values), tasks)
-        summary = ScoreSummary(
-            path=str(place),
-            name=name,
-            rollouts=len(values),
-            scored=int(np.isfinite(values).sum()),
-            failed=len(scored.filter(pc.equal(scored["status"].cast(pa.string()), "failed"))["rollout_id"].unique()),
-            mean=None if mean != mean else mean,
-            ci95=None if low != low else [low, high],
-            parts=parts,
-            flips={field.name: getattr(flips, field.name) for field in fields(flips)},
-            labels=sources.of_label,
-        )
+            table = _added(read_table(there, SCORES), table)
+        out.batches(there.name, table.to_batches(), SCORES, SCORES.arrow)
+        summary = scores.summary(str(place))
         facts: RunFacts = {
             "command": list(command),
             "config": config.model_dump(mode="json"),
@@ -195,84 +142,132 @@ def score(
             "counts": {"rollouts": summary.rollouts, "scored": summary.scored, "failed": summary.failed},
             "notes": list(dict.fromkeys(notes)),
         }
-        if sources.recipe is not None:
-            facts |= {"recipe": {"path": str(config.recipe), "xxh3": sources.recipe_hash, "labels": summary.labels}}
+        if config.recipe is not None:
+            facts |= {
+                "recipe": {"path": str(config.recipe), "xxh3": hash_file(config.recipe), "labels": summary.labels}
+            }
         out.finish(facts)
         return summary
 
 
-def _changed(rows: Iterable[pa.RecordBatch], there: Path) -> Iterator[pa.RecordBatch]:
-    """``rows`` without those that equal the last row of their rollout and name in ``there``, so that repeating a
-    scoring adds nothing."""
-    parts = [_hashes(batch) for batch in scan_batches(there, SCORES)]
-    keys, contents = (np.concatenate(part) for part in zip(*parts, strict=True))
-    del parts
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    last = np.append(keys[1:] != keys[:-1], True)
-    keys, contents = keys[last], contents[order[last]]
-    for batch in rows:
-        key, content = _hashes(batch)
-        positions = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
-        # The whole row is compared: a key collision only writes a row again.
-        yield batch.filter(pa.array((keys[positions] != key) | (contents[positions] != content)))
+def _name(config: ScoreConfig, sources: RewardSources) -> str:
+    name = config.name or (config.recipe.stem if config.recipe is not None else "+".join(sources.names()))
+    refuse_total(name, "the name of the scores", f"give them another with {option('name')}")
+    if name in sources.names() and (config.recipe is not None or len(sources.rewards) > 1):
+        raise UsageError(
+            f"the scores and one of their rewards are both named {name!r}",
+            hint=f"give them another with {option('name')}",
+        )
+    return name
 
 
-def _hashes(rows: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
-    """64-bit hashes of each row's rollout and name, and of its whole content."""
+def _place(config: ScoreConfig, name: str) -> Path:
+    """The output's folder. Raises UsageError where it is not given and the rollouts are not those of one run."""
+    if config.output is not None:
+        return local_output(config.output)
+    source = find_run_json(config.path)
+    if source is None or not Path(config.path).is_dir():
+        raise UsageError(
+            f"{config.path} is not a run folder, so its scores have no place", hint=f"give one with {option('output')}"
+        )
+    return local_output(source.parent / f"scores-{name}")
+
+
+def _added(old: pa.Table, new: pa.Table) -> pa.Table:
+    """``old``, and the rows of ``new`` that are not the last of their rollout and name there, so that repeating a scoring
+    adds nothing."""
     import polars as pl
 
-    frame = pl.DataFrame(pl.from_arrow(rows))
-    return frame.select("rollout_id", "name").hash_rows().to_numpy(), frame.hash_rows().to_numpy()
+    last = pl.DataFrame(pl.from_arrow(old)).unique(["rollout_id", "name"], keep="last")
+    rows = pl.DataFrame(pl.from_arrow(new))
+    changed = rows.join(last, on=rows.columns, how="anti", nulls_equal=True, maintain_order="left")
+    return pa.concat_tables([old.cast(SCORES.arrow), changed.to_arrow().cast(SCORES.arrow)])
 
 
-async def _score_all(
-    config: ScoreConfig, sources: RewardSources, name: str, parts: dict[str, PartTally], progress: Progress
-) -> tuple[pa.Table, array[float], np.ndarray, Flips]:
-    """The rows of the scores, each rollout's new score (NaN: none) and a number for its task, and who flipped."""
-    rewards, source_of = sources.rewards, sources.names()
-    queue = RewardScheduler(rewards, in_thread, config.reward_timeout)
-    rows: list[ScoreRow] = []
-    tables: list[pa.Table] = []
-    values, tasks = array("d"), list[pa.Array]()
-    flips = Flips(config.threshold)
-    alone = len(rewards) == 1 and sources.recipe is None
-    compare, weight = (rewards[0].function.name, rewards[0].weight) if alone else (name, 1.0)
-    # A model's scores are on another scale than other rewards.
-    same_scale = not any(r.function.source.startswith(("model:", "url:")) for r in rewards)
+async def _score_all(config: ScoreConfig, sources: RewardSources, scores: _Scores, progress: Progress) -> None:
+    scheduler = RewardScheduler(sources.rewards, in_thread, config.reward_timeout)
     # Token ids are read only for functions that may look at them.
-    columns = [*_COLUMNS, *([] if all(r.function.source.startswith("named:") for r in rewards) else ["turns"])]
+    named = all(reward.function.source.startswith("named:") for reward in sources.rewards)
+    columns = _COLUMNS if named else (*_COLUMNS, "turns")
     for rollouts in scan_batches(Path(config.path).absolute(), ROLLOUTS, columns, batch_size=_BATCH):
-        if config.limit is not None:
-            rollouts = rollouts.slice(0, config.limit - len(values))
-            if not rollouts.num_rows:
-                break
-        batch = rollouts.to_pylist()
-        views = [saved_view(row) for row in batch]
-        scored = await asyncio.gather(*map(queue.score, views))
-        sources.refuse_useless()
-        for row, view, result in zip(batch, views, scored, strict=True):
-            if not isinstance(view, DataError):
-                sources.count(view["task"])
+        left = None if config.limit is None else config.limit - len(scores.values)
+        rows = rollouts.slice(0, left).to_pylist()
+        if not rows:
+            break
+        views = [saved_view(row) for row in rows]
+        scored = await asyncio.gather(*map(scheduler.score, views))
+        for result in scored:
+            if result.fatal is not None:
+                raise result.fatal
+        if sources.recipe is not None:
+            for view in views:
+                if not isinstance(view, DataError):
+                    label = sources.recipe.label_of(view["task"]) or "none fits"
+                    scores.labels[label] = scores.labels.get(label, 0) + 1
+        scores.add(rows, scored)
+        progress.update(done=len(scores.values), failures=sum(part.failed for part in scores.parts.values()))
+
+
+class _Scores:
+    """The rows of the scores, and what the summary counts. ``values``: each rollout's score, NaN without one."""
+
+    def __init__(self, sources: RewardSources, name: str) -> None:
+        self.sources = sources.names()
+        self.name = name
+        self.parts = {r.function.name: PartTally(r.function.name, r.function.needs) for r in sources.rewards}
+        self.labels = dict.fromkeys(sources.recipe.labels if sources.recipe is not None else (), 0)
+        self.tables: list[pa.Table] = []
+        self.values: list[float] = []
+        self.tasks: list[str] = []
+        self.failed = 0
+
+    def add(self, rows: Sequence[RolloutRow], scored: Sequence[Scored]) -> None:
+        of_batch: list[ScoreRow] = []
+        for row, result in zip(rows, scored, strict=True):
             for part in result.parts:
-                parts[part.name].add(part.value, result.faults.get(part.name))
-            new_rows, value = score_rows(row, result, source_of, name)
-            rows += new_rows
-            values.append(math.nan if value is None else value)
-            flips.add(row, old_score(row, compare, weight=weight, or_total=same_scale), value)
-        tasks.append(rollouts.column("task_id"))
-        progress.update(done=len(values), failures=sum(part.failed for part in parts.values()))
-        if len(rows) >= _HELD_ROWS:
-            tables.append(_columns(rows))
-            rows = []
-    tables.append(_columns(rows))
-    codes = pa.chunked_array(tasks, pa.string()).combine_chunks().dictionary_encode().indices.to_numpy()
-    return pa.concat_tables(tables), values, codes, flips
+                self.parts[part.name].add(part.value, result.faults.get(part.name))
+            of_rollout = self._rows(row, result)
+            of_batch += of_rollout
+            value = next(one["value"] for one in of_rollout if one["name"] == self.name)
+            self.values.append(math.nan if value is None else value)
+            self.tasks.append(row["task_id"])
+            self.failed += any(one["status"] == "failed" for one in of_rollout)
+        self.tables.append(pa.Table.from_pylist(of_batch, schema=SCORES.arrow))
 
+    def _rows(self, row: RolloutRow, scored: Scored) -> list[ScoreRow]:
+        """A row for each part, and one for the total, which is that of a single reward where the scores have its name."""
+        value = None if scored.faults else total(scored.parts)
+        beyond = value is None and not scored.faults and any(part.value is not None for part in scored.parts)
+        rows = {
+            part.name: (part.value, self.sources[part.name], part.name in scored.faults, part.detail)
+            for part in scored.parts
+        }
+        terms = " + ".join(f"{part.weight:g}*{part.name}" for part in scored.parts) or "no reward"
+        _, source, failed, detail = rows.get(self.name, (None, terms, bool(scored.faults), None))
+        rows[self.name] = (value, source, failed or beyond, _BEYOND if beyond else detail)
+        return [
+            {
+                "rollout_id": row["rollout_id"],
+                "name": name,
+                "value": value,
+                "status": "failed" if failed else "scored",
+                "source": source,
+                "run_id": row["run_id"],
+                "detail": detail if failed or value is not None else "does not apply",
+            }
+            for name, (value, source, failed, detail) in rows.items()
+        ]
 
-def _columns(rows: list[ScoreRow]) -> pa.Table:
-    """Rows of the scores table; of what is the same in most rows one copy is kept."""
-    table = pa.Table.from_pylist(rows, schema=SCORES.arrow)
-    for name in SCORES.dictionary:
-        table = table.set_column(table.column_names.index(name), name, table[name].dictionary_encode())
-    return table
+    def summary(self, path: str) -> ScoreSummary:
+        mean, low, high = mean_ci(np.asarray(self.values), np.unique(self.tasks, return_inverse=True)[1])
+        return ScoreSummary(
+            path=path,
+            name=self.name,
+            rollouts=len(self.values),
+            scored=int(np.isfinite(self.values).sum()),
+            failed=self.failed,
+            mean=None if math.isnan(mean) else mean,
+            ci95=None if math.isnan(low) else [low, high],
+            parts=self.parts,
+            labels=self.labels,
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import ClassVar, Self
@@ -11,7 +10,7 @@ import pydantic
 
 from gymdata.errors import with_options
 from gymdata.rewards.setting import RewardSpecs
-from gymdata.settings import Config
+from gymdata.settings import Config, ServerUrls
 
 
 class ScoreConfig(Config):
@@ -26,7 +25,7 @@ class ScoreConfig(Config):
     reward_model: str | None = pydantic.Field(
         None, description="Reward model folder, as written by `gymdata train-reward`."
     )
-    reward_url: list[str] = pydantic.Field(
+    reward_url: ServerUrls = pydantic.Field(
         default_factory=list, description="Reward server (POST queries, prompts); the mean of several is used."
     )
     recipe: Path | None = pydantic.Field(None, description="YAML file: label of a task → rewards with their weights.")
@@ -42,26 +41,7 @@ class ScoreConfig(Config):
         None, pattern=r"^[\w.+-]+$", description="Name of these scores (default: the rewards' names)."
     )
     output: Path | None = pydantic.Field(None, description="Output folder (default: RUN/scores-NAME).")
-    threshold: float = pydantic.Field(0.5, allow_inf_nan=False, description="A score that crosses it counts as a flip.")
     overwrite: bool = pydantic.Field(False, description="Start over, replacing existing output.")
-
-    @pydantic.field_validator("reward_url", mode="before")
-    @classmethod
-    def _several_urls(cls, value: object) -> object:
-        if value is None:
-            return []
-        # As published, the servers may also be one text with commas.
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-            return value
-        return [url for text in texts for url in re.split(r",(?=https?://)", text)]
-
-    @pydantic.field_validator("reward_url")
-    @classmethod
-    def _each_once(cls, urls: list[str]) -> list[str]:
-        if len(set(urls)) < len(urls):
-            raise ValueError("different servers: one is given twice")
-        return urls
 
     @pydantic.model_validator(mode="after")
     def _some_reward(self) -> Self:

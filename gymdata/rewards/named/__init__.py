@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from gymdata.errors import OutsideError, RewardError, UsageError, option
+from gymdata.errors import RewardError, UsageError, option
 from gymdata.registry import Registry
 from gymdata.rewards.port import TaskRow, View
 
@@ -26,7 +26,6 @@ class NamedReward:
     #: Microseconds, so it needs no thread.
     quick = False
     bounded = False
-    useless: OutsideError | None = None
 
     def __init__(self, name: str, argument: str | None) -> None:
         self.name = name
@@ -43,13 +42,16 @@ class NamedReward:
         """The reward of a text; None where the task lacks what it needs. Raises RewardError."""
         raise NotImplementedError
 
-    def __call__(self, rollouts: Sequence[View]) -> list[float | None]:
+    def __call__(self, rollouts: Sequence[View]) -> list[float | RewardError | None]:
+        return [self._checked(r["text"], r["task"]) for r in rollouts]
+
+    def _checked(self, text: str, task: TaskRow) -> float | RewardError | None:
         try:
-            return [self.check(r["text"], r["task"]) for r in rollouts]
-        except RewardError:
-            raise
-        except Exception as error:  # libraries raise many kinds on what models write and tasks ask for
-            raise RewardError(f"{self.name} raised {type(error).__name__}: {error}") from error
+            return self.check(text, task)
+        except RewardError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - libraries raise many kinds on what models write and tasks ask for
+            return RewardError(f"{self.name} raised {type(error).__name__}: {error}")
 
     def applies(self, task: TaskRow) -> bool:
         """Whether the task's row has what it reads; False only if no rollout of it could be scored."""
