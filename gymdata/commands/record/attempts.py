@@ -27,7 +27,7 @@ from gymdata.commands.record.agent import Agent, Attempt
 from gymdata.commands.record.ending import Ending
 from gymdata.commands.record.recorder import Recorder
 from gymdata.commands.record.returned import AgentResult
-from gymdata.commands.record.rows import label_turns
+from gymdata.commands.record.rows import outline_of
 from gymdata.commands.record.server import Service, create_app
 from gymdata.commands.record.sessions import Session
 from gymdata.commands.record.settings import RecordConfig
@@ -230,7 +230,7 @@ class AgentRollout(Rollout):
         await super().play(first)
         if self.failure is None or self.attempt is None or (session := self.runs.session(self.attempt)) is None:
             return
-        label_turns(session)
+        outline_of(session)  # the turns get their agents
         self.encoder = session.encoder
         for message, turn in session.numbered(len(session.steps) - 1):
             self.messages.append(message)

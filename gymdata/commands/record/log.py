@@ -1,17 +1,18 @@
-"""The calls of sessions that are open, on disk: RUN/sessions/N.journal, one session each, until its row is written.
+"""The calls of sessions that are open, on disk: RUN/sessions/open.journal, one for all, until their rows are written.
 
-Invariants: a call is in the journal before it is answered, so a killed recorder loses only requests in flight; a session's
-journal is emptied after its row was journaled, so a session is never in both for a reader of rows; what a crash tore is put
-aside and reported, and a journal that is damaged elsewhere, or is the earlier of two of one session, is N.journal.damaged; a
-number of which anything was put aside is not used again. An empty journal takes the next session: to make and remove a file
-for each would cost more.
+A line is a call of a session (``key``), or that it ended. ``n`` counts a session's lines; its first one says how it began.
+
+Invariants: a call is in the journal before it is answered, so a killed recorder loses only requests in flight; a session
+leaves the journal after its row was journaled, and who resumes it looks whether its row is there; a session of which a line
+between others is damaged is not resumed, is reported, and stays in a copy of the journal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
@@ -29,111 +30,112 @@ from gymdata.store.paths import SESSIONS_FOLDER
 from gymdata.store.run_json import sync
 from gymdata.texts import raised
 
+#: Bytes above which the lines of sessions that have ended are taken out.
+COMPACT_BYTES = 256 << 20
+
 
 class SessionLog:
-    """The folder of one run. ``repairs``: what of it was damaged, in sentences."""
+    """The journal of one run. ``repairs``: what of it was damaged, in sentences."""
 
     def __init__(self, run: Path) -> None:
-        self._folder = run / SESSIONS_FOLDER
-        self._folder.mkdir(exist_ok=True)
+        folder = run / SESSIONS_FOLDER
+        folder.mkdir(exist_ok=True)
         sync(run)
-        self._journals: dict[str, Journal] = {}
-        #: Empty ones, and those of sessions that an earlier process left.
-        self._free, self._left = list[Journal](), dict[str, Path]()
-        # What was put aside of a journal keeps its number.
-        numbers = (path.name.partition(".")[0] for path in self._folder.iterdir())
-        self._number = max((int(number) for number in numbers if number.isdecimal()), default=-1)
-        self.repairs: list[str] = []
+        self._path = folder / "open.journal"
+        self.repairs = [str(fault) for fault in repair(self._path)[1]]
+        self._journal = Journal(self._path)
+        #: The open sessions, and how many lines each has.
+        self._lines: dict[str, int] = {}
+        self._compact_at = COMPACT_BYTES
 
-    def read(self) -> Iterator[Session]:
-        """Every session that is there, with its calls. Of two of one key the later is resumed: the earlier had ended and was
-        not emptied."""
+    def read(self) -> list[Session]:
+        """Every session that is open, with its calls."""
         sessions: dict[str, Session] = {}
-        for path in sorted(self._folder.glob("*.journal")):
-            if not path.is_file():
-                self.repairs.append(f"{path}: expected a file, the journal of a session; passed over")
+        damaged: dict[str, str] = {}
+        for line in scan(self._path):
+            if line.body is None:
                 continue
-            if damaged := [line.offset for line in scan(path) if line.closed and not line.body]:
-                # Which session it is, or which turn another one continues, is not known any more.
-                self._put_aside(path, f"damaged at byte {damaged[0]:,}")
-                continue
-            self.repairs += map(str, repair(path)[1])
-            lines = [orjson.loads(line.body) for line in scan(path) if line.body is not None]
-            if len(lines) < 2:  # no call was journaled
-                path.unlink()
+            entry = orjson.loads(line.body)
+            key, number = entry.pop("key"), entry.pop("n")
+            if number is None or "begin" in entry:
+                # It ended, or begins another time.
+                for known in (sessions, damaged, self._lines):
+                    known.pop(key, None)
+            if number is None or key in damaged:
                 continue
             try:
-                session = Session(**lines[0])
-                for event in lines[1:]:
-                    session.add(event)
+                if "begin" in entry:
+                    sessions[key] = Session(key, **entry.pop("begin"))
+                if number != self._lines.get(key, 0):
+                    raise ValueError(f"line {self._lines.get(key, 0)} of it is damaged")
+                sessions[key].add(entry)
+                self._lines[key] = number + 1
             except Exception as error:  # noqa: BLE001 - a session that cannot be read ends no other
-                self._put_aside(path, f"cannot be read: {raised(error)}")
-                continue
-            if (other := sessions.get(session.key)) is not None:
-                earlier = path if session.started_at <= other.started_at else self._left[session.key]
-                self._put_aside(earlier, f"session {session.key} has another journal, which began later")
-                if earlier is path:
-                    continue
-            self._left[session.key] = path
-            sessions[session.key] = session
-        yield from sessions.values()
+                damaged[key] = raised(error)
+                sessions.pop(key, None)
+                self._lines.pop(key, None)
+        if damaged:
+            self._put_aside(damaged)
+        return list(sessions.values())
 
-    def _put_aside(self, path: Path, why: str) -> None:
-        aside = path.with_name(f"{path.name}.damaged")
-        path.rename(aside)
-        self.repairs.append(f"{path.name}: {why}; not resumed, and kept as {aside}")
+    def _put_aside(self, damaged: dict[str, str]) -> None:
+        """Keep a copy of the journal, and go on without these sessions."""
+        names = (self._path.with_name(f"{self._path.name}.damaged-{n}") for n in range(1 << 30))
+        copy = next(name for name in names if not name.exists())
+        try:
+            shutil.copyfile(self._path, copy)
+        except OSError as error:
+            raise StoreError.from_os(copy, error) from error
+        sync(copy.parent)
+        self.repairs += [f"session {key}: {why}; not resumed, and kept in {copy}" for key, why in damaged.items()]
+        self._compact()
 
     def append(self, session: Session, event: Event) -> None:
-        """Journal one call. Raises StoreError.from_os, and TypeError (orjson's) for a
-        value that no row could hold."""
-        lines = [line_of(orjson.dumps(name_non_finite(event)))]
-        journal = self._journals.get(session.key)
-        if journal is None:
-            journal = self._journals[session.key] = self._opened(session.key)
-        if not journal.size:
-            # In one write with its first call: a session without a call is none.
-            names = ("key", "rollout_id", "named", "started_at", "spent")
-            lines.insert(0, line_of(orjson.dumps({name: getattr(session, name) for name in names})))
-        journal.append(b"".join(lines))
-
-    def _opened(self, key: str) -> Journal:
-        if key in self._left:
-            return Journal(self._left[key])
-        if self._free:
-            return self._free.pop()
-        self._number += 1
-        return Journal(self._folder / f"{self._number:05d}.journal")
-
-    def sync(self) -> None:
-        """Bring every journal to the disk."""
-        for journal in list(self._journals.values()):
-            journal.sync()
+        """Journal one call. Raises StoreError.from_os, and TypeError (orjson's) for a value that no row could hold."""
+        number = self._lines.get(session.key, 0)
+        begin = {name: getattr(session, name) for name in ("rollout_id", "named", "started_at", "spent")}
+        entry = {"key": session.key, "n": number, **({} if number else {"begin": begin}), **event}
+        self._journal.append(line_of(orjson.dumps(name_non_finite(entry))))
+        self._lines[session.key] = number + 1
+        if self._journal.size > self._compact_at:
+            self._compact()
 
     def drop(self, session: Session) -> None:
         """The session's row is written. Raises StoreError.from_os."""
-        journal, left = self._journals.pop(session.key, None), self._left.pop(session.key, None)
-        if left is not None:
-            # Not used again: what was put aside of it has its name.
-            if journal is not None:
-                journal.close(keep=False)
-            try:
-                left.unlink(missing_ok=True)
-            except OSError as error:
-                raise StoreError.from_os(left, error) from error
-        elif journal is not None:
-            journal.empty()
-            self._free.append(journal)
+        if self._lines.pop(session.key, None) is None:
+            return
+        if self._lines:
+            self._journal.append(line_of(orjson.dumps({"key": session.key, "n": None})))
+        else:
+            self._journal.empty()
+
+    def _compact(self) -> None:
+        """Write the lines of open sessions anew. Raises StoreError.from_os."""
+        new = self._path.with_name(f"{self._path.name}.tmp")
+        try:
+            with new.open("wb") as file:
+                for line in scan(self._path):
+                    if line.body is not None and orjson.loads(line.body)["key"] in self._lines:
+                        file.write(line.raw + b"\n")
+            sync(new)
+            new.replace(self._path)
+        except OSError as error:
+            raise StoreError.from_os(new, error) from error
+        sync(self._path.parent)
+        self._journal.close(keep=False)
+        self._journal = Journal(self._path)
+        self._compact_at = max(COMPACT_BYTES, 2 * self._journal.size)
+
+    def sync(self) -> None:
+        """Bring the journal to the disk."""
+        self._journal.sync()
 
     def close(self) -> None:
-        for journal in self._journals.values():
-            journal.close()
-        for journal in self._free:
-            journal.close(keep=False)
-            journal.path.unlink(missing_ok=True)
-        self._journals.clear()
-        self._free.clear()
+        self._journal.close(keep=bool(self._lines))
+        if not self._lines:
+            self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty, or removed already
-            self._folder.rmdir()
+            self._path.parent.rmdir()
 
 
 def facts_of(session: Session) -> Figures:

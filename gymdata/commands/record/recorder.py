@@ -13,7 +13,8 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,7 +30,7 @@ from gymdata.commands.record.ending import FAILED, REPORTED, TRUNCATED, Ending
 from gymdata.commands.record.log import SessionLog, facts_of, recorded
 from gymdata.commands.record.messages import digests, tools_digest
 from gymdata.commands.record.request import AgentCompletion, AgentRequest, Client, RequestError
-from gymdata.commands.record.rows import Groups, Member, label_turns, main_leaf, session_row, unread_turns
+from gymdata.commands.record.rows import Groups, Member, Outline, Score, outline_of, session_row
 from gymdata.commands.record.sessions import Plan, Session
 from gymdata.commands.record.settings import RecordConfig
 from gymdata.engines.port import Chat, Generation, Sampler, SampleRequest
@@ -206,6 +207,25 @@ class Recorder:
             problem = f"got {request.tool_choice!r}, expected auto or none: the model is sampled as it is"
             raise RequestError.field("tool_choice", problem, "unsupported")
         plan = self.prompt_of(session, request)
+        max_tokens, clamped = self._room(session, request, plan)
+        self.sessions[session.key] = session
+        session.in_flight += 1
+        call = Call(request, client, plan, max_tokens, clamped, self._chosen(request), session.begin())
+        try:
+            return self._record(session, call, await self._sample(session, call))
+        except BaseException:
+            session.numbers.discard(call.number)
+            raise
+        finally:
+            session.in_flight -= 1
+            session.last_at = time.time()
+            if not session.steps and not session.in_flight:
+                # Nothing was sampled: there is no rollout to end.
+                self.sessions.pop(session.key, None)
+
+    def _room(self, session: Session, request: AgentRequest, plan: Plan) -> tuple[int, dict[str, int] | None]:
+        """How many tokens the completion may have, and what the row says where the client asked for more. Raises
+        RequestError for a prompt beyond the context."""
         room = None if self.context is None else self.context - len(plan.prompt)
         if room is not None and room < 1:
             raise RequestError(
@@ -215,31 +235,11 @@ class Recorder:
                 f"(this model's maximum context length is {self.context} tokens)",
                 where="messages",
             )
-        requested = request.max_tokens if request.max_tokens is not None else room
-        max_tokens = min(n for n in (requested, room, self.max_tokens) if n is not None)
-        left = self.config.max_tokens_total
-        if left is not None:
-            max_tokens = min(max_tokens, left - session.encoder.n_generated_tokens)
-        clamped = (
-            {"max_tokens": requested, "used": max_tokens} if requested is not None and max_tokens < requested else None
-        )
-        chosen = self._chosen(request)
-        self.sessions[session.key] = session
-        session.in_flight += 1
-        number = session.begin()
-        try:
-            generation = await self._sample(session, request, plan.prompt, max_tokens, chosen, number)
-            clamped = clamped if request.max_tokens else None
-            return self._record(session, request, plan, client, generation, chosen, clamped, number)
-        except BaseException:
-            session.numbers.discard(number)
-            raise
-        finally:
-            session.in_flight -= 1
-            session.last_at = time.time()
-            if not session.steps and not session.in_flight:
-                # Nothing was sampled: there is no rollout to end.
-                self.sessions.pop(session.key, None)
+        budget = self.config.max_tokens_total
+        left = None if budget is None else budget - session.encoder.n_generated_tokens
+        asked = request.max_tokens
+        most = min(n for n in (asked, room, left, self.max_tokens) if n is not None)
+        return most, ({"max_tokens": asked, "used": most} if asked is not None and most < asked else None)
 
     def _refuse_spent(self, session: Session) -> None:
         config, turns, tokens = self.config, len(session.numbers), session.encoder.n_generated_tokens
@@ -270,28 +270,20 @@ class Recorder:
         chosen |= self._forced
         return {k: v for k, v in chosen.items() if self._base.get(k) != v}
 
-    async def _sample(
-        self,
-        session: Session,
-        request: AgentRequest,
-        prompt: Sequence[int],
-        max_tokens: int,
-        chosen: Settings,
-        turn: int,
-    ) -> Generation:
-        turn_name = f"turn {len(session.steps)}"
-        seed = request.sampling.get("seed")
+    async def _sample(self, session: Session, call: Call) -> Generation:
+        seed = call.request.sampling.get("seed")
         if not isinstance(seed, int):
             task, index = self._member(session.key)
-            seed = request_seed(self._seed, task, turn, index)
+            seed = request_seed(self._seed, task, call.number, index)
         sample = SampleRequest(
-            request_id=f"{session.rollout_id}-{turn}-{secrets.token_hex(4)}",
-            prompt_token_ids=list(prompt),
-            max_tokens=max_tokens,
+            request_id=f"{session.rollout_id}-{call.number}-{secrets.token_hex(4)}",
+            prompt_token_ids=list(call.plan.prompt),
+            max_tokens=call.max_tokens,
             seed=seed,
             group=session.key,
-            sampling=chosen or None,
+            sampling=call.chosen or None,
         )
+        turn_name = f"turn {len(session.steps)}"
         try:
             (generation,) = await self.sampler.sample(sample)
             if generation.finish_reason == "abort":
@@ -299,7 +291,7 @@ class Recorder:
             if list(generation.prompt_token_ids) != sample.prompt_token_ids:
                 raise OutsideError("engine", "another prompt was read than was sent")
             self.upstream.pop(session.key, None)
-            min_tokens = int({**self._base, **chosen}.get("min_tokens") or 0)
+            min_tokens = int({**self._base, **call.chosen}.get("min_tokens") or 0)
             return cut_at_stop(generation, self.chat.decode, min_tokens)
         except OutsideError as error:
             if self.assigned is not None and error.status != 400:
@@ -313,25 +305,25 @@ class Recorder:
             status = error.status if error.status in (429, 503, 504) else None
             raise RequestError("upstream", error.message, status=status, retry_after=1.0) from error
 
-    def _record(
-        self,
-        session: Session,
-        request: AgentRequest,
-        plan: Plan,
-        client: Client,
-        generation: Generation,
-        chosen: Settings,
-        clamped: Settings | None,
-        number: int,
-    ) -> AgentCompletion:
-        temperature = float({**self._base, **chosen}["temperature"])
-        biases = {k: v for k, v in chosen.items() if truncations({"sampling": {k: v}})}
+    def _record(self, session: Session, call: Call, generation: Generation) -> AgentCompletion:
+        """Journal a call and take it in."""
+        biases = {k: v for k, v in call.chosen.items() if truncations({"sampling": {k: v}})}
         if biases:
             self.run.sampled_with(**biases)
-        message, completion = read_generation(self.chat, session, request, generation)
-        facts = {"id": completion.id, "finish_reason": completion.finish_reason, "temperature": temperature}
-        facts |= {"sampling": dict(chosen) or None, "clamped": clamped, "unread": client.gone, "number": number}
-        event = session.event(request, plan, generation, message, **facts)
+        message, completion = read_generation(self.chat, session, call.request, generation)
+        event = session.event(
+            call.request,
+            call.plan,
+            generation,
+            message,
+            id=completion.id,
+            finish_reason=completion.finish_reason,
+            temperature=float({**self._base, **call.chosen}["temperature"]),
+            sampling=call.chosen or None,
+            clamped=call.clamped,
+            unread=call.client.gone,
+            number=call.number,
+        )
         self.log.append(session, event)
         session.add(event)
         self.counts["unparsed_calls_total"] += "unparsed_call" in message
@@ -362,12 +354,7 @@ class Recorder:
             for row in await asyncio.to_thread(self.run.failures):
                 if (row["rollout_id"], row["kind"], row["place"]) == (failed["rollout_id"], *_REPORTED):
                     return failed
-        state = await self.state(key)
-        if ending.fields:
-            columns = ("status", "stop_reason", "reward", "rewards", "task", "task_id")
-            row = await asyncio.to_thread(recorded, self.run.folder, state["rollout_id"], columns)
-            ending.refuse_other(key, row, scored=bool(self.scheduler.rewards))
-        return state
+        return await self.state(key)
 
     async def answered(self, session: Session) -> None:
         """Calls in flight are answered first."""
@@ -385,85 +372,64 @@ class Recorder:
 
     async def write(self, session: Session, ending: Ending) -> tuple[RolloutRow, Mapping[str, str]]:
         """Score a session, whose lock is held, and write its row. Returns it, and the reward functions that failed."""
-        labels = label_turns(session)
-        unread = unread_turns(session)
-        last = main_leaf(session, labels, unread)
-        shown = session.numbered(last)
-        status, stop_reason = ending.status, ending.stop_reason
-        if session.spent is not None:
-            status, stop_reason = TRUNCATED, session.spent
-        member = self._member_of(session, ending, labels)
-        duration = session.last_at - session.started_at
-        parts, faults = [RewardPart(name, value) for name, value in ending.rewards.items()], dict[str, str]()
-        if not parts and ending.reward is not None:
-            parts = [RewardPart(REPORTED, ending.reward)]
-        if self.scheduler.rewards and not ending.masked:
-            view = view_of(
-                messages=[message for message, _ in shown],
-                produced_by=[turn for _, turn in shown],
-                task=member.task,
-                tools=session.threads[session.steps[last].thread].tools,
-                turns=session.encoder.turns,
-                status=status,
-                environment={**ending.left, "directory": ending.directory},
-            )
-            scored = await self.scheduler.score(view)
-            parts, faults = [*parts, *scored.parts], scored.faults
-            turns = session.encoder.turns
-            steps = step_rewards([] if faults else scored.parts, len(turns))
-            for turn_row, step_reward in zip(turns, steps, strict=True):
-                turn_row["reward"] = step_reward
-            # Others have ended meanwhile. From here on nothing is awaited: this one is the next.
-            member = self._member_of(session, ending, labels)
-        reward = None if faults else total(parts)
-        if ending.reward is not None and ending.rewards and not faults and not self.scheduler.rewards:
-            reward = ending.reward
-        # expand(encode(x)) == x, or nothing is written.
-        for turn, prompt in enumerate(expand_prompts(session.encoder.turns)):
-            step = session.steps[turn]
-            if prompt.tolist() != [*session.ids_of(step.parent).tolist(), *step.tail.tolist()]:
-                raise GymdataError(
-                    f"session {session.key}, turn {turn}: the encoded prompt does not expand to what the engine read",
-                    hint="this is a defect in gymdata: the session stays in RUN/sessions",
-                )
-        row = session_row(
-            session,
-            key=self.key,
-            member=member,
-            labels=labels,
-            unread=unread,
-            status=status,
-            stop_reason=stop_reason,
-            reward=reward,
-            parts=parts,
-            faults=faults,
-            duration_s=duration,
-            left=ending.left,
-            masked=ending.masked,
-        )
-        used = {session.temperatures[t] for t in range(len(session.steps))}
-        if len(used) > 1:
-            self.run.sampled_with(mixed_temperatures=sorted(used))
+        outline = outline_of(session)
+        score = await self._scored(session, outline, ending)
+        # Others have ended meanwhile. From here on nothing is awaited: this one is the next.
+        member = self._member_of(session, ending, outline)
+        _refuse_unproven(session)
+        row = session_row(session, outline, self.key, member, ending, score)
+        temperatures = {step.temperature for step in session.steps}
+        if len(temperatures) > 1:
+            self.run.sampled_with(mixed_temperatures=sorted(temperatures))
         try:
             self.run.append(row)
         except StoreError as error:
             self._died(error)
             raise
         # It has ended, whatever fails from here on.
-        self._ended[session.rollout_id] = {**_state_of(row), "agents": labels}
+        self._ended[session.rollout_id] = {**_state_of(row), "agents": list(outline.labels)}
         self._groups.add(row)
         self.counts["rollouts_total"] += 1
-        self.counts["unread_turns_total"] += len(unread)
+        self.counts["unread_turns_total"] += len(outline.unread)
         self.discard(session)
-        for name, message in faults.items():
+        for name, message in score.faults.items():
             self._fail(session, "reward", f"reward {name}", message, member.task_id)
-        return row, faults
+        return row, score.faults
 
-    def _member_of(self, session: Session, ending: Ending, labels: Sequence[str]) -> Member:
+    async def _scored(self, session: Session, outline: Outline, ending: Ending) -> Score:
+        """What the client reported and the run's own rewards say; a failure is no score."""
+        status, stop_reason = (
+            (ending.status, ending.stop_reason) if session.spent is None else (TRUNCATED, session.spent)
+        )
+        reported = ending.rewards or ({} if ending.reward is None else {REPORTED: ending.reward})
+        parts = [RewardPart(name, value) for name, value in reported.items()]
+        if not self.scheduler.rewards or ending.masked:
+            whole = total(parts)
+            if ending.reward is not None and not self.scheduler.rewards:
+                whole = ending.reward
+            return Score(status, stop_reason, whole, parts, {})
+        shown, turns = session.numbered(outline.leaf), session.encoder.turns
+        view = view_of(
+            messages=[message for message, _ in shown],
+            produced_by=[turn for _, turn in shown],
+            task=self._member_of(session, ending, outline).task,
+            tools=session.threads[session.steps[outline.leaf].thread].tools,
+            turns=turns,
+            status=status,
+            environment={**ending.left, "directory": ending.directory},
+        )
+        scored = await self.scheduler.score(view)
+        steps = step_rewards([] if scored.faults else scored.parts, len(turns))
+        for turn, step_reward in zip(turns, steps, strict=True):
+            turn["reward"] = step_reward
+        parts += scored.parts
+        return Score(status, stop_reason, None if scored.faults else total(parts), parts, scored.faults)
+
+    def _member_of(self, session: Session, ending: Ending, outline: Outline) -> Member:
         if self.assigned is not None:
             task, index = self.assigned[session.key]
             return Member(task.task_id, index, self.key.group_id(task), task.row)
-        return self._groups.member(session, ending, labels)
+        return self._groups.member(session, ending, outline.labels)
 
     async def end_idle(self) -> None:
         """End every session that no request came to for too long. Raises StoreError."""
@@ -525,6 +491,31 @@ class Recorder:
                 "duration_s": session.last_at - session.started_at,
             }
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that is sampled. ``chosen``: what its client, or --force, chooses besides the run's own settings;
+    ``clamped``: that it asked for more tokens; ``number``: by which it is seeded."""
+
+    request: AgentRequest
+    client: Client
+    plan: Plan
+    max_tokens: int
+    clamped: dict[str, int] | None
+    chosen: Settings
+    number: int
+
+
+def _refuse_unproven(session: Session) -> None:
+    """expand(encode(x)) == x, or nothing is written."""
+    for turn, prompt in enumerate(expand_prompts(session.encoder.turns)):
+        step = session.steps[turn]
+        if prompt.tolist() != [*session.ids_of(step.parent).tolist(), *step.tail.tolist()]:
+            raise GymdataError(
+                f"session {session.key}, turn {turn}: the encoded prompt does not expand to what the engine read",
+                hint="this is a defect in gymdata: the session stays in RUN/sessions",
+            )
 
 
 #: Kind and place of the failure of a session whose client says that it failed.

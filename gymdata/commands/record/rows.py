@@ -16,9 +16,10 @@ import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gymdata.commands.collect.resume import RunKey
 from gymdata.commands.collect.rows import table_message, to_json
@@ -40,40 +41,61 @@ class Version(NamedTuple):
     cause: str | None
 
 
-def versions(session: Session) -> tuple[int, list[Version]]:
-    """The first version of main, and what each conversation is. Side conversations have later versions only where those
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A session's conversations side by side: the label and the version of each, which one is main's first version, the
+    turns that nobody read, and the last turn of the conversation that the row shows."""
+
+    labels: Sequence[str]
+    versions: Sequence[Version]
+    main: int
+    unread: Sequence[int]
+    leaf: int
+
+
+def outline_of(session: Session) -> Outline:
+    """The outline of a session, whose turns get their agents. Side conversations have later versions only where those
     repeat something of them."""
-    threads, found = session.threads, _versions(session)
-    turns = Counter(step.thread for step in session.steps)
+    threads, turns = session.threads, Counter(step.thread for step in session.steps)
     with_tools = [k for k, thread in enumerate(threads) if thread.tools]
     most = max(range(len(threads)), key=lambda k: (turns[k], -k))
-    main = found[with_tools[0] if with_tools else most].origin
-    return main, _versions(session, main)
+    main = _versions(session)[with_tools[0] if with_tools else most].origin
+    versions = _versions(session, main)
+    labels = _labels(session, main, versions)
+    _label_turns(session, labels)
+    encoded = session.encoder.turns
+    gone = [turn for turn, step in enumerate(session.steps) if step.unread]
+    # Retries that nothing continues, and those whose client was gone.
+    cut = chains(encoded, expand_prompts(encoded, check_digests=False), "keep", gone)
+    unread = sorted(chain.turns[-1] for chain in cut if chain.abandoned)
+    # An unread one is shown only where nothing of main was read.
+    ours = [k for k, step in enumerate(session.steps) if f"{labels[step.thread]}.".startswith(f"{MAIN}.")]
+    leaf = max([turn for turn in ours if turn not in unread] or ours)
+    return Outline(labels, versions, main, unread, leaf)
 
 
 def _versions(session: Session, main: int | None = None) -> list[Version]:
     """What each conversation is. ``main``: the only one of which those that repeat nothing are versions (None: any)."""
     last = {step.thread: turn for turn, step in enumerate(session.steps)}
-    found: list[Version] = []
+    versions: list[Version] = []
     for k, thread in enumerate(session.threads):
         before, cause = thread.edits, thread.cause
         if before is not None and thread.if_left:
             waits = bool(session.steps[last[before]].message.get("tool_calls"))
-            if last[before] > thread.first_turn or main not in (None, found[before].origin):
+            if last[before] > thread.first_turn or main not in (None, versions[before].origin):
                 before = cause = None
             elif waits and session.threads[before].fingerprint != thread.fingerprint:
                 cause = f"undecided: a later version of conversation {before}, which waits for a call, or a sub-agent's"
                 before = None
-        found.append(Version(k if before is None else found[before].origin, cause))
-    return found
+        versions.append(Version(k if before is None else versions[before].origin, cause))
+    return versions
 
 
-def agents(session: Session) -> list[str]:
+def _labels(session: Session, main: int, versions: Sequence[Version]) -> list[str]:
     """The label of each conversation."""
-    main, found = versions(session)
     labels: list[str] = []
     used: Counter[str] = Counter()
-    for k, (thread, version) in enumerate(zip(session.threads, found, strict=True)):
+    for k, (thread, version) in enumerate(zip(session.threads, versions, strict=True)):
         if k == main:
             label = MAIN
         elif version.origin != k:
@@ -89,10 +111,10 @@ def agents(session: Session) -> list[str]:
     return labels
 
 
-def label_turns(session: Session) -> list[str]:
-    """Give every turn its agent; returns the label of each conversation. A branch within a conversation whose new messages
-    happen to repeat what was sampled after the fork has a label of its own, too."""
-    labels, turns = agents(session), session.encoder.turns
+def _label_turns(session: Session, labels: Sequence[str]) -> None:
+    """Give every turn its agent. A branch within a conversation whose new messages happen to repeat what was sampled after
+    the fork has a label of its own, too."""
+    turns = session.encoder.turns
     for turn, step in zip(turns, session.steps, strict=True):
         turn["agent"] = labels[step.thread]
     for _ in turns:
@@ -104,21 +126,6 @@ def label_turns(session: Session) -> list[str]:
             if k in below or session.steps[k].parent in below:
                 below.add(k)
                 turns[k]["agent"] = label
-    return labels
-
-
-def unread_turns(session: Session) -> list[int]:
-    """The unread turns of labelled ones: retries that nothing continues, and those whose client was gone."""
-    turns = session.encoder.turns
-    cut = chains(turns, expand_prompts(turns, check_digests=False), "keep", session.unread)
-    return sorted(chain.turns[-1] for chain in cut if chain.abandoned)
-
-
-def main_leaf(session: Session, labels: Sequence[str], unread: Collection[int]) -> int:
-    """The last turn of the conversation that the row shows and rewards read: of ``main``, or its latest version. An
-    unread one only where nothing of them was read."""
-    ours = [k for k, step in enumerate(session.steps) if f"{labels[step.thread]}.".startswith(f"{MAIN}.")]
-    return max([turn for turn in ours if turn not in unread] or ours)
 
 
 class Member(NamedTuple):
@@ -169,59 +176,23 @@ class Groups:
         return Member(task_id, self._next_index[task_id], group, row)
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How a session ended: ``faults``: reward functions that failed, by name."""
+
+    status: str
+    stop_reason: str | None
+    reward: float | None
+    parts: Sequence[RewardPart]
+    faults: Mapping[str, str]
+
+
 def session_row(
-    session: Session,
-    *,
-    key: RunKey,
-    member: Member,
-    labels: Sequence[str],
-    unread: Sequence[int],
-    status: str,
-    stop_reason: str | None,
-    reward: float | None,
-    parts: Sequence[RewardPart],
-    faults: Mapping[str, str],
-    duration_s: float,
-    left: Mapping[str, Any],
-    masked: Mapping[str, Any],
+    session: Session, outline: Outline, key: RunKey, member: Member, ending: Ending, score: Score
 ) -> RolloutRow:
-    """The table's row. ``labels``: of ``label_turns``; ``unread``: of ``unread_turns``. ``faults``: reward functions that
-    failed, by name. ``left``: what the agent's run left for rewards; ``masked``: why the rollout is not trained on."""
-    last = main_leaf(session, labels, unread)
-    shown = session.numbered(last)
-    shown_turns = {turn for _, turn in shown}
-    other_messages = [
-        {
-            "agent": labels[session.steps[leaf].thread],
-            "messages": [table_message(message, turn) for message, turn in session.numbered(leaf)],
-        }
-        for leaf in session.last_turns()
-        if leaf not in shown_turns
-    ]
-    main, found = versions(session)
-    began = [
-        {"agent": label, "turn": thread.first_turn, "fingerprint": thread.fingerprint}
-        | ({"cause": version.cause} if version.cause else {})
-        for label, thread, version in zip(labels, session.threads, found, strict=True)
-    ]
-    extra: dict[str, object] = {"session": session.key, "conversations": began}
-    ours = [k for k, version in enumerate(found) if version.origin == main]
-    if len(ours) > 1:
-        extra["main"] = {
-            "versions": len(ours),
-            "turns": sum(step.thread in ours for step in session.steps),
-            "turns_shown": len(shown_turns - {None}),
-            "causes": [found[k].cause for k in ours[1:]],
-        }
-    if other_messages:
-        extra["other_messages"] = other_messages
-    extra |= {"environment": dict(left)} if left else {}
-    extra |= masked
-    extra |= {"reward_faults": dict(faults)} if faults else {}
-    extra |= {"sampling": session.sampling} if session.sampling else {}
-    extra |= {"clamped": session.clamped} if session.clamped else {}
-    extra |= {"ids_behind_stop": session.cut} if session.cut else {}
-    extra |= {"unread_turns": list(unread)} if unread else {}
+    """The table's row."""
+    leaf, steps = outline.leaf, session.steps
+    shown = session.numbered(leaf)
     return {
         "rollout_id": session.rollout_id,
         "run_id": key.run_id,
@@ -231,17 +202,57 @@ def session_row(
         "policy": key.policy,
         "policy_hash": key.policy_hash,
         "policy_version": key.policy_version,
-        "status": status,
-        "stop_reason": stop_reason,
-        "finish_reason": session.encoder.turns[last]["finish_reason"],
-        "reward": reward,
-        "rewards": [{"name": part.name, "value": part.value} for part in parts],
-        "temperature": session.temperatures[last],
+        "status": score.status,
+        "stop_reason": score.stop_reason,
+        "finish_reason": session.encoder.turns[leaf]["finish_reason"],
+        "reward": score.reward,
+        "rewards": [{"name": part.name, "value": part.value} for part in score.parts],
+        "temperature": steps[leaf].temperature,
         **session.encoder.columns(),
         "messages": [table_message(message, turn) for message, turn in shown],
-        "tools": to_json(list(session.threads[session.steps[last].thread].tools or ())),
+        "tools": to_json(list(session.threads[steps[leaf].thread].tools or ())),
         "task": to_json(dict(member.task)),
-        "extra": to_json(extra),
+        "extra": to_json(_extra(session, outline, ending, score)),
         "started_at": datetime.fromtimestamp(session.started_at, UTC),
-        "duration_s": duration_s,
+        "duration_s": session.last_at - session.started_at,
     }
+
+
+def _extra(session: Session, outline: Outline, ending: Ending, score: Score) -> dict[str, object]:
+    """What has no column."""
+    labels, versions = outline.labels, outline.versions
+    shown_turns = {turn for _, turn in session.numbered(outline.leaf) if turn is not None}
+    began = [
+        {"agent": label, "turn": thread.first_turn, "fingerprint": thread.fingerprint}
+        | ({"cause": version.cause} if version.cause else {})
+        for label, thread, version in zip(labels, session.threads, versions, strict=True)
+    ]
+    extra: dict[str, object] = {"session": session.key, "conversations": began}
+    ours = [k for k, version in enumerate(versions) if version.origin == outline.main]
+    if len(ours) > 1:
+        extra["main"] = {
+            "versions": len(ours),
+            "turns": sum(step.thread in ours for step in session.steps),
+            "turns_shown": len(shown_turns),
+            "causes": [versions[k].cause for k in ours[1:]],
+        }
+    other_messages = [
+        {
+            "agent": labels[session.steps[leaf].thread],
+            "messages": [table_message(message, turn) for message, turn in session.numbered(leaf)],
+        }
+        for leaf in session.last_turns()
+        if leaf not in shown_turns
+    ]
+    steps = list(enumerate(session.steps))
+    optional: dict[str, object] = {
+        "other_messages": other_messages,
+        "environment": dict(ending.left),
+        **ending.masked,
+        "reward_faults": dict(score.faults),
+        "sampling": [{"turn": turn, **step.sampling} for turn, step in steps if step.sampling],
+        "clamped": [{"turn": turn, **step.clamped} for turn, step in steps if step.clamped],
+        "ids_behind_stop": [{"turn": turn, "ids": step.cut} for turn, step in steps if step.cut],
+        "unread_turns": list(outline.unread),
+    }
+    return extra | {name: value for name, value in optional.items() if value or name in ending.masked}

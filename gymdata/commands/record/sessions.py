@@ -77,6 +77,14 @@ class Step:
     message: Message
     tail: Ids
     id: str
+    temperature: float
+    #: What the client chose, where it differs from the run's settings, and a length that was cut to the context.
+    sampling: dict[str, Any] | None
+    clamped: dict[str, int] | None
+    #: How many ids behind the stop string the engine gave, which were cut.
+    cut: int
+    #: Whether its client went away before it had the answer.
+    unread: bool
 
 
 @dataclass(slots=True)
@@ -92,14 +100,6 @@ class Session:
     encoder: TurnEncoder = field(default_factory=TurnEncoder)
     steps: list[Step] = field(default_factory=list)
     threads: list[Thread] = field(default_factory=list)
-    #: What clients chose per turn, where it differs from the run's settings, and lengths that were cut to the context.
-    sampling: list[dict[str, Any]] = field(default_factory=list)
-    clamped: list[dict[str, int]] = field(default_factory=list)
-    #: Turns whose client went away before it had the answer.
-    unread: list[int] = field(default_factory=list)
-    #: Turns whose engine gave ids behind the stop string, and how many were cut.
-    cut: list[dict[str, int]] = field(default_factory=list)
-    temperatures: list[float] = field(default_factory=list)
     in_flight: int = 0
     #: Of the turns that are recorded or in flight, the numbers by which they are seeded.
     numbers: set[int] = field(default_factory=set)
@@ -241,7 +241,8 @@ class Session:
                 self.threads.append(Thread(turn, fingerprint(new, event["tools"]), *facts))
         else:
             thread = self._thread_after(parent, turn, before)
-        self.steps.append(Step(parent, thread, new, message, tail, event["id"]))
+        facts = (event[name] for name in ("id", "temperature", "sampling", "clamped", "cut", "unread"))
+        self.steps.append(Step(parent, thread, new, message, tail, *facts))
         messages = [*before, message]
         chain = list(digests(messages, tools_digest(self.threads[thread].tools)))
         for digest in chain:
@@ -252,16 +253,7 @@ class Session:
         self._turns[digest_of(message)] = turn
         if parent < 0:
             self._openings[_opening(new)] = thread
-        self.temperatures.append(event["temperature"])
-        if event["sampling"]:
-            self.sampling.append({"turn": turn, **event["sampling"]})
-        if event["clamped"]:
-            self.clamped.append({"turn": turn, **event["clamped"]})
-        if event.get("cut"):
-            self.cut.append({"turn": turn, "ids": event["cut"]})
-        if event.get("unread"):
-            self.unread.append(turn)
-        self.numbers.add(event.get("number", turn))
+        self.numbers.add(event["number"])
         self.last_at = event["at"]
 
     def last_turns(self) -> list[int]:

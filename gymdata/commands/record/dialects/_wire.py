@@ -1,22 +1,19 @@
 """What the dialects share: bodies of requests, messages in the form that rollouts store, frames of a stream, and the errors
-of OpenAI's APIs.
-
-Invariant: every field of a body is read, has no effect on what a model writes, or is refused by its name.
-"""
+of OpenAI's APIs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any
 
 import orjson
 import pydantic
 
+from gymdata.commands.record.body import Body
 from gymdata.commands.record.request import AgentRequest, ErrorKind, RequestError, TokenLogprob
 from gymdata.formats.conversion.importing import ODD, BadItem, reason_of
 from gymdata.formats.text.rows import conversation
 from gymdata.rollouts.messages import JsonObject, Message, field_at, json_text, loads, storable
-from gymdata.settings import expected_text
 from gymdata.texts import brief, choices
 
 Objects = Annotated[list[JsonObject], pydantic.Field(default_factory=list)]
@@ -29,39 +26,6 @@ Stop = Annotated[
     pydantic.Field(default_factory=list),
 ]
 _FORMATS = ("text", "json_object", "json_schema")
-
-
-class Body(pydantic.BaseModel):
-    """An object of a request. Null is no value. ``without_effect``: fields that change nothing that the model writes:
-    accounts, caches, storage, advice on effort; ``unsupported``: those that are refused where they ask for something."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
-    without_effect: ClassVar[Sequence[str]] = ()
-    unsupported: ClassVar[Sequence[str]] = ()
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _with_a_meaning(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        left_out = {*cls.without_effect, *(name for name in cls.unsupported if body.get(name) in (False, "", [], {}))}
-        return {name: value for name, value in body.items() if value is not None and name not in left_out}
-
-    @classmethod
-    def of(cls, body: JsonObject, where: str = "") -> Self:
-        """The object at ``where`` as its model. Raises RequestError with the first field that is wrong or unknown."""
-        try:
-            return cls.model_validate(body)
-        except pydantic.ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            for key in fault["loc"]:
-                where += f"[{key}]" if isinstance(key, int) else f".{key}" if where else key
-            problem = f"got {fault['input']!r:.80}, expected {expected_text(fault)}"
-            problem = {"extra_forbidden": "not supported by gymdata record; leave it out", "missing": "is missing"}.get(
-                fault["type"], problem
-            )
-            kind: ErrorKind = "unsupported" if fault["type"] in ("extra_forbidden", "literal_error") else "invalid"
-            raise RequestError.field(where, problem, kind) from error
 
 
 class Completing(Body):

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 
 import pydantic
 
+from gymdata.commands.record.body import Body
 from gymdata.commands.record.dialects import dialect
 from gymdata.commands.record.dialects._wire import (
-    Body,
     Completing,
     Limit,
     Object,

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
+from gymdata.commands.record.body import Body
 from gymdata.commands.record.dialects import dialect
 from gymdata.commands.record.dialects._wire import (
-    Body,
     Completing,
     Limit,
     Object,
