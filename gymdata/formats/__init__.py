@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from gymdata.errors import DataError, UsageError, abridged, json_kind, json_value
-from gymdata.formats.conversion.importing import ODD, BadItem, Importing, documents, turn_down
+from gymdata.formats.conversion.importing import NO_JSON, ODD, BadItem, Importing, documents, turn_down
 from gymdata.formats.conversion.rows import NOT_TRAINED, unread_row, without_reward
 from gymdata.formats.text.rows import first_row
 from gymdata.formats.text.words import is_trained
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 #: The fields of ``--map`` by which a format is told.
 _NAMING = {"prompt", "messages", "answer", "chosen", "rejected"}
+#: Documents that are looked at for what is wrong with a file.
+_LOOKED_AT = 20
 #: Write buffer in bytes.
 _BUFFER = 1 << 20
 Place = tuple[int, int]
@@ -237,9 +240,7 @@ def detect(sources: Sequence[Source], columns: Mapping[str, str]) -> Format:
         if source.path.stat().st_size == 0:
             raise DataError.empty(source.path, expected)
         if (format := format_in(source, columns)) is None:
-            raise DataError(
-                f"{source.path}: its first rows are of no known format, expected {expected}", hint=_hint(source)
-            )
+            raise _unknown(source, expected)
         formats.setdefault(format.name, source.path)
     if len(formats) > 1:
         several = abridged(f"{path.name} is {name}" for name, path in formats.items())
@@ -247,15 +248,18 @@ def detect(sources: Sequence[Source], columns: Mapping[str, str]) -> Format:
     return format_named(next(iter(formats)))
 
 
-def _hint(source: Source) -> str:
-    """What to do with a file that is in none of the formats."""
-    values = (value for _, value, _ in documents(source) if not isinstance(value, BadItem))
-    row = next(values, None)
-    row = row[0] if isinstance(row, list) and row else row
+def _unknown(source: Source, expected: str) -> DataError:
+    """The error of a file that is in none of the formats."""
+    values = [value for _, value, _ in islice(documents(source), _LOOKED_AT)]
+    if values and all(isinstance(value, BadItem) for value in values):
+        return DataError.unreadable(source.path, str(values[0]).removeprefix(NO_JSON), "rows are objects of JSON")
+    value = next((value for value in values if not isinstance(value, BadItem)), None)
+    row = value[0] if isinstance(value, list) and value else value
     if not isinstance(row, Mapping):
-        what = "no line of it is JSON" if row is None else f"its first value is {json_kind(row)}"
-        return f"{what}; rows are JSON objects with a prompt and an answer"
-    if is_own(row):
-        return "files of gymdata need no import"
-    named = "give --map prompt=COLUMN --map answer=COLUMN"
-    return f"the first row has keys {abridged(row, 60)}; {named}" + instead(row, source.path)
+        hint = f"its first value is {json_kind(row)}; rows are JSON objects with a prompt and an answer"
+    elif is_own(row):
+        hint = "files of gymdata need no import"
+    else:
+        named = "give --map prompt=COLUMN --map answer=COLUMN"
+        hint = f"the first row has keys {abridged(row, 60)}; {named}" + instead(row, source.path)
+    return DataError(f"{source.path}: its first rows are of no known format, expected {expected}", hint=hint)

@@ -26,7 +26,7 @@ from gymdata.errors import DataError, abridged, json_value, plural
 from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.ragged import Ints, Ragged, list_parts, offsets_of
 from gymdata.rollouts.schema import HASHES, NAMED_VALUE, ROLLOUTS, TABLES, Table
-from gymdata.store.formats import ANSWERED, TASK
+from gymdata.store.formats import is_task, table_with
 from gymdata.store.lines import NON_FINITE
 
 _INTS: tuple[type, ...] = (int, np.int64, np.int32)
@@ -117,8 +117,8 @@ class Fault:
         """The error of a reader that needs every row."""
         if self.raised is not None or self.misfit is None:
             return self.raised or DataError.unreadable(self.where, self.detail)
-        if (other := other_rows(self.value, self.table, self.where)) is not None:
-            return other
+        if (other := _other_table(self.value, self.table)) is not None:
+            return DataError.other_table(self.where, other, self.table.name)
         misfit, hint, field = self.misfit, None, self.misfit.field
         if self.line is None:
             place = f"{self.where}, row {self.row}, field {field!r}"
@@ -192,8 +192,6 @@ def _without_unknown(row: Row, table: Table, where: str) -> Fault | None:
     if not keys:
         return None
     found = Misfit((), f"the columns of {table.name}", _unknown_fields(keys))
-    if before.keys() >= {"pair_id", "run_id"} and "pair_id" in keys:
-        found = Misfit((), f"a row of {table.name}", "a pair, which train-dpo and train-reward take")
     place_of = (row.number, where, table, found.got, row.line)
     return Fault("unknown", "S102", *place_of, misfit=found, value=before, keys=tuple(sorted(keys)))
 
@@ -376,17 +374,12 @@ _NAMED_VALUES = pa.list_(NAMED_VALUE)
 _IDS = {"rollout_id", "pair_id", "comparison_id"}
 
 
-def other_rows(row: Any, table: Table, where: str) -> DataError | None:
-    """Why the JSON row cannot be of ``table``, where it is a task or of another one; None where that is not known."""
+def _other_table(row: Any, table: Table) -> str | None:
+    """What a JSON row is that cannot be of ``table``: a task, or a row of another one; None where that is not known."""
     if not isinstance(row, Mapping) or row.keys() <= frozenset(table.schema.names):
         return None
-    if not row.keys() & _IDS and row.keys() & TASK and not row.keys() & ANSWERED:
-        return DataError.other_table(where, "tasks", table.name)
-    for other in TABLES.values():
-        needed = {name for name in other.required() if not other.schema.field(name).nullable}
-        if needed <= row.keys() <= frozenset(other.schema.names):
-            return DataError.other_table(where, other.name, table.name)
-    return None
+    other = "tasks" if is_task(row) else table_with(row.keys())
+    return None if other == table.name else other
 
 
 def _to_list(array: pa.Array) -> list[Any]:

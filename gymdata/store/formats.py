@@ -10,22 +10,23 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from gymdata.errors import DataError, abridged
 from gymdata.registry import Registry
 from gymdata.rollouts.messages import RolloutRow
-from gymdata.store.lines import decode, row_lines, values_of
-from gymdata.store.paths import Source, resolve
+from gymdata.store.lines import decode, fault_of_text, row_lines, values_of
+from gymdata.store.paths import Source, matches, resolve
 
 #: Rows that are looked at.
 _LOOKED_AT = 20
 #: Columns of gymdata's own tables.
 _OWN = frozenset({"rollout_id", "comparison_id", "policy_hash", "rollout_index"})
 _OURS = _OWN | {"messages", "run_id", "group_id", "task_id", "status", "stop_reason", "n_turns", "temperature"}
-#: Keys of which a task has one, and keys that no task has.
-TASK = {"prompt", "responses_create_params"}
-ANSWERED = {"turns", "response", "chosen", "completion", "completions"}
+#: The column that names a row of a table.
+_TABLE_OF_ID = {"pair_id": "pairs", "comparison_id": "comparisons", "rollout_id": "rollouts"}
+#: Keys that no task has.
+_ANSWERED = {"turns", "response", "chosen", "completion", "completions"}
 #: Columns of published text data, of which ``collect`` makes tasks.
 _TEXTS = {"prompt", "conversations", "instruction", "question", "problem", "query", "turns"}
 #: Parts of the names of columns that hold answers, or what no policy here sees or hears.
@@ -119,12 +120,27 @@ def refuse_foreign(path: Path, expected: str) -> None:
         raise foreign.refused(source, expected)
 
 
-def refuse_unknown(source: Source, expected: str) -> None:
-    """Raises DataError for a file of JSON in whose first rows there is no column of gymdata's own, with their keys, and for
-    lines of which none is JSON: what is wrong with each of them would say nothing. Tasks are named by their reader.
-    ``expected``: what the command reads."""
-    if source.kind != "jsonl":
-        return
+class Held(NamedTuple):
+    """The table that the rows of a file are of, and the format of those that are read in place."""
+
+    table: str
+    foreign: ForeignFormat | None = None
+
+
+def table_of(source: Source, expected: str) -> Held:
+    """Which table a file holds: the one that its metadata names, or whose columns its first rows have. What is wrong with
+    rows, or with a file that cannot be read, is for its reader to say.
+
+    ``expected``: what the command reads. Raises DataError for tasks, for rows of another project that are imported first,
+    for rows of no known format, and for lines of which none is JSON."""
+    if source.kind == "segment":
+        return Held("rollouts")
+    if (foreign := format_of(source)) is not None:
+        if not foreign.read_in_place:
+            raise foreign.refused(source, expected)
+        return Held(foreign.table, foreign)
+    if source.kind == "parquet":
+        return Held(_declared(source, expected) or "rollouts")
     rows, faults = list[Any](), list[ValueError]()
     for _, line in islice(row_lines(source), _LOOKED_AT):
         try:
@@ -132,14 +148,84 @@ def refuse_unknown(source: Source, expected: str) -> None:
         except ValueError as error:
             faults.append(error)
     if len(faults) > _FEW and not any(isinstance(row, (dict, list)) for row in rows):
-        why = f"its first {len(faults)} lines are no JSON ({faults[0]})"
-        raise DataError.unreadable(source.path, why, "is it a whole file of JSON lines, or one JSON value?")
-    unknown = [row for row in rows if isinstance(row, dict) and row and _OURS.isdisjoint(row)]
-    are_tasks = all(row.keys() & TASK and not row.keys() & ANSWERED for row in unknown)
-    if unknown and len(unknown) == len(rows) and not faults and not are_tasks:
-        hint = f"its first row has the keys {abridged(unknown[0])}; `gymdata docs your-data` lists the formats that are read"
-        hint += instead(unknown[0], source.path)
-        raise DataError(f"{source.path}: contains rows of no known format, expected {expected}", hint=hint)
+        raise DataError.unreadable(
+            source.path, fault_of_text(source), "is it a whole file of JSON lines, or one value?"
+        )
+    objects = [row for row in rows if isinstance(row, dict)]
+    columns = set[str]().union(*objects)
+    if (table := table_with(columns)) is not None:
+        return Held(table)
+    if objects and all(map(is_task, objects)):
+        raise DataError.other_table(source.path, "tasks", expected)
+    # Of a row whose columns are damaged, each fault is named.
+    if (
+        objects
+        and len(objects) == len(rows)
+        and not faults
+        and not any(row.keys() & _OURS or not row for row in objects)
+    ):
+        raise _unknown(source.path, objects[0], expected)
+    return Held("rollouts")
+
+
+def _declared(source: Source, expected: str) -> str | None:
+    """The table of a Parquet file; None for one that cannot be read. Raises DataError for columns of no table."""
+    from gymdata.rollouts.schema import SCHEMA_KEY, TABLES
+    from gymdata.store.parquet import schema_of
+
+    try:
+        schema = schema_of(source.path)
+    except DataError:
+        return None
+    if (name := (schema.metadata or {}).get(SCHEMA_KEY, b"").decode()) and name not in TABLES:
+        raise DataError(f"{source.path}: says that it holds {name!r}, which is no table of gymdata")
+    if table := name or table_with(schema.names):
+        return table
+    raise _unknown(source.path, dict.fromkeys(schema.names), expected)
+
+
+def table_with(columns: Collection[str]) -> str | None:
+    """The table that rows with these columns are of: the one with most of them, of which they have the half or more, else
+    the one whose id they have."""
+    from gymdata.rollouts.schema import TABLES
+
+    required = {t.name: {n for n in t.required() if not t.schema.field(n).nullable} for t in TABLES.values()}
+    shared = {name: len(names & set(columns)) for name, names in required.items()}
+    fitting = [name for name, n in shared.items() if 2 * n >= len(required[name])]
+    by_id = next((table for name, table in _TABLE_OF_ID.items() if name in columns and is_own(columns)), None)
+    return max(fitting, key=shared.__getitem__, default=by_id)
+
+
+def tables_in(path: str | Path) -> dict[str, list[Source]]:
+    """Table → the files that hold it under a path argument: those of a run folder and its stages, of a stage folder, or of a
+    file or a glob of files. Raises DataError as ``resolve`` and ``table_of``."""
+    from gymdata.rollouts.schema import TABLES
+
+    found: dict[str, list[Source]] = {}
+    for match in matches(path):
+        if match.is_dir():
+            inside = [(name, source) for name in TABLES for source in resolve(match, name)]
+        else:
+            (source,) = resolve(match)
+            inside = [(table_of(source, "one of gymdata's tables").table, source)]
+        for name, source in inside:
+            found.setdefault(name, []).append(source)
+    return found
+
+
+def is_task(row: Mapping[str, Any]) -> bool:
+    """Whether a row is a prompt without an answer."""
+    turns = row.get("turns")
+    if isinstance(turns, list) and turns and isinstance(turns[0], str):
+        return True  # questions of MT-Bench
+    if row.keys() & (_ANSWERED | _TABLE_OF_ID.keys()):
+        return False
+    return any(row.get(name) not in (None, []) for name in ("messages", "prompt", "responses_create_params"))
+
+
+def _unknown(path: Path, row: Mapping[str, Any], expected: str) -> DataError:
+    hint = f"its first row has the keys {abridged(row)}; `gymdata docs your-data` lists the formats that are read"
+    return DataError(f"{path}: contains rows of no known format, expected {expected}", hint=hint + instead(row, path))
 
 
 def instead(row: Mapping[Any, Any], path: Path) -> str:

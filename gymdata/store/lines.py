@@ -140,6 +140,25 @@ def value_over_lines(source: Source) -> tuple[int, Any, bytes] | None:
         return None
 
 
+def fault_of_text(source: Source) -> str:
+    """Why neither a file nor its first line is a value of JSON: where it is not UTF-8, or where the value that begins on its
+    first line ends too early, or is wrong."""
+    lines = list(iter_lines(source))
+    try:
+        json.loads(b"\n".join(text for _, text in lines).decode())
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start]
+        line, byte = lines[before.count(b"\n")][0], error.start - before.rfind(b"\n") - 1
+        return f"not UTF-8: byte {byte:,} of line {line:,} is 0x{error.object[error.start]:02x}"
+    except json.JSONDecodeError as error:
+        is_torn = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
+        place = f"line {lines[-1 if is_torn else error.lineno - 1][0]:,}"
+        return f"its JSON ends too early, on {place}" if is_torn else f"no JSON on {place}: {error.msg}"
+    except RecursionError:
+        return "nested too deeply"
+    return "no rows of JSON"
+
+
 def values_of(source: Source, *, exact: bool = False) -> Iterator[tuple[int, Any, bytes]]:
     """(line, value, text) of each line, or of the one value that a file is; the ValueError where the text is no JSON, which
     is one for a file of other text. ``exact``: as for ``decode``; a RepeatedKeyError is the value where a key is given
@@ -155,7 +174,7 @@ def values_of(source: Source, *, exact: bool = False) -> Iterator[tuple[int, Any
                 yield whole[0], whole[1], whole[2][:1000]
                 return
             if index == 0 and not any(map(_is_object, islice(iter_lines(source), 20))):
-                yield number, error, line
+                yield number, ValueError(fault_of_text(source)), line
                 return
         yield number, value, line
 

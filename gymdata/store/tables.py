@@ -14,13 +14,12 @@ from typing import Any
 import pyarrow as pa
 
 from gymdata.errors import DataError, UsageError, abridged, plural
-from gymdata.rollouts.schema import HASHES, PAIRS, ROLLOUTS, TABLES, Table
+from gymdata.rollouts.schema import HASHES, ROLLOUTS, TABLES, Table
 from gymdata.store.columns import Batch, Fault, Misfit, Row, content_hashes, misfitting, parts
-from gymdata.store.formats import first_values, format_of
+from gymdata.store.formats import format_of, tables_in
 from gymdata.store.journal import Line, lines_of
 from gymdata.store.lines import RepeatedKeyError, decode, decode_row
 from gymdata.store.lock import is_held
-from gymdata.store.parquet import schema_of
 from gymdata.store.parquet_rows import fitted, parquet_parts
 from gymdata.store.paths import RUN_JSON, Source, read_facts, resolve, sealed
 from gymdata.store.reading import check_source, report_lines, warn
@@ -95,23 +94,8 @@ def files_of(path: str | Path, table: Table = ROLLOUTS) -> list[Source]:
         tables = facts.get("schemas")
         if isinstance(tables, dict) and tables.keys().isdisjoint({table.name, *_BESIDE}):
             content = f"the output of {facts.get('stage') or 'another command'}"
-            raise DataError.other_table(path, held_instead(path, table) or content, table.name)
+            raise DataError.other_table(path, next(iter(tables_in(path)), content), table.name)
     return files
-
-
-def holds_pairs(path: str | Path) -> bool:
-    """Whether a path argument holds pairs, and no rollouts."""
-    files = resolve(path, PAIRS)
-    if Path(path).is_dir():
-        return bool(files) and not resolve(path, ROLLOUTS)
-    if not files or files[0].kind == "parquet":
-        return bool(files) and "chosen" in schema_of(files[0].path).names
-    return "chosen" in next((row for row in first_values(files[0]) if isinstance(row, dict)), ())
-
-
-def held_instead(path: str | Path, table: Table) -> str | None:
-    """The name of another table that a path argument holds instead of ``table``."""
-    return next((name for name in TABLES if name != table.name and resolve(path, name)), None)
 
 
 def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:

@@ -285,16 +285,22 @@ def test_an_unknown_file_is_answered_once_with_its_keys(tmp_path: Path) -> None:
 
 def test_text_that_is_no_json_is_one_fault(tmp_path: Path) -> None:
     """A list that ends too early, over a thousand lines, is not a thousand faults; neither are several pretty-printed
-    objects, which are no document."""
+    objects, which are no document, and lines that are not UTF-8: what is wrong is said with its place."""
     rows = [PUBLISHED["nectar"](n) for n in range(300)]
     (tmp_path / "a.json").write_text(json.dumps(rows, indent=1)[:-40])
     (tmp_path / "b.json").write_text("\n".join(json.dumps(row, indent=1) for row in rows))
-    for name in ("a", "b"):
+    (tmp_path / "c.json").write_bytes("\n".join('{"prompt": "déjà"}' for _ in rows).encode("latin-1"))
+    faults = {
+        "a": "its JSON ends too early, on line ",
+        "b": "no JSON on line ",
+        "c": "not UTF-8: byte 13 of line 1 is 0xe9",
+    }
+    for name, fault in faults.items():
         file = tmp_path / f"{name}.json"
         for read in (validate, lambda path: gymdata.import_rollouts(path, tmp_path / "run")):
             with pytest.raises(DataError) as error:
                 read(file)
-            assert "JSON" in f"{error.value} {error.value.hint}"
+            assert fault in str(error.value)
         assert gymdata.import_rollouts(file, tmp_path / f"run {name}", source="nectar").rejected == 1
 
 

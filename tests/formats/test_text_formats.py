@@ -178,7 +178,7 @@ def test_a_column_pair_id_alone_is_not_gymdatas(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="unknown fields left, pair_id, right"):
         read_table(other, ROLLOUTS)
     ours = write(tmp_path / "pairs.jsonl", {"pair_id": "p", "run_id": "r", "chosen": [], "rejected": []})
-    with pytest.raises(DataError, match="a pair, which train-dpo and train-reward take"):
+    with pytest.raises(DataError, match="contains pairs, expected rollouts"):
         read_table(ours, ROLLOUTS)
 
 

@@ -31,6 +31,7 @@ from gymdata.rollouts.messages import split_tasks
 from gymdata.rollouts.schema import COMPARISONS, PAIRS, ROLLOUTS
 from gymdata.scores.chosen import default_score, judge_folders, other_scores, scores_of, taken, unscored_hint
 from gymdata.store import StageOutput, read_table, resolve
+from gymdata.store.formats import tables_in
 from gymdata.store.lineage import (
     Paths,
     masked_rollouts,
@@ -40,7 +41,6 @@ from gymdata.store.lineage import (
 )
 from gymdata.store.paths import local_output, refuse_inputs
 from gymdata.store.reading import check_content
-from gymdata.store.tables import held_instead
 from gymdata.workers.tuning import give_back
 
 #: What to change when no candidate became a pair, by the reason that dropped most of them.
@@ -334,7 +334,7 @@ def pairs_of_run(path: str | Path, command: Sequence[str] = ()) -> list[Path] | 
     if not folder.is_dir() or any(file.parent == folder for file in files):
         return None
     folders = sorted({file.parent for file in files})
-    if not folders and (other := held_instead(path, PAIRS)) is not None:
+    if not folders and (other := next(iter(tables_in(path)), None)) is not None:
         raise DataError.other_table(path, other, "pairs")
     if not folders:
         raise DataError.empty(path, "pairs; `gymdata pairs` makes them")

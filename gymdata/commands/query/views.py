@@ -17,13 +17,12 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymdata.errors import DataError, GymdataError, UsageError, abridged, counted
-from gymdata.rollouts.schema import ROLLOUTS, TABLES, check_version
+from gymdata.errors import DataError, GymdataError, UsageError, counted
+from gymdata.rollouts.schema import ROLLOUTS, TABLES
 from gymdata.store.fetch import fetched
-from gymdata.store.formats import first_values, format_of
+from gymdata.store.formats import tables_in
 from gymdata.store.journal import FAILURES
-from gymdata.store.lines import row_lines
-from gymdata.store.paths import RUN_JSON, Source, matches, read_facts, resolve
+from gymdata.store.paths import RUN_JSON, Source, matches, read_facts
 from gymdata.store.reading import check_source, same_content, warn
 
 if TYPE_CHECKING:
@@ -67,16 +66,10 @@ def find_files(paths: Sequence[str | Path]) -> Files:
     table of gymdata.
     """
     files = Files()
-    for path in paths:
-        for match in matches(fetched(path)):
-            if not match.is_dir():
-                (source,) = resolve(match, ROLLOUTS)
-                files.by_table.setdefault(_table_of(source), []).append(source)
-                continue
-            for name in TABLES:
-                if inside := resolve(match, name):
-                    files.by_table.setdefault(name, []).extend(inside)
-            files.folders.append(match)
+    for path in map(fetched, paths):
+        for name, sources in tables_in(path).items():
+            files.by_table.setdefault(name, []).extend(sources)
+        files.folders += [match for match in matches(path) if match.is_dir()]
     tables, given = [source.path for sources in files.by_table.values() for source in sources], set[Path]()
     for path in (*files.folders, *tables):
         if (real := path.resolve()) in given:
@@ -92,40 +85,6 @@ def find_files(paths: Sequence[str | Path]) -> Files:
     if not files.by_table and not any((f / FAILURES).is_file() for f in files.folders):
         raise DataError.empty(paths[0], "rows of a gymdata table")
     return files
-
-
-def _table_of(source: Source) -> str:
-    """The table that a file declares to hold, or that its columns imply."""
-    if source.kind == "segment":
-        return ROLLOUTS.name
-    where = str(source.path)
-    foreign = format_of(source)
-    if foreign is not None and not foreign.read_in_place:
-        raise foreign.refused(source, "one of gymdata's tables")
-    if foreign is not None:
-        return ROLLOUTS.name
-    if source.kind == "parquet":
-        from gymdata.store.parquet import schema_of
-
-        schema = schema_of(source.path)
-        columns = schema.names
-        if (name := check_version(schema.metadata, where)) is not None:
-            if name not in TABLES:
-                raise DataError(f"{where}: says that it holds {name!r}, which is no table of gymdata")
-            return name
-        needed = {table.name: table.required() for table in TABLES.values()}
-    else:
-        if next(row_lines(source), None) is None:
-            raise DataError.empty(source.path, "rows of a gymdata table")
-        columns = next((list(row) for row in first_values(source) if isinstance(row, dict)), [])
-        needed = {
-            table.name: [n for n in table.required() if not table.schema.field(n).nullable] for table in TABLES.values()
-        }
-    # The table all of whose columns are present; of several, the one with most columns. One column is not enough.
-    candidates = [name for name, required in needed.items() if set(required) <= set(columns)]
-    if candidates:
-        return max(candidates, key=lambda name: len(needed[name]))
-    raise DataError(f"{where}: holds none of gymdata's tables (it has {abridged(columns[:8]) or 'nothing'})")
 
 
 @contextlib.contextmanager

@@ -22,11 +22,11 @@ from gymdata.rollouts.next_prompt import common_length
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.scores.chosen import default_score, scores_of, unscored_hint
 from gymdata.store import read_table, scan_batches
+from gymdata.store.formats import tables_in
 from gymdata.store.lineage import vocabulary
 from gymdata.store.partial_reads import row_groups
 from gymdata.store.paths import find_run_json, read_facts
 from gymdata.store.reading import warn
-from gymdata.store.tables import holds_pairs
 
 if TYPE_CHECKING:
     from gymdata.checks.breaks import Reading
@@ -110,7 +110,7 @@ def show(
         raise UsageError(f"{' and '.join(chosen)} exclude each other", hint="choose rollouts in one way")
     run_json = find_run_json(path)
     reader = reader_of(config.tokenizer, {} if run_json is None else read_facts(run_json))
-    if config.pair is not None or (not chosen and holds_pairs(path)):
+    if config.pair is not None or (not chosen and tables_in(path).keys() & {"rollouts", "pairs"} == {"pairs"}):
         if config.limit is not None:
             name = config.called("limit")
             raise UsageError(

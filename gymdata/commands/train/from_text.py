@@ -20,7 +20,7 @@ from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.scores.chosen import DESIRABLE
 from gymdata.stats import known_rewards
 from gymdata.store import read_table
-from gymdata.store.formats import first_values, head, refuse_unknown
+from gymdata.store.formats import first_values, head, table_of
 
 if TYPE_CHECKING:
     from gymdata.formats import Format
@@ -53,7 +53,7 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
     if not of_text:
         refuse_text_settings(settings, source)
     if format is None:
-        refuse_unknown(files[0], settings.table.name)
+        table_of(files[0], settings.table.name)  # refuses tasks and rows of no known format
     if format is None or any(other is None or other.name != format.name for other in formats) or not of_text:
         return None
     if not isinstance(settings, RenderedConfig):

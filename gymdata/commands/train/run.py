@@ -36,13 +36,13 @@ from gymdata.scores.chosen import default_score, taken
 from gymdata.settings import Settings
 from gymdata.store import has_rows, hash_file, read_run_json, resolve, write_run_json
 from gymdata.store.fetch import fetched
+from gymdata.store.formats import tables_in
 from gymdata.store.lineage import lineage, model_parents, parents_of, refuse_replaced
 from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
 from gymdata.store.paths import RUN_JSON, RunFacts, local_output, refuse_unwritable
 from gymdata.store.reading import check_content, warn_of_changed_scores
 from gymdata.store.run_json import complete, differences, plain, write_text
 from gymdata.store.stage_output import refuse_other_kind
-from gymdata.store.tables import held_instead
 
 SUCCESS = "SUCCESS"
 JOB = "job"
@@ -168,7 +168,7 @@ def train(
     out, stage = local_output(settings.output), f"train-{settings.algorithm}"
     files = resolve(source, settings.table)
     text = text_format(source, files, settings)
-    if text is None and not files and (table := held_instead(source, settings.table)) is not None:
+    if text is None and not files and (table := next(iter(tables_in(source)), None)) is not None:
         raise DataError.other_table(source, table, settings.table.name)
     if text is None and not any(has_rows(file, settings.table) for file in files):
         named = abridged([file.path for file in files] or [source])

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from gymdata.checks.batches import Checks, sort_key
 from gymdata.checks.violations import Selection, ValidationReport, Violation, rows_with_errors
 from gymdata.commands.validate.rollouts import Kind, UserCheck, biased, check_rollouts, load_checks, settings_of
 from gymdata.errors import DataError, UsageError, counted
 from gymdata.public import path_of
-from gymdata.store.formats import ANSWERED, first_values, format_of, refuse_unknown
+from gymdata.store.formats import table_of
 from gymdata.store.lines import row_lines
 from gymdata.store.paths import Source, read_facts, resolve, run_jsons
 from gymdata.store.reading import fault_of, reading, rows_recorded
@@ -143,39 +142,11 @@ def sources_of(path: str | Path) -> list[Source]:
 
 
 def kind_of(source: Source) -> Kind:
-    """The kind of a file's rows, from its columns. Raises DataError for a file of tasks, of another project, or of no known
-    format."""
-    if source.kind == "segment":
-        return "rollouts"
-    if (format := format_of(source)) is not None:
-        if not format.read_in_place:
-            raise format.refused(source, _EXPECTED)
-        return "nemo"
-    if source.kind == "parquet":
-        from gymdata.store.parquet import schema_of
-
-        try:
-            columns = set(schema_of(source.path).names)
-        except DataError:
-            return "rollouts"  # its reader says what is wrong with it
-    else:
-        rows = [row for row in first_values(source) if isinstance(row, Mapping)]
-        if rows and all(map(_is_task, rows)):
-            raise DataError.other_table(source.path, "tasks", _EXPECTED)
-        refuse_unknown(source, _EXPECTED)
-        columns = set[str]().union(*rows)
-    has_pairs = "pair_id" in columns or {"chosen", "rejected"} <= columns
-    return "pairs" if has_pairs and "turns" not in columns else "rollouts"
-
-
-def _is_task(row: Mapping[str, Any]) -> bool:
-    """Whether a row is a prompt without an answer."""
-    turns = row.get("turns")
-    if isinstance(turns, list) and turns and isinstance(turns[0], str):
-        return True  # questions of MT-Bench
-    if row.keys() & (ANSWERED | {"rollout_id", "pair_id"}):
-        return False
-    return any(row.get(name) not in (None, []) for name in ("messages", "prompt", "responses_create_params"))
+    """The kind of a file's rows. Raises DataError as ``table_of``, and for another table than those that are checked."""
+    held = table_of(source, _EXPECTED)
+    if held.table not in ("rollouts", "pairs"):
+        raise DataError.other_table(source.path, held.table, _EXPECTED)
+    return "nemo" if held.foreign is not None else "pairs" if held.table == "pairs" else "rollouts"
 
 
 def _vocab_size(tokenizer: str | Path) -> int:

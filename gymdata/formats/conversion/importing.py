@@ -25,6 +25,8 @@ from gymdata.rollouts.messages import drop_nulls
 from gymdata.store.lines import RepeatedKeyError, values_of
 from gymdata.store.paths import Source
 
+#: What begins the reason of a text that is no JSON.
+NO_JSON = "no JSON: "
 #: What unforeseen JSON values raise: the fault of their row, never of the whole import.
 ODD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, DataError)
 
@@ -91,7 +93,7 @@ def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
     for number, value, text in _parquet_rows(source) if source.kind == "parquet" else values_of(source, exact=True):
         if isinstance(value, RepeatedKeyError):
             value = BadItem("S102", str(value))
-        yield number, BadItem("S101", f"no JSON: {value}") if isinstance(value, ValueError) else value, text
+        yield number, BadItem("S101", f"{NO_JSON}{value}") if isinstance(value, ValueError) else value, text
 
 
 def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:
