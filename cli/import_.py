@@ -23,7 +23,6 @@ _Output = Annotated[Path, typer.Option("-o", "--output", help="Run folder to wri
 def _same(settings: ImportConfig) -> list[str]:
     """The flags without which another import would not read the same rows."""
     named = {"--from": settings.source, "--test-share": settings.test_share, "--seed": settings.seed or None}
-    named |= {"--failed": settings.failed if settings.failed != "keep" else None}
     words = [f"--map {shlex.quote(column)}" for column in settings.map]
     words += [f"{flag} {value}" for flag, value in named.items() if value is not None]
     return words + ["--keep-contradicting"] * settings.keep_contradicting
@@ -37,7 +36,8 @@ def import_(
     Alpaca and ShareGPT. With -m token IDs of text are rendered, proven, and marked as rendered (T213). Exit code 1 when some
     rows were rejected.
     """
-    from gymdata.commands.import_export.run import REJECTED, import_rollouts
+    from gymdata.commands.import_export.rows import REJECTED
+    from gymdata.commands.import_export.run import import_rollouts
 
     done = import_rollouts(files, output, **dict(settings), overwrite=overwrite, command=command_words())
     if done.rejected:

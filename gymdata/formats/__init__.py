@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from gymdata.errors import DataError, UsageError, abridged, json_kind, json_value
-from gymdata.formats.conversion.importing import NO_JSON, ODD, BadItem, Importing, documents, turn_down
+from gymdata.formats.conversion.importing import NO_JSON, ODD, BadItem, Importing, documents
 from gymdata.formats.conversion.rows import NOT_TRAINED, unread_row, without_reward
 from gymdata.formats.text.rows import first_row
 from gymdata.formats.text.words import is_trained
@@ -37,15 +37,12 @@ _NAMING = {"prompt", "messages", "answer", "chosen", "rejected"}
 _LOOKED_AT = 20
 #: Write buffer in bytes.
 _BUFFER = 1 << 20
-Place = tuple[int, int]
 
 
 class Format(ForeignFormat):
     """A format of rollouts or pairs. One that is imported has ``content``, ``recognise_row`` (or ``recognise``, or
     ``keys`` alone) and ``row``; one that is exported has ``suffixes`` and ``write``."""
 
-    #: What one of them is called.
-    item: ClassVar[str] = "a row"
     #: The column of a document that is the list of its items; "" where a document is an item itself.
     several: ClassVar[str] = ""
     #: Names of files that an export writes end so.
@@ -80,20 +77,16 @@ class Format(ForeignFormat):
         """(source, line, value, text) of each document of files."""
         return ((source, *document) for source in sources for document in documents(source))
 
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        """The items of a document, or of each of a list of them, each of which becomes a row: those of its column
-        ``several``, else the document itself."""
+    def items(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """(place before what is wrong with it, item) of the items of a document, or of each of a list of them, each of which
+        becomes a row: those of its column ``several``, else the document itself."""
         for number, document in enumerate(value if isinstance(value, list) else [value]):
+            place = f"row {number}: " if isinstance(value, list) else ""
             parts = document.get(self.several) if self.several and isinstance(document, dict) else None
-            if not isinstance(parts, list) or not parts:
-                yield (0, number), document
-                continue
-            for k, part in enumerate(parts):
-                yield (k, number), self.item_of(part, document)
-
-    def place(self, value: Any, group: int, number: int) -> str:  # noqa: ARG002 - what an override reads
-        """Where in its document an item is, before what is wrong with it."""
-        return f"row {number}: " if isinstance(value, list) else ""
+            if isinstance(parts, list) and parts:
+                yield from ((place, self.item_of(part, document)) for part in parts)
+            else:
+                yield place, document
 
     def item_of(self, part: Any, document: JsonObject) -> Any:  # noqa: ARG002 - only some need the rest
         """The item that an entry of ``several`` is."""
@@ -109,30 +102,28 @@ class Format(ForeignFormat):
         for source, line, value, text in self.documents(sources):
             if self.holds_text:
                 value = rows_renamed(value, importing.columns)
-            for (group, n), item in [((0, 0), value)] if isinstance(value, BadItem) else self._named_items(value):
-                importing.origin = (source.path.name, line, group, n)
+            for number, (place, item) in enumerate(self._divided(value)):
+                importing.origin = (source.path.name, line, number)
                 try:
                     row = self._checked(item, importing)
                 except (BadItem, *ODD) as error:
-                    bad = BadItem.of(error)
-                    reason = self.place(value, group, n) + bad.reason
-                    turn_down(bad.code, reason, source, line, text, importing.reject, self.item, error)
+                    importing.turn_down(error, source.path, line, text, place=place)
                 else:
                     importing.origins.append((source.path, line))
                     yield line, row
 
-    def _named_items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        """``items``, and a fault for a document that cannot be divided."""
+    def _divided(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """``items``, and a fault for a document that is none or cannot be divided."""
         try:
-            yield from self.items(value)
+            yield from [("", value)] if isinstance(value, BadItem) else self.items(value)
         except ODD as error:
-            yield (0, 0), BadItem.of(error)
+            yield "", BadItem.of(error)
 
     def _checked(self, item: Any | BadItem, importing: Importing) -> TableRow:
         if isinstance(item, Exception):
             raise item
         if self.holds_text and not isinstance(item, dict):
-            raise DataError(f"got {json_value(item)}, expected {self.item}")
+            raise DataError(f"got {json_value(item)}, expected an object")
         item = without_nan(self.name, item) if isinstance(item, dict) else item
         failure = failure_of(self.name, item)
         try:

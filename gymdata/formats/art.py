@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gymdata.formats import FORMATS, Format, Place
+from gymdata.formats import FORMATS, Format
 from gymdata.formats.conversion.importing import BadItem, Importing, JsonObject, TableRow
 from gymdata.formats.text.rows import conversation, first_row, rollout_row
 from gymdata.formats.text.words import named_scores, score
@@ -18,7 +18,6 @@ class Art(Format):
     ``exceptions`` of a group are failed attempts. Logs are not read; a trajectory with additional histories is refused."""
 
     content = "trajectories of ART"
-    item = "a trajectory of ART"
     several = "trajectories"
     holds_text = holds_reward = True
 
@@ -26,12 +25,13 @@ class Art(Format):
         trajectory = first_row(row["trajectories"]) if isinstance(row.get("trajectories"), list) else row
         return {"messages_and_choices", "reward"} <= trajectory.keys()
 
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
+    def items(self, value: Any) -> Iterator[tuple[str, Any]]:
         for n, group in enumerate(value if isinstance(value, list) else [value]):
+            place = f"row {n}: " if isinstance(value, list) else ""
             exceptions = group.get("exceptions") or [] if isinstance(group, dict) else []
-            failed = [((k, n), {"exception": e}) for k, e in enumerate(exceptions) if not says_nothing(e)]
+            failed = [{"exception": exception} for exception in exceptions if not says_nothing(exception)]
             read = [] if failed and not group.get(self.several) else super().items(group)
-            yield from (*(((k, n), item) for (k, _), item in read), *failed)
+            yield from ((place, item) for item in (*(item for _, item in read), *failed))
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         if item.get("additional_histories"):

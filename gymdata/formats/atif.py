@@ -176,7 +176,6 @@ class Atif(Format):
     """ATIF trajectories, 1.x: a trajectory per line, or one or a list of them in a ``.json`` file."""
 
     content = "ATIF trajectories"
-    item = "an ATIF trajectory"
     suffixes = (".jsonl", ".json")
     holds_ids = holds_logprobs = holds_reward = True
     carries = KINDS["rollouts"]

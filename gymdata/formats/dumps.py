@@ -28,7 +28,6 @@ class VerlDump(Format):
     read: the text of a chat template is refused. A limit that cut an answer is not named."""
 
     content = "rollouts that verl dumped"
-    item = "a dumped rollout"
     holds_text = holds_reward = True
 
     def recognise_row(self, row: JsonObject) -> bool:
@@ -56,7 +55,6 @@ class SkyRLDump(Format):
     chat template is refused."""
 
     content = "rollouts that SkyRL dumped"
-    item = "a dumped rollout"
     holds_text = holds_reward = True
     keys = ({"input_prompt", "output_response", "score"},)
 
@@ -88,7 +86,6 @@ class TrlCompletions(Format):
     whether a limit cut an answer is not in the file."""
 
     content = "completions that TRL logged"
-    item = "a row of completions"
     holds_text = holds_reward = True
     keys = (_OF_TRL,)
 

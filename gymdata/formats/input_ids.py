@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gymdata.formats import FORMATS, Format
-from gymdata.formats.text.export import LOG_PROBS, REWARDS
+from gymdata.formats.text.export import LOG_PROBS
 from gymdata.rollouts.messages import JsonObject
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store.lines import encode
@@ -54,7 +54,6 @@ class Tokenized(Format):
             export.further += len(trainable) - n_rollouts
             export.lost[NO_TOKENS] += batch.num_rows - n_rollouts
             export.lost[RENDERED] += int(TurnColumns.of(turns).has_rendered().sum())
-            export.lost[REWARDS] += batch.num_rows - batch.column("reward").null_count
             for kind in (LOG_PROBS, MESSAGES):
                 export.lost[kind] += n_rollouts
             for n in trainable.tolist():

@@ -142,7 +142,6 @@ class NatTrajectories(Nested):
 
     content = "trajectories of the NeMo Agent Toolkit"
     holds_ids = holds_logprobs = True
-    item = "a trajectory"
     holds_reward = True
     carries = KINDS["rollouts"]
 

@@ -47,7 +47,6 @@ class _Pairs(Nested):
     """Either shape of pairs is read, whatever the format is called."""
 
     table = "pairs"
-    item = "a pair"
     holds_text = True
     group = "task_id"
 

@@ -22,7 +22,6 @@ class NemoRlPreference(TextFormat):
     table = "pairs"
     columns = None
     content = "preferences of NeMo RL"
-    item = "a preference"
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:

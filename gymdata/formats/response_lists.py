@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gymdata.errors import json_kind
-from gymdata.formats import FORMATS, Format, Place
+from gymdata.formats import FORMATS, Format
 from gymdata.formats.conversion.importing import BadItem, Importing, JsonObject, TableRow
 from gymdata.formats.text.rows import answer, column, prompt_of, refuse_empty, rollout_row
 from gymdata.formats.text.words import LABELS, named_scores, worth
@@ -27,7 +27,6 @@ class ResponseLists(Format):
     not read."""
 
     content = "lists of responses"
-    item = "a response"
     holds_text = holds_reward = True
 
     def recognise_row(self, row: JsonObject) -> bool:
@@ -35,26 +34,26 @@ class ResponseLists(Format):
         texts = responses and all(isinstance(text, str) for text in responses)
         return bool(texts) and any(isinstance(row.get(name), (str, list)) for name in _PROMPTS) and "chosen" not in row
 
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        for (_, number), item in super().items(value):
+    def items(self, value: Any) -> Iterator[tuple[str, Any]]:
+        for place, item in super().items(value):
             if not isinstance(item, dict):
-                yield (0, number), item
+                yield place, item
                 continue
             names = (*_RESPONSES[:2], *_SCORES)
             lists = {k: v for k, v in item.items() if k in names or (k in _RESPONSES and isinstance(v, list))}
             responses = next((lists[name] for name in _RESPONSES if lists.get(name)), None)
             scores = {name: lists[name] for name in _SCORES if lists.get(name) is not None}
             if responses is None:
-                yield (0, number), BadItem("S103", "responses: missing")
+                yield place, BadItem("S103", "responses: missing")
             elif not isinstance(responses, list):
-                yield (0, number), BadItem("S102", f"responses: got {json_kind(responses)}, expected a list")
+                yield place, BadItem("S102", f"responses: got {json_kind(responses)}, expected a list")
             elif odd := _unlike(item, scores, len(responses)):
-                yield (0, number), BadItem("S102", odd)
+                yield place, BadItem("S102", odd)
             else:
                 about = {name: column for name, column in item.items() if name not in lists}
                 for n, response in enumerate(responses):
                     scored = {name: numbers[n] for name, numbers in scores.items()}
-                    yield (n, number), about | {"response": response, "scored": scored}
+                    yield place, about | {"response": response, "scored": scored}
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         prompt, columns = prompt_of(item, column(item, *_PROMPTS))

@@ -19,7 +19,6 @@ class Rllm(Format):
     read."""
 
     content = "episodes of rLLM"
-    item = "a trajectory of rLLM"
     several = "trajectories"
     holds_text = holds_reward = True
 

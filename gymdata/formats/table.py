@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gymdata.formats import FORMATS, Format, Place
+from gymdata.formats import FORMATS, Format
 from gymdata.formats.conversion.importing import ODD, BadItem, Importing, TableRow
 from gymdata.formats.text.rows import (
     BESIDE,
@@ -95,7 +95,6 @@ class Comparison(Format):
     """A format of which each row is two answers and a preference. A tie is no pair: the row is left out, by name."""
 
     table = "pairs"
-    item = "a comparison"
     holds_text = True
     #: The shapes that its rows have.
     shapes: ClassVar[Sequence[Compared]] = ()
@@ -139,7 +138,6 @@ class Arena(Comparison):
     the prompt. A tie is left out, by name; which models they were is not read."""
 
     content = "battles of Chatbot Arena"
-    item = "a battle"
     winners: ClassVar[Mapping[Any, int | None]] = {"model_a": 0, "model_b": 1, "tie": None, "tie (bothbad)": None}
     flags = ("winner_model_a", "winner_model_b", "winner_tie")
     shapes = (Compared("", ("conversation_a", "conversation_b"), "winner", choices=winners),)
@@ -203,19 +201,18 @@ class Nectar(Comparison):
     one. A rank is no margin; what is known of two worse answers, and which models they are of, is lost."""
 
     content = "ranked answers of Nectar"
-    item = "a row of ranked answers"
     shapes = (Compared("prompt", ("chosen", "rejected")),)
 
     def recognise_row(self, row: JsonObject) -> bool:
         return isinstance(row.get("prompt"), str) and {"answer", "rank"} <= first_row(row.get("answers")).keys()
 
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        for (_, number), row in super().items(value):
+    def items(self, value: Any) -> Iterator[tuple[str, Any]]:
+        for place, row in super().items(value):
             try:
                 pairs: list[Any] = self.pairs(row) if isinstance(row, dict) else [row]
             except (BadItem, *ODD) as error:
                 pairs = [BadItem.of(error)]
-            yield from (((n, number), pair) for n, pair in enumerate(pairs))
+            yield from ((place, pair) for pair in pairs)
 
     def pairs(self, row: JsonObject) -> list[JsonObject]:
         """The best answer with each worse one. Raises BadItem where there is none."""
@@ -237,7 +234,6 @@ class OpenAIPreference(Comparison):
     """OpenAI's rows for DPO: ``input`` with messages and tools, ``preferred_output``, ``non_preferred_output``."""
 
     content = "preference rows of OpenAI"
-    item = "a preference pair"
     shapes = (Compared("input.messages", ("preferred_output", "non_preferred_output")),)
 
     def row(self, item: Any, importing: Importing) -> TableRow:
@@ -301,7 +297,6 @@ class UltraFeedback(Format):
     Critiques, and the system prompts that the answers were made with, are not read."""
 
     content = "rated answers of UltraFeedback"
-    item = "a rated answer"
     several = "completions"
     holds_text = holds_reward = True
 
@@ -336,7 +331,6 @@ class Alpaca(Format):
     and ``response``."""
 
     content = "Alpaca rows"
-    item = "an Alpaca row"
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:
@@ -354,7 +348,6 @@ class ShareGpt(Format):
     ``content``; ``system`` and ``tools`` beside it."""
 
     content = "ShareGPT conversations"
-    item = "a conversation"
     holds_text = True
 
     def recognise_row(self, row: JsonObject) -> bool:

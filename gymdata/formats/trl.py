@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gymdata.errors import DataError
-from gymdata.formats import FORMATS, Place
+from gymdata.formats import FORMATS
 from gymdata.formats.conversion.importing import BadItem, Importing, TableRow
 from gymdata.formats.text.export import TextFormat, line, preference_parts, tools_field
 from gymdata.formats.text.rows import (
@@ -66,7 +66,6 @@ class TrlMessages(TextFormat):
     """Conversational language modelling, for SFT: ``messages`` (and ``tools``), or a list of messages alone."""
 
     content = "chat messages with answers"
-    item = "a conversation"
     holds_text = general = True
 
     def recognise(self, value: Any) -> bool:
@@ -75,9 +74,9 @@ class TrlMessages(TextFormat):
         row = first_row(value)
         return ends_with_answer(row.get("messages")) and {"chosen", *_OF_SWIFT}.isdisjoint(row)
 
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        for number, item in super().items([value] if _is_conversation(value) else value):
-            yield number, {"messages": item} if _is_conversation(item) else item
+    def items(self, value: Any) -> Iterator[tuple[str, Any]]:
+        for place, item in super().items([value] if _is_conversation(value) else value):
+            yield place, {"messages": item} if _is_conversation(item) else item
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         messages = in_context(item, conversation(item["messages"], "messages"))
@@ -105,7 +104,6 @@ class TrlPromptCompletion(TextFormat):
     other names of task files are completions, too. HelpSteer's attributes are named rewards."""
 
     content = "prompts with completions"
-    item = "a row with a completion"
     holds_text = holds_plain_text = general = True
 
     def recognise_row(self, row: JsonObject) -> bool:
@@ -174,7 +172,6 @@ class TrlPreference(TextFormat):
     table = "pairs"
     columns = None
     content = "preference pairs"
-    item = "a preference pair"
     holds_text = holds_plain_text = True
     carries = ("margins",)
 

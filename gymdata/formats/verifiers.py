@@ -36,7 +36,6 @@ class Verifiers(Format):
     ``metrics`` as named rewards. Ids and log-probabilities of a ``trajectory`` are not read."""
 
     content = "rollouts of verifiers"
-    item = "a rollout of verifiers"
     holds_text = holds_reward = True
     keys = ({"example_id", "prompt", "completion", "reward"},)
 
@@ -81,7 +80,6 @@ class VerifiersTraces(Format):
     or of an agent that is not trained, is refused."""
 
     content = "traces of verifiers"
-    item = "a trace of verifiers"
     several = "traces"
     holds_text = holds_reward = True
 

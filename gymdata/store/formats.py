@@ -129,7 +129,7 @@ class Held(NamedTuple):
 
 def table_of(source: Source, expected: str) -> Held:
     """Which table a file holds: the one that its metadata names, or whose columns its first rows have. What is wrong with
-    rows, or with a file that cannot be read, is for its reader to say.
+    rows, or with a Parquet file that cannot be read, is for its reader to say.
 
     ``expected``: what the command reads. Raises DataError for tasks, for rows of another project that are imported first,
     for rows of no known format, and for lines of which none is JSON."""
@@ -140,48 +140,47 @@ def table_of(source: Source, expected: str) -> Held:
             raise foreign.refused(source, expected)
         return Held(foreign.table, foreign)
     if source.kind == "parquet":
-        return Held(_declared(source, expected) or "rollouts")
-    rows, faults = list[Any](), list[ValueError]()
-    for _, line in islice(row_lines(source), _LOOKED_AT):
+        from gymdata.rollouts.schema import SCHEMA_KEY, TABLES
+        from gymdata.store.parquet import schema_of
+
         try:
-            rows.append(decode(line))
-        except ValueError as error:
-            faults.append(error)
-    if len(faults) > _FEW and not any(isinstance(row, (dict, list)) for row in rows):
-        raise DataError.unreadable(
-            source.path, fault_of_text(source), "is it a whole file of JSON lines, or one value?"
-        )
-    objects = [row for row in rows if isinstance(row, dict)]
-    columns = set[str]().union(*objects)
-    if (table := table_with(columns)) is not None:
+            schema = schema_of(source.path)
+        except DataError:
+            return Held("rollouts")
+        if name := (schema.metadata or {}).get(SCHEMA_KEY, b"").decode():
+            if name not in TABLES:
+                raise DataError(f"{source.path}: says that it holds {name!r}, which is no table of gymdata")
+            return Held(name)
+        rows: list[Any] = [dict.fromkeys(schema.names)]
+    else:
+        rows = _first_rows(source)
+    objects = [row for row in rows if isinstance(row, dict) and row]
+    if (table := table_with(set[str]().union(*objects))) is not None:
         return Held(table)
     if objects and all(map(is_task, objects)):
         raise DataError.other_table(source.path, "tasks", expected)
-    # Of a row whose columns are damaged, each fault is named.
-    if (
-        objects
-        and len(objects) == len(rows)
-        and not faults
-        and not any(row.keys() & _OURS or not row for row in objects)
-    ):
-        raise _unknown(source.path, objects[0], expected)
-    return Held("rollouts")
+    if not objects or len(objects) < len(rows) or any(row.keys() & _OURS for row in objects):
+        return Held("rollouts")  # whose reader names each fault
+    hint = (
+        f"its first row has the keys {abridged(objects[0])}; `gymdata docs your-data` lists the formats that are read"
+    )
+    hint += instead(objects[0], source.path)
+    raise DataError(f"{source.path}: contains rows of no known format, expected {expected}", hint=hint)
 
 
-def _declared(source: Source, expected: str) -> str | None:
-    """The table of a Parquet file; None for one that cannot be read. Raises DataError for columns of no table."""
-    from gymdata.rollouts.schema import SCHEMA_KEY, TABLES
-    from gymdata.store.parquet import schema_of
-
-    try:
-        schema = schema_of(source.path)
-    except DataError:
-        return None
-    if (name := (schema.metadata or {}).get(SCHEMA_KEY, b"").decode()) and name not in TABLES:
-        raise DataError(f"{source.path}: says that it holds {name!r}, which is no table of gymdata")
-    if table := name or table_with(schema.names):
-        return table
-    raise _unknown(source.path, dict.fromkeys(schema.names), expected)
+def _first_rows(source: Source) -> list[Any]:
+    """The first rows of a file of JSON; of one that is none, its error. Raises DataError where nothing of it is JSON."""
+    rows = list[Any]()
+    for line in head(source):
+        try:
+            rows.append(decode(line))
+        except ValueError as error:
+            rows.append(error)
+    if len(rows) > _FEW and not any(isinstance(row, (dict, list)) for row in rows):
+        raise DataError.unreadable(
+            source.path, fault_of_text(source), "is it a whole file of JSON lines, or one value?"
+        )
+    return rows
 
 
 def table_with(columns: Collection[str]) -> str | None:
@@ -201,16 +200,15 @@ def tables_in(path: str | Path) -> dict[str, list[Source]]:
     file or a glob of files. Raises DataError as ``resolve`` and ``table_of``."""
     from gymdata.rollouts.schema import TABLES
 
-    found: dict[str, list[Source]] = {}
+    tables: dict[str, list[Source]] = {}
     for match in matches(path):
         if match.is_dir():
             inside = [(name, source) for name in TABLES for source in resolve(match, name)]
         else:
-            (source,) = resolve(match)
-            inside = [(table_of(source, "one of gymdata's tables").table, source)]
+            inside = [(table_of(source, "one of gymdata's tables").table, source) for source in resolve(match)]
         for name, source in inside:
-            found.setdefault(name, []).append(source)
-    return found
+            tables.setdefault(name, []).append(source)
+    return tables
 
 
 def is_task(row: Mapping[str, Any]) -> bool:
@@ -221,11 +219,6 @@ def is_task(row: Mapping[str, Any]) -> bool:
     if row.keys() & (_ANSWERED | _TABLE_OF_ID.keys()):
         return False
     return any(row.get(name) not in (None, []) for name in ("messages", "prompt", "responses_create_params"))
-
-
-def _unknown(path: Path, row: Mapping[str, Any], expected: str) -> DataError:
-    hint = f"its first row has the keys {abridged(row)}; `gymdata docs your-data` lists the formats that are read"
-    return DataError(f"{path}: contains rows of no known format, expected {expected}", hint=hint + instead(row, path))
 
 
 def instead(row: Mapping[Any, Any], path: Path) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import gymdata
-from gymdata.errors import StoreError
 from gymdata.formats import imported as formats
 from gymdata.rollouts.failures import SIGNALS
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS
@@ -122,16 +121,6 @@ def test_a_masked_row_is_exported_with_its_number(tmp_path: Path) -> None:
     back = lines(tmp_path / "back.jsonl")
     assert [row["reward"] for row in back] == [1, 0.5]
     assert (back[0]["mask_sample"], back[1]["instance_config"]) == (True, {"mask_sample": True})
-
-
-def test_masked_rows_are_rollouts_unless_they_are_to_be_dropped(tmp_path: Path) -> None:
-    """``failed="drop"`` puts them into failures.jsonl; importing again with another choice is refused."""
-    file = write(tmp_path / "rows.jsonl", nemo_gym(1.0, 0), nemo_gym(1.0, 1) | {"mask_sample": True})
-    dropped = gymdata.import_rollouts(file, tmp_path / "run", failed="drop")
-    assert (dropped.rows_in, dropped.rollouts, dropped.failed) == (2, 1, {"masked: mask_sample": 1})
-    assert [attempt["kind"] for attempt in read_failures(tmp_path / "run")] == ["masked"]
-    with pytest.raises(StoreError, match="failed"):
-        gymdata.import_rollouts(file, tmp_path / "run")
 
 
 def masked_run(folder: Path) -> Path:

@@ -17,7 +17,7 @@ from gymdata.errors import RefusedError
 from gymdata.formats import exported
 from gymdata.formats.input_ids import MESSAGES, NO_TOKENS, RENDERED
 from gymdata.formats.nat_pairs import NO_MARGIN
-from gymdata.formats.text.export import EMPTY, LOG_PROBS, REWARDS
+from gymdata.formats.text.export import EMPTY, LOG_PROBS
 from gymdata.formats.text.export import TOOLS as GIVEN_TOOLS
 from gymdata.formats.trl import ABOVE_1, UNLABELLED
 from gymdata.formats.verl import WITH_TOOLS
@@ -38,7 +38,8 @@ def test_rewards_become_labels_of_kto_and_come_back_as_rewards(tmp_path: Path) -
     silent = rollout("a", 5, 1.0, [], messages=[{"role": "user", "content": "question a"}])
     done = gymdata.export(write_run(tmp_path / "run", [*rows, silent]), tmp_path / "kto.jsonl", "trl-kto")
     assert (done.rows_out, done.skipped) == (3, 3)
-    assert (done.lost[UNLABELLED], done.lost[REWARDS]) == (2, 4)
+    assert done.lost[UNLABELLED] == 2
+    assert done.account["rewards"] == {"read": 5, "written": 0, "lost": 5}
     prompt = [{"role": "user", "content": "question a"}]
     assert lines(tmp_path / "kto.jsonl") == [
         {"prompt": prompt, "completion": [{"role": "assistant", "content": said}], "tools": TOOLS, "label": label}
@@ -78,7 +79,7 @@ def test_input_ids_and_labels_are_the_exact_ids_and_the_mask(tmp_path: Path) -> 
     done = gymdata.export(run, tmp_path / "ids.jsonl", "input-ids-labels")
     assert lines(tmp_path / "ids.jsonl") == [row | {"attention_mask": [1] * len(row["input_ids"])} for row in LABELS]
     assert (done.rows_out, done.skipped) == (3, 2)
-    assert done.lost == {NO_TOKENS: 2, REWARDS: 4, LOG_PROBS: 2, MESSAGES: 2}
+    assert done.lost == {NO_TOKENS: 2, LOG_PROBS: 2, MESSAGES: 2}
 
 
 def test_a_sequence_of_skyrl_has_its_ids_and_its_whole_mask(tmp_path: Path) -> None:

@@ -255,18 +255,20 @@ def test_rollouts_and_tasks_of_ones_own_are_read_in_every_kind_of_file(tmp_path:
         assert [task.task_id for task in TaskFile(written(tasks, kind, tmp_path))] == ["0", "1"]
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400"])
 def test_a_reward_that_is_not_finite_is_refused_by_its_name(number: str, tmp_path: Path) -> None:
     """A reward of NaN is neither 0 nor unknown: its row is left out."""
     rows = {
         "score": '{"prompt": "q", "response": "a", "score": %s}',
         "reward": '{"example_id": 1, "prompt": "q", "completion": "a", "reward": %s}',
+        "nemo-gym": '{"responses_create_params": {"input": "q"}, "response": {"output": []}, "reward": %s}',
     }
     for name, row in rows.items():
         (tmp_path / f"{name}.jsonl").write_text(row % number)
         gymdata.import_rollouts(tmp_path / f"{name}.jsonl", tmp_path / name)
         (named,) = lines(tmp_path / name / "rejected.jsonl")
-        assert named["reason"].startswith(f"{name}: got {float(number)}, expected a finite number")
+        field = "reward" if name == "nemo-gym" else name
+        assert (named["code"], named["reason"]) == ("R502", f"{field}: got {float(number)}, expected a finite number")
 
 
 def test_an_unknown_file_is_answered_once_with_its_keys(tmp_path: Path) -> None:

@@ -134,8 +134,7 @@ def test_conversations_are_those_of_their_rows(rows: list[tuple[Any, str, float 
         assert made == expected
         every = [m for messages in chats for m in messages]
         assert +lost == +Counter({
-            **dict.fromkeys((text_export.IDS, text_export.LOG_PROBS, text_export.ENDS, text_export.REWARDS), with_turns),
-            "which turn wrote which message": with_turns,
+            **dict.fromkeys((text_export.IDS, text_export.LOG_PROBS, text_export.ENDS), with_turns),
             text_export.CALL_TEXT: sum(map(sampled, chats)),
             text_export.EMPTY: len(chats) - len(expected),
             text_export.REASONING: sum(m.get("reasoning") is not None for m in every) * (name == "openai"),

@@ -261,7 +261,7 @@ def test_a_null_where_a_value_must_be_is_named_with_its_place(
         ({"messages": "x"}, "no message of the assistant"),
         ({"prompt": "x", "chosen": "a", "rejected": "b"}, "messages: is missing"),
         ({"messages": [{"role": "user", "content": "<image>Who?"}, ANSWER], "images": ["1.png"]}, "images: images"),
-        ("x", "expected a conversation"),
+        ("x", "expected an object"),
         ({"messages": [QUESTION, ANSWER], "tools": "{"}, "tools: got text that is not JSON"),
         ({"messages": [{"role": "user", "content": "<img>https://a/b.png</img>Who?"}, ANSWER]}, "<img>: images"),
         ({"messages": [QUESTION, ANSWER | {"content": [{"type": "tool_use", "name": "add"}]}]}, "of type 'tool_use'"),

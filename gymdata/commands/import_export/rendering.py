@@ -5,7 +5,6 @@ Invariants: rows with ids stay as they were read; a row whose ids cannot be prov
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
@@ -20,8 +19,9 @@ import pyarrow.compute as pc
 from gymdata.commands.import_export.summaries import ImportSummary
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.formats.conversion.batches import Imported
-from gymdata.formats.conversion.importing import Reject, Rejected, TableRow
+from gymdata.formats.conversion.importing import BadItem, Importing
 from gymdata.rollouts.failures import is_rollout
+from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store.columns import build, to_rows
@@ -58,9 +58,9 @@ def rendered_identity(renderer: TextRenderer, model: str, facts: RunFacts) -> di
 
 
 def rendered(
-    parts: Iterable[Imported], renderer: TextRenderer, table: Table, reject: Reject
+    parts: Iterable[Imported], renderer: TextRenderer, table: Table, importing: Importing
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of ``parts`` with the ids of their text, in order; ``reject`` gets those that cannot be proven."""
+    """The rows of ``parts`` with the ids of their text, in order; ``importing`` rejects those that cannot be proven."""
     for part in parts:
         batch = part.batch
         if table is PAIRS and "rendered" not in batch.schema.names:
@@ -69,7 +69,7 @@ def rendered(
         borders = [0, *(np.flatnonzero(np.diff(text)) + 1).tolist(), batch.num_rows]
         for start, end in pairwise(borders):
             piece = batch.slice(start, end - start)
-            rows = list(_with_ids(piece, table, renderer, part.origins[start:end], reject)) if text[start] else None
+            rows = list(_with_ids(piece, table, renderer, part.origins[start:end], importing)) if text[start] else None
             if rows is None:
                 yield piece
             elif rows:
@@ -107,7 +107,7 @@ def _with_ids(
     table: Table,
     renderer: TextRenderer,
     origins: Sequence[tuple[Path, int]],
-    reject: Reject,
+    importing: Importing,
 ) -> Iterator[TableRow]:
     """The rows of ``batch`` with the ids of their text."""
     for row, (file, line) in zip(to_rows(batch), origins, strict=True):
@@ -116,7 +116,6 @@ def _with_ids(
         except DataError as error:
             renderer.counts.refused[error.reason] += 1
             texts = {name: row[name] for name in ("messages", "prompt", "chosen", "rejected") if name in row}
-            shown = json.dumps(texts, ensure_ascii=False, default=str)[:1000]
-            reject(Rejected(file, line, UNPROVEN, error.message, shown))
+            importing.turn_down(BadItem(UNPROVEN, error.message), file, line, texts)
             continue
         yield decode(encode(with_ids))  # through JSON, from which batches are built

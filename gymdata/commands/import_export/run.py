@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING
 
 from gymdata.commands.import_export.rendering import count_rendered, rendered, rendered_identity, renderer_of
+from gymdata.commands.import_export.rows import REJECTED, ImportedRows
 from gymdata.commands.import_export.splitting import SPLIT, split_by_task
 from gymdata.commands.import_export.summaries import ExportSummary, ImportSummary
 from gymdata.errors import EXIT_FAULTS, DataError, StoreError, UsageError, abridged, counted, option
@@ -28,31 +22,17 @@ from gymdata.formats import exported as exported_formats
 from gymdata.formats import imported as imported_formats
 from gymdata.formats.conversion.batches import imported_batches
 from gymdata.formats.conversion.exporting import Export
-from gymdata.formats.conversion.importing import (
-    ODD,
-    Importing,
-    JsonObject,
-    Numbering,
-    Rejected,
-    TableRow,
-    reason_of,
-)
-from gymdata.formats.conversion.rows import NO_TIME
+from gymdata.formats.conversion.importing import ODD, Importing, Numbering, reason_of
 from gymdata.formats.nemo_gym.rows import failures_file, main_file
 from gymdata.progress import log_to
 from gymdata.public import Figures, path_of, paths_of
 from gymdata.rollouts.column_names import TEXT_FIELDS, columns_of, fields_in
-from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
-from gymdata.rollouts.messages import loads, object_of, split_tasks
-from gymdata.rollouts.ragged import list_parts
-from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES, Table
+from gymdata.rollouts.messages import split_tasks
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS, TABLES
 from gymdata.scores.chosen import default_score
 from gymdata.store import StageOutput, find_run_json, hash_file, resolve
-from gymdata.store.columns import to_rows
-from gymdata.store.journal import FAILURES, line_of
 from gymdata.store.lineage import vocabulary
-from gymdata.store.lines import encode
-from gymdata.store.paths import ROLLOUTS_FOLDER, RunFacts, local_output, refuse_inputs
+from gymdata.store.paths import RunFacts, local_output, refuse_inputs
 from gymdata.store.reading import check_content, warn
 from gymdata.store.run import refuse_made_from
 from gymdata.store.run_json import differences
@@ -62,11 +42,8 @@ from gymdata.workers.tuning import rare_collections
 if TYPE_CHECKING:
     from gymdata.store.paths import Source
 
-REJECTED = "rejected.jsonl"
 #: What lists the formats.
 _LIST = "`gymdata docs your-data`"
-#: The placeholder of an image in a text, as LLaVA, LLaMA-Factory and ms-swift write it.
-_MARK = "<image>"
 
 
 def import_rollouts(
@@ -79,7 +56,6 @@ def import_rollouts(
     format: str = "parquet",
     model: str | None = None,
     chat_template: str | Path | None = None,
-    failed: str = "keep",
     keep_contradicting: bool = False,
     map: Sequence[str] | Mapping[str, str] = (),
     test_share: float | None = None,
@@ -100,9 +76,9 @@ def import_rollouts(
     template, or ``chat_template`` (a file), gives their text; each is marked (T213), has no log-probabilities, and is proven
     (``gymdata.chat.rendering``). What cannot be proven is rejected; RefusedError when that is every row.
 
-    ``failed``: whether rows that their writer masked or cancelled are rollouts without a reward (``keep``) or go to
-    failures.jsonl (``drop``), where attempts that failed always go; those that NeMo Gym wrote next to a file
-    (``NAME_failures.jsonl``) are read with it. ``map``: columns of answers and preferences as text, as ``prompt=COLUMN``.
+    Rows that their writer masked or cancelled are rollouts without a reward, attempts that failed go to failures.jsonl;
+    those that NeMo Gym wrote next to a file (``NAME_failures.jsonl``) are read with it. ``map``: columns of answers and
+    preferences as text, as ``prompt=COLUMN``.
     ``test_share``: share of the tasks, drawn with ``seed``, that is held out in ``output/split/test.parquet``; the others
     are in ``train.parquet`` next to it.
     ``keep_contradicting``: also import pairs whose own scores prefer the rejected side.
@@ -110,45 +86,44 @@ def import_rollouts(
     if source is not None and source not in (formats := imported_formats()):
         raise UsageError.unknown_choice("--from", source, formats, listed=_LIST)
     output = local_output(output)
-    paths = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
     columns = _columns(map)
-    sources, known_format = _sources(paths, source, columns)
-    name, table = known_format.name, TABLES[known_format.table]
+    paths = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
+    sources, foreign = _sources(paths, source, columns)
+    table = TABLES[foreign.table]
     if keep_contradicting and table is not PAIRS:
-        raise UsageError(
-            f"--keep-contradicting: is for preference pairs, and these files are {name}", hint="leave it out"
-        )
-    renderer = None if model is None else renderer_of(model, chat_template, known_format)
+        what = f"is for preference pairs, and these files are {foreign.name}"
+        raise UsageError(f"--keep-contradicting: {what}", hint="leave it out")
+    renderer = None if model is None else renderer_of(model, chat_template, foreign)
     read = [{"path": str(s.path.resolve()), "bytes": s.path.stat().st_size, "xxh3": hash_file(s.path)} for s in sources]
     parents = [{"path": f["path"], "run_id": None, "run_json_xxh3": None, "xxh3": f["xxh3"]} for f in read]
-    facts: RunFacts = {"format": name, "command": list(command), "parents": parents, "sources": read}
-    identity: Figures = {"imported": [f["xxh3"] for f in read], "from": name, "format": format, "map": columns}
-    identity |= {"failed": failed, "keep_contradicting": keep_contradicting}
+    facts: RunFacts = {"format": foreign.name, "command": list(command), "parents": parents, "sources": read}
+    identity: Figures = {"imported": [f["xxh3"] for f in read], "from": foreign.name, "format": format, "map": columns}
+    identity |= {"keep_contradicting": keep_contradicting}
     if renderer is not None:
         identity |= rendered_identity(renderer, str(model), facts)
-    summary = ImportSummary(str(output), name, files=[str(s.path) for s in sources])
+    summary = ImportSummary(str(output), foreign.name, files=[str(s.path) for s in sources])
     if overwrite:
         refuse_made_from(output)
     with StageOutput(output, "import", overwrite=overwrite) as out:
-        counts = out.facts.get("counts") or {}
+        was = out.facts.get("counts") or {}
         # One that took no row may be replaced.
-        if not overwrite and any(counts.get(name) for name in ("rollouts", "pairs", "failed")):
+        if not overwrite and any(was.get(name) for name in ("rollouts", "pairs", "failed")):
             _refuse_other(out, read, identity, run_id)
             summary.recall(out.facts)
         else:
             run_id = run_id or secrets.token_hex(8)
-            reading = _Reading(summary, failed == "drop")
-            reject, numbering = reading.rejected.append, Numbering(text=known_format.holds_text)
-            importing = Importing(run_id, numbering, reject, keep_contradicting, columns)
-            parts = imported_batches(known_format, sources, importing, reject)
-            batches = (p.batch for p in parts) if renderer is None else rendered(parts, renderer, table, reject)
-            reading.write(batches, table, out, as_lines=format == "jsonl")
+            rows = ImportedRows(summary)
+            numbering = Numbering(text=foreign.holds_text)
+            importing = Importing(run_id, numbering, rows.rejected.append, keep_contradicting, columns)
+            parts = imported_batches(foreign, sources, importing)
+            batches = (p.batch for p in parts) if renderer is None else rendered(parts, renderer, table, importing)
+            rows.write(batches, table, out, format)
             for column, n in (+importing.unread).items():
-                warn(f"{name}: token ids in the `{column}` of {counted(n, 'row')} are not read")
+                warn(f"{foreign.name}: token ids in the `{column}` of {counted(n, 'row')} are not read")
             if renderer is not None:
                 count_rendered(summary, renderer)
-            if test_share is not None and reading.tasks:
-                split_tasks(reading.tasks, test_share)  # refuses one task before anything is written
+            if test_share is not None and rows.tasks:
+                split_tasks(rows.tasks, test_share)  # refuses one task before anything is written
             out.finish({**facts, "identity": identity, "run_id": run_id, "counts": summary.counts()})
     log_to(output)
     if test_share is not None:
@@ -196,143 +171,6 @@ def _columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
         return columns_of(fields_in(TEXT_FIELDS)(given))
     except ValueError as error:
         raise UsageError(f"--map: expected {error}") from None
-
-
-@dataclass(slots=True)
-class _Reading:
-    """The rows of an import while they are read and written, counted in ``summary``. ``drop_masked``: rows that their
-    writer masked or cancelled are none."""
-
-    summary: ImportSummary
-    drop_masked: bool
-    rejected: list[Rejected] = field(default_factory=list)
-    #: Lines of failures.jsonl.
-    failures: list[bytes] = field(default_factory=list)
-    #: How many rows there are of each reason: failed attempts, and masked rollouts.
-    failed: Counter[str] = field(default_factory=Counter)
-    masked: Counter[str] = field(default_factory=Counter)
-    tasks: set[str] = field(default_factory=set)
-    rollout_ids: set[str] = field(default_factory=set)
-    #: Rows with that placeholder in a message.
-    marked: int = 0
-
-    def write(self, read: Iterable[pa.RecordBatch], table: Table, out: StageOutput, *, as_lines: bool) -> None:
-        """Write the rows that were ``read`` to ``out``, and what else was found; then all of it is counted."""
-        batches = self._batches(read)
-        first = next(batches, None)
-        # Pairs have optional columns.
-        names = table.required() if first is None else first.schema.names
-        schema = pa.schema([table.schema.field(name) for name in names], metadata=table.metadata)
-        batches = chain([] if first is None else [first], batches)
-        if table is PAIRS:
-            out.batches(f"pairs.{'jsonl' if as_lines else 'parquet'}", batches, table, schema)
-        elif as_lines:
-            rows = (row for batch in batches for row in to_rows(batch))
-            out.lines(f"{ROLLOUTS_FOLDER}/part-00000.jsonl", (line_of(encode(row)) for row in rows), table)
-        else:
-            out.batches(f"{ROLLOUTS_FOLDER}/part-00000.parquet", batches, table, schema)
-        if self.rejected:
-            order = {file: number for number, file in enumerate(self.summary.files)}
-            self.rejected.sort(key=lambda row: (order[str(row.file)], row.line))
-            out.lines(REJECTED, map(_rejected_line, self.rejected))
-        if self.failures:
-            out.lines(FAILURES, self.failures)
-        if self.marked:
-            warn(f"{counted(self.marked, 'row')} with {_MARK} in the text: it is trained as text, without an image")
-        summary = self.summary
-        summary.rejected = len(self.rejected)
-        summary.failed, summary.masked = (dict(counts.most_common()) for counts in (self.failed, self.masked))
-        summary.rows_in = summary.rollouts + summary.pairs + summary.rejected + self.failed.total()
-        summary.reasons = dict(sorted(Counter(row.code for row in self.rejected).items()))
-
-    def _batches(self, read: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches that were ``read``, without failed attempts; all else of them is kept."""
-        for batch in read:
-            of_rollouts = "messages" in batch.schema.names
-            messages = batch.column("messages" if of_rollouts else "prompt")
-            marked = pc.match_substring(pc.list_flatten(messages).field("content"), _MARK)
-            self.marked += len(pc.list_parent_indices(messages).filter(marked).unique())
-            if of_rollouts:
-                batch = self._without_failed(batch)
-                self._count_rollouts(batch)
-            else:
-                self._count_pairs(batch)
-            self.tasks.update(batch.column("task_id").unique().to_pylist())
-            if batch.num_rows:
-                yield batch
-
-    def _without_failed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """``batch`` without failed attempts, which become lines of failures.jsonl."""
-        failures = failures_in(batch.column("extra"))
-        rollout_kinds = () if self.drop_masked else (MASKED, CANCELLED)
-        failed = dict.fromkeys(row for row, failure in failures.items() if failure.get("kind") not in rollout_kinds)
-        self.masked.update(short_reason(failure) for row, failure in failures.items() if row not in failed)
-        self.failed.update(short_reason(failures[row]) for row in failed)
-        for row, attempt in zip(failed, to_rows(batch.take(pa.array([*failed], pa.int64()))), strict=True):
-            self.failures.append(line_of(encode(_attempt(attempt, failures[row]))))
-        rollouts = pa.array([row for row in range(len(batch)) if row not in failed], pa.int64())
-        return batch.take(rollouts) if failed else batch
-
-    def _count_pairs(self, batch: pa.RecordBatch) -> None:
-        summary = self.summary
-        summary.pairs += batch.num_rows
-        summary.equal_scores += batch.column("margin").to_pylist().count(0.0)
-        masks = [np.asarray(batch.column(f"{side}_mask").flatten()) for side in ("chosen", "rejected")]
-        generated = sum(int(np.count_nonzero(mask)) for mask in masks)
-        summary.tokens_generated += generated
-        lists = [batch.column(name) for name in ("prompt_ids", "chosen_ids", "rejected_ids")]
-        summary.tokens_context += sum(len(ids.flatten()) for ids in lists) - generated
-
-    def _count_rollouts(self, batch: pa.RecordBatch) -> None:
-        summary, ids = self.summary, batch.column("rollout_id").to_pylist()
-        summary.rollouts += batch.num_rows
-        turns, breaks = (batch.column(name).to_numpy() for name in ("n_turns", "n_breaks"))
-        summary.turns += int(turns.sum())
-        summary.breaks += int(breaks.sum())
-        summary.tokens_generated += int(batch.column("n_generated_tokens").to_numpy().sum())
-        summary.tokens_context += int(batch.column("n_context_tokens").to_numpy().sum())
-        summary.without_token_data += int((turns == 0).sum())
-        summary.ends_without_ids += int((_ends_without_turn(batch.column("messages")) & (turns > 0)).sum())
-        rewards = batch.column("reward").to_numpy(zero_copy_only=False)
-        summary.without_reward += int(np.count_nonzero(~np.isfinite(rewards)))
-        summary.without_time += batch.column("started_at").to_pylist().count(NO_TIME)
-        known = len(self.rollout_ids)
-        self.rollout_ids.update(ids)
-        summary.duplicates += len(ids) - (len(self.rollout_ids) - known)
-
-
-def _ends_without_turn(messages: pa.ListArray) -> np.ndarray:
-    """Which conversations have a last answer that is no turn."""
-    offsets, flat = list_parts(messages)
-    answers = np.flatnonzero(pc.equal(flat.field("role"), "assistant").to_numpy(zero_copy_only=False))
-    is_turn = flat.field("turn").is_valid().to_numpy(zero_copy_only=False)[answers]
-    last = np.searchsorted(answers, offsets[1:])
-    has_answer = last > np.searchsorted(answers, offsets[:-1])
-    ends: np.ndarray = has_answer & ~np.append(is_turn, True)[last - 1]
-    return ends
-
-
-def _attempt(row: TableRow, failure: Mapping[str, Any]) -> JsonObject:
-    """A failed attempt as a record of failures.jsonl: where its writer says so, and all that its row would hold."""
-    names = ("rollout_id", "run_id", "group_id", "task_id", "rollout_index", "turns", "messages", "duration_s")
-    return {
-        "kind": failure.get("kind"),
-        "place": failure.get("field"),
-        "message": failure.get("reason"),
-        "attempt": object_of(loads(row["task"])).get("_ng_attempt_index"),
-        "counts": True,
-        "final": bool(failure.get("final")),
-        **{name: row[name] for name in names},
-        "at": row["started_at"].isoformat(),
-        **{name: row[name] for name in ("policy", "tools", "task", "extra")},
-    }
-
-
-def _rejected_line(row: Rejected) -> bytes:
-    # A reason may quote a lone surrogate, which no output file can hold.
-    reason = row.reason.encode("utf-8", "replace").decode()
-    fields = {"file": str(row.file), "line": row.line, "code": row.code, "reason": reason, "text": row.text}
-    return encode(fields) + b"\n"
 
 
 def export(

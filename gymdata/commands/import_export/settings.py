@@ -23,7 +23,7 @@ class ImportConfig(Config):
     """The keywords of ``gymdata.import_rollouts`` that a command line or a file gives."""
 
     only_with: ClassVar[OnlyWith] = {"chat_template": ("--model", lambda c: c.model is not None)}
-    sections: ClassVar[Mapping[str, str]] = {"failed": "Rows"}
+    sections: ClassVar[Mapping[str, str]] = {"keep_contradicting": "Rows"}
 
     model: str | None = pydantic.Field(
         None,
@@ -33,10 +33,6 @@ class ImportConfig(Config):
     source: SourceName | None = pydantic.Field(None, description="Format of the files (default: auto-detect).")
     run_id: str | None = pydantic.Field(None, description="Run ID (default: random).")
     format: Literal["parquet", "jsonl"] = pydantic.Field("parquet", description="File format.")
-    failed: Literal["keep", "drop"] = pydantic.Field(
-        "keep",
-        description="Rows that their writer masked or cancelled: rollouts without a reward, or failures.jsonl (drop).",
-    )
     keep_contradicting: bool = pydantic.Field(
         False, description="Keep pairs whose own scores prefer the rejected side (default: leave them out, by name)."
     )

@@ -5,7 +5,6 @@ Invariant: rows, ids, rejections and counts do not depend on how the rows are cu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from gymdata.formats.conversion.importing import Importing, Reject, Rejected
+from gymdata.formats.conversion.importing import BadItem, Importing
 from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
 from gymdata.store.columns import Batch, Fault
@@ -38,18 +37,16 @@ class Imported:
     origins: list[tuple[Path, int]]
 
 
-def imported_batches(
-    format: Format, sources: Sequence[Source], importing: Importing, reject: Reject
-) -> Iterator[Imported]:
-    """The rows of files; ``reject`` gets those that cannot become columns."""
+def imported_batches(format: Format, sources: Sequence[Source], importing: Importing) -> Iterator[Imported]:
+    """The rows of files; ``importing`` rejects those that cannot become columns."""
     table, refused, base = TABLES[format.table], set[int](), 0
     with rare_collections():
         for part in _parts(format.read(sources, importing), table):
             if isinstance(part, Fault):
                 if part.row not in refused:
                     refused.add(part.row)
-                    shown = json.dumps(part.value, ensure_ascii=False, default=str)[:1000]
-                    reject(Rejected(*importing.origins[part.row - base], "S102", part.error().reason, shown))
+                    bad = BadItem("S102", part.error().reason)
+                    importing.turn_down(bad, *importing.origins[part.row - base], part.value)
                 continue
             batch = part.only(np.array([row not in refused for row in part.rows.tolist()]))
             origins = [importing.origins[row - base] for row in batch.rows.tolist()]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,6 @@ class Rejected:
 Reject = Callable[[Rejected], None]
 
 
-def reason_of(error: Exception) -> str:
-    """Why one of ``ODD`` makes a row unusable, in words."""
-    if isinstance(error, KeyError):
-        return f"{error.args[0]}: is missing"
-    return error.message if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-
-
 class BadItem(Exception):  # noqa: N818 - caught nearby, never shown as an error
     """Why a trajectory or pair cannot be used: the code and the reason."""
 
@@ -71,20 +64,11 @@ class BadItem(Exception):  # noqa: N818 - caught nearby, never shown as an error
         return error if isinstance(error, BadItem) else cls("S102", reason_of(error))
 
 
-def run_id_of(sources: Iterable[Source]) -> str:
-    """The run id of an import that was given none: a hash of the file names."""
-    names = "\n".join(str(source.path) for source in sources)
-    return "import-" + hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
-
-
-def turn_down(
-    code: str, reason: str, source: Source, line: int, text: bytes, reject: Reject | None, kind: str, cause: Exception
-) -> None:
-    """Give a row that cannot be used to ``reject``; without one raises DataError. ``kind``: such as "a NeMo Gym row"."""
-    if reject is None:
-        why = f"one that cannot be imported ({code}: {reason})"
-        raise DataError.bad_row(source.path, line, None, why, kind) from cause
-    reject(Rejected(source.path, line, code, reason, text[:1000].decode("utf-8", "replace")))
+def reason_of(error: Exception) -> str:
+    """Why one of ``ODD`` makes a row unusable, in words."""
+    if isinstance(error, KeyError):
+        return f"{error.args[0]}: is missing"
+    return error.message if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
 
 
 def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
@@ -161,12 +145,24 @@ class Importing:
     keep_contradicting: bool = False
     #: Field → column (``--map``).
     columns: Mapping[str, str] = field(default_factory=dict)
-    #: File, line and indices of the row in hand.
+    #: File, line and place in the line of the row in hand.
     origin: tuple[str | int, ...] = ()
     #: For each row that was read, its file and line.
     origins: list[tuple[Path, int]] = field(default_factory=list)
     #: Column → rows whose token ids in it are not read.
     unread: Counter[str] = field(default_factory=Counter)
+
+    def turn_down(self, error: Exception, file: Path, line: int, value: Any, *, place: str = "") -> None:
+        """Give a row that cannot be used to ``reject``. ``error``: a BadItem or one of ``ODD``; ``value``: the row, or its
+        text; ``place``: of the row in its line. Raises DataError without a ``reject``."""
+        bad = BadItem.of(error)
+        reason = place + bad.reason
+        if self.reject is None:
+            why = f"one that cannot be imported ({bad.code}: {reason})"
+            raise DataError.bad_row(file, line, None, why, "a rollout") from error
+        is_text = isinstance(value, bytes)
+        text = value.decode("utf-8", "replace") if is_text else json.dumps(value, ensure_ascii=False, default=str)
+        self.reject(Rejected(file, line, bad.code, reason, text[:1000]))
 
     def check_ids(self, calls: Sequence[tuple[bool | None, str]], column: str, *, is_own: bool = False) -> None:
         """``calls``: of each model call in the ``column`` of a row, whether it has all of its ids (None: it has none), and

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gymdata.formats import Format, Place
+from gymdata.formats import Format
 from gymdata.formats.conversion.importing import BadItem
 from gymdata.formats.text.rows import first_row
 from gymdata.rollouts.messages import JsonObject, TableRow, json_text
@@ -32,18 +32,14 @@ class Nested(Format):
         step = next((first_row(item["episode"]) for item in items), None)
         return step is not None and ("chosen_response" in step) == (self.table == "pairs")
 
-    def items(self, value: Any) -> Iterator[tuple[Place, Any]]:
-        """((group, place in it), trajectory) of a document."""
+    def items(self, value: Any) -> Iterator[tuple[str, Any]]:
         groups = value.get("trajectories", [value]) if isinstance(value, dict) else value
         if not isinstance(groups, list):
             groups = [BadItem("S102", "trajectories: expected a list") if isinstance(value, dict) else value]
+        name = "trajectories" if isinstance(value, dict) else "row "
         for g, group in enumerate(groups):
             for i, trajectory in enumerate(group if isinstance(group, list) else [group]):
-                yield (g, i), trajectory
-
-    def place(self, value: Any, group: int, number: int) -> str:
-        where = f"{'trajectories' if isinstance(value, dict) else 'row '}[{group}][{number}]: "
-        return where if group or number else ""
+                yield f"{name}[{g}][{i}]: " if g or i else "", trajectory
 
     def trajectory(self, row: TableRow, lost: Counter[str]) -> JsonObject | None:
         """The trajectory of a row (as ``to_rows`` gives it); None when it has no place in the format."""

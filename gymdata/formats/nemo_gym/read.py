@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,11 @@ from gymdata.formats.conversion.importing import (
     Importing,
     Numbering,
     rollout_id_of,
-    run_id_of,
-    turn_down,
 )
 from gymdata.formats.conversion.rows import unread_row, without_reward
 from gymdata.formats.nemo_gym.cut import Call
 from gymdata.formats.nemo_gym.rows import Attempt, BadRow, Row, read_rows
+from gymdata.formats.text.words import score
 from gymdata.rollouts import turns as encoding
 from gymdata.rollouts.messages import (
     GENERATION,
@@ -52,14 +52,14 @@ def table_rows(sources: list[Source], importing: Importing | None = None) -> Ite
     Rows of one prompt (or of one ``task_id``) are a group. A log-prob that the source lacks is NaN. ``importing``: by
     default that of a run whose id is a hash of the file names, where a bad row raises DataError.
     """
-    importing = importing or Importing(run_id_of(sources), Numbering())
+    names = "\n".join(str(source.path) for source in sources).encode()
+    importing = importing or Importing(f"import-{blake2b(names, digest_size=8).hexdigest()}", Numbering())
     for source in sources:
         for number, line, read in read_rows(source):
             try:
                 row = _row(read, line, importing)
             except (BadItem, *ODD) as error:
-                bad = BadItem.of(error)
-                turn_down(bad.code, bad.reason, source, number, line, importing.reject, "a NeMo Gym rollout", error)
+                importing.turn_down(error, source.path, number, line)
                 continue
             importing.origins.append((source.path, number))
             yield row
@@ -71,6 +71,8 @@ def _row(row: Row | Attempt | BadRow, line: bytes, importing: Importing) -> Roll
         raise row
     if isinstance(row, Attempt):
         return _failed(row, importing)
+    if row.failure is None:
+        score(row.reward, "reward")
     try:
         turn_of, turns = _turns(row, importing)
     except BadItem:

@@ -22,7 +22,7 @@ import xxhash
 from gymdata.errors import json_kind, json_value
 from gymdata.formats.conversion.importing import BadItem
 from gymdata.formats.nemo_gym.cut import RENDERED, Call, UncutError, cut_line
-from gymdata.formats.text.words import as_float, score
+from gymdata.formats.text.words import as_float, number_of
 from gymdata.rollouts.failures import Failure, failure_of
 from gymdata.rollouts.messages import (
     GENERATION,
@@ -264,7 +264,7 @@ def _row_of(value: JsonObject, call_of: CallOf) -> Row:
 
 def reward_of(value: Any) -> float | None:
     """The number of a row's reward. Raises BadItem for what says none."""
-    return score(NON_FINITE.get(value, value) if isinstance(value, str) else value, "reward")
+    return number_of(NON_FINITE.get(value, value) if isinstance(value, str) else value, "reward")
 
 
 def _group(value: JsonObject, params: JsonObject) -> tuple[str, str]:

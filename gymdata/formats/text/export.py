@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gymdata.formats.conversion.exporting import Export
 
-IDS, LOG_PROBS, REWARDS = "token ids", "log-probabilities", "rewards"
+IDS, LOG_PROBS = "token ids", "log-probabilities"
 REASONING, ROLES = "messages' reasoning", "roles that the format lacks (now user)"
 CALLS = "tool calls and what answers them, as messages of their own"
 TOOLS = "tools, as a part of the prompt"
@@ -32,7 +32,7 @@ EMPTY = "rollouts without an assistant message"
 UNTRAINED = "that messages of weight 0 are not trained (the format's trainer does not read it)"
 
 #: Columns of rollouts that lines of messages are made of, and that are checked or counted.
-COLUMNS = ("rollout_id", "reward", "rewards", "n_turns", "n_breaks", "messages", "tools", "turns")
+COLUMNS = ("rollout_id", "reward", "rewards", "n_turns", "messages", "tools", "turns")
 Losses = Counter[str]
 #: Fields of a message under their names in TRL's rows, where chat templates read them, and in OpenAI's.
 _NAMES = (("tool_call_id", "tool_call_id"), ("name", "name"))
@@ -137,12 +137,10 @@ def has_tools(row: TableRow) -> bool:
 
 
 def count_common(row: TableRow, lost: Losses) -> None:
-    """Count what none of the text formats can hold of a rollout."""
-    for kind in (IDS, LOG_PROBS, ENDS, "which turn wrote which message"):
+    """Count what none of the text formats can hold of a rollout, besides the kinds of ``Export.account``."""
+    for kind in (IDS, LOG_PROBS, ENDS):
         lost[kind] += row["n_turns"] > 0
     lost[CALL_TEXT] += _samples_calls(row["messages"])
-    lost[REWARDS] += row["reward"] is not None
-    lost["breaks and branches"] += row["n_breaks"] > 0
 
 
 def _samples_calls(messages: Iterable[Mapping[str, Any]]) -> bool:

@@ -275,8 +275,6 @@ def rollout_row(
         refuse_empty(written, "the answer")
     if group is not None and not isinstance(group, str):
         raise BadItem.value("the task", group, "text")
-    if isinstance(reward, float) and not math.isfinite(reward):
-        raise _not_finite(row, "reward")
     policy = policy if isinstance(policy, str) and policy else "unknown"
     tools, messages = tools_of(row), [*prompt, *written]
     rollout = foreign_row(
@@ -289,7 +287,9 @@ def rollout_row(
         rollout["task"] = STRICT.encode({**task, "task_id": rollout["task_id"], **asked})
         rollout["extra"] = STRICT.encode({name: row[name] for name in about if row.get(name) is not None})
     except ValueError:
-        raise _not_finite(row, "a field of the row") from None
+        odd = (name for name, cell in row.items() if isinstance(cell, float) and not math.isfinite(cell))
+        where = next(odd, "a field of the row")
+        raise BadItem("S102", f"{where}: got NaN or Infinity, expected a finite number") from None
     if truncated:
         rollout |= {"status": "truncated", "stop_reason": "length"}
     return rollout | {"rewards": dict(rewards or {})}
@@ -321,13 +321,6 @@ def _refuse_pictures(messages: Iterable[Message]) -> None:
     """Raises BadItem for a text with the address of an image in it, as Qwen-VL and ms-swift write them."""
     if any(_PICTURE.search(message["content"] or "") for message in messages):
         raise BadItem("S102", "<img>: images, audio and video are not trained")
-
-
-def _not_finite(row: Mapping[str, Any], field: str) -> BadItem:
-    """The fault of a row with a number that is not finite: in its first such column, else in ``field``."""
-    odd = ((name, cell) for name, cell in row.items() if isinstance(cell, float) and not math.isfinite(cell))
-    name, number = next(odd, (field, "NaN or Infinity"))
-    return BadItem("S102", f"{name}: got {number}, expected a finite number")
 
 
 def pair_row(

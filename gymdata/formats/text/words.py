@@ -27,7 +27,7 @@ _MAY_MARK = re.compile(r"loss|train|mask|weight|supervis", re.IGNORECASE)
 MARKS = ("weight", "loss_weight", "trainable", "train", "training", "loss", "loss_mask", "masked", "train_detail")
 
 
-def score(value: Any, name: str) -> float | None:
+def number_of(value: Any, name: str) -> float | None:
     """The number of a column, which may be text, or a boolean (1 or 0); None where it says nothing. Raises BadItem for
     anything else."""
     if value is None or value == "":
@@ -42,18 +42,26 @@ def score(value: Any, name: str) -> float | None:
     return number
 
 
+def score(value: Any, name: str) -> float | None:
+    """``number_of`` what an answer is worth, which is finite: NaN is neither 0 nor unknown. Raises BadItem."""
+    number = number_of(value, name)
+    if number is not None and not math.isfinite(number):
+        raise BadItem("R502", f"{name}: got {number}, expected a finite number")
+    return number
+
+
 def finite(row: JsonObject, name: str) -> float:
-    """The number of a column. Raises BadItem for anything else."""
-    number = score(row.get(name), name)
-    if number is None or not math.isfinite(number):
+    """The score in a column. Raises BadItem where there is none."""
+    if (number := score(row.get(name), name)) is None:
         raise BadItem.value(name, row.get(name), "a number")
     return number
 
 
 def named_scores(values: Mapping[str, Any], names: Iterable[str] | None = None) -> dict[str, float]:
-    """The numbers of these columns, by default of all, but NaN: a reward that is not known has no name. Raises BadItem."""
-    numbers = {name: score(values.get(name), name) for name in (values if names is None else names)}
-    return {name: number for name, number in numbers.items() if number is not None and number == number}
+    """The scores of these columns, by default of all, but NaN: a reward that is not known has no name. Raises BadItem."""
+    cells = {name: values.get(name) for name in (values if names is None else names)}
+    numbers = {name: score(cell, name) for name, cell in cells.items() if cell == cell}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def worth(row: JsonObject) -> tuple[float | None, dict[str, float]]:

@@ -17,7 +17,6 @@ class ChatLog(Format):
     """One question, one answer and its stars per line."""
 
     content = "chat logs"
-    item = "a chat log"
     suffixes = (".jsonl",)
     holds_reward = True
 
