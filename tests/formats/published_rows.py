@@ -31,7 +31,11 @@ def art(n: int) -> dict[str, Any]:
 def rllm(n: int) -> dict[str, Any]:
     said = [QUESTION, _said(n)]
     again = [*said, {"role": "user", "content": "Sure?"}, ANSWER]
-    steps = [{"prompt_ids": [1], "response_ids": [2], "logprobs": [-0.5], "chat_completions": c} for c in (said, again)]
+    ids = ([1], [2], [-0.5]), ([1, 2, 3], [4, 5], [-0.25, -1.5])
+    steps = [
+        {"prompt_ids": prompt, "response_ids": response, "logprobs": numbers, "chat_completions": chat, "reward": 0.5}
+        for chat, (prompt, response, numbers) in zip((said, again), ids, strict=True)
+    ]
     return {
         "id": "sum:0", "task": {"question": _ASKED}, "termination_reason": "env_done", "is_correct": True,
         "trajectories": [{"uid": "u", "name": "solver", "task": {"question": _ASKED}, "steps": steps, "reward": 1.0}],

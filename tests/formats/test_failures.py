@@ -19,7 +19,7 @@ from tests.formats.failed_rows import COUNTED, FAILED, JUDGE, MASKED, ROW, Rewar
 from tests.formats.trajectories import lines, write
 from tests.rollout_files import rollout, training_data, two_turns, write_run
 
-#: Rows of rLLM and of traces have ids that are not read, which their import says.
+#: Rows of traces have ids that are not read, which their import says.
 pytestmark = pytest.mark.filterwarnings("ignore::gymdata.store.reading.DataWarning")
 CASES = [*MASKED, *FAILED]
 NAMES = [f"{name}-{reason}".partition(":")[0].replace(" ", "_") for name, _, _, _, reason in CASES]

@@ -14,6 +14,7 @@ from gymdata.commands.collect.tasks import TaskFile
 from gymdata.commands.validate.run import validate
 from gymdata.errors import DataError
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
+from gymdata.rollouts.turns import expand_prompts
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from gymdata.store.lines import decode, encode
@@ -62,7 +63,6 @@ OTHER_SHAPES: list[tuple[str, Any, list[dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:rllm. token ids in")
 @pytest.mark.parametrize(
     ("name", "given", "messages", "reward"),
     [
@@ -75,7 +75,7 @@ def test_a_published_rollout_has_its_messages_and_reward(
 ) -> None:
     """Messages, calls and the reward are those that its project's format means."""
     (row,) = imported(write(tmp_path / "a.jsonl", given), name)
-    assert plain(row["messages"]) == plain(messages)
+    assert plain([message | {"turn": None} for message in row["messages"]]) == plain(messages)
     assert row["reward"] == reward
 
 
@@ -228,7 +228,6 @@ KINDS = ("lines.jsonl", "list.json", "pretty list.json", "lines.jsonl.gz", "pret
 COLUMNS = ("messages", "prompt", "chosen", "rejected", "reward")
 
 
-@pytest.mark.filterwarnings("ignore:rllm. token ids in")
 @pytest.mark.matrix("nemo-gym", "rllm", "helpsteer-preference", "trl-completions")
 @pytest.mark.parametrize("name", ALIKE)
 def test_every_kind_of_file_gives_the_same_rows(name: str, tmp_path: Path) -> None:
@@ -253,6 +252,32 @@ def test_rollouts_and_tasks_of_ones_own_are_read_in_every_kind_of_file(tmp_path:
     for kind in KINDS:
         assert validate(written(rows, kind, tmp_path)).rollouts == 2
         assert [task.task_id for task in TaskFile(written(tasks, kind, tmp_path))] == ["0", "1"]
+
+
+def test_steps_of_rllm_are_turns_with_their_ids_log_probabilities_and_rewards(tmp_path: Path) -> None:
+    """Exactly; log-probabilities that its sampler did not give are not known, and a step with a part of its ids is named."""
+    row = PUBLISHED["rllm"](4)
+    gymdata.import_rollouts(write(tmp_path / "a.jsonl", row), tmp_path / "run")
+    (rollout,) = to_rows(read_table(tmp_path / "run", ROLLOUTS))
+    turns = rollout["turns"]
+    assert [prompt.tolist() for prompt in expand_prompts(turns)] == [[1], [1, 2, 3]]
+    assert [turn["generation_token_ids"].tolist() for turn in turns] == [[2], [4, 5]]
+    assert [turn["generation_log_probs"].tolist() for turn in turns] == [[-0.5], [-0.25, -1.5]]
+    assert ([turn["reward"] for turn in turns], rollout["n_breaks"]) == ([0.5, 0.5], 0)
+    assert [message["turn"] for message in rollout["messages"]] == [None, 0, None, 1]
+    assert validate(tmp_path / "run").errors == 0
+
+    def changed(**step: Any) -> dict[str, Any]:
+        (trajectory,) = row["trajectories"]
+        return row | {"trajectories": [trajectory | {"steps": [trajectory["steps"][0] | step, trajectory["steps"][1]]}]}
+
+    faults = [changed(prompt_ids=[]), changed(logprobs=[-0.5, -0.5]), changed(response_ids=[2.5])]
+    summary = gymdata.import_rollouts(write(tmp_path / "b.jsonl", changed(logprobs=[]), *faults), tmp_path / "odd")
+    assert (summary.rollouts, summary.turns) == (1, 2)
+    assert validate(tmp_path / "odd", select=["L3"]).by_code == {"L302": 1}
+    assert [(bad["code"], bad["reason"][:21]) for bad in lines(tmp_path / "odd" / "rejected.jsonl")] == [
+        ("T205", "steps[0]: ids of its p"[:21]), ("L301", "steps[0]: got 2, expec"[:21]), ("S102", "steps[0].response_ids"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400"])

@@ -7,9 +7,11 @@ it and its trajectory are what was written, so what another program changed coun
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,10 +20,10 @@ import pydantic
 import xxhash
 
 from gymdata.errors import DataError
-from gymdata.formats.conversion.importing import BadItem
+from gymdata.formats.conversion.importing import BadItem, Importing
 from gymdata.formats.conversion.rows import refuse_surrogates
-from gymdata.rollouts.messages import JsonObject, RolloutRow, TableRow, json_text, object_of
-from gymdata.rollouts.turns import Call, Turn
+from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, TableRow, json_text, object_of
+from gymdata.rollouts.turns import Call, Turn, TurnEncoder
 from gymdata.settings import expected_text
 from gymdata.store.lines import NON_FINITE, encode
 
@@ -147,6 +149,33 @@ def model_call(
     with np.errstate(over="ignore"):
         numbers = np.array(log_probs, np.float32)
     return Call(np.array(prompt, np.int32), np.array(generation, np.int32), numbers, "stop", **more)
+
+
+class Sampled(NamedTuple):
+    """A model call as another project wrote it. ``where``: its place in the row; ``prompt``, ``generation``: its ids, empty
+    where it has none; ``log_probs``: None where they are not known; ``message``: the one that it wrote; ``more``: the other
+    fields of a ``Call`` that are known: its reward, its agent, the sampler's head, the versions of the weights."""
+
+    where: str
+    prompt: list[int]
+    generation: list[int]
+    log_probs: Sequence[float] | None
+    message: Message
+    more: Mapping[str, Any] = MappingProxyType({})
+
+
+def turns_of(calls: Sequence[Sampled], importing: Importing, column: str) -> TurnEncoder:
+    """The turns of the model calls in a ``column`` of a row; each message gets the number of its turn. Raises BadItem as
+    ``Importing.check_ids`` and ``model_call``."""
+    whole = [bool(call.prompt and call.generation) for call in calls]
+    has_any = [bool(call.prompt or call.generation) for call in calls]
+    missing = [f"{call.where}: ids of its {'generation' if call.prompt else 'prompt'} are missing" for call in calls]
+    importing.check_ids([(w if a else None, m) for w, a, m in zip(whole, has_any, missing, strict=True)], column)
+    encoder = TurnEncoder()
+    for call in itertools.compress(calls, whole):
+        call.message["turn"] = len(encoder.turns)
+        encoder.add(model_call(call.prompt, call.generation, call.log_probs, call.where, **call.more))
+    return encoder
 
 
 def rest_of(trajectory: JsonObject, *parts: str) -> str:

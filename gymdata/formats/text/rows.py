@@ -23,6 +23,7 @@ from gymdata.formats.conversion.rows import (
 )
 from gymdata.formats.text.words import is_trained, worth
 from gymdata.rollouts.messages import STRICT, JsonObject, Message, PairRow
+from gymdata.rollouts.turns import TurnEncoder
 from gymdata.store.formats import is_own
 
 #: Roles of ShareGPT, whose messages have ``from`` and ``value``.
@@ -261,12 +262,13 @@ def rollout_row(
     group: str | None = None,
     policy: Any = None,
     truncated: bool = False,
+    turns: TurnEncoder | None = None,
 ) -> TableRow:
     """The rollouts row of ``row``. ``prompt``: the messages that are given; ``written``: the conversation from the model's
     first message on, in which all of the assistant's are trained but those that are marked; ``texts``: columns that are
     these messages, or lost; ``about``: columns of its ``extra``; the others are columns of its task; ``truncated``: a limit
-    ended it. Without a ``reward`` the row is data, not a rollout of a policy: its columns state what the answer is worth,
-    and an empty answer is refused."""
+    ended it; ``turns``: its token data (``conversion.models.turns_of``). Without a ``reward`` the row is data, not a rollout
+    of a policy: its columns state what the answer is worth, and an empty answer is refused."""
     if not any(message["role"] == "assistant" for message in written):
         raise BadItem("S103", "no message of the assistant")
     _refuse_pictures((*prompt, *written))
@@ -277,9 +279,8 @@ def rollout_row(
         raise BadItem.value("the task", group, "text")
     policy = policy if isinstance(policy, str) and policy else "unknown"
     tools, messages = tools_of(row), [*prompt, *written]
-    rollout = foreign_row(
-        row, messages, importing, reward=reward, tools=tools, group=group, opening=prompt, policy=policy
-    )
+    known = {"reward": reward, "tools": tools, "group": group, "policy": policy}
+    rollout = foreign_row(row, messages, importing, turns=turns, opening=prompt, **known)
     elsewhere = {"messages", "prompt", "tools", "functions", *texts, *about}
     task = {name: value for name, value in row.items() if name not in elsewhere}
     asked = {"messages": [{k: v for k, v in m.items() if v is not None} for m in prompt]} if prompt else {}
