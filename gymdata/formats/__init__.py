@@ -242,9 +242,11 @@ def detect(sources: Sequence[Source], columns: Mapping[str, str]) -> Format:
 def _unknown(source: Source, expected: str) -> DataError:
     """The error of a file that is in none of the formats."""
     values = [value for _, value, _ in islice(documents(source), _LOOKED_AT)]
-    if values and all(isinstance(value, BadItem) for value in values):
+    if not values:
+        return DataError.empty(source.path, expected)
+    if all(isinstance(value, BadItem) for value in values):
         return DataError.unreadable(source.path, str(values[0]).removeprefix(NO_JSON), "rows are objects of JSON")
-    value = next((value for value in values if not isinstance(value, BadItem)), None)
+    value = next(value for value in values if not isinstance(value, BadItem))
     row = value[0] if isinstance(value, list) and value else value
     if not isinstance(row, Mapping):
         hint = f"its first value is {json_kind(row)}; rows are JSON objects with a prompt and an answer"
