@@ -66,9 +66,10 @@ class ForeignFormat:
     def refused(self, source: Source, expected: str) -> DataError:
         """The error of a command that reads ``expected`` from a file of this format."""
         scored = "train-sft and train-kto take it as it is, and train-dpo where it has rewards"
-        trains = f"; {scored if self.table == 'rollouts' else 'train-dpo takes it as it is'}" * self.holds_text
+        is_text = self.holds_text and not self.holds_ids
+        trains = f"; {scored if self.table == 'rollouts' else 'train-dpo takes it as it is'}" * is_text
         hint = f"`gymdata import {shlex.quote(str(source.path))} -o RUN` reads it{trains}"
-        content = self.content + " as text" * self.holds_text
+        content = self.content + " as text" * is_text
         return DataError(f"{source.path}: contains {content}, expected {expected}", hint=hint)
 
     def rollouts(self, source: Source) -> Iterator[RolloutRow]:

@@ -31,7 +31,7 @@ TEXT = "data"
 #: The folder in it with the two sides of a split by task.
 SPLIT = "split"
 #: A list of token ids that is not empty.
-_IDS = re.compile(rb'_token_ids"\s*:\s*\[\s*\d')
+_IDS = re.compile(rb'_ids"\s*:\s*\[\s*\d')
 _Settings = TypeVar("_Settings", bound=RenderedConfig)
 
 
@@ -72,9 +72,11 @@ def text_format(source: str, files: Sequence[Source], settings: TrainConfig) -> 
 
 
 def _is_text(format: Format, files: Sequence[Source]) -> bool:
-    """Whether rows have no token ids: of a format that never has any, or the first rows of one read in place."""
-    in_place = format.read_in_place and all(file.kind == "jsonl" for file in files)
-    return format.holds_text or (in_place and not any(_IDS.search(row) for file in files for row in head(file)))
+    """Whether rows have no token ids: of a format that never has any, or the first rows of one that may have them."""
+    if not format.holds_ids or format.table == "pairs":
+        return format.holds_text
+    may_be = (format.holds_text or format.read_in_place) and all(file.kind == "jsonl" for file in files)
+    return may_be and not any(_IDS.search(row) for file in files for row in head(file))
 
 
 def refuse_text_settings(settings: TrainConfig, source: str) -> None:
