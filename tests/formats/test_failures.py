@@ -86,7 +86,7 @@ def test_an_attempt_that_failed_is_a_line_of_failures_and_never_a_row(
     (attempt,) = read_failures(run)
     assert (attempt["kind"], attempt["message"]) == (kind, reason)
     generated = [turn["generation_token_ids"] for turn in attempt["turns"]]
-    assert generated == ([[11, 2]] if name == "nemo-gym" else [])
+    assert generated == {"nemo-gym": [[11, 2]], "rllm": [[2], [4, 5]]}.get(name, [])
     assert not lines(run / "rejected.jsonl")
 
 
