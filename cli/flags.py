@@ -32,7 +32,7 @@ METAVARS = {
     "env": "[NAME=]SPEC", "force": "KEY=VALUE", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE",
     "loss": "LOSS", "map": "FIELD=COLUMN", "pair": "ID", "random": "N", "ray": "ADDRESS", "replicas": "N",
     "reward_url": "URL", "select": "CODE", "system": "TEXT",
-    "step_reward_field": "NAME", "task": "ID", "top_logprobs": "K", "user": "SPEC",
+    "task": "ID", "top_logprobs": "K", "user": "SPEC",
     "where": "CONDITION",
 }  # fmt: skip
 #: The widest list of choices as a metavar in ``--help``; longer lists are part of the text.

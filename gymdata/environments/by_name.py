@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 from gymdata.environments.port import Environment, Episode
@@ -38,11 +39,6 @@ class ByName:
 
     async def close(self) -> None:
         """Close all of them, also when one fails to close."""
-        faults = []
-        for environment in self.environments.values():
-            try:
-                await environment.close()
-            except Exception as error:  # noqa: BLE001 - the others are to be closed first
-                faults.append(error)
-        if faults:
-            raise faults[0]
+        async with contextlib.AsyncExitStack() as stack:
+            for environment in self.environments.values():
+                stack.push_async_callback(environment.close)

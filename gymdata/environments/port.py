@@ -75,19 +75,3 @@ class Talk(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-class User(Protocol):
-    """Answers the policy when it calls no tool. ``identity`` goes to run.json; a change of it is another run."""
-
-    #: Whether its answers have rewards, so that a rollout without one has the sum 0.
-    rewards_steps: bool
-
-    @property
-    def identity(self) -> Identity: ...
-
-    async def start(self, task: Task, rollout_index: int, messages: Sequence[Message]) -> Talk:
-        """``messages``: the conversation so far, which grows; read-only."""
-        ...
-
-    async def close(self) -> None: ...

@@ -9,25 +9,22 @@
 Invariants: each rollout has its own cookies; only tools of the task are ever called, so the policy cannot reach
 ``/verify``. What the policy did wrong (an unknown tool, arguments that are no object, a status 4xx) is returned to it;
 every other fault is the server's, and no reward comes of it. A tool call that the server may have carried out (it hung, or
-the connection broke) is never sent again: the rollout fails, and another attempt gets a new session. Rewards of steps are
-read only when they are asked for (``--step-reward-field NAME``): then a tool's answer that is a JSON object may hold NAME,
-a number, and ``done``; the policy sees the rest of the object.
+the connection broke) is never sent again: the rollout fails, and another attempt gets a new session.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 from gymdata.environments.port import StepResult, Talk, Verdict
 from gymdata.environments.responses import task_body, verify_body
-from gymdata.environments.step import Step, plus, tool_message
+from gymdata.environments.step import tool_message
 from gymdata.environments.tool_error import as_text, tool_error_message
 from gymdata.errors import OutsideError
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply, Request, is_finite
-from gymdata.rollouts.failures import Failure, failure_of, masked_extra
+from gymdata.rollouts.failures import failure_of, masked_extra
 from gymdata.rollouts.messages import JsonObject, Message, Task, ToolDefinition
 from gymdata.store.paths import Identity
 from gymdata.urls import address
@@ -59,11 +56,8 @@ class ResourceServer:
         verify_timeout_s: float = 300.0,
         max_retries: int = 5,
         pause_s: float = 0.5,
-        step_reward_field: str | None = None,
     ) -> None:
-        step_field = {} if step_reward_field is None else {"step_reward_field": step_reward_field}
-        self.identity: Identity = {"name": "resource_server", **step_field}
-        self.step_reward_field = step_reward_field
+        self.identity: Identity = {"name": "resource_server"}
         self.model = model
         self.verify_timeout_s = verify_timeout_s
         self.http = HttpClient(
@@ -112,21 +106,17 @@ class ServerEpisode:
         self._names = [str(tool["function"]["name"]) for tool in task.tools or []]
 
     async def step(self, message: Message) -> StepResult:
-        """Make the message's tool calls, in order, up to one that ends the rollout; without any, the user answers, and
-        without a user the episode is over."""
+        """Make the message's tool calls, in order; without any, the user answers, and without a user the episode is
+        over."""
         calls = message.get("tool_calls") or []
         if not calls:
             return StepResult(done=True) if self.user is None else await self.user.reply(message)
         answers: list[Message] = []
-        reward: float | None = None
         for call in calls:
             function = call.get("function") or {}
-            step = await self._call(str(function.get("name")), function.get("arguments"))
-            reward = plus(reward, step.reward)
-            answers.append(tool_message(call, step.content))
-            if step.done:
-                return StepResult(answers, True, reward, step.ended)
-        return StepResult(answers, reward=reward)
+            text = await self._call(str(function.get("name")), function.get("arguments"))
+            answers.append(tool_message(call, text))
+        return StepResult(answers)
 
     async def verdict(self, messages: Sequence[Message], stop_reason: str | None) -> Verdict:
         """The verdict of /verify. Raises OutsideError("environment" or "judge") where it says that it failed."""
@@ -140,33 +130,15 @@ class ServerEpisode:
 
     async def close(self) -> None: ...
 
-    async def _call(self, name: str, arguments: Any) -> Step:
+    async def _call(self, name: str, arguments: Any) -> str:
+        """What the policy reads: the tool's answer, or what is wrong with the call."""
         if name not in self._names or name in RESERVED:
-            return Step(tool_error_message(f"there is no tool {name!r}; the tools are: {', '.join(self._names)}"))
+            return tool_error_message(f"there is no tool {name!r}; the tools are: {', '.join(self._names)}")
         if not isinstance(arguments, dict):
-            return Step(tool_error_message(f"the arguments of {name} must be a JSON object"))
+            return tool_error_message(f"the arguments of {name} must be a JSON object")
         path = f"/{quote(name, safe='')}"
         request = Request("POST", path, arguments, is_answer=_is_tool, repeatable=False, cookies=self._cookies)
-        return await self._server.http.exchange(request, lambda reply: self._read(reply, name))
-
-    def _read(self, reply: Reply, name: str) -> Step:
-        """The tool message, and the step's reward if it was requested and given. A refusal has none."""
-        field = self._server.step_reward_field
-        if field is None or reply.status >= 300:
-            return Step(as_text(reply.text))
-        try:
-            answer = json.loads(reply.text)
-        except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict) or not (field in answer or "done" in answer):
-            return Step(as_text(reply.text))
-        reward, done = answer.pop(field, None), answer.pop("done", False)
-        where = f"{self._server.http.base}/{name}"
-        if reward is not None and not is_finite(reward):
-            raise OutsideError("environment", f"{where}: got {reward!r:.80}, expected a finite number as {field}")
-        if not isinstance(done, bool):
-            raise OutsideError("environment", f"{where}: got {done!r:.80}, expected true or false as done")
-        return Step(as_text(answer), None if reward is None else float(reward), done)
+        return await self._server.http.exchange(request, lambda reply: as_text(reply.text))
 
 
 def _is_seeded(status: int) -> bool:
@@ -178,12 +150,6 @@ def _is_tool(status: int) -> bool:
     return 200 <= status < 300 or (400 <= status < 500 and status not in (401, 403, 408, 429))
 
 
-def outage(failure: Failure, where: str) -> OutsideError:
-    """The error of an answer that says that the environment or its judge failed; its reward is a default."""
-    message = f"{where}: {failure.reason}"
-    return OutsideError(failure.kind, message, retryable=not failure.final, final=failure.final)
-
-
 def read_verdict(answer: JsonObject, sent: JsonObject, where: str) -> Verdict:
     """``reward``, and whatever the answer adds to what was sent. Raises OutsideError when the answer says that it failed, or
     has no finite reward."""
@@ -191,7 +157,9 @@ def read_verdict(answer: JsonObject, sent: JsonObject, where: str) -> Verdict:
     extra = {k: v for k, v in new.items() if k not in _ECHOED}
     if (failure := failure_of("nemo-gym", new)) is not None:
         if not failure.is_rollout:
-            raise outage(failure, where)
+            # Its reward is a default.
+            text = f"{where}: {failure.reason}"
+            raise OutsideError(failure.kind, text, retryable=not failure.final, final=failure.final)
         return Verdict(None, extra, masked=masked_extra(failure, {"reward": answer.get("reward")}))
     reward = answer.get("reward")
     if not is_finite(reward):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gymdata.environments.port import Environment, Episode, StepResult, Talk, User, Verdict
+from gymdata.environments.port import Environment, Episode, StepResult, Talk, Verdict
 from gymdata.environments.python_tools import PythonTools
 from gymdata.environments.step import gives_steps, guarded, user_answer
 from gymdata.errors import UsageError
@@ -43,7 +43,7 @@ def _user(target: Any, source: str, timeout_s: float) -> User:
     where, _, digest = source.partition("@")
     identity = {"name": "python", "spec": where, "file_hash": digest}
     if inspect.isclass(target):
-        return ClassUser(PythonTools(target, identity, timeout_s=timeout_s, tools=False))
+        return User(identity, PythonTools(target, identity, timeout_s=timeout_s, tools=False), timeout_s)
     if not callable(target):
         raise UsageError.bad_value(f"{_FLAG} {where}", type(target).__name__, "a function or a class with respond")
     try:
@@ -53,45 +53,36 @@ def _user(target: Any, source: str, timeout_s: float) -> User:
             f"{_FLAG} {where}: {error}",
             hint="it is called with the messages so far and the task's row: f(messages, task)",
         ) from error
-    return FunctionUser(target, identity, timeout_s)
+    return User(identity, target, timeout_s)
 
 
-class FunctionUser:
-    """A function of the messages so far and the task's row."""
+class User:
+    """Answers the policy when it calls no tool. ``identity`` goes to run.json; a change of it is another run.
 
-    def __init__(self, function: Callable[..., Any], identity: Identity, timeout_s: float) -> None:
-        self.identity, self.function, self.timeout_s = identity, function, timeout_s
-        self.rewards_steps = gives_steps(function)
+    ``target``: a function of the messages so far and the task's row, or a class with ``respond``, whose other methods are
+    its own. ``rewards_steps``: its answers have rewards, so that a rollout without one has the sum 0.
+    """
 
-    async def start(self, task: Task, rollout_index: int, messages: Sequence[Message]) -> Talk:  # noqa: ARG002 - the port's
-        return _FunctionTalk(self, task, messages)
+    def __init__(self, identity: Identity, target: Callable[..., Any] | PythonTools, timeout_s: float) -> None:
+        self.identity, self.target, self.timeout_s = identity, target, timeout_s
+        self.rewards_steps = target.rewards_steps if isinstance(target, PythonTools) else gives_steps(target)
 
-    async def close(self) -> None: ...
+    async def start(self, task: Task, rollout_index: int, messages: Sequence[Message]) -> Talk:
+        """``messages``: the conversation so far, which grows; read-only."""
+        if isinstance(self.target, PythonTools):
+            return await self.target.start(replace(task, messages=list(messages)), rollout_index)
+        return _FunctionTalk(self.target, task, messages, self.timeout_s)
 
 
 class _FunctionTalk:
-    def __init__(self, user: FunctionUser, task: Task, messages: Sequence[Message]) -> None:
-        self._user, self._task, self._messages = user, task, messages
+    def __init__(self, function: Callable[..., Any], task: Task, messages: Sequence[Message], timeout_s: float) -> None:
+        self._function, self._task, self._messages, self._timeout_s = function, task, messages, timeout_s
 
     async def reply(self, message: Message) -> StepResult:  # noqa: ARG002 - it is the last of the messages
-        user = self._user
-        name = str(getattr(user.function, "__name__", type(user.function).__name__))
+        name = str(getattr(self._function, "__name__", type(self._function).__name__))
         row = copy.deepcopy(self._task.row)  # all rollouts of the task share it
-        answer = await guarded(name, user.function, list(self._messages), row, timeout_s=user.timeout_s)
+        answer = await guarded(name, self._function, list(self._messages), row, timeout_s=self._timeout_s)
         return user_answer(answer, name)
-
-    async def close(self) -> None: ...
-
-
-class ClassUser:
-    """A class with ``respond``; its other methods are its own."""
-
-    def __init__(self, tools: PythonTools) -> None:
-        self.identity, self._tools = tools.identity, tools
-        self.rewards_steps = tools.rewards_steps
-
-    async def start(self, task: Task, rollout_index: int, messages: Sequence[Message]) -> Talk:
-        return await self._tools.start(replace(task, messages=list(messages)), rollout_index)
 
     async def close(self) -> None: ...
 
@@ -120,11 +111,7 @@ class WithUser:
         return _Conversation(inner, messages, getattr(inner, "rewards_steps", False) or self.user.rewards_steps)
 
     async def close(self) -> None:
-        """Close both, also when one fails to close."""
-        try:
-            await self.environment.close()
-        finally:
-            await self.user.close()
+        await self.environment.close()
 
 
 class _Conversation:

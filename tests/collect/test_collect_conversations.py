@@ -177,7 +177,6 @@ def test_a_dry_run_names_every_environment(users: Path, adder: str, tmp_path: Pa
     ("settings", "said"),
     [
         ({"env": "users.py:Quiz", "user": "users.py:twice"}, "has a respond of its own"),
-        ({"env": "users.py:Quiz", "step_reward_field": "r"}, "--step-reward-field is for resource servers"),
         ({"env": ["users.py:Quiz", "b=users.py:Quiz"]}, "NAME=SPEC for each of several environments"),
         ({"env": "users.py:Quiz", "env_args": {"price": 1}}, "unexpected keyword argument 'price'"),
         ({"env": "a=users.py:Quiz", "env_args": {"b": {}}}, "did you mean|expected one of"),

@@ -13,7 +13,6 @@ import pytest
 import gymdata
 from gymdata.environments import SingleTurn, WithUser, given_user, load_environment, load_user
 from gymdata.environments.port import Environment, StepResult
-from gymdata.environments.resource_server import ResourceServer
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.messages import Task
 from tests.docs_blocks import BLOCKS
@@ -291,46 +290,6 @@ def test_an_answer_that_is_none_is_a_fault_and_never_a_message(server: Server, c
 
 
 # --- rewards of steps from a server --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("answer", "seen", "reward", "done"),
-    [
-        ('{"sum": 3, "reward": 0.2}', '{"sum": 3}', 0.2, False),
-        ('{"sum": 3, "reward": 1, "done": true}', '{"sum": 3}', 1.0, True),
-        ('{"sum": 3}', '{"sum": 3}', None, False),
-        ("[3]", "[3]", None, False),
-        ("three", "three", None, False),
-    ],
-)
-def test_a_servers_tool_result_may_hold_the_steps_reward(
-    server: Server, answer: str, seen: str, reward: float | None, done: bool
-) -> None:
-    """Asked for, reward and done are taken out of the object that the policy reads; what has none stays as it is."""
-    server.modes["/add"], server.answers["said"] = ["said"], answer
-    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-
-    def step(field: str | None) -> StepResult:
-        async def run() -> StepResult:
-            made = ResourceServer(server.url, step_reward_field=field)
-            try:
-                episode = await made.start(Task("t", [{"role": "user", "content": "q"}], [tool], {}, "h"), 0)
-                return await episode.step(says(None, ("add", {})))
-            finally:
-                await made.close()
-
-        return asyncio.run(run())
-
-    asked, plain = step("reward"), step(None)
-    assert (contents(asked), asked.reward, asked.done) == ([("tool", seen)], reward, done)
-    assert (contents(plain), plain.reward, plain.done) == ([("tool", answer)], None, False)
-
-
-@pytest.mark.parametrize("answer", ['{"reward": "a lot"}', '{"reward": NaN}', '{"reward": 1, "done": "yes"}'])
-def test_a_servers_reward_that_is_no_number_is_its_fault(server: Server, answer: str) -> None:
-    """Never a reward, and never shown to the policy."""
-    with pytest.raises(OutsideError, match=r"environment: .*/add: got"):
-        test_a_servers_tool_result_may_hold_the_steps_reward(server, answer, "", None, False)
 
 
 def test_a_flood_of_words_is_cut_as_tool_output_is(file: Path) -> None:

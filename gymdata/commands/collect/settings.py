@@ -34,8 +34,8 @@ ENGINE_IDENTITY = (
 )
 
 
-#: Marks the settings that are sampling parameters of vLLM, by its names.
-SAMPLED = "sampled"
+#: Marks the settings that are sampling parameters of vLLM, by its names, and those that are free on resume.
+SAMPLED, OPERATION = "sampled", "operation"
 #: Those that the identity of a run holds beside its other settings, whatever their values; newer ones are in ``sampling``.
 _RECORDED = ("temperature", *BIASES, "top_logprobs")
 #: vLLM's names of what other settings decide, and of what an engine is asked in gymdata's own way.
@@ -51,7 +51,7 @@ _EXCLUDING = {
     ("replicas", "endpoint"): _SERVERS_RUN,
 } | {
     (name, "agent"): "an agent has its own loop and tools, and needs token ids: leave the flag out"
-    for name in ("env", "user", "step_reward_field")
+    for name in ("env", "user")
 }
 #: Sampling parameters that override those of an agent, in ``collect`` and ``record``: KEY=VALUE, or a mapping.
 ForcedSampling = Annotated[
@@ -113,16 +113,16 @@ class CollectConfig(Config):
     )
     limit: int | None = pydantic.Field(None, ge=1, description="Use only the first N tasks.")
     num_rollouts: int = pydantic.Field(1, ge=1, description="Rollouts per task.")
-    skip_bad_rows: bool = pydantic.Field(False, description="Count and skip invalid task rows.")
+    skip_bad_rows: Annotated[bool, OPERATION] = pydantic.Field(False, description="Count and skip invalid task rows.")
     model: str | None = pydantic.Field(None, description="Model folder, LoRA adapter folder, or served model name.")
-    endpoint: ServerUrls = pydantic.Field(
+    endpoint: Annotated[ServerUrls, OPERATION] = pydantic.Field(
         default_factory=list,
         description="Base URL of a vLLM server, with or without /v1, or @FILE of several; repeatable.",
     )
-    replicas: int | None = pydantic.Field(
+    replicas: Annotated[int | None, OPERATION] = pydantic.Field(
         None, ge=1, description="Engines on Ray, each with a copy of the model (default: one engine in process)."
     )
-    ray: RayAddress = None
+    ray: Annotated[RayAddress, OPERATION] = None
     tokenizer: str | None = pydantic.Field(None, description="Tokenizer folder, required when the model is not local.")
     chat_template: Path | None = pydantic.Field(None, description="Chat template file that replaces the model's.")
     tool_parser: str = pydantic.Field("auto", description="Tool call parser.")
@@ -130,7 +130,9 @@ class CollectConfig(Config):
     policy_version: int = pydantic.Field(
         0, ge=0, description="Policy version; increase it when the served model changes."
     )
-    concurrency: int | None = pydantic.Field(None, ge=1, description="Maximum rollouts in flight.")
+    concurrency: Annotated[int | None, OPERATION] = pydantic.Field(
+        None, ge=1, description="Maximum rollouts in flight."
+    )
     engine: Settings = pydantic.Field(default_factory=dict, description="vLLM engine arguments, passed through.")
     replica: ReplicaNeeds = pydantic.Field(default_factory=dict)
 
@@ -174,7 +176,7 @@ class CollectConfig(Config):
         None, gt=0.0, description="Seconds per rollout before it is truncated (default: no limit)."
     )
 
-    env: list[str] = pydantic.Field(
+    env: Annotated[list[str], OPERATION] = pydantic.Field(
         default_factory=list,
         description="Environment: path.py:Name (Python class or functions), or a resource server's URL. "
         "NAME=SPEC, repeatable: each task names its own in the column env.",
@@ -186,10 +188,9 @@ class CollectConfig(Config):
     user: str | None = pydantic.Field(
         None, description="User who answers when no tool is called: path.py:Name, a function or class."
     )
-    step_reward_field: str | None = pydantic.Field(
-        None, min_length=1, description="Field of a resource server's tool results that is the step's reward."
+    tool_timeout: Annotated[float, OPERATION] = pydantic.Field(
+        60.0, gt=0.0, description="Seconds per tool call or user function."
     )
-    tool_timeout: float = pydantic.Field(60.0, gt=0.0, description="Seconds per tool call or user function.")
     agent: str | None = pydantic.Field(
         None,
         description="Agent with a loop of its own, run for each rollout and recorded: a command with {prompt} or "
@@ -198,7 +199,7 @@ class CollectConfig(Config):
     agent_files: Path | None = pydantic.Field(
         None, description="Folder that each run of the agent starts with a copy of; a task's files are added."
     )
-    agent_timeout: float | None = pydantic.Field(
+    agent_timeout: Annotated[float | None, OPERATION] = pydantic.Field(
         None, gt=0.0, description="Seconds per run of the agent before it is a failed attempt (default: no limit)."
     )
     result_json_path: str = pydantic.Field(
@@ -206,23 +207,31 @@ class CollectConfig(Config):
     )
     force: ForcedSampling
     reward: RewardSpecs = pydantic.Field(default_factory=list)
-    reward_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per batch of rewards.")
+    reward_timeout: Annotated[float, OPERATION] = pydantic.Field(
+        300.0, gt=0.0, description="Seconds per batch of rewards."
+    )
     output: Path | None = pydantic.Field(
         None, description="Run folder; resumed if it exists (default: runs/TASKS-TIME)."
     )
     overwrite: bool = pydantic.Field(False, description="Start over, replacing existing output.")
     run_id: str | None = pydantic.Field(None, min_length=1, max_length=200, description="Run ID (default: random).")
-    format: Literal["parquet", "jsonl"] = pydantic.Field("parquet", description="File format.")
-    rows_per_file: int | None = pydantic.Field(None, ge=1, description="Rows per output file (default: about 256 MB).")
+    format: Annotated[Literal["parquet", "jsonl"], OPERATION] = pydantic.Field("parquet", description="File format.")
+    rows_per_file: Annotated[int | None, OPERATION] = pydantic.Field(
+        None, ge=1, description="Rows per output file (default: about 256 MB)."
+    )
 
-    max_attempts: int = pydantic.Field(3, ge=1, description="Maximum failed attempts per rollout.")
-    give_up: bool = pydantic.Field(False, description="Exit with 0 even if rollouts are missing.")
+    max_attempts: Annotated[int, OPERATION] = pydantic.Field(
+        3, ge=1, description="Maximum failed attempts per rollout."
+    )
+    give_up: Annotated[bool, OPERATION] = pydantic.Field(False, description="Exit with 0 even if rollouts are missing.")
 
-    wait_for_server: float = pydantic.Field(
+    wait_for_server: Annotated[float, OPERATION] = pydantic.Field(
         600.0, ge=0.0, allow_inf_nan=False, description="Seconds to wait for a server that went away while collecting."
     )
-    request_timeout: float = pydantic.Field(300.0, gt=0.0, description="Seconds per HTTP request.")
-    retries: int = pydantic.Field(5, ge=0, description="Retries after a transient failure.")
+    request_timeout: Annotated[float, OPERATION] = pydantic.Field(
+        300.0, gt=0.0, description="Seconds per HTTP request."
+    )
+    retries: Annotated[int, OPERATION] = pydantic.Field(5, ge=0, description="Retries after a transient failure.")
 
     @pydantic.field_validator("map", mode="before")
     @classmethod
@@ -301,25 +310,9 @@ class CollectConfig(Config):
 
     def operation(self) -> dict[str, object]:
         """The settings that are free on resume, recorded for each attempt."""
-        names = (
-            "concurrency",
-            "replicas",
-            "ray",
-            "max_attempts",
-            "give_up",
-            "skip_bad_rows",
-            "rows_per_file",
-            "format",
-            "tool_timeout",
-            "agent_timeout",
-            "reward_timeout",
-            "request_timeout",
-            "wait_for_server",
-            "retries",
-        )
+        fields = {name for name, field in type(self).model_fields.items() if OPERATION in field.metadata}
         engine = {key: value for key, value in self.engine.items() if key not in ENGINE_IDENTITY}
-        lists = {"endpoint": one_or_list(self.endpoint), "env": one_or_list(self.env)}
-        return {**{name: getattr(self, name) for name in names}, **lists, "engine": engine}
+        return {**self.model_dump(include=fields), "engine": engine}
 
 
 def _split(spec: str) -> tuple[str | None, str]:

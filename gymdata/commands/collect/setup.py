@@ -30,8 +30,9 @@ from gymdata.environments import (
     load_user,
     server_url,
 )
-from gymdata.environments.port import Environment, User
+from gymdata.environments.port import Environment
 from gymdata.environments.resource_server import ResourceServer
+from gymdata.environments.user import User
 from gymdata.errors import OutsideError, UsageError, abridged, require
 from gymdata.rewards import load_rewards
 from gymdata.rewards.named import NamedReward
@@ -231,13 +232,7 @@ def environment_of(config: CollectConfig, objects: Given) -> Environment:
         tool_timeout_s=config.tool_timeout,
         verify_timeout_s=config.reward_timeout,
         max_retries=config.retries,
-        step_reward_field=config.step_reward_field,
     )
-    if config.step_reward_field is not None and not any(map(server_url, specs.values())):
-        raise UsageError(
-            "--step-reward-field is for resource servers, and --env names none",
-            hint="tools in Python return gymdata.Step(content, reward=…)",
-        )
     arguments: Mapping[Any, Any] = config.env_args if set(specs) - {None} else {None: config.env_args}
     if unknown := set(arguments) - {*specs, None}:
         raise UsageError.unknown_choice("--set env_args: the environment", str(min(unknown)), map(str, specs))
