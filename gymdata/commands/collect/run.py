@@ -44,7 +44,7 @@ from gymdata.engines.servers.many import Servers
 from gymdata.engines.servers.vllm_server import ServerSampler
 from gymdata.errors import EXIT_USAGE, GymdataError, OutsideError, StoreError, counted, redacted, redacted_all
 from gymdata.progress import LOG_FILES, NullProgress, Progress
-from gymdata.public import wrong_argument
+from gymdata.public import Figures, wrong_argument
 from gymdata.rewards import Rewards, given_rewards
 from gymdata.rewards.scheduler import RewardScheduler
 from gymdata.rollouts.schema import ROLLOUTS
@@ -89,7 +89,6 @@ def collect(
     normally (``interrupted``); the second drops what is in flight.
     """
     config, objects = _config(config, tasks, reward, env, user, agent, settings)
-    began = time.monotonic()
     how: dict[str, Any] = {
         "limit": config.limit,
         "skip_bad_rows": config.skip_bad_rows,
@@ -97,83 +96,242 @@ def collect(
     }
     of_file = tasks is None or isinstance(tasks, (str, Path))
     read = TaskFile(config.tasks, **how) if of_file else TaskRows(rows=task_rows(tasks), **how)
-    # Every task is read once before anything is started.
-    digest, count = xxhash.xxh3_64(), 0
-    for task in read:
-        count += 1
-        digest.update(f"{task.task_id}\0{task.content_hash}\n".encode("utf-8", "surrogatepass"))
-    folder = local_output(config.output) if config.output else default_output(config)
-    refuse_unwritable(folder)
-    parts = parts or load_parts(config, objects)
-    check_tasks(parts, read)
-    if dry_run:
-        return _plan(config, parts, read, count, folder)
-    resumed = _seed(config, folder)
-    seed = secrets.randbits(32) if resumed is None else resumed
-    _check(config, parts, read, seed, folder)
-    with contextlib.ExitStack() as stack:
-        run = Run.open(
-            folder.absolute(),  # user code may change the current folder
-            identity=_identity(config, parts, seed, folder),
+    session = Session(config, read, parts, objects, progress or NullProgress())
+    return session.plan() if dry_run else session.collect(command)
+
+
+class Session:
+    """One call of ``collect``: what is played, by what, and in which folder."""
+
+    def __init__(
+        self, config: CollectConfig, tasks: TaskFile, parts: Parts | None, objects: Given, progress: Progress
+    ) -> None:
+        """Every task is read once before anything is started; then the parts are loaded, unless they are given."""
+        self.began = time.monotonic()
+        self.config, self.tasks, self.progress = config, tasks, progress
+        digest, self.n_tasks = xxhash.xxh3_64(), 0
+        for task in tasks:
+            self.n_tasks += 1
+            digest.update(f"{task.task_id}\0{task.content_hash}\n".encode("utf-8", "surrogatepass"))
+        self.digest = digest.hexdigest()
+        self.folder = local_output(config.output) if config.output else default_output(config)
+        refuse_unwritable(self.folder)
+        self.parts = parts or load_parts(config, objects)
+        check_tasks(self.parts, tasks)
+        #: run.json of the run that is resumed.
+        resumes = not config.overwrite and (self.folder / "run.json").is_file()
+        self.recorded: Mapping[str, Any] = read_run_json(self.folder) if resumes else {}
+
+    def plan(self) -> CollectPlan:
+        """What ``collect`` would do, without starting an engine or writing anything.
+
+        Raises what a start would raise for an output that cannot be written or holds another run, a server that does not
+        answer or serves something else, and a prompt that the chat template refuses.
+        """
+        config, parts = self.config, self.parts
+        self._check(self._recorded_seed())
+        check_servers(config)
+        return CollectPlan(
+            path=str(self.folder),
+            tasks=self.n_tasks,
+            skipped_rows=self.tasks.skipped,
+            rollouts_wanted=self.n_tasks * config.num_rollouts,
+            identity=identity_of(config, parts, config.seed),
+            notes=[*self.tasks.notes(), *parts.notes],
+            config=redacted_all(config.model_dump(mode="json")),
+            prompt=first_prompt(parts, self.tasks),
+        )
+
+    def collect(self, command: Sequence[str]) -> CollectSummary:
+        """Play what is pending, and seal it."""
+        config = self.config
+        recorded = self._recorded_seed()
+        seed = secrets.randbits(32) if recorded is None else recorded
+        self._check(seed)
+        with contextlib.ExitStack() as stack:
+            run = Run.open(
+                self.folder.absolute(),  # user code may change the current folder
+                identity=self._identity(seed),
+                defaults=CollectConfig.model_construct().identity(),
+                extent={"num_rollouts": config.num_rollouts, "tasks": self.n_tasks},
+                operation={**config.operation(), "command": list(command)},
+                facts={
+                    "stage": "collect",
+                    "command": list(command),
+                    "config": config.model_dump(mode="json"),
+                    **sampled_by(config.model, self.parts),
+                    "tasks": {
+                        "files": self.tasks.facts(), "digest": self.digest, "skipped_rows": self.tasks.skipped
+                    },
+                },
+                run_id=config.run_id,
+                overwrite=config.overwrite,
+                format=config.format,
+                rows_per_file=config.rows_per_file,
+            )  # fmt: skip
+            stack.enter_context(rare_collections())
+            # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
+            stack.push(lambda _, error, __: close_or_remove(run, error))
+            return self._collected(run, seed)
+
+    def _check(self, seed: int | None) -> None:
+        """Raise what resuming the run would raise, for other settings and for edited tasks; nothing is written."""
+        config = self.config
+        Run.check(
+            self.folder,
+            identity=self._identity(seed),
             defaults=CollectConfig.model_construct().identity(),
-            extent={"num_rollouts": config.num_rollouts, "tasks": count},
-            operation={**config.operation(), "command": list(command)},
-            facts={
-                "stage": "collect",
-                "command": list(command),
-                "config": config.model_dump(mode="json"),
-                **sampled_by(config.model, parts),
-                "tasks": {"files": read.facts(), "digest": digest.hexdigest(), "skipped_rows": read.skipped},
-            },
             run_id=config.run_id,
             overwrite=config.overwrite,
-            format=config.format,
-            rows_per_file=config.rows_per_file,
         )
-        stack.enter_context(rare_collections())
-        # Closing seals: also after an error, because rows that are there are good whatever happened to the others.
-        stack.push(lambda _, error, __: close_or_remove(run, error))
-        return _collect(run, folder, config, parts, read, seed, progress or NullProgress(), began, count, read.notes())
+        if self.recorded:
+            key = self._key(str(self.recorded["run_id"]))
+            existing = read_table(self.folder, ROLLOUTS, LEDGER_COLUMNS)
+            tracker = AttemptTracker(key, num_rollouts=config.num_rollouts, max_attempts=1, existing=existing)
+            tracker.resume_state(self.tasks, self.folder)
 
+    def _key(self, run_id: str) -> RunKey:
+        model = self.parts.model
+        return RunKey(run_id, str(model["policy"]), str(model["policy_hash"]), self.config.policy_version)
 
-def _plan(config: CollectConfig, parts: Parts, read: TaskFile, count: int, folder: Path) -> CollectPlan:
-    """What ``collect`` would do, without starting an engine or writing anything.
+    def _recorded_seed(self) -> int | None:
+        """The given seed, else that of the run which is resumed; None for a fresh one."""
+        resumed = (self.recorded.get("identity") or {}).get("seed") if self.config.seed is None else self.config.seed
+        return resumed if isinstance(resumed, int) else None
 
-    Raises what a start would raise for an output that cannot be written or holds another run, a server that does not answer
-    or serves something else, and a prompt that the chat template refuses.
-    """
-    _check(config, parts, read, _seed(config, folder), folder)
-    check_servers(config)
-    return CollectPlan(
-        path=str(folder),
-        tasks=count,
-        skipped_rows=read.skipped,
-        rollouts_wanted=count * config.num_rollouts,
-        identity=identity_of(config, parts, config.seed),
-        notes=[*read.notes(), *parts.notes],
-        config=redacted_all(config.model_dump(mode="json")),
-        prompt=first_prompt(parts, read),
-    )
+    def _identity(self, seed: int | None) -> Identity:
+        """The number format that a resumed run was sampled in is its own, set or not."""
+        identity = identity_of(self.config, self.parts, seed)
+        if identity["dtype"] != (self.recorded.get("engine") or {}).get("dtype"):
+            return identity
+        return {**identity, "dtype": (self.recorded.get("identity") or {}).get("dtype", "auto")}
 
+    def _ledger(self, run: Run) -> AttemptTracker:
+        return AttemptTracker(
+            self._key(run.run_id),
+            num_rollouts=self.config.num_rollouts,
+            max_attempts=self.config.max_attempts,
+            existing=run.existing(LEDGER_COLUMNS),
+            failures=run.failures(),
+        )
 
-def _check(config: CollectConfig, parts: Parts, tasks: TaskFile, seed: int | None, folder: Path) -> None:
-    """Raise what resuming the run in ``folder`` would raise, for other settings and for edited tasks; nothing is written."""
-    Run.check(
-        folder,
-        identity=_identity(config, parts, seed, folder),
-        defaults=CollectConfig.model_construct().identity(),
-        run_id=config.run_id,
-        overwrite=config.overwrite,
-    )
-    if config.overwrite or not (folder / "run.json").is_file():
-        return
-    key = _key(str(read_run_json(folder)["run_id"]), config, parts)
-    existing = read_table(folder, ROLLOUTS, LEDGER_COLUMNS)
-    AttemptTracker(key, num_rollouts=config.num_rollouts, max_attempts=1, existing=existing).resume_state(tasks, folder)
+    def _collected(self, run: Run, seed: int) -> CollectSummary:
+        repairs = (f"repaired after a crash: {repair}" for repair in run.repairs)
+        for text in [*self.tasks.notes(), *self.parts.notes, *repairs]:
+            self.progress.message(text)
+        ledger, fresh = self._ledger(run), not run.rows and not run.resumed
+        state = (
+            ResumeState(self.n_tasks * self.config.num_rollouts, 0)
+            if fresh
+            else ledger.resume_state(self.tasks, run.folder)
+        )
+        done = _Done()
+        if state.pending:
+            try:
+                done = run_async(self._play(run, ledger, state.pending, seed))
+            except OutsideError as error:
+                if error.fatal and run.rows:
+                    rows = counted(run.rows, "rollout is", "rollouts are")
+                    error.hint = f"{rows} safe; rerun the same command to resume"
+                raise
+            # Sealed first: scalar columns are read much faster from Parquet files than from journals.
+            run.seal()
+            state = self._ledger(run).resume_state(self.tasks, run.folder)
+        else:
+            spent = f", {state.exhausted:,} are out of attempts (see --max-attempts)" if state.exhausted else ""
+            self.progress.message(f"nothing to do{spent}; engine not started")
+        return self._summary(run, state, done)
 
+    def _summary(self, run: Run, state: ResumeState, done: _Done) -> CollectSummary:
+        """Of the whole run and of this call; its counts are noted in run.json."""
+        rows = facts_of(run.existing(SUMMARY_COLUMNS))
+        for reward in self.parts.rewards:
+            if reward.function.name in rows["parts"]:
+                rows["parts"][reward.function.name].needs = reward.function.needs
+        left: Figures = {"pending": state.pending, "exhausted": state.exhausted, "skipped_rows": self.tasks.skipped}
+        summary = CollectSummary(
+            path=str(self.folder),
+            run_id=run.run_id,
+            tasks=self.n_tasks,
+            **rows,
+            **left,
+            new_rollouts=done.rollouts,
+            failures=done.failed,
+            empty_generations=done.empty,
+            seconds=round(time.monotonic() - self.began, 3),
+            tokens_per_s=round(done.tokens / done.seconds, 1) if done.seconds else None,
+            interrupted=done.interrupted,
+            gave_up=self.config.give_up,
+            behavior=behavior_of(run.folder) if done.rollouts else {},
+            tokens_cached=done.cached_tokens,
+            tokens_read=done.read_tokens,
+            away_s=round(run.away_s, 1),
+        )
+        run.note(counts={**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}, **left})
+        return summary
 
-def _key(run_id: str, config: CollectConfig, parts: Parts) -> RunKey:
-    return RunKey(run_id, str(parts.model["policy"]), str(parts.model["policy_hash"]), config.policy_version)
+    async def _play(self, run: Run, ledger: AttemptTracker, pending: int, seed: int) -> _Done:
+        config, parts = self.config, self.parts
+        serving, agents = contextlib.AsyncExitStack(), None
+        with ctrl_c(self.progress) as stop:
+            try:
+                facts = await self._started(run)
+                most = facts.get("max_model_len")
+                named = [(n, name) for n, name in ((most, "max_model_len"), (config.max_context, "--max-context")) if n]
+                max_context, limited_by = min(named, default=(None, None))
+                if parts.agent is not None:
+                    from gymdata.commands.record.attempts import AgentRuns  # loads a server
+
+                    agents = AgentRuns(config, parts, run, seed, max_context, self.progress.message)
+                    await serving.enter_async_context(agents.serving())
+                limits = config.limits() | {"max_context": max_context}
+                setting = EpisodeConfig(
+                    parts.sampler,
+                    parts.chat,
+                    parts.environment,
+                    self._key(run.run_id),
+                    Limits(**limits, limited_by=limited_by),
+                    seed,
+                    float(config.temperature),
+                    agents=agents,
+                    sampling=config.sampling_parameters() | limits,
+                )
+                scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
+                collector = Collector(run, setting, scheduler, ledger, pending, self.progress, run.rows)
+                # An agent is a process or more.
+                fitting = parts.sampler.default_concurrency
+                fitting = fitting if agents is None else min(fitting, max(4, os.cpu_count() or 1))
+                began = time.monotonic()
+                await stop.finish(collector.collect(self.tasks, concurrency=config.concurrency or fitting, stop=stop))
+                seconds = time.monotonic() - began - run.away_s
+                # While the engine shuts down, which takes at least as long.
+                run.seal(wait=False)
+                return _Done.of(collector, parts.sampler, seconds, interrupted=stop.is_set())
+            finally:
+                await serving.aclose()
+                if parts.environment is not None:
+                    await parts.environment.close()
+                await parts.sampler.close()
+
+    async def _started(self, run: Run) -> Mapping[str, Any]:
+        """Start the engine; what it says of itself is noted in run.json."""
+        from gymdata.engines._vllm import VllmSampler
+
+        sampler = self.parts.sampler
+        self.progress.message(_starting(self.config, self.parts))
+        # The first pyarrow array imports pandas, if it is installed: here, while the engine starts, and not at the end.
+        asyncio.get_running_loop().run_in_executor(None, pa.array, [0])
+        began_in = (read_run_json(run.folder).get("engine") or {}).get("dtype")
+        if run.resumed and began_in and isinstance(sampler, VllmSampler):
+            # Another machine may have another default, and one run has one number format.
+            sampler.engine_args.setdefault("dtype", began_in)
+        facts = dict(await sampler.start())
+        run.note(engine=facts)
+        if isinstance(sampler, (ServerSampler, Servers)):
+            sampler.wait_for_server(self.config.wait_for_server, self.progress.message, run.server_away)
+        for text in facts.get("notes", ()):
+            self.progress.message(text)
+        return facts
 
 
 def default_output(config: CollectConfig) -> Path:
@@ -181,74 +339,6 @@ def default_output(config: CollectConfig) -> Path:
     named = "" if config.tasks == IN_MEMORY else config.tasks
     stem = Path(named).name.split(".")[0].replace("*", "all").replace(":", "-") or "tasks"
     return Path("runs") / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _collect(
-    run: Run,
-    shown: Path,
-    config: CollectConfig,
-    parts: Parts,
-    tasks: TaskFile,
-    seed: int,
-    progress: Progress,
-    began: float,
-    count: int,
-    notes: Sequence[str],
-) -> CollectSummary:
-    for text in [*notes, *parts.notes, *(f"repaired after a crash: {repair}" for repair in run.repairs)]:
-        progress.message(text)
-    key = _key(run.run_id, config, parts)
-    fresh = not run.rows
-    ledger = _ledger(run, key, config)
-    resume_state = (
-        ResumeState(count * config.num_rollouts, 0)
-        if fresh and not run.resumed
-        else ledger.resume_state(tasks, run.folder)
-    )
-    done = _Done()
-    if resume_state.pending:
-        try:
-            done = run_async(_play(run, config, parts, tasks, ledger, seed, resume_state, key, progress))
-        except OutsideError as error:
-            if error.fatal and run.rows:
-                error.hint = f"{counted(run.rows, 'rollout is', 'rollouts are')} safe; rerun the same command to resume"
-            raise
-        # Sealed first: scalar columns are read much faster from Parquet files than from journals.
-        run.seal()
-        resume_state = _ledger(run, key, config).resume_state(tasks, run.folder)
-    else:
-        spent = (
-            f", {resume_state.exhausted:,} are out of attempts (see --max-attempts)" if resume_state.exhausted else ""
-        )
-        progress.message(f"nothing to do{spent}; engine not started")
-    rows = facts_of(run.existing(SUMMARY_COLUMNS))
-    for reward in parts.rewards:
-        if reward.function.name in rows["parts"]:
-            rows["parts"][reward.function.name].needs = reward.function.needs
-    summary = CollectSummary(
-        path=str(shown),
-        run_id=run.run_id,
-        tasks=count,
-        **rows,
-        new_rollouts=done.rollouts,
-        failures=done.failed,
-        empty_generations=done.empty,
-        pending=resume_state.pending,
-        exhausted=resume_state.exhausted,
-        skipped_rows=tasks.skipped,
-        seconds=round(time.monotonic() - began, 3),
-        tokens_per_s=round(done.tokens / done.seconds, 1) if done.seconds else None,
-        interrupted=done.interrupted,
-        gave_up=config.give_up,
-        behavior=behavior_of(run.folder) if done.rollouts else {},
-        tokens_cached=done.cached_tokens,
-        tokens_read=done.read_tokens,
-        away_s=round(run.away_s, 1),
-    )
-    sampled_counts = {**rows, "parts": {name: asdict(part) for name, part in rows["parts"].items()}}
-    left = {"pending": resume_state.pending, "exhausted": resume_state.exhausted, "skipped_rows": tasks.skipped}
-    run.note(counts={**sampled_counts, **left})
-    return summary
 
 
 def close_or_remove(run: Run, error: BaseException | None) -> None:
@@ -265,7 +355,7 @@ def close_or_remove(run: Run, error: BaseException | None) -> None:
             run.folder.rmdir()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Done:
     """The counts of one call. ``seconds``: sampling time, without start-up and outages."""
 
@@ -278,85 +368,12 @@ class _Done:
     cached_tokens: int | None = None
     read_tokens: int | None = None
 
-
-async def _play(
-    run: Run,
-    config: CollectConfig,
-    parts: Parts,
-    tasks: TaskFile,
-    ledger: AttemptTracker,
-    seed: int,
-    resume_state: ResumeState,
-    key: RunKey,
-    progress: Progress,
-) -> _Done:
-    serving, agents = contextlib.AsyncExitStack(), None
-    with ctrl_c(progress) as stop:
-        try:
-            progress.message(_starting(config, parts))
-            # The first pyarrow array imports pandas, if it is installed: here, while the engine starts, and not at the
-            # end.
-            asyncio.get_running_loop().run_in_executor(None, pa.array, [0])
-            from gymdata.engines._vllm import VllmSampler
-
-            began_in = (read_run_json(run.folder).get("engine") or {}).get("dtype")
-            if run.resumed and began_in and isinstance(parts.sampler, VllmSampler):
-                # Another machine may have another default, and one run has one number format.
-                parts.sampler.engine_args.setdefault("dtype", began_in)
-            facts = dict(await parts.sampler.start())
-            run.note(engine=facts)
-            if isinstance(parts.sampler, (ServerSampler, Servers)):
-                parts.sampler.wait_for_server(config.wait_for_server, progress.message, run.server_away)
-            most = facts.get("max_model_len")
-            named = [(n, name) for n, name in ((most, "max_model_len"), (config.max_context, "--max-context")) if n]
-            tightest = min(named, default=(None, None))
-            limits = config.limits() | {"max_context": tightest[0]}
-            for text in facts.get("notes", ()):
-                progress.message(text)
-            if parts.agent is not None:
-                from gymdata.commands.record.attempts import AgentRuns  # loads a server
-
-                say = progress.message
-                agents = AgentRuns(config, parts, run, seed, tightest[0], say)
-                await serving.enter_async_context(agents.serving())
-            # An agent is a process or more.
-            most_agents = max(4, os.cpu_count() or 1)
-            concurrency = parts.sampler.default_concurrency
-            concurrency = config.concurrency or (concurrency if agents is None else min(concurrency, most_agents))
-
-            setting = EpisodeConfig(
-                parts.sampler,
-                parts.chat,
-                parts.environment,
-                key,
-                Limits(**limits, limited_by=tightest[1]),
-                seed,
-                float(config.temperature),
-                agents=agents,
-                sampling=config.sampling_parameters() | limits,
-            )
-            scheduler = RewardScheduler(parts.rewards, in_thread, config.reward_timeout)
-            collector = Collector(run, setting, scheduler, ledger, resume_state.pending, progress, run.rows)
-            began = time.monotonic()
-            await stop.finish(collector.collect(tasks, concurrency=concurrency, stop=stop))
-            wall = time.monotonic() - began - run.away_s
-            # While the engine shuts down, which takes at least as long.
-            run.seal(wait=False)
-            return _Done(
-                collector.done,
-                collector.failed,
-                collector.tokens,
-                collector.empty,
-                wall,
-                stop.is_set(),
-                parts.sampler.cached_tokens if isinstance(parts.sampler, VllmSampler) else None,
-                parts.sampler.read_tokens if isinstance(parts.sampler, VllmSampler) else None,
-            )
-        finally:
-            await serving.aclose()
-            if parts.environment is not None:
-                await parts.environment.close()
-            await parts.sampler.close()
+    @classmethod
+    def of(cls, collector: Collector, sampler: Any, seconds: float, *, interrupted: bool) -> _Done:
+        """``sampler``: only the engine in this process knows what was in its prefix cache."""
+        cache = getattr(sampler, "cached_tokens", None), getattr(sampler, "read_tokens", None)
+        counts = collector.done, collector.failed, collector.tokens, collector.empty
+        return cls(*counts, seconds, interrupted, *cache)
 
 
 def _starting(config: CollectConfig, parts: Parts) -> str:
@@ -367,33 +384,6 @@ def _starting(config: CollectConfig, parts: Parts) -> str:
         where = "Ray" if config.ray in (None, "local") else f"the Ray cluster at {config.ray}"
         return f"starting {config.replicas} replicas of vLLM with {config.model or policy} on {where} …"
     return f"starting vLLM with {config.model or policy} …"
-
-
-def _ledger(run: Run, key: RunKey, config: CollectConfig) -> AttemptTracker:
-    return AttemptTracker(
-        key,
-        num_rollouts=config.num_rollouts,
-        max_attempts=config.max_attempts,
-        existing=run.existing(LEDGER_COLUMNS),
-        failures=run.failures(),
-    )
-
-
-def _seed(config: CollectConfig, folder: Path) -> int | None:
-    """The given seed, else that of the run which is resumed; None for a fresh one."""
-    if config.seed is not None or config.overwrite or not (folder / "run.json").is_file():
-        return config.seed
-    resumed = read_run_json(folder).get("identity", {}).get("seed")
-    return resumed if isinstance(resumed, int) else None
-
-
-def _identity(config: CollectConfig, parts: Parts, seed: int | None, folder: Path) -> Identity:
-    """The identity of the run in ``folder``. The number format that a resumed run was sampled in is its own, set or not."""
-    identity = identity_of(config, parts, seed)
-    resumed = {} if config.overwrite or not (folder / "run.json").is_file() else read_run_json(folder)
-    if identity["dtype"] != (resumed.get("engine") or {}).get("dtype"):
-        return identity
-    return {**identity, "dtype": (resumed.get("identity") or {}).get("dtype", "auto")}
 
 
 def sampled_by(model: str | None, parts: Parts) -> RunFacts:
