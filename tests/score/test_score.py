@@ -39,7 +39,7 @@ def run(tasks: Tasks, tmp_path: Path, adder: str) -> Path:
 
 @pytest.mark.filterwarnings("error")
 def test_scoring_again_gives_what_collecting_gave(run: Path) -> None:
-    """The same reward on saved rollouts flips nobody and equals the stored part; run.json names the run it came from. Nobody
+    """The same reward on saved rollouts equals the stored part; run.json names the run it came from. Nobody
     is warned of anything."""
     summary = score(path=str(run), reward=["exact_match"])
     assert (summary.rollouts, summary.scored, summary.failed) == (16, 16, 0)
