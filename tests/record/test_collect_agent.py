@@ -207,13 +207,8 @@ def test_an_agent_starts_from_files(tmp_path: Path) -> None:
     ("agent", "message"),
     [
         ("no-such-agent {prompt}", "'no-such-agent' is not a command that can be run"),
-        ("cat {prompt_file} | wc", "'|' is a shell's, and the command is run without one"),
         ("python agent.py", r"has neither \{prompt\} nor \{prompt_file\}"),
-        (
-            "cat {promt}",
-            r"--agent: got '\{promt\}', expected one of \{prompt\}, \{prompt_file\}, \{base_url\}, \{key\}",
-        ),
-        ("codex2", "--agent: got 'codex2', expected one of .*codex"),
+        ("codex2", r"'codex2' has neither \{prompt\} nor"),
         ("python 'agent.py {prompt}", "a command line .No closing quotation."),
         ("python agent.py {prompt}", "agent.py is a file of this folder, and the agent runs in a folder of its own"),
     ],
@@ -291,13 +286,9 @@ def test_a_function_that_calls_no_model_is_a_failed_attempt(tmp_path: Path) -> N
     assert fault["message"] == "agent: returned without a model call: its client's base URL is the argument base_url"
 
 
-def test_what_is_no_agent_of_a_file_is_refused_with_what_could_be(tmp_path: Path) -> None:
-    """A file without a function names those that it has, without running it; a function names what it may take."""
+def test_a_function_that_takes_something_else_is_refused_with_what_it_may_take(tmp_path: Path) -> None:
+    """By name."""
     solver = tmp_path / "solver.py"
-    solver.write_text("raise SystemExit\nasync def solve(task): ...\ndef again(task): ...\ndef _helper(): ...\n")
-    with pytest.raises(UsageError, match="is a Python file, expected a function of it: solve, again") as refused:
-        load_agent(str(solver))
-    assert f"--agent {solver}:solve" in str(refused.value.hint)
     solver.write_text("async def solve(question): ...")
     with pytest.raises(UsageError, match="the function takes question") as refused:
         load_agent(f"{solver}:solve")

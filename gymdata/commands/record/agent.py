@@ -10,7 +10,6 @@ within its reach.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import contextlib
 import hashlib
@@ -20,10 +19,8 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -42,13 +39,6 @@ _ARGUMENT_BYTES = 128 * 1024 - 1
 #: Seconds that an agent has to end after it was told to.
 _GRACE_S = 5.0
 _FUNCTION = re.compile(r".+\.py:\w+")
-#: What a Python says of a file that it cannot read as a program.
-_READS = """import sys
-try:
-    compile(open(sys.argv[1], "rb").read(), sys.argv[1], "exec")
-except (SyntaxError, ValueError) as error:
-    sys.exit(str(error))
-"""
 _PLACEHOLDERS = ("{prompt}", "{prompt_file}")
 #: What a function may take, by name.
 _ARGUMENTS = ("task", "base_url", "api_key", "model", "directory", "rollout_index")
@@ -118,18 +108,6 @@ def prompt_of(task: Task) -> str:
     return text
 
 
-def refuse_unreadable(words: Sequence[str], files: Path | None = None) -> None:
-    """Raise UsageError for a command that is Python and a file that this Python cannot read, before anything is started.
-    ``files``: the folder that the command is run in."""
-    file = (files or Path()) / "".join(words[1:2])
-    if file.suffix == ".py" and file.is_file() and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
-        reading = subprocess.run(
-            [words[0], "-I", "-S", "-c", _READS, file], stderr=subprocess.PIPE, text=True, check=False
-        )
-        if reading.returncode:
-            raise UsageError(f"{file}: {reading.stderr.strip()}", hint=f"mend it: {words[0]} cannot run it")
-
-
 class Agent:
     """Runs attempts, each from the same ``files``. ``source``: the identity of its code; ``identity`` goes to run.json, and
     a change of it is another run."""
@@ -178,7 +156,6 @@ class CommandAgent(Agent):
         if "/" not in words[0] and shutil.which(words[0]) is None:
             hint = "give its full path" if preset is None else "install it, or add its folder to PATH"
             raise UsageError(f"--agent: {words[0]!r} is not a command that can be run", hint=hint)
-        refuse_unreadable(words, files)
         super().__init__(name or shlex.join(words), files)
 
     def check(self, task: Task) -> None:
@@ -311,37 +288,13 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _words(spec: str, files: Path | None) -> list[str]:
-    """The words of a command line. Raises UsageError for one that only a shell understands, or without a prompt."""
+    """The words of a command line. Raises UsageError for one without a prompt, or with a file that is not there where the
+    agent runs."""
     try:
         words = shlex.split(spec)
-        lexer = shlex.shlex(spec, posix=True, punctuation_chars=True)
-        lexer.whitespace_split = True
-        operators = [word for word in lexer if word and set(word) <= set("();<>|&")]
     except ValueError as error:
         raise UsageError.bad_value("--agent", spec, f"a command line ({error})") from error
-    if operators:
-        raise UsageError(
-            f"--agent: {operators[0]!r} is a shell's, and the command is run without one",
-            hint=f'--agent \'sh -c "… {operators[0]} … \\"$1\\"" sh {{prompt}}\'',
-        )
-    filled = [*_PLACEHOLDERS, "{base_url}", "{key}"]
-    for written in re.findall(r"\{\w+\}", spec):
-        if written not in filled and get_close_matches(written, filled, n=1, cutoff=0.75):
-            raise UsageError.unknown_choice("--agent", written, filled)
     if not any(placeholder in spec for placeholder in _PLACEHOLDERS):
-        if len(words) == 1 and get_close_matches(spec, PRESETS, n=1, cutoff=0.75):
-            raise UsageError.unknown_choice("--agent", spec, PRESETS)
-        file = Path(spec)
-        if file.suffix == ".py" and file.is_file():
-            with contextlib.suppress(SyntaxError, ValueError):
-                nodes = ast.parse(file.read_bytes()).body
-                functions = [node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-                public = [name for name in functions if not name.startswith("_")]
-                raise UsageError(
-                    f"--agent {spec}: is a Python file, expected a function of it: {', '.join(public) or 'it has none'}",
-                    hint=f"--agent {spec}:{public[0] if public else 'NAME'}; as a command: --agent 'python "
-                    f"{file.resolve()} {{prompt}}'",
-                )
         raise UsageError(
             f"--agent {spec!r} has neither {' nor '.join(_PLACEHOLDERS)}",
             hint="write {prompt} where the task's prompt belongs; "

@@ -23,7 +23,6 @@ from gymdata.commands.collect.report import COLUMNS, facts_of
 from gymdata.commands.collect.run import close_or_remove, sampled_by
 from gymdata.commands.collect.settings import CollectConfig, forced
 from gymdata.commands.collect.setup import Parts, identity_of, load_parts
-from gymdata.commands.record.agent import refuse_unreadable
 from gymdata.commands.record.ending import COMPLETED, TRUNCATED, Ending
 from gymdata.commands.record.recorder import Recorder
 from gymdata.commands.record.report import RecordSummary
@@ -69,7 +68,6 @@ def record(
     if agent and shutil.which(agent[0]) is None:
         hint = f"python {agent[0]}, or make it executable" if Path(agent[0]).is_file() else "give its full path"
         raise UsageError(f"{agent[0]!r} is not a command that can be run", hint=hint)
-    refuse_unreadable(agent)
     began = time.monotonic()
     refuse_unwritable(config.output)
     collecting = config.as_collect()
