@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import orjson
 
@@ -60,26 +60,11 @@ class Advice:
     statuses: Mapping[int, str] = field(default_factory=dict)
 
 
-class Receiver(Protocol):
-    """Takes an answer as it comes. ``passed_on``: whether others have seen a part of it."""
-
-    passed_on: bool
-
-    def begin(self) -> None:
-        """Another try begins."""
-        ...
-
-    def feed(self, part: bytes) -> None:
-        """The next bytes. May raise OutsideError."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """``is_answer``: the statuses that the caller accepts. ``repeatable``: sent again where the server may have carried it
     out (no answer in time, a connection that broke). ``cookies`` are sent, and what the server sets is put into them.
-    ``most_bytes``: the largest sensible answer; a longer one is a fault, and not read to its end. ``stream`` gets the answer
-    as it comes, and the reply is empty; nothing is sent again once it has passed something on.
+    ``most_bytes``: the largest sensible answer; a longer one is a fault, and not read to its end.
     """
 
     method: str
@@ -93,7 +78,6 @@ class Request:
     timeout_s: float | None = None
     cookies: dict[str, str] | None = None
     most_bytes: int = ORDINARY_BYTES
-    stream: Receiver | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +163,6 @@ class HttpClient:
             try:
                 return take(await self._once(request))
             except OutsideError as error:
-                if request.stream is not None and request.stream.passed_on:
-                    error.retryable = False
                 if not error.retryable or (error.fatal and not self._alone):
                     raise
                 if error.fatal and self._wait_s:
@@ -285,9 +267,7 @@ class HttpClient:
                 if not (refusal.retryable and refusal.fatal):
                     self._reached(sent_at)
                 raise refusal
-            if request.stream is not None:
-                request.stream.begin()
-            raw, complete = await _read(response, request.most_bytes, request.stream)
+            raw, complete = await _read(response, request.most_bytes)
         self._reached(sent_at)
         if not complete:
             text = f"{url} answers with more than {request.most_bytes:,} bytes, more than requested"
@@ -311,12 +291,12 @@ class HttpClient:
         return OutsideError(self.system, text, hint=advice, fatal=advice is not None)
 
 
-async def _read(response: Any, most: int, stream: Receiver | None = None) -> tuple[bytes, bool]:
-    """(the body, whether it is complete): about ``most`` bytes of it; none where ``stream`` takes them."""
+async def _read(response: Any, most: int) -> tuple[bytes, bool]:
+    """(the body, whether it is complete): about ``most`` bytes of it."""
     parts, size = list[bytes](), 0
     if (response.content_length or 0) <= most:
         async for part in response.content.iter_any():
-            (parts.append if stream is None else stream.feed)(part)
+            parts.append(part)
             size += len(part)
             if size > most:
                 break

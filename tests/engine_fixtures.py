@@ -19,7 +19,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -151,9 +151,6 @@ class Borrowed:
         return self._engine.facts()  # type: ignore[no-any-return]  # the other loop's, without types
 
     async def sample(self, request: SampleRequest) -> list[Generation]:
-        if (on_tokens := request.on_tokens) is not None:
-            here = asyncio.get_running_loop()
-            request = replace(request, on_tokens=lambda *new: here.call_soon_threadsafe(on_tokens, *new))
         work = asyncio.run_coroutine_threadsafe(self._engine.sample(request), self._loop)
         return await asyncio.wrap_future(work)
 

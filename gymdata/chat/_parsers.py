@@ -1,8 +1,7 @@
 """Reading an assistant message from generated ids: content, reasoning and tool calls.
 
 Invariants: no text makes a reader raise; what does not parse is content; special tokens never reach content; the
-same ids always give the same message, tool call ids included. What a ``Reading`` gives while the ids come is the beginning
-of what the message of all of them has. The parsing itself is transformers', TRL's or vLLM's.
+same ids always give the same message, tool call ids included. The parsing itself is transformers', TRL's or vLLM's.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ class TemplateChat(Protocol):
 
     def without_special(self, text: str) -> str: ...
 
-    def begins_special(self, text: str) -> int: ...
-
     def written_by_template(self, message: Message, tools: Tools) -> list[int] | None: ...
 
 
@@ -49,78 +46,10 @@ class ResponseReader(Protocol):
         """``ids``: as generated, with or without a stop token at the end. Without ``calls`` they stay text."""
         ...
 
-    def begin(self, tools: Tools) -> TextReading:
-        """A reading of text that comes in parts."""
-        ...
 
-
-class TextReading(Protocol):
-    """Gets the text of a message, special tokens included, in parts."""
-
-    def feed(self, text: str) -> tuple[str, str]:
-        """(reasoning, content) that the message certainly goes on with. Raises ValueError for what does not parse."""
-        ...
-
-
-class Reading:
-    """A message that is read while its ids come. ``special``: whether special tokens are text to ``text``."""
-
-    def __init__(self, chat: TemplateChat, text: TextReading, *, special: bool) -> None:
-        self._chat, self._special = chat, special
-        self._stop_ids = frozenset(chat.stop_token_ids)
-        self._text: TextReading | None = text
-        self._ids: list[int] = []
-        #: Where the ids begin with which the next are decoded, and those of which the text was fed.
-        self._from = self._fed = 0
-
-    def feed(self, ids: Sequence[int]) -> tuple[str, str]:
-        """(reasoning, content) that is certain with these ids and was not before. Never raises."""
-        self._ids += ids
-        end = len(self._ids)
-        while end and self._ids[end - 1] in self._stop_ids:
-            end -= 1
-        before = self._chat.plain_text(self._ids[self._from : self._fed], special=self._special)
-        text = self._chat.plain_text(self._ids[self._from : end], special=self._special)
-        if self._text is None or len(text) <= len(before) or text.endswith("\ufffd"):  # a letter that has more bytes
-            return "", ""
-        self._from, self._fed = self._fed, end
-        try:
-            return self._text.feed(text[len(before) :])
-        except Exception as error:  # noqa: BLE001 - as in the readers
-            _log.debug("not parsed: %s", error)
-            self._text = None
-            return "", ""
-
-
-class _Trimmed:
-    """Text without special tokens while it comes. White space waits for what follows it, and is dropped at the ends of a
-    text that is ``stripped``."""
-
-    def __init__(self, chat: TemplateChat, *, stripped: bool) -> None:
-        self._chat, self._stripped = chat, stripped
-        self.pending, self.emitted, self._begun = "", "", False
-
-    def feed(self, text: str) -> str:
-        """What is certain with ``text``."""
-        self.pending += text
-        ready = self.pending.rstrip()
-        ready = ready[: len(ready) - self._chat.begins_special(ready)]
-        return self._emit(len(ready))
-
-    def end(self) -> str:
-        """What is left when nothing follows."""
-        last = self._emit(len(self.pending.rstrip()) if self._stripped else len(self.pending))
-        self.pending = ""
-        return last
-
-    def _emit(self, size: int) -> str:
-        ready, self.pending = self.pending[:size], self.pending[size:]
-        ready = self._chat.without_special(ready)
-        if self._stripped and not self._begun:
-            ready = ready.lstrip()
-        self._begun = self._begun or bool(ready)
-        self.emitted += ready
-        return ready
+def _trimmed(text: str, chat: TemplateChat, *, stripped: bool) -> str:
+    """Text without special tokens, and without the white space at its ends where it is ``stripped``."""
+    return chat.without_special(text.rstrip()).lstrip() if stripped else chat.without_special(text)
 
 
 class PlainParser:
@@ -134,14 +63,6 @@ class PlainParser:
     def read(self, ids: list[int], tools: Tools, *, calls: bool = True) -> Message:  # noqa: ARG002 - the port's signature
         return {"role": "assistant", "content": self._chat.plain_text(ids, special=False)}
 
-    def begin(self, tools: Tools) -> TextReading:  # noqa: ARG002 - the port's signature
-        return _Plain()
-
-
-class _Plain:
-    def feed(self, text: str) -> tuple[str, str]:
-        return "", text
-
 
 class TemplateParser:
     """transformers' parser with a response template: the tokenizer's own, or one that TRL ships."""
@@ -153,9 +74,6 @@ class TemplateParser:
         self._chat = chat
         self._template = load_response_template(dict(template))
         self._plain = PlainParser(chat)
-
-    def begin(self, tools: Tools) -> TextReading:
-        return _TemplateText(self._chat, self._template, tools)
 
     def read(self, ids: list[int], tools: Tools, *, calls: bool = True) -> Message:
         completion, closing = _split_stop(ids, self._chat)
@@ -186,10 +104,11 @@ class TemplateParser:
             before = text[: begins[0]]
             reading.feed(before)
             reading.end()
-            content, rest = reading.content.emitted, self._chat.without_special(text[begins[0] :])
-            if content or reading.reasoning.emitted:
+            content, reasoning = reading.texts["content"], reading.texts["reasoning"]
+            rest = self._chat.without_special(text[begins[0] :])
+            if content or reasoning:
                 content += before[len(before.rstrip()) :] if content else ""
-                return _message({"content": content + rest, "reasoning": reading.reasoning.emitted}, ids, self._chat)
+                return _message({"content": content + rest, "reasoning": reasoning}, ids, self._chat)
             break
         return self._plain.read(ids, tools)
 
@@ -206,41 +125,43 @@ class _TemplateText:
             template, prefix=chat.generation_prompt, tools=[dict(t) for t in tools] if tools else None
         )
         self.certain = True
-        self.reasoning, self.content = (_Trimmed(chat, stripped=True) for _ in range(2))
+        self.texts = {"reasoning": "", "content": ""}
+        #: The text of the open regions, and whether each is stripped.
+        self._open: dict[str, str] = {}
+        self._stripped: dict[str, bool] = {}
         self._take(self._parser.initial_events)
 
-    def feed(self, text: str) -> tuple[str, str]:
-        return self._take(self._parser.feed(text))
+    def feed(self, text: str) -> None:
+        self._take(self._parser.feed(text))
 
     def end(self) -> dict[str, Any]:
         """The parser's message, with all text of a kind. Raises ValueError."""
         parsed, events = self._parser.finalize()
         self._take(events)
+        for name in list(self._open):
+            self._close(name)
         for name, field in self._fields.items():
             if name in _TEXTS and _is_text(field):
-                parsed[name] = getattr(self, _TEXTS[name]).emitted
+                parsed[name] = self.texts[_TEXTS[name]]
         return dict(parsed)
 
-    def _take(self, events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-        new = {"reasoning": "", "content": ""}
+    def _take(self, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
             kind, field = event["type"], self._fields[event["field"]]
             name = _TEXTS.get(field.name)
             if name is None or not _is_text(field):
                 self.certain = False
-                continue
-            text: _Trimmed = getattr(self, name)
-            if kind == "region_open":
+            elif kind == "region_open":
                 # A later region of the kind is a paragraph of its own.
-                earlier = text.emitted
-                text = _Trimmed(self._chat, stripped=field.content_args.get("strip", True))
-                text.emitted = earlier
-                setattr(self, name, text)
-                continue
-            more = text.end() if kind == "region_close" else text.feed(event["text"])
-            if self.certain:
-                new[name] += more
-        return new["reasoning"], new["content"]
+                self._open[name], self._stripped[name] = "", field.content_args.get("strip", True)
+            elif kind == "region_close":
+                self._close(name)
+            else:
+                self._open[name] = self._open.get(name, "") + event["text"]
+
+    def _close(self, name: str) -> None:
+        text = self._open.pop(name, "")
+        self.texts[name] += _trimmed(text, self._chat, stripped=self._stripped.get(name, True))
 
 
 #: Fields of response templates that are text of a message, and what we call them.
@@ -267,9 +188,6 @@ class VllmToolParser:
         self._chat = chat
         self._parser = parser
 
-    def begin(self, tools: Tools) -> TextReading:  # noqa: ARG002 - the port's signature
-        return _BeforeCalls(self._chat)
-
     def read(self, ids: list[int], tools: Tools, *, calls: bool = True) -> Message:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
@@ -282,7 +200,7 @@ class VllmToolParser:
             parser: Any = self._parser
             extraction = parser(self._chat.tokenizer, request.tools).extract_tool_calls(text, request)
             if extraction.tools_called and calls:
-                content, before = extraction.content or "", _BeforeCalls(self._chat, decided=True).feed(text)[1]
+                content, before = extraction.content or "", _before_calls(text, self._chat)
                 # Some parsers drop what comes before a call.
                 content = content if content.startswith(before) else before
                 tool_calls = [c.model_dump() for c in extraction.tool_calls]
@@ -295,41 +213,15 @@ class VllmToolParser:
         return _message({"content": text, "reasoning": reasoning}, completion, self._chat)
 
 
-class _BeforeCalls:
-    """Text up to what may be the beginning of a call to any parser, and reasoning as soon as its end is there.
-    ``decided``: the reasoning was cut."""
-
-    def __init__(self, chat: TemplateChat, *, decided: bool = False) -> None:
-        self._chat, self._decided, self._ended, self._text = chat, decided, False, ""
-        self._content = _Trimmed(chat, stripped=False)
-        #: What is not content although it comes next.
-        self._lines = ""
-
-    def feed(self, text: str) -> tuple[str, str]:
-        self._text += text
-        reasoning = ""
-        if not self._decided:
-            opened, begins = _opens_reasoning(self._chat), self._text.lstrip()[: len(_THINK)]
-            if (opened or _THINK.startswith(begins)) and _THINK_ENDS not in self._text:
-                return "", ""
-            cut, self._text = split_reasoning(self._text, opened)
-            self._decided, self._lines = True, "\n" if cut is not None else ""
-            reasoning = _shown_reasoning(cut, self._chat)
-        self._text = self._text.lstrip(self._lines) if self._lines else self._text
-        self._lines = self._lines if not self._text else ""
-        if self._ended:
-            return reasoning, ""
-        if (call := _MAY_CALL.search(self._text)) is not None:
-            self._ended, self._text = True, self._text[: call.start()]
-        size = len(self._text)
-        size -= next((n for n in range(min(size, len(_WORD)), 0, -1) if _WORD.startswith(self._text[size - n :])), 0)
-        ready, self._text = self._text[:size], self._text[size:]
-        return reasoning, self._content.feed(ready)
+def _before_calls(text: str, chat: TemplateChat) -> str:
+    """Text up to what may be the beginning of a call to any parser."""
+    if (call := _MAY_CALL.search(text)) is not None:
+        text = text[: call.start()].removesuffix("functools")
+    return chat.without_special(text.rstrip())
 
 
-_THINK, _THINK_ENDS = "<think>", "</think>"
-#: What calls begin with in the formats of vLLM's parsers: one of these letters, before which one of them has a word.
-_MAY_CALL, _WORD = re.compile(r"[<\[{`]"), "functools"
+#: What calls begin with in the formats of vLLM's parsers; before it one of them has a word.
+_MAY_CALL = re.compile(r"[<\[{`]")
 
 
 def choose_parser(chat: TemplateChat, choice: str) -> ResponseReader:
@@ -440,7 +332,7 @@ def _split_stop(ids: list[int], chat: TemplateChat) -> tuple[list[int], int]:
 
 
 def _opens_reasoning(chat: TemplateChat) -> bool:
-    return chat.generation_prompt.rstrip().endswith(_THINK)
+    return chat.generation_prompt.rstrip().endswith("<think>")
 
 
 def split_reasoning(text: str, opened: bool) -> tuple[str | None, str]:

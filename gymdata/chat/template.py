@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gymdata.chat._parsers import PlainParser, Reading, ResponseReader, choose_parser
+from gymdata.chat._parsers import ResponseReader, choose_parser
 from gymdata.chat.turn_tokens import Bridge, Template, end_of_turn_ids, most_characters
 from gymdata.errors import DataError, UsageError
 from gymdata.models._transformers import (
@@ -89,7 +89,6 @@ class TransformersChat:
         self.vocab_size = len(tokenizer)
         self._special_ids = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
         self._special_texts = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
-        self._special_beginnings = {text[:n] for text in self._special_texts for n in range(1, len(text))}
         backend = getattr(tokenizer, "backend_tokenizer", None)
         cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
         self._backend = None if cleans else backend
@@ -232,10 +231,6 @@ class TransformersChat:
         content."""
         return self._parser.read([int(i) for i in token_ids], tools, calls=calls)
 
-    def reading(self, tools: Tools) -> Reading:
-        """A reading of an assistant message whose ids come in parts."""
-        return Reading(self, self._parser.begin(tools), special=not isinstance(self._parser, PlainParser))
-
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text with special tokens."""
         return self.plain_text(token_ids, special=True)
@@ -246,11 +241,6 @@ class TransformersChat:
         if self._backend is not None:
             return str(self._backend.decode(ids, skip_special_tokens=not special))
         return str(self.tokenizer.decode(ids, skip_special_tokens=not special))
-
-    def begins_special(self, text: str) -> int:
-        """How many letters at the end of ``text`` may be the beginning of a special token's."""
-        longest = min(len(text), len(self._special_texts[0]) - 1) if self._special_texts else 0
-        return next((n for n in range(longest, 0, -1) if text[len(text) - n :] in self._special_beginnings), 0)
 
     def without_special(self, text: str) -> str:
         """Text with every special token's text taken out."""

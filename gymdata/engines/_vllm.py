@@ -18,8 +18,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from importlib.util import find_spec
@@ -34,8 +33,6 @@ from gymdata.models._transformers import local_folder
 from gymdata.models.model_identity import base_of, model_config, stored_dtype
 from gymdata.settings import Settings
 from gymdata.store.paths import Facts
-
-OnTokens = Callable[[int, Sequence[int]], None]
 
 
 def refuse_second_start(error: Exception, log: Path | None) -> None:
@@ -150,7 +147,7 @@ class VllmSampler:
         """Continue one prompt. Cancelling the task aborts the request in the engine."""
         sampling = self.sampling.changed(request.sampling)
         prompt = list(request.prompt_token_ids)
-        read, outputs = await self._answer(prompt, self._params(request), request.request_id, request.on_tokens)
+        read, outputs = await self._answer(prompt, self._params(request), request.request_id)
         generations = []
         for output in outputs:
             flat, top = output.logprobs, None
@@ -181,9 +178,7 @@ class VllmSampler:
             generations.append(generation)
         return generations
 
-    async def _answer(
-        self, prompt: list[int], params: Any, request_id: str, on_tokens: OnTokens | None = None
-    ) -> tuple[Any, list[Any]]:
+    async def _answer(self, prompt: list[int], params: Any, request_id: str) -> tuple[Any, list[Any]]:
         """vLLM's last output of one request, and its completions. Raises OutsideError("engine")."""
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
@@ -193,7 +188,6 @@ class VllmSampler:
             raise OutsideError("engine", "the engine is not running", fatal=True)
         answer = None
         completions: dict[int, Any] = {}
-        shown = Counter[int]()
         try:
             async for output in self._engine.generate(
                 # For this form vLLM does not use its tokenizer thread.
@@ -204,11 +198,7 @@ class VllmSampler:
             ):
                 answer = output
                 for completion in output.outputs:
-                    index = completion.index
-                    completions[index] = completion
-                    if on_tokens is not None and len(completion.token_ids) > shown[index]:
-                        on_tokens(index, list(completion.token_ids[shown[index] :]))
-                        shown[index] = len(completion.token_ids)
+                    completions[completion.index] = completion
         except EngineDeadError as error:
             raise OutsideError(
                 "engine", "vLLM's engine process died", hint=f"{self._log.path} says why; run again", fatal=True
@@ -217,8 +207,7 @@ class VllmSampler:
             raise OutsideError("engine", f"the request was refused: {error}") from error
         except Exception as error:  # vLLM wraps faults of a single request in many types; all of them are the engine's
             dead = bool(self._engine.errored)
-            retryable = not dead and not shown
-            raise OutsideError("engine", f"{type(error).__name__}: {error}", retryable=retryable, fatal=dead) from error
+            raise OutsideError("engine", f"{type(error).__name__}: {error}", retryable=not dead, fatal=dead) from error
         if answer is None:
             raise OutsideError("engine", "the engine ended the request without an answer", retryable=True)
         self.read_tokens += len(prompt)
@@ -292,8 +281,7 @@ class VllmSampler:
         sampling = self.sampling.changed(request.sampling)
         # Most requests differ only in their seeds, and a copy takes a twentieth of the time of validated new
         # parameters.
-        streamed = request.on_tokens is not None
-        shape = (sampling, request.n, request.max_tokens, self.log_probs, streamed)
+        shape = (sampling, request.n, request.max_tokens, self.log_probs)
         seed = request.seed if self._facts["request_seeds"] else None
         if self._last_params is None or self._last_params[0] != shape:
             options = sampling.request_fields()
@@ -307,7 +295,7 @@ class VllmSampler:
                 logprobs=sampling.top_logprobs if self.log_probs else None,
                 flat_logprobs=self.log_probs,
                 detokenize=sampling.reads_text,
-                output_kind=RequestOutputKind.CUMULATIVE if streamed else RequestOutputKind.FINAL_ONLY,
+                output_kind=RequestOutputKind.FINAL_ONLY,
                 # These are never changed, so vLLM need not copy them deeply; it does change those of a grammar.
                 skip_clone="structured_outputs" not in options,
             )

@@ -6,8 +6,8 @@ fault is raised as ``OutsideError`` naming its system, and never comes back as a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gymdata.rollouts.messages import Message, Tools
@@ -21,9 +21,7 @@ FinishReason = Literal["stop", "length", "repetition", "abort"]
 class SampleRequest:
     """One prompt to continue. ``n`` > 1 requests that many independent continuations, seeded ``seed + i``. ``group``:
     requests with the same one begin alike, so the server that had the last of them has their beginning in its cache.
-    ``sampling``: what a client chooses, by vLLM's names, in place of the sampler's settings of these names. ``on_tokens`` is
-    called with the number of a continuation and its next ids, as the engine samples them, where the engine shows them before
-    the end; a request that failed after that was given ids is not tried again."""
+    ``sampling``: what a client chooses, by vLLM's names, in place of the sampler's settings of these names."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -32,7 +30,6 @@ class SampleRequest:
     n: int = 1
     group: str = ""
     sampling: Mapping[str, Any] | None = None
-    on_tokens: Callable[[int, Sequence[int]], None] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +75,6 @@ class Sampler(Protocol):
         ...
 
 
-class Reading(Protocol):
-    """An assistant message whose ids come in parts."""
-
-    def feed(self, ids: Sequence[int]) -> tuple[str, str]:
-        """(reasoning, content) with which the message of all ids certainly goes on, with these ids and not before. What may
-        be a call is held until that is decided. Never raises."""
-        ...
-
-
 class Chat(Protocol):
     """A tokenizer with its chat template: messages to ids, ids to messages, and the bridge between turns."""
 
@@ -114,10 +102,6 @@ class Chat(Protocol):
     def parse(self, token_ids: Sequence[int], tools: Tools, *, calls: bool = True) -> Message:
         """The assistant message in these generated ids: content, reasoning, tool_calls. Never raises on what a model
         wrote: text that does not parse is content, and without ``calls`` calls are."""
-        ...
-
-    def reading(self, tools: Tools) -> Reading:
-        """A reading of the message that ``parse`` gives of all ids."""
         ...
 
     def encode(self, text: str) -> list[int]:

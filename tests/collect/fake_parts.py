@@ -58,26 +58,8 @@ class LetterChat:
             return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]}
         return {"role": "assistant", "content": text}
 
-    def reading(self, tools: Any) -> LetterReading:
-        return LetterReading(self)
-
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(i for i in token_ids if i < 256).decode("utf-8", "replace")
-
-
-class LetterReading:
-    """What is no call and no reasoning, as soon as that is certain."""
-
-    def __init__(self, chat: LetterChat) -> None:
-        self._chat, self._marks, self._ids, self._given = chat, ("CALL ", "THINK "), list[int](), 0
-
-    def feed(self, ids: Sequence[int]) -> tuple[str, str]:
-        self._ids += [i for i in ids if i != END]
-        text = self._chat.decode(self._ids)
-        if text.endswith("\ufffd") or any(mark.startswith(text[: len(mark)]) for mark in self._marks):
-            return "", ""
-        new, self._given = text[self._given :], len(text)
-        return "", new
 
 
 def add_or_answer(prompt: Sequence[int], rng: random.Random) -> str:

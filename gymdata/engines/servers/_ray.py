@@ -98,7 +98,7 @@ class RaySampler:
         """Continue one prompt; those of a group go to one replica, which has their beginning in its cache."""
         key = (request.group or request.request_id).encode("utf-8", "surrogatepass")
         actor = self._actors[xxhash.xxh3_64_intdigest(key) % self.count]
-        return list(await _answer(actor.sample.remote(replace(request, on_tokens=None))))
+        return list(await _answer(actor.sample.remote(request)))
 
     async def close(self) -> None:
         """End every replica, and Ray where it was started or joined here. Safe to call twice."""

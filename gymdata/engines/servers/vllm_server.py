@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.engines.sampling import AnswerFaultError, Sampling
 from gymdata.engines.servers.completions_response import generations
-from gymdata.engines.servers.completions_stream import CompletionStream
 from gymdata.errors import OutsideError, UsageError, abridged
 from gymdata.http import Advice, HttpClient, Request
 from gymdata.rollouts.messages import JsonObject
@@ -245,10 +244,7 @@ class ServerSampler:
             request.seed,
             self.sampling.changed(request.sampling),
         )
-        stream = None
-        if request.on_tokens is not None:
-            stream = CompletionStream(request.on_tokens, request.n, self.vocab_size)
-        return await self._complete({**body, "request_id": request.request_id}, stream)
+        return await self._complete({**body, "request_id": request.request_id})
 
     async def ask(self, path: str, body: JsonObject) -> JsonObject:
         """The server's answer to any other request. Raises OutsideError("engine")."""
@@ -356,18 +352,10 @@ class ServerSampler:
             body["seed"] = seed
         return body
 
-    async def _complete(self, body: JsonObject, stream: CompletionStream | None = None) -> list[Generation]:
-        """The generations of one request, checked. ``stream``: reads them as they come."""
-        most = self.most_bytes(body)
-        if stream is None:
-            request = Request("POST", "/v1/completions", body, most_bytes=most)
-            return await self._http.ask(request, lambda answer: self._take(answer, body))
-
-        def take(_: object) -> list[Generation]:
-            return self._take(stream.answer(), body)
-
-        request = Request("POST", "/v1/completions", {**body, "stream": True}, most_bytes=most, stream=stream)
-        return await self._http.exchange(request, take)
+    async def _complete(self, body: JsonObject) -> list[Generation]:
+        """The generations of one request, checked."""
+        request = Request("POST", "/v1/completions", body, most_bytes=self.most_bytes(body))
+        return await self._http.ask(request, lambda answer: self._take(answer, body))
 
     def most_bytes(self, body: Mapping[str, Any]) -> int:
         """The largest sensible answer to a request."""
