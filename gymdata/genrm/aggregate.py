@@ -88,16 +88,15 @@ def aggregate(
     bonus = np.zeros(n)
     if method == "simple_tiebreaker":
         score_1, score_2 = matches.broken()
-        first, second = matches.first, matches.second
-        if not counted.all():
-            first, second, score_1, score_2 = first[counted], second[counted], score_1[counted], score_2[counted]
-        total = np.bincount(first, np.rint(score_1 * _FIXED), n) + np.bincount(second, np.rint(score_2 * _FIXED), n)
+        first, second = matches.first[counted], matches.second[counted]
+        total = np.bincount(first, np.rint(score_1[counted] * _FIXED), n)
+        total += np.bincount(second, np.rint(score_2[counted] * _FIXED), n)
         with np.errstate(invalid="ignore"):
             base: Floats = total / (judged * _FIXED)
         if default_score is not None:
             base = np.where(judged > 0, base, default_score)
         if adjust is not None and sizes is not None:
-            bonus = _Adjusting(number, base, sizes, empty_is_longest).total(adjust)
+            bonus = bonuses(number, base, sizes, adjust, empty_is_longest)
     elif method == "win_rate":
         base = win_rate(matches, n)
     else:
@@ -133,74 +132,37 @@ def metrics(matches: Matches) -> dict[str, float]:
 
 
 def _per_response(matches: Matches, which: Bools, n: int) -> Ints:
-    if not which.any():
-        return np.zeros(n, np.int64)
-    first, second = (matches.first, matches.second) if which.all() else (matches.first[which], matches.second[which])
-    return np.bincount(first, minlength=n) + np.bincount(second, minlength=n)
+    return np.bincount(matches.first[which], minlength=n) + np.bincount(matches.second[which], minlength=n)
 
 
-class _Adjusting:
-    """Bonuses and weights within groups, over responses that have a base."""
+def bonuses(groups: Ints, base: Floats, sizes: Sizes, adjust: Adjustments, empty_is_longest: bool) -> Floats:
+    """What bonuses and weights add to each response's base, within groups of responses that have a base."""
+    if adjust == Adjustments(top_percentile=adjust.top_percentile):
+        return np.zeros(len(base))
+    import polars as pl
 
-    def __init__(self, group: Ints, base: Floats, sizes: Sizes, empty_is_longest: bool) -> None:
-        here = np.flatnonzero(np.isfinite(base))
-        here = here[np.argsort(group[here], kind="stable")]
-        ids = group[here]
-        starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])[: len(ids)])
-        #: Places of the responses with a base, group by group; groups of one are never adjusted.
-        self.here: Ints = here
-        self.n = len(group)
-        self.start: Ints = starts
-        self.size: Ints = np.diff(np.append(starts, len(here)))
-        self.owner: Ints = np.repeat(np.arange(len(starts)), self.size)
-        self.base = base[here]
-        self.reasoning, self.answer = sizes.reasoning[here], sizes.answer[here]
-        self.style = sizes.style[here]
-        self.empty_is_longest = empty_is_longest
-
-    def total(self, adjust: Adjustments) -> Floats:
-        score = self.base.copy()
-        if not len(score):
-            return np.zeros(self.n)
-        threshold = self._threshold(adjust.top_percentile)
-        for bonus, lengths in ((adjust.reasoning_bonus, self.reasoning), (adjust.answer_bonus, self.answer)):
-            if bonus > 0:
-                self._reward_shortest(score, lengths, bonus, threshold)
-        answers = self._longest_where_empty() if self.empty_is_longest else self.answer
-        weights = (
-            (adjust.group_reasoning_length_penalty_coeff, self.reasoning),
-            (adjust.group_answer_length_penalty_coeff, answers),
-            (adjust.group_style_penalty_coeff, self.style),
-        )
-        for coefficient, values in weights:
-            if coefficient > 0:
-                score += coefficient * self._weights(values.astype(np.float64))
-        bonus_of = np.zeros(self.n)
-        bonus_of[self.here] = score - self.base
-        return bonus_of
-
-    def _threshold(self, top_percentile: float) -> Floats:
-        """The lowest score of each group's top."""
-        ranked = self.base[np.lexsort((-self.base, self.owner))]
-        last_of_top = np.maximum(0, (self.size * top_percentile).astype(np.int64) - 1)
-        threshold: Floats = ranked[self.start + np.minimum(last_of_top, self.size - 1)]
-        return threshold
-
-    def _reward_shortest(self, score: Floats, lengths: Ints, bonus: float, threshold: Floats) -> None:
-        some = np.flatnonzero((lengths > 0) & (self.size[self.owner] >= 2))
-        order = some[np.lexsort((some, lengths[some], self.owner[some]))]
-        owner = self.owner[order]
-        shortest = order[np.append(True, owner[1:] != owner[:-1])[: len(order)]]
-        score[shortest[score[shortest] >= threshold[self.owner[shortest]]]] += bonus
-
-    def _longest_where_empty(self) -> Ints:
-        longest = np.maximum.reduceat(self.answer, self.start)
-        return np.where(self.answer == 0, longest[self.owner], self.answer)
-
-    def _weights(self, values: Floats) -> Floats:
-        """1 for the least, 0 for the most, minus the group's mean of that; 0 where all are equal."""
-        low = np.minimum.reduceat(values, self.start)[self.owner]
-        span = np.maximum.reduceat(values, self.start)[self.owner] - low
-        raw = np.where(span > 0, 1.0 - (values - low) / np.where(span > 0, span, 1.0), 0.0)
-        mean = np.bincount(self.owner, raw) / self.size
-        return raw - mean[self.owner]
+    of_response = {"reasoning": sizes.reasoning, "answer": sizes.answer, "style": sizes.style}
+    rows = pl.DataFrame({"group": groups, "base": base, **of_response})
+    n, score = pl.len(), pl.col("base")
+    last_of_top = (n * adjust.top_percentile).cast(pl.Int64) - 1
+    lowest_of_top = pl.col("base").sort(descending=True).get(last_of_top.clip(0, n - 1))
+    for bonus, lengths in ((adjust.reasoning_bonus, "reasoning"), (adjust.answer_bonus, "answer")):
+        length = pl.when(pl.col(lengths) > 0).then(pl.col(lengths))
+        is_shortest = pl.int_range(n) == length.arg_min()
+        score += pl.when(is_shortest & (score >= lowest_of_top) & (n > 1)).then(bonus).otherwise(0.0)
+    answer = pl.col("answer")
+    if empty_is_longest:
+        answer = pl.when(answer == 0).then(answer.max()).otherwise(answer)
+    for coefficient, values in (
+        (adjust.group_reasoning_length_penalty_coeff, pl.col("reasoning")),
+        (adjust.group_answer_length_penalty_coeff, answer),
+        (adjust.group_style_penalty_coeff, pl.col("style")),
+    ):
+        # 1 for the least, 0 for the most and where all are equal, minus the group's mean of that.
+        span = values.max() - values.min()
+        weight = pl.when(span > 0).then(1.0 - (values - values.min()) / span).otherwise(0.0)
+        score += coefficient * (weight - weight.mean())
+    judged = np.isfinite(base)
+    added = np.zeros(len(base))
+    added[judged] = rows.filter(judged).select((score - pl.col("base")).over("group")).to_series().to_numpy()
+    return added

@@ -83,16 +83,12 @@ def winners(matches: Matches) -> Floats:
 
 
 def position_pairs(matches: Matches) -> tuple[Ints, Ints]:
-    """Places (a, b) of comparisons of the same two responses by the same judge in opposite positions.
-
-    Of several such comparisons in one position, the first two in the rows' order are matched up, and so on.
-    """
+    """Places (a, b) of comparisons of the same two responses by the same judge in opposite positions."""
     low, high = np.minimum(matches.first, matches.second), np.maximum(matches.first, matches.second)
     up = matches.first < matches.second
-    nth = _occurrence([low, high, matches.judge_idx, up.astype(np.int64)])
-    order = np.lexsort((up, nth, matches.judge_idx, high, low))
-    keys = np.stack([low, high, matches.judge_idx, nth])[:, order]
-    together = np.flatnonzero((keys[:, 1:] == keys[:, :-1]).all(axis=0) & (up[order][1:] != up[order][:-1]))
+    order = np.lexsort((up, matches.judge_idx, high, low))
+    keys, up = np.stack([low, high, matches.judge_idx])[:, order], up[order]
+    together = np.flatnonzero((keys[:, 1:] == keys[:, :-1]).all(axis=0) & (up[1:] != up[:-1]))
     return order[together], order[together + 1]
 
 
@@ -107,16 +103,3 @@ def position_inconsistency(matches: Matches) -> tuple[Ints, Ints, Bools]:
     a, b = a[both], b[both]
     # The positions are exchanged, so the same sign means that the same *position* won.
     return a, b, (won[a] == won[b]) & (won[a] != 0)
-
-
-def _occurrence(keys: list[Ints]) -> Ints:
-    """For each row, how many earlier rows have the same keys."""
-    n = len(keys[0])
-    order = np.lexsort(keys[::-1])
-    new = np.ones(n, dtype=bool)
-    stacked = np.stack(keys)[:, order]
-    new[1:] = (stacked[:, 1:] != stacked[:, :-1]).any(axis=0)
-    starts = np.flatnonzero(new)
-    nth = np.empty(n, np.int64)
-    nth[order] = np.arange(n) - np.repeat(starts, np.diff(np.append(starts, n)))
-    return nth
