@@ -58,10 +58,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a defect
     def response(self) -> JSONResponse:
         from starlette.responses import JSONResponse
 
-        headers = {"Retry-After": "1"} if self.status == 429 else {}
-        return JSONResponse(
-            self.body, self.status, {**headers, "Connection": "close"} if self.status == 413 else headers
-        )
+        return JSONResponse(self.body, self.status, {"Connection": "close"} if self.status == 413 else None)
 
 
 @dataclass(frozen=True, slots=True)

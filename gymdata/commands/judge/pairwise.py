@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -64,7 +63,6 @@ class Judged:
     raw: str | None = None
     usage: JsonObject | None = None
     reason: str | None = None
-    cached: bool = False
 
 
 @dataclass(slots=True)
@@ -94,12 +92,6 @@ class PairwiseJudge:
         self.tally = Tally()
         self.concurrency = config.concurrency or judge.default_concurrency
         self.facts: Facts = {}
-
-        def published(text: str, _: str | None) -> Verdict | None:
-            return genrm.parse_published(text, config.default_score, config.default_ranking)
-
-        # Each answer is parsed on arrival and when it is counted, and judges give few distinct answers.
-        self._parse = lru_cache(maxsize=1024)(genrm.parse_last if config.verdicts == "last" else published)
         self._room = asyncio.Semaphore(self.concurrency)
         self._under_way: dict[str, asyncio.Future[JsonObject]] = {}
         self._starting: asyncio.Future[Facts] | None = None
@@ -153,43 +145,43 @@ class PairwiseJudge:
 
     async def _judged(self, match: Match, key: str, question: tuple[Any, ...]) -> Judged:
         record = self.verdicts.get(key)
-        cached = record is not None and not (self.retry_unparsed and self._verdict(record) is None)
-        if not cached:
+        if record is not None and not (self.retry_unparsed and self._verdict(record) is None):
+            self.tally.cached += 1
+            judged = self._read(match, record)
+        else:
             try:
-                record = await self._shared(key, question, 0 if record is None else record["tries"])
+                tries = 0 if record is None else record["tries"]
+                judged = self._read(match, await self._shared(key, question, tries))
             except (OutsideError, DataError) as error:
                 gone = isinstance(error, OutsideError) and error.fatal
                 if gone and self.stop_when_gone:
                     raise
                 # What its prompt cannot be made of is refused, as what the judge refuses.
                 passing = gone or (isinstance(error, OutsideError) and error.retryable)
-                status = "failed" if passing else "refused"
-                self.tally.by_status[status] += 1
-                return Judged(match, status, reason=str(error.message))
-        assert record is not None
-        self.tally.cached += cached
-        judged = self._read(match, record, cached)
+                judged = Judged(match, "failed" if passing else "refused", reason=str(error.message))
         self.tally.by_status[judged.status] += 1
         return judged
 
-    def _read(self, match: Match, record: JsonObject, cached: bool) -> Judged:
+    def _read(self, match: Match, record: JsonObject) -> Judged:
         raw, usage = record["raw"], record.get("usage")
         if record.get("refused"):
-            return Judged(match, "refused", None, raw, usage, record["refused"], cached)
+            return Judged(match, "refused", None, raw, usage, record["refused"])
         verdict = self._verdict(record)
-        if verdict is None:
-            reason = f"no verdict in {counted(record['tries'], 'answer')}" if raw.strip() else "empty response"
-            if (finish_reason := record.get("finish_reason")) not in (None, "stop"):
-                reason += f" (finish_reason {finish_reason})"
-            return Judged(match, "unparsed", None, raw, usage, reason, cached)
-        return Judged(match, "judged", verdict, raw, usage, None, cached)
+        if verdict is not None:
+            return Judged(match, "judged", verdict, raw, usage)
+        reason = f"no verdict in {counted(record['tries'], 'answer')}" if raw.strip() else "empty response"
+        if (finish_reason := record.get("finish_reason")) not in (None, "stop"):
+            reason += f" (finish_reason {finish_reason})"
+        return Judged(match, "unparsed", None, raw, usage, reason)
 
     def _verdict(self, record: JsonObject) -> Verdict | None:
-        verdict = self._parse(record["raw"], record.get("finish_reason"))
-        finite = verdict is not None and all(
-            v is None or np.isfinite(v) for v in (verdict.score_1, verdict.score_2, verdict.ranking)
-        )
-        return verdict if finite else None
+        """The verdict of an answer, by the rule of the settings; None where a number is not finite."""
+        text, config = record["raw"], self.config
+        if config.verdicts == "last":
+            return genrm.parse_last(text, record.get("finish_reason"))
+        verdict = genrm.parse_published(text, config.default_score, config.default_ranking)
+        numbers = (verdict.score_1, verdict.score_2, verdict.ranking) if verdict is not None else ()
+        return verdict if np.isfinite(np.array(numbers, np.float64)).all() else None
 
     async def _shared(self, key: str, question: tuple[Any, ...], tries: int) -> JsonObject:
         """One call for all identical requests in flight; ``tries``: those that were made for it before."""
@@ -239,6 +231,7 @@ class PairwiseJudge:
             task.cancel()
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
         if self._starting is not None:
+            self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
             await self.judge.close()
 

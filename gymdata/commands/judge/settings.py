@@ -179,4 +179,3 @@ class ServeConfig(GenrmConfig):
     max_body_bytes: int = pydantic.Field(32 * 1024**2, ge=1, description="Maximum bytes per request.")
     max_depth: int = pydantic.Field(100, ge=1, description="Maximum nesting depth per request.")
     max_responses: int = pydantic.Field(256, ge=1, description="Maximum responses per /compare request.")
-    max_waiting: int = pydantic.Field(16_384, ge=1, description="Maximum rollouts that wait for their cohort.")

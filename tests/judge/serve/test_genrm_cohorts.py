@@ -175,7 +175,7 @@ def rows_in(file: Path) -> list[Any]:
 def test_comparisons_say_what_a_reward_came_of(tmp_path: Path) -> None:
     """A comparison that is judged when a member asks again is there with its verdict, which decided the reward."""
     judge, log = Answering("nothing"), VerdictLog(tmp_path / "c.jsonl", "comparison_id")
-    cohorts = Cohorts(2, 60.0, group_judge_of(judge, log).judge, VerdictCache(None), 9)
+    cohorts = Cohorts(2, 60.0, group_judge_of(judge, log).judge, VerdictCache(None))
 
     async def ask() -> list[Any]:
         first = await asyncio.gather(*(cohorts.join(member_of(name)) for name in "ab"), return_exceptions=True)
@@ -191,7 +191,7 @@ def test_a_groups_next_cohort_is_another_after_a_restart(tmp_path: Path) -> None
 
     async def ask(names: str) -> None:
         log, answers = VerdictLog(tmp_path / "c.jsonl", "comparison_id"), VerdictCache(tmp_path / "answers.journal")
-        cohorts = Cohorts(2, 60.0, group_judge_of(Answering(verdict("q=5", "q=1")), log).judge, answers, 9)
+        cohorts = Cohorts(2, 60.0, group_judge_of(Answering(verdict("q=5", "q=1")), log).judge, answers)
         await asyncio.gather(*(cohorts.join(member_of(name)) for name in names))
         log.close()
         answers.close()

@@ -117,25 +117,6 @@ def test_a_million_responses_do_not_stop_health(serve):
     assert "--max-responses" in said["detail"]
 
 
-def test_members_over_the_limit_are_refused_but_the_last_of_a_cohort(judge, serve):
-    """429 and Retry-After for one too many; the member that ends the waiting of the others is let in."""
-    server = serve("--num-rollouts-per-prompt", "2", "--max-waiting", "2", "--cohort-timeout", "30")
-
-    async def play() -> None:
-        first = [verify_body("q=1", prompt=p) for p in ("a", "b")]
-        waiting = asyncio.ensure_future(post_all(server.url + "/verify", first))
-        await until(lambda: members_waiting(server) == 2)
-        ((status, said),) = await post_all(server.url + "/verify", [verify_body("q=1", prompt="c")])
-        assert (status, said["kind"], said["limit"]) == (429, "waiting", 2)
-        assert " --max-waiting" in said["detail"]
-        rest = await post_all(server.url + "/verify", [verify_body("q=5", prompt=p) for p in ("a", "b")])
-        assert [body["reward"] for _, body in rest] == [5, 5]
-        assert [body["reward"] for _, body in await waiting] == [1, 1]
-
-    asyncio.run(play())
-    assert json.loads(server.get("/health"))["members_waiting"] == 0
-
-
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -86,7 +86,7 @@ class Service:
     ) -> None:
         self.config, self.judge, self.run_id = config, judge, run_id
         size = max(2, config.num_rollouts_per_prompt)
-        self.cohorts = Cohorts(size, config.cohort_timeout, judge.judge, answers, config.max_waiting)
+        self.cohorts = Cohorts(size, config.cohort_timeout, judge.judge, answers)
         self._say = say
         self._hid_a_principle = False
 

@@ -2,7 +2,7 @@
 
 Invariants: a member waits no longer than its cohort's deadline plus judging; a full cohort is closed at once, so a
 further member opens another; with group and rollout ids a repeated request joins or repeats its own answer and is never a
-second member; an answer that was given is kept and given again, also after a restart; no more members wait than may.
+second member; an answer that was given is kept and given again, also after a restart.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class _Cohort:
 
 
 class Cohorts:
-    """Cohorts of ``size`` (≥ 2); ``judge`` judges one; ``answers`` keeps rewards by identity; at most ``max_waiting``
-    members wait for others."""
+    """Cohorts of ``size`` (≥ 2); ``judge`` judges one; ``answers`` keeps rewards by identity."""
 
     def __init__(
         self,
@@ -76,9 +75,8 @@ class Cohorts:
         timeout_s: float,
         judge: Callable[[Comparison], Awaitable[Outcome]],
         answers: VerdictCache,
-        max_waiting: int,
     ) -> None:
-        self.size, self.timeout_s, self.max_waiting = size, timeout_s, max_waiting
+        self.size, self.timeout_s = size, timeout_s
         self._judge, self._answers = judge, answers
         self._stopping: str | None = None
         self._open: dict[str, _Cohort] = {}
@@ -132,10 +130,7 @@ class Cohorts:
 
     def _admit(self, member: Member) -> _Waiter:
         """A place in the open cohort of its key, or in a new one. The last member starts the judging."""
-        cohort, waiting = self._open.get(member.key), self.waiting()
-        # The last member of a cohort is always let in: it ends the waiting of the others.
-        if waiting >= self.max_waiting and (cohort is None or len(cohort.waiters) < self.size - 1):
-            raise Refused.over(429, "waiting", "waiting members", waiting + 1, self.max_waiting, "max_waiting")
+        cohort = self._open.get(member.key)
         if cohort is None:
             deadline = asyncio.get_running_loop().call_later(self.timeout_s, self._expire, member.key)
             cohort = self._open[member.key] = _Cohort(member.key, deadline)
