@@ -72,10 +72,10 @@ lint: .venv/.ready
 types: .venv/.ready
 	$(BIN)/mypy
 
-# After a change of a table, of run.json, of a code or of a loss.
+# After a change of a table, of run.json, of a code, of a loss, of a setting, or of a command.
 schemas: .venv/.ready
 	$(BIN)/python .ci/table_schemas.py --write schemas
-	$(BIN)/python -m gymdata.cli.tables gymdata/docs
+	$(BIN)/python .ci/docs_pages.py gymdata/docs
 
 # The documentation as a site, in build/site.
 docs: .venv/.ready

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from json import loads
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gymdata.commands.check.settings import CheckConfig
-from gymdata.environments.port import StepResult
 from gymdata.errors import UsageError
 
-from .console import facts, finish, grid, note, say, show
+from .console import Grid, finish, note
 from .flags import Json, with_flags
 
 if TYPE_CHECKING:
+    from gymdata.commands.check.environment import EnvironmentCheck
+    from gymdata.commands.check.run import ModelReport
+    from gymdata.environments.port import StepResult
     from gymdata.environments.python_tools import ToolEpisode
     from gymdata.rollouts.messages import Message
 
-#: Breaks shown; others are only counted.
-SHOWN = 3
 
-
-@with_flags(CheckConfig)
+@with_flags(CheckConfig, keys={"named": "model"})
 def check(
     settings: CheckConfig,
     named: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
@@ -34,76 +34,60 @@ def check(
     problem."""
     from gymdata.commands.check import run as checking
 
+    model = settings.model
     if settings.env is not None:
-        return _check_environment(settings, json=json)
-    if settings.play or settings.env_args or settings.tasks is not None:
-        raise UsageError("an environment is played: give --env", hint="gymdata check --env path.py:Name --play")
-    if named is not None and settings.model is not None:
-        raise UsageError(f"model: given twice: {named} and {settings.model}", hint="it takes one value: give it once")
-    model = settings.model if named is None else named
+        from gymdata.commands.check.environment import check_environment
+
+        tried = check_environment(
+            settings.env,
+            settings.tasks,
+            map=settings.map,
+            limit=settings.limit,
+            timeout=settings.tool_timeout,
+            arguments=settings.env_args or None,
+            human=_ask if settings.play else None,
+        )
+        title = "the environment passes" if tried.ok else "the environment has errors"
+        return finish(tried, title, json=json, above=_of_environment(tried))
     if model is not None and model.startswith(("http://", "https://")):
         raise UsageError(
             f"{model}: is a URL, expected the folder of a model", hint="to probe a server: gymdata check --endpoint URL"
         ).at("model", model, "the folder of a model")
     if settings.endpoint is not None:
         served = checking.check_endpoint(settings.endpoint, model)
-        details = [f"{f.detail}; {f.cure}" if f.cure else f.detail for f in served.findings]
-        table = [(*row, detail) for row, detail in zip(served.rows(), details, strict=True)]
-        return finish(served, lambda: grid(("probe", "result", "detail"), table, title=served.endpoint), json=json)
+        return finish(served, served.endpoint, json=json)
     if model is None:
         raise UsageError("no model given", hint="gymdata check MODEL, --endpoint URL, or --env path.py:Name")
     report = checking.check(model, chat_template=settings.chat_template)
-
-    def summary() -> None:
-        for b in report.check.breaks[:SHOWN]:
-            print(f"{b.probe}, turn {b.turn}: {b.where} change at token {b.position}")
-            print(f"  was  {b.before!r}\n  now  {b.after!r}")
-        if (more := len(report.check.breaks) - SHOWN) > 0:
-            print(f"… and {more} more: --json gives all")
-        for probe, why in list(report.check.no_bridge.items())[:1]:
-            print(f"{probe}: token IDs cannot be carried over: {why}")
-        facts(report.model, report.rows())
-
-    return finish(report, summary, json=json)
+    return finish(report, report.model, json=json, above=_of_template(report))
 
 
-def _check_environment(settings: CheckConfig, *, json: bool) -> int:
-    from gymdata.commands.check.environment import check_environment
+def _of_template(report: ModelReport) -> Iterator[Grid]:
+    breaks = [(b.probe, b.turn, b.where, b.position, repr(b.before), repr(b.after)) for b in report.check.breaks]
+    yield ("probe", "turn", "change", "at token", "was", "now"), breaks, ""
+    yield ("probe", "why token IDs cannot be carried over"), [*report.check.no_bridge.items()], ""
 
-    if settings.model is not None or settings.endpoint is not None:
-        raise UsageError("--env is checked by itself", hint="check the model or server with another command")
-    report = check_environment(
-        str(settings.env),
-        settings.tasks,
-        map=settings.map,
-        limit=settings.limit,
-        timeout=settings.tool_timeout,
-        arguments=settings.env_args or None,
-        human=_ask if settings.play else None,
-    )
 
-    def summary() -> None:
-        for tool in report.tools:
-            function = tool["function"]
-            properties = (function.get("parameters") or {}).get("properties") or {}
-            named = ", ".join(f"{name}: {schema.get('type', 'any')}" for name, schema in properties.items())
-            say(f"{function['name']}({named}): {function.get('description', '')}")
-        rows = [
-            (play.policy, play.task_id, play.steps, show(play.reward), play.ended, state)
-            for play in report.plays
-            for state in [", ".join(f"{name} {value}" for name, value in play.state.items()) or "–"]
-        ]
-        if rows:
-            grid(("policy", "task", "steps", "reward", "ended", "state"), rows)
-        for finding in report.findings:
-            say(f"{finding.severity}: {finding.where}: {finding.what}: {finding.detail}")
-        facts("the environment passes" if report.ok else "the environment has errors", report.rows())
-
-    return finish(report, summary, json=json)
+def _of_environment(tried: EnvironmentCheck) -> Iterator[Grid]:
+    tools = []
+    for tool in (tool["function"] for tool in tried.tools):
+        arguments = (tool.get("parameters") or {}).get("properties") or {}
+        named = ", ".join(f"{name}: {schema.get('type', 'any')}" for name, schema in arguments.items())
+        tools.append((tool["name"], named, tool.get("description", "")))
+    plays = []
+    for play in tried.plays:
+        state = ", ".join(f"{name} {value}" for name, value in play.state.items())
+        plays.append((play.policy, play.task_id, play.steps, play.reward, play.ended, state or None))
+    findings = [(f"{finding.severity}: {finding.where}", finding.what, finding.detail) for finding in tried.findings]
+    yield ("tool", "arguments", "description"), tools, ""
+    yield ("policy", "task", "steps", "reward", "ended", "state"), plays, ""
+    yield ("finding", "what", "detail"), findings, ""
 
 
 def _ask(episode: ToolEpisode, result: StepResult | None) -> Message | None:
     """A person's next message, from standard input: text, or TOOL and its arguments as JSON; end of file ends the play."""
+    from gymdata.commands.check.environment import calling
+
     tools = [tool["function"]["name"] for tool in episode.tools or []]
     if result is None:
         note(f"a line is a message, TOOL {{JSON}} a call of {', '.join(tools) or 'a tool (it has none)'}; Ctrl-D ends")
@@ -114,21 +98,18 @@ def _ask(episode: ToolEpisode, result: StepResult | None) -> Message | None:
     if result is not None and result.done:
         note(f"the rollout has ended: {result.stop_reason or 'no tool was called'}")
         return None
-    sys.stderr.write("> ")
-    try:
-        line = input()
-    except EOFError:
-        return None
-    name, _, rest = line.strip().partition(" ")
-    if name not in tools and rest.lstrip().startswith("{"):
-        note(str(UsageError.unknown_choice("tool", name, tools)))
-        return _ask(episode, StepResult())
-    if name in tools:
-        from gymdata.commands.check.environment import calling
-
+    while True:
+        sys.stderr.write("> ")
+        if not (line := sys.stdin.readline()):
+            return None
+        name, _, rest = line.strip().partition(" ")
+        if name not in tools and not rest.lstrip().startswith("{"):
+            return {"role": "assistant", "content": line.rstrip("\n")}
         try:
+            if name not in tools:
+                raise UsageError.unknown_choice("tool", name, tools)
             return calling(name, loads(rest or "{}"))
+        except UsageError as error:
+            note(str(error))
         except ValueError as error:
             note(f"the arguments of {name} are no JSON ({error})")
-            return _ask(episode, StepResult())
-    return {"role": "assistant", "content": line}

@@ -10,7 +10,7 @@ import typer
 from gymdata.commands.demo.run import DemoConfig, planned
 from gymdata.commands.demo.run import demo as run
 
-from .console import finish, note
+from .console import finish, note, say
 from .flags import DryRun, Json, Overwrite, with_flags
 
 _Output = Annotated[
@@ -33,14 +33,11 @@ def demo(
     """Held-out accuracy is measured before and after."""
     if dry_run:
         plan = planned(output, settings, overwrite=overwrite)
-
-        def steps() -> None:
-            typer.echo("\n".join(plan.steps))
-            note("the shipped files are there; nothing was run")
-            if plan.install:
-                note(f"the steps need more than is installed here: {plan.install}")
-
-        return finish(plan, steps, json=json)
+        code = finish(plan, lambda: say("\n".join(plan.steps)), json=json)
+        note("the shipped files are there; nothing was run")
+        if plan.install:
+            note(f"the steps need more than is installed here: {plan.install}")
+        return code
     report = run(output, **(dict(settings) | {"threshold": False}), overwrite=overwrite, say=note)
     code = finish(report, "demo", json=json)
     if settings.threshold:  # after the figures, which say by how much it was missed

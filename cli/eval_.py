@@ -9,7 +9,7 @@ import typer
 from gymdata.commands.collect.task_files import KINDS
 from gymdata.commands.eval.settings import EvalConfig
 
-from .console import Watch, command_words, facts, finish, grid
+from .console import Grid, Watch, command_words, finish
 from .flags import DryRun, Json, with_flags
 
 #: Tasks that regressed in the text output; --json and results.md have all.
@@ -34,14 +34,12 @@ def eval_(
     if isinstance(report, evaluating.CollectPlan):
         return finish(report, "eval (dry run: nothing was sampled or written)", json=json)
 
-    def show() -> None:
-        for name, values in report.by_field.items():
-            rows = [(row["value"], f"{row['pass_at_1']:.1%}", row["tasks"]) for row in values]
-            grid((name, "pass@1", "tasks"), rows)
-        if report.against is not None and (regressed := report.against["regressed"]):
-            first = f"first {_SHOWN} of {len(regressed):,}" if len(regressed) > _SHOWN else f"{len(regressed):,}"
-            columns = ("task_id", "before", "after", "prompt")
-            grid(columns, [[row[c] for c in columns] for row in regressed[:_SHOWN]], title=f"Regressed ({first})")
-        facts("eval", report.rows())
-
-    return finish(report, show, json=json, then="view {}")
+    tables: list[Grid] = []
+    for name, values in report.by_field.items():
+        rows = [(row["value"], f"{100 * row['pass_at_1']:.1f} %", row["tasks"]) for row in values]
+        tables.append(((name, "pass@1", "tasks"), rows, ""))
+    if report.against is not None and (regressed := report.against["regressed"]):
+        columns = ("task_id", "before", "after", "prompt")
+        shown = [[row[c] for c in columns] for row in regressed[:_SHOWN]]
+        tables.append((columns, shown, f"Regressed ({len(shown):,} of {len(regressed):,})"))
+    return finish(report, "eval", json=json, then="view {}", above=tables)

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from gymdata.commands.import_export.settings import ExportConfig
-from gymdata.errors import counted
 
-from .console import finish, note
+from .console import finish
 from .flags import Json, Overwrite, with_flags
 
 _Path = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, file or glob; pairs for pair formats.")]
@@ -26,9 +25,5 @@ def export(
     """What the format cannot hold is reported."""
     from gymdata.commands.import_export.run import export as run
 
-    format = settings.format
-    done = run(path, output, format, reward=settings.reward, overwrite=overwrite)
-    # The table shows people what is lost; a script that reads stdout may log this.
-    for part, n in done.lost.items() if json else ():
-        note(f"{format} cannot hold: {part} ({n:,} of {counted(done.rows_out + done.skipped, 'row')})")
+    done = run(path, output, settings.format, reward=settings.reward, overwrite=overwrite)
     return finish(done, "export", json=json)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from gymdata.commands.filter.settings import FilterConfig
 
-from .console import Watch, command_words, facts, finish, folded, grid, say
+from .console import Watch, command_words, finish
 from .flags import DryRun, Json, Output, Overwrite, RunFiles, with_flags
 
 if TYPE_CHECKING:
@@ -46,16 +45,13 @@ def filter_(
             progress=watch,
         )
 
-    def show() -> None:
-        if report.steps:
-            rows = [(step.name, step.rows_in, step.rows_out, step.groups_out) for step in report.steps]
-            grid(("step", "rollouts in", "out", "groups out"), rows)
-        # Texts of any length have no room in a column.
-        for step in report.steps:
-            say(folded(f"  {step.name} {step.detail}; dropped: {_why_dropped(step) or 'none'}", sys.stdout, 4))
-        facts("filter", report.rows())
-
-    return finish(report, show, json=json, then="train-sft {} -m MODEL -o POLICY")
+    rows = [
+        (f"{step.name} {step.detail}", step.rows_in, step.rows_out, step.groups_out, _why_dropped(step) or "none")
+        for step in report.steps
+    ]
+    columns = ("step", "rollouts in", "out", "groups out", "dropped")
+    then = "train-sft {} -m MODEL -o POLICY"
+    return finish(report, "filter", json=json, then=then, above=[(columns, rows, "")])
 
 
 def _why_dropped(step: Step) -> str:

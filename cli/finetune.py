@@ -14,7 +14,7 @@ from gymdata.commands.finetune.settings import FinetuneFlags
 from gymdata.errors import UsageError
 from gymdata.public import rate_text
 
-from .console import Watch, command_words, finish, note, prints_apart, show
+from .console import Watch, command_words, finish, note, show
 from .flags import Json, Overwrite, with_flags
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def finetune(
                 pair(key)  # -o FOLDER CONFIG.yaml: the configuration was taken for the value
         fault = "given twice" if config is not None and config_file is not None else "no configuration given"
         raise UsageError(fault, hint="gymdata finetune CONFIG.yaml; sample_data/finetune.yaml is an example")
-    with prints_apart(), EpochLines() as lines:
+    with EpochLines() as lines:
         report = run(
             config or config_file or "",
             overrides,
@@ -103,23 +103,15 @@ def pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-class EpochLines:
+class EpochLines(ExitStack):
     """Displays the loop: the progress of each stage as of a command, and a line for each epoch."""
 
-    def __init__(self) -> None:
-        self._stages = ExitStack()
-        self._watch: Watch | None = None
-
-    def __enter__(self) -> EpochLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
+    _watch: Watch | None = None
 
     def stage(self, epoch: int, name: str) -> None:
-        self._end()
+        self.close()
         label = f"epoch {epoch}: {name}"
-        self._watch = self._stages.enter_context(Watch(label))
+        self._watch = self.enter_context(Watch(label))
         if not self._watch.has_bar:
             note(label)
 
@@ -128,33 +120,27 @@ class EpochLines:
             self._watch.update(**counts)
 
     def message(self, text: str) -> None:
-        if self._watch is not None:
-            self._watch.message(text)
-        else:
-            note(text)
+        (self._watch.message if self._watch is not None else note)(text)
 
     def epoch(self, row: EpochRow) -> None:
-        self._end()
-        note(line(row))
-
-    def _end(self) -> None:
+        self.close()
         self._watch = None
-        self._stages.close()
+        note(line(row))
 
 
 def line(row: EpochRow) -> str:
     """An epoch in one line."""
     bounds, held_out = row["reward_ci95"], row.get("validation")
-    cells = [
-        ("epoch", str(row["epoch"])),
-        ("reward", show(row["reward_mean"])),
-        ("95 %", f"{bounds[0]:.3f}–{bounds[1]:.3f}" if bounds else "–"),
-        ("groups", show(row["groups"])),
-        ("trained on", show(row["groups_selected"]) if not row.get("skipped") else "skipped"),
-        ("share", show(row["curriculum"].get("current_percentile"))),
-        ("tokens", show(row.get("trained_tokens"))),
-        ("loss", show(row.get("training_loss"))),
-        ("KL", show(row.get("kl_to_start"))),
-        ("held-out", rate_text(held_out) if held_out else "–"),
-    ]
-    return "  ".join(f"{name} {value}" for name, value in cells if value != "–")
+    cells = {
+        "epoch": str(row["epoch"]),
+        "reward": row["reward_mean"],
+        "95 %": f"{bounds[0]:.3f}–{bounds[1]:.3f}" if bounds else None,
+        "groups": row["groups"],
+        "trained on": row["groups_selected"] if not row.get("skipped") else "skipped",
+        "share": row["curriculum"].get("current_percentile"),
+        "tokens": row.get("trained_tokens"),
+        "loss": row.get("training_loss"),
+        "KL": row.get("kl_to_start"),
+        "held-out": rate_text(held_out) if held_out else None,
+    }
+    return "  ".join(f"{name} {show(value)}" for name, value in cells.items() if value is not None)

@@ -17,6 +17,8 @@ from gymdata.progress import LEVELS, Level
 from gymdata.store.paths import EXPERIMENT, TAGS
 from gymdata.store.reading import current
 
+from .console import data_alone
+
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
@@ -151,7 +153,8 @@ def with_common(body: Body, *, reads: bool, writes: bool) -> Body:
         # Of its child processes, too; ``main`` restores them.
         labels = {EXPERIMENT: experiment, TAGS: "\n".join(tag or ())}
         os.environ |= {name: value for name, value in labels.items() if value}
-        return body(**args, **({"verbose": verbose} if "verbose" in parameters else {}))
+        with data_alone():
+            return body(**args, **({"verbose": verbose} if "verbose" in parameters else {}))
 
     params = [parameter for parameter in parameters.values() if parameter.name != "verbose"]
     if writes:

@@ -20,14 +20,6 @@ _Files = Annotated[
 _Output = Annotated[Path, typer.Option("-o", "--output", help="Run folder to write.")]
 
 
-def _same(settings: ImportConfig) -> list[str]:
-    """The flags without which another import would not read the same rows."""
-    named = {"--from": settings.source, "--test-share": settings.test_share, "--seed": settings.seed or None}
-    words = [f"--map {shlex.quote(column)}" for column in settings.map]
-    words += [f"{flag} {value}" for flag, value in named.items() if value is not None]
-    return words + ["--keep-contradicting"] * settings.keep_contradicting
-
-
 @with_flags(ImportConfig, {"source": ["--from"]})
 def import_(
     files: _Files, output: _Output, *, settings: ImportConfig, overwrite: Overwrite = False, json: Json = False
@@ -48,11 +40,6 @@ def import_(
             f"{done.duplicates:,} of {counted(done.rollouts, 'rollout')} are the same as an earlier one (D701): "
             f"`gymdata validate {output}` names them, `gymdata validate {output} --fix drop -o FILE` leaves them out"
         )
-    if done.turns and done.without_token_data:
-        note(
-            f"{done.without_token_data:,} of {counted(done.rollouts, 'rollout')} have no token data: "
-            "they cannot be trained as they were sampled"
-        )
     if done.rendered:
         data = shlex.quote(f"{done.run}/split/train.parquet") if done.tasks else "{}"
         # train-sft takes the rollouts with the best rewards, where there are rewards.
@@ -61,5 +48,9 @@ def import_(
     elif done.turns:
         then = "validate {}"
     else:
-        then = " ".join(["import", shlex.join(map(str, files)), "-m MODEL -o TOKENS", *_same(settings)])
+        # The same rows once more: the last -o wins, but one of two that is printed would be misread.
+        words = command_words()[1:]
+        for at in [at for at, word in enumerate(words) if word in ("-o", "--output")][::-1]:
+            del words[at : at + 2]
+        then = f"{shlex.join(words)} -m MODEL -o TOKENS"
     return finish(done, "import", json=json, then=then)

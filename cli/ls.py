@@ -11,7 +11,9 @@ from rich.filesize import decimal
 from .console import finish, fits, grid, note, paragraphs, say
 from .flags import Json
 
-_SPARED = ("parents", "size", "changed (UTC)", "kind")
+_COLUMNS = ("path", "kind", "rows", "state", "size", "changed (UTC)", "parents")
+#: The first columns, which every terminal shows.
+_FEWEST = 4
 
 _Path = Annotated[Path, typer.Argument(metavar="[PATH]", help="Folder to look below (default: this one).")]
 
@@ -44,22 +46,19 @@ def ls(
             paragraphs(f"no runs below {report.folder}")
             return
         rows = [
-            (o.path, o.kind, o.rows, decimal(o.bytes), o.changed[:16].replace("T", " "), o.state, ", ".join(o.parents))
+            (o.path, o.kind, o.rows, o.state, decimal(o.bytes), o.changed[:16].replace("T", " "), ", ".join(o.parents))
             for o in report.outputs
         ]
-        names = ("path", "kind", "rows", "size", "changed (UTC)", "state", "parents")
-        # Folded paths cannot be copied: on a narrow terminal the least important columns are left out.
-        for count in range(len(_SPARED) + 1):
-            indices = [i for i, name in enumerate(names) if name not in _SPARED[:count]]
-            shown = [names[i] for i in indices], [[row[i] for i in indices] for row in rows]
-            if fits(*shown):
-                break
-        grid(*shown)
+        # Folded paths cannot be copied: on a narrow terminal the last columns are left out.
+        count = len(_COLUMNS)
+        while count > _FEWEST and not fits(_COLUMNS[:count], [row[:count] for row in rows]):
+            count -= 1
+        grid(_COLUMNS[:count], [row[:count] for row in rows])
         for output in report.outputs:
             if output.progress is not None:
                 say(f"{output.path}: {output.progress}")
-        if count:
-            note(f"left out on this terminal: {', '.join(_SPARED[:count])} (--json gives all)")
+        if left_out := _COLUMNS[count:]:
+            note(f"left out on this terminal: {', '.join(left_out)} (--json gives all)")
 
     code = finish(report, show, json=json)
     if report.unfinished:

@@ -40,6 +40,8 @@ from .examples import EXAMPLES
 from .flags import with_common
 
 _LOG = logging.getLogger("gymdata")
+#: Set by the script that a shell completes with.
+_COMPLETION = "_GYMDATA_COMPLETE"
 
 #: Group → command → (module of this package, function, what it does: at most 60 characters, or the list of commands cuts
 #: it), in the order of the path from tasks to a checkpoint.
@@ -114,12 +116,12 @@ class Groups(TyperGroup):
 class OneCommand(TyperCommand):
     """A command whose help has its arguments, its options by section, and examples."""
 
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except EOFError as error:
-            # Typer would take it for the end of input at a prompt, and no command has one.
-            raise _of_python(error) from error
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.name == "finetune":
+            from .finetune import joined_overrides
+
+            args = joined_overrides(args)
+        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [param for param in self.get_params(ctx) if param.param_type_name == "argument"]
@@ -147,13 +149,12 @@ def _name(argument: Any) -> str:
     return str(argument.metavar or argument.name.upper())
 
 
-def build(command: str | None) -> typer.Typer:
-    """The application with ``command`` in full and alone; for anything else all commands are listed, and none of their
-    modules is loaded."""
+def build(command: str | None) -> Any:
+    """The parser with ``command`` in full and alone; for anything else all commands are listed, and none of their modules is
+    loaded."""
     app = typer.Typer(
         cls=Groups,
         no_args_is_help=True,
-        pretty_exceptions_enable=False,
         # Plain help: the boxes of the rich one cut long option names on narrow terminals.
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 160},
@@ -170,15 +171,15 @@ def build(command: str | None) -> typer.Typer:
         """A placeholder of a command in the list of commands."""
 
     app.callback(invoke_without_command=True)(root)
-    for name, (_, _, summary) in COMMANDS.items():
-        if name == command:
-            body = body_of(name)
-            text = "\n\n".join(filter(None, [summary, inspect.getdoc(body)]))
-            full = with_common(body, reads=name in READERS, writes=name in WRITERS)
-            app.command(name, cls=OneCommand, help=text)(full)
-        elif command not in COMMANDS:
+    if command in COMMANDS:
+        body, summary = body_of(command), COMMANDS[command][2]
+        text = "\n\n".join(filter(None, [summary, inspect.getdoc(body)]))
+        full = with_common(body, reads=command in READERS, writes=command in WRITERS)
+        app.command(command, cls=OneCommand, help=text)(full)
+    else:
+        for name, (_, _, summary) in COMMANDS.items():
             app.command(name, help=summary)(named_only)
-    return app
+    return typer.main.get_command(app)
 
 
 def body_of(command: str) -> Any:
@@ -189,18 +190,7 @@ def body_of(command: str) -> Any:
 
 def parsed(command: str, words: Sequence[str]) -> dict[str, Any]:
     """The parameters of a command in the words after its name, as the parser has them."""
-    group: Any = typer.main.get_command(build(command))
-    context = group.commands[command].make_context(command, as_parsed(command, words))
-    return dict(context.params)
-
-
-def as_parsed(command: str | None, words: Sequence[str]) -> list[str]:
-    """The words with a repeatable option of two values, which the parser does not have, as one of ``KEY=VALUE``."""
-    if command != "finetune":
-        return list(words)
-    from .finetune import joined_overrides
-
-    return joined_overrides(words)
+    return dict(build(command).commands[command].make_context(command, list(words)).params)
 
 
 def check_words(words: list[str]) -> None:
@@ -227,7 +217,14 @@ def run() -> None:
         except OSError:
             # The system gives the lowest number that is free.
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
-    sys.exit(main(sys.argv[1:]))
+    if _COMPLETION in os.environ:
+        # A shell wants to complete a command line, whose words are in the environment.
+        words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
+        build(_command_in(words))(prog_name="gymdata")
+    code = main(sys.argv[1:])
+    # Code that hangs was left behind in its thread, and may still print.
+    sys.stdout = sys.stderr
+    sys.exit(code)
 
 
 def main(argv: list[str]) -> int:
@@ -240,7 +237,7 @@ def main(argv: list[str]) -> int:
     words = [part for word in argv for part in word.split("=", 1)]
     levels = [after for word, after in itertools.pairwise(words) if word == "--log-level"]
     level = next((level for level in LEVELS if level in levels[-1:]), None)
-    start_logging(level, verbose="-v" in argv or "--verbose" in argv)
+    start_logging(level, verbose=_is_verbose(argv))
     try:
         _LOG.info("%s", shlex.join(command_words()), extra={"printed": True})
         with _environment(), reading(report=lambda line: note(f"warning: {line}")) as context:
@@ -266,40 +263,40 @@ def _environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _is_verbose(argv: Sequence[str]) -> bool:
+    return "-v" in argv or "--verbose" in argv
+
+
+def _command_in(words: Sequence[str]) -> str | None:
+    return next((word for word in words if not word.startswith("-")), None)
+
+
 def _main(argv: list[str]) -> int:
-    verbose = "-v" in argv or "--verbose" in argv
     words = argv if argv[:1] != ["help"] else [*argv[1:2], "--help"]
-    # Of a command line that a shell wants to complete, the words are in the environment.
-    completed = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
-    command = next((word for word in words or completed if not word.startswith("-")), None)
+    command = _command_in(words)
     try:
-        app = build(command)
-        result: Any = app(args=as_parsed(command, words), standalone_mode=False, prog_name="gymdata")
-        if result != EXIT_INTERRUPTED:
-            return result if isinstance(result, int) else 0
-        # Typer raises this, without a message, for a Ctrl-C that the command did not handle.
-        error = GymdataError("interrupted")
-        error.exit_code = EXIT_INTERRUPTED
+        with (parser := build(command)).make_context("gymdata", list(words)) as context:
+            result = parser.invoke(context)
+        return result if isinstance(result, int) else EXIT_OK
     except typer.Exit as stop:
         return stop.exit_code
     except BrokenPipeError:
         # The reader of our output (head, less) has gone; that is not a fault.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return EXIT_OK
     except typer.TyperException as refused:
         if not argv:
             # No command was given: the message is the help itself.
             sys.stderr.write(f"{refused.format_message()}\n")
             return EXIT_USAGE
-        error = _of_parser(refused, command)
-    except (KeyboardInterrupt, typer.Abort):
-        error = GymdataError("interrupted")
-        error.exit_code = EXIT_INTERRUPTED
+        error: GymdataError = _of_parser(refused, command)
+    except KeyboardInterrupt:
+        error = GymdataError("interrupted", exit_code=EXIT_INTERRUPTED)
     except Exception as caught:  # noqa: BLE001 - the last resort: a defect becomes one line, and -v shows the traceback
         error = caught if isinstance(caught, GymdataError) else _of_python(caught)
         # The log gets the whole traceback of a defect; an error that a user can fix is one line.
         level = logging.DEBUG if isinstance(caught, GymdataError) else logging.ERROR
-        _LOG.log(level, "%s", type(caught).__name__, exc_info=True, extra={"printed": not verbose})
+        _LOG.log(level, "%s", type(caught).__name__, exc_info=True, extra={"printed": not _is_verbose(argv)})
     if "--json" in argv and not answered():
         emit_json({"error": error.to_dict()})
     shown = "interrupted" if error.exit_code == EXIT_INTERRUPTED else f"error: {error}"
@@ -333,31 +330,28 @@ def _of_python(caught: Exception) -> GymdataError:
     """An exception of Python as an error: a full disk, no memory, a missing module, or a defect."""
     from gymdata.user_code import raised_in_user_code
 
-    error: GymdataError | None = None
+    # Memory of Python, numpy, Arrow, or the system.
     if isinstance(caught, MemoryError) or (isinstance(caught, OSError) and caught.errno == errno.ENOMEM):
-        # Python's, numpy's, Arrow's, or the system's.
-        error = GymdataError(
+        return GymdataError(
             f"out of memory{f' ({caught})' if str(caught) else ''}",
             hint="what was written is whole: free memory, raise this process's limit, or give the command less at a time, "
             "and run it again",
+            exit_code=EXIT_OUTSIDE,
         )
-    elif isinstance(caught, OSError):
+    if isinstance(caught, OSError):
         # A disk or folder that refuses, wherever it was met.
         where = f"{caught.filename}: " if caught.filename is not None else ""
-        error = GymdataError(f"{where}{caught.strerror or caught}").at(caught.filename or "the system")
-    elif isinstance(caught, ModuleNotFoundError) and (missing := UsageError.missing_module(caught)) is not None:
+        error = GymdataError(f"{where}{caught.strerror or caught}", exit_code=EXIT_OUTSIDE)
+        return error.at(caught.filename or "the system")
+    if isinstance(caught, ModuleNotFoundError) and (missing := UsageError.missing_module(caught)) is not None:
         return missing
-    elif (line := raised_in_user_code(caught)) is not None:
-        error = UsageError(f"{type(caught).__name__}: {caught} ({line})", hint="-v shows the traceback")
-        error.exit_code = EXIT_FAULTS
-        return error
-    elif isinstance(caught, EOFError):
+    if (line := raised_in_user_code(caught)) is not None:
+        text = f"{type(caught).__name__}: {caught} ({line})"
+        return UsageError(text, hint="-v shows the traceback", exit_code=EXIT_FAULTS)
+    if isinstance(caught, EOFError):
         words = shlex.join(command_words())
         return DataError(f"{words}: a file that it reads ends early ({caught})", hint="is one cut off? -v shows where")
-    elif isinstance(caught, RecursionError):
+    if isinstance(caught, RecursionError):
         return UsageError("a file or a setting holds lists or objects hundreds of levels deep", hint="flatten it")
-    else:
-        hint = "this is a defect; run again with -v to see where"
-        error = GymdataError(f"unexpected {type(caught).__name__}: {caught}", hint=hint)
-    error.exit_code = EXIT_OUTSIDE
-    return error
+    hint = "this is a defect; run again with -v to see where"
+    return GymdataError(f"unexpected {type(caught).__name__}: {caught}", hint=hint, exit_code=EXIT_OUTSIDE)

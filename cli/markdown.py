@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import IO, ClassVar
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import CodeBlock, Markdown, MarkdownElement, TableElement
@@ -37,6 +37,6 @@ class _Page(Markdown):
     }
 
 
-def show(text: str) -> None:
+def show(text: str, file: IO[str]) -> None:
     """Print Markdown; lines of code may be wider than the terminal, which then wraps them itself."""
-    Console().print(_Page(text), crop=False)
+    Console(file=file).print(_Page(text), crop=False)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ import typer
 
 from gymdata.errors import UsageError, counted, printable
 
-from .console import emit_json, fits, grid, note, records, room_beside, say, show
+from .console import emit_json, facts, fits, grid, note, paragraphs, say, show, stdout
 from .flags import Json, Overwrite
 
 if TYPE_CHECKING:
@@ -64,11 +64,15 @@ def query(
         if json:
             emit_json({"saved": SAVED})
         for name, sql in SAVED.items() if not json else ():
-            say(f":{name}")
-            say("    " + sql.replace("\n", "\n    "))
+            paragraphs(f":{name}\n{textwrap.indent(sql, '    ')}", 2)
         return
     if database is not None:
-        _write_database(words, database, overwrite, csv or json or full or output is not None)
+        from gymdata.commands.query.database import write_database
+
+        if csv or json or full or output is not None or any(" " in word and not Path(word).exists() for word in words):
+            hint = "leave out the SQL, --csv, --json, --full and -o"
+            raise UsageError("--database writes views, no result", hint=hint)
+        note(f"{', '.join(write_database(database, words, overwrite=overwrite))} in {database}")
         return
     sql, paths = _split_words(words)
     if output is not None:
@@ -77,7 +81,7 @@ def query(
         if output is not None:
             note(f"{counted(write_result(reader, output, overwrite=overwrite), 'row')} in {output}")
         elif csv:
-            write_text(reader, _Printable() if sys.stdout.isatty() else sys.stdout, "csv")
+            write_text(reader, _Printable() if stdout().isatty() else stdout(), "csv")
         elif json:
             names = reader.schema.names
             rows = [dict(zip(names, row, strict=True)) for row in json_rows(reader)]
@@ -92,16 +96,7 @@ class _Printable(io.TextIOBase):
     """The terminal, without the escape sequences that data may hold."""
 
     def write(self, text: str) -> int:
-        return sys.stdout.write(printable(text))
-
-
-def _write_database(words: Sequence[str], target: Path, overwrite: bool, printed: bool) -> None:
-    from gymdata.commands.query.database import write_database
-
-    if printed or any(" " in word and not Path(word).exists() for word in words):
-        raise UsageError("--database writes views, no result", hint="leave out the SQL, --csv, --json, --full and -o")
-    views = write_database(target, words, overwrite=overwrite)
-    note(f"{', '.join(views)} in {target}")
+        return stdout().write(printable(text))
 
 
 def _split_words(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -135,60 +130,37 @@ def _show_whole(reader: pa.RecordBatchReader) -> None:
     for number, row in enumerate(json_rows(reader), 1):
         say(f"row {number:,}")
         for name, value in zip(reader.schema.names, row, strict=True):
-            text = repr(value) if isinstance(value, float) else show(value, column=name).replace("\\[", "[")
-            is_conversation = (
-                isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value)
-            )
-            lines = text.split("\n")
-            if is_conversation:
-                lines = []
-                for message in value:
-                    parts = [str(message[key]) for key in ("reasoning", "content", "tool_calls") if message.get(key)]
-                    said_by = f" {message['name']}" if message.get("name") else ""
-                    lines += [f"{message['role']}{said_by}:", *(f"  {x}" for part in parts for x in part.split("\n"))]
-            if len(lines) == 1:
-                say(f"  {name}  {lines[0]}")
-                continue
-            say(f"  {name}")
-            for line in lines:
-                say(f"    {line}".rstrip())
+            text = _whole(value, name)
+            say(f"  {name}\n{textwrap.indent(text, '    ')}" if "\n" in text else f"  {name}  {text}")
+
+
+def _whole(value: object, column: str) -> str:
+    if not (isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value)):
+        return repr(value) if isinstance(value, float) else show(value, column=column).replace("\\[", "[")
+    parts = []
+    for message in value:
+        author = f" {message['name']}" if message.get("name") else ""
+        texts = [str(message[key]) for key in ("reasoning", "content", "tool_calls") if message.get(key)]
+        parts += [f"{message['role']}{author}:", *(textwrap.indent(text, "  ") for text in texts)]
+    return "\n".join(parts)
 
 
 def _show(reader: pa.RecordBatchReader) -> None:
+    """As a table; on a terminal that it does not fit each row as a table of its own."""
     from gymdata.commands.query.run import json_rows, too_wide
 
-    names, terminal = reader.schema.names, sys.stdout.isatty()
-    width = room_beside(names)
-    rows: list[list[object]] = []
-    # The same rows with one value per line, which may have more room than a cell.
-    longer: list[list[object]] = []
-    total = 0
+    names, rows, total = reader.schema.names, list[list[object]](), 0
     for batch in reader:
         total += batch.num_rows
-        for row in json_rows([batch.slice(0, _SHOWN - len(rows))]):
-            rows.append([too_wide(v) or v for v in row])
-            if terminal:
-                longer.append([too_wide(v, width) or v for v in row])
-    if not terminal:
-        _aligned(names, rows)
-    elif fits(names, rows, digits=_DIGITS):
+        rows += [[too_wide(v) or v for v in row] for row in json_rows([batch.slice(0, _SHOWN - len(rows))])]
+    if not stdout().isatty() or fits(names, rows, digits=_DIGITS):
         grid(names, rows, digits=_DIGITS)
     elif not rows:
         note(f"no rows of {', '.join(names)}")
-    elif records(names, longer, digits=_DIGITS):
-        note("values that end with … are cut: --json, --csv and -o hold them whole")
+    else:
+        for number, row in enumerate(rows, 1):
+            facts(f"row {number:,}", zip(names, row, strict=True), digits=_DIGITS)
+        if any("…" in str(value) for row in rows for value in row):
+            note("values that end with … are cut: --json, --csv and -o hold them whole")
     if total > len(rows):
         note(f"{counted(total - len(rows), 'more row')}: add a LIMIT, or use --csv, --json or -o")
-
-
-def _aligned(names: list[str], rows: list[list[object]]) -> None:
-    """Plain columns, for pipes and files: no box, no colour, no wrapping."""
-    shown = [[show(v, _DIGITS, name) for name, v in zip(names, row, strict=True)] for row in rows]
-    texts = [[text.replace("\\[", "[").replace("\n", "\\n") for text in row] for row in shown]
-    widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
-    numeric = [
-        bool(rows) and all(isinstance(row[i], (int, float, type(None))) for row in rows) for i in range(len(names))
-    ]
-    for line in itertools.chain([names], texts):
-        cells = [c.rjust(w) if right else c.ljust(w) for c, w, right in zip(line, widths, numeric, strict=True)]
-        say("  ".join(cells).rstrip())

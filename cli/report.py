@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gymdata.commands.report.settings import ReportConfig
+from gymdata.public import Figures
 
-from .console import facts, finish, fits, grid, say
+from .console import Grid, finish
 from .flags import Json, with_flags
 
 _Paths = Annotated[
@@ -28,37 +30,26 @@ def report(paths: _Paths, *, settings: ReportConfig, json: Json = False) -> int:
     # With --json alone nothing is written.
     summary = make(*paths, config=settings, write=settings.output is not None or not json)
 
-    def show() -> None:
-        say(summary.headline)
-        cells = []
-        for row in (rows := summary.figures.get("compared")) or ():
-            gap = row.get("difference")
-            ends = "–" if gap is None or not gap["ci95"] else "{:+.4g} to {:+.4g}".format(*gap["ci95"])
-            rate = "first" if gap is None else f"{gap['rate']:+.4g}"
-            cells.append((row["name"], f"{row['mean']:.4g}", rate, ends, row["tasks"]))
-        if by_setting := summary.figures.get("by_setting"):
-            gaps = [row.get("difference") for row in by_setting]
-            cells_of = [
-                (
-                    row["name"],
-                    row["seeds"],
-                    f"{row['mean']:.4g}",
-                    "first" if gap is None else f"{gap['rate']:+.4g}",
-                    row["tasks"],
-                )
-                for row, gap in zip(by_setting, gaps, strict=True)
-            ]
-            grid(("setting", "seeds", "mean", "difference", "tasks"), cells_of)
-        if cells:
-            grid(("run", "mean", "difference", "95 %", "tasks"), cells)
-        if rows is not None and (settings := summary.figures["settings"]):
-            columns = ("setting", *summary.figures["names"])
-            lines = [(key, *("–" if v is None else str(v) for v in values)) for key, values in settings.items()]
-            if fits(columns, lines):
-                grid(columns, lines)
-            else:
-                for key, *values in lines:
-                    facts(key, zip(columns[1:], values, strict=True))
-        say(f"written to {summary.path}")
+    return finish(summary, summary.headline, json=json, above=_tables(summary.figures))
 
-    return finish(summary, show, json=json)
+
+def _tables(figures: Figures) -> Iterator[Grid]:
+    """Of several paths: the settings and runs by their rewards, and the settings that differ."""
+    compared, by_setting = figures.get("compared") or (), figures.get("by_setting") or ()
+    settings = [(r["name"], r["seeds"], f"{r['mean']:.4g}", _gap(r), r["tasks"]) for r in by_setting]
+    yield ("setting", "seeds", "mean", "difference", "tasks"), settings, ""
+    runs = [(r["name"], f"{r['mean']:.4g}", _gap(r), _interval(r), r["tasks"]) for r in compared]
+    yield ("run", "mean", "difference", "95 %", "tasks"), runs, ""
+    if "compared" in figures:
+        lines = [(key, *("–" if v is None else str(v) for v in of)) for key, of in figures["settings"].items()]
+        yield ("setting", *figures["names"]), lines, ""
+
+
+def _gap(row: Figures) -> str:
+    gap = row.get("difference")
+    return "first" if gap is None else f"{gap['rate']:+.4g}"
+
+
+def _interval(row: Figures) -> str:
+    gap = row.get("difference")
+    return "–" if gap is None or not gap["ci95"] else "{:+.4g} to {:+.4g}".format(*gap["ci95"])

@@ -10,7 +10,7 @@ import typer
 from gymdata.commands.score.settings import ScoreConfig
 from gymdata.errors import GymdataError
 
-from .console import Watch, command_words, facts, finish
+from .console import Watch, command_words, finish
 from .flags import Json, with_flags
 
 
@@ -41,4 +41,4 @@ def score(
     then = (
         f"pairs {shlex.quote(settings.path)}{_chosen(settings.path, summary.name)}" if settings.output is None else ""
     )
-    return finish(summary, lambda: facts("score", summary.rows()), json=json, then=then)
+    return finish(summary, "score", json=json, then=then)

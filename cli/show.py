@@ -8,7 +8,7 @@ import typer
 
 from gymdata.commands.show.settings import ShowConfig
 
-from .console import finish, note
+from .console import finish, note, stdout
 from .flags import Json, with_flags
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, pairs folder, file or glob.")]
@@ -28,9 +28,9 @@ def show(
     shown = choose(path, rollout_id, config=settings)
 
     def render() -> None:
-        from gymdata.commands.show.report import render
+        from gymdata.commands.show.report import console_for, render
 
-        render(shown, tokens=tokens)
+        render(shown, tokens=tokens, console=console_for(stdout()))
         number = 1 if shown.pair else len(shown.rollouts)
         if shown.by_default and shown.total > number:
             flags = "--pair ID" if shown.pair else "ROLLOUT_ID, -n N, --task ID, --best, --worst or --random N"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import Watch, command_words, facts, finish, grid
+from .console import Watch, command_words, finish
 from .flags import DryRun, Json, Overwrite
 
 _File = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="File with steps, grid, seeds, result and baseline.")]
@@ -51,8 +51,4 @@ def sweep(
     if isinstance(report, sweeping.SweepPlan):
         return finish(report, "sweep (dry run: nothing was run)", json=json)
 
-    def show() -> None:
-        grid(*report.table())
-        facts("sweep", report.rows())
-
-    return finish(report, show, json=json)
+    return finish(report, "sweep", json=json, above=[(*report.table(), "")])

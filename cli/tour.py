@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+import webbrowser
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .console import finish, note, paragraphs, say
+from .console import finish, note, paragraphs, say, stdout
 from .flags import Json
 
 _Output = Annotated[
@@ -46,16 +47,12 @@ def tour(
     say(f"They are in {report.output}; to remove them: rm -r {shlex.quote(str(report.output))}")
     for number, step in enumerate(report.steps, 1):
         say(f"\n{number}/{len(report.steps)}  {step.question}\n$ {step.command}")
-        sys.stdout.flush()
         # The command on this terminal, so that its answer is shown as it would be.
         steps.append(step.run())
-        say()
-        paragraphs(step.look_at)
+        paragraphs(f"\n{step.look_at}")
     say(f"\nThe same in the browser, with every token to click on:\n$ {report.view}")
     code = finish(replace(report, steps=steps), lambda: say(_NEXT), json=False)
-    if view if view is not None else sys.stdout.isatty() and sys.stdin.isatty():
-        import webbrowser
-
+    if stdout().isatty() and sys.stdin.isatty() if view is None else view:
         from gymdata.commands.view.run import view as serve
 
         def opened(text: str) -> None:

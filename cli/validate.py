@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,17 +13,16 @@ import typer
 from gymdata.commands.validate.settings import ValidateConfig
 from gymdata.errors import UsageError, counted, printable
 
-from .console import emit_json, facts, finish, folded, grid, note, paragraphs
+from .console import emit_json, facts, finish, note, paragraphs, say
 from .flags import Json, Overwrite, Verbose, with_flags
 
 if TYPE_CHECKING:
     from gymdata.checks.violations import ValidationReport, Violation
 
+_Choice = Literal["split", "truncate", "drop"]
 #: Errors shown per code; others are only counted.
 SHOWN = 50
-#: Warnings shown per code; groups with equal rewards can be so many that they would bury everything else.
-SHOWN_WARNINGS = 3
-#: Findings shown that differ in their row only: a reward that every row lacks is one fault.
+#: Warnings shown per code, and findings that differ in their row only: a reward that every row lacks is one fault.
 SHOWN_ALIKE = 3
 
 
@@ -35,9 +33,7 @@ def validate(
         str | None, typer.Argument(metavar="PATH", help="Run folder, Parquet or JSONL file (.gz, .zst), or glob.")
     ] = None,
     explain: Annotated[str | None, typer.Option("--explain", metavar="CODE", help="Explain a code.")] = None,
-    fix: Annotated[
-        Literal["split", "truncate", "drop"] | None, typer.Option("--fix", help="Repair rollouts with errors.")
-    ] = None,
+    fix: Annotated[_Choice | None, typer.Option("--fix", help="Repair rollouts with errors.")] = None,
     output: Annotated[
         str | None, typer.Option("-o", "--output", help="Output of --fix: a new .parquet or .jsonl file.")
     ] = None,
@@ -59,13 +55,25 @@ def validate(
     if path is None:
         raise UsageError("no path given", hint="gymdata validate PATH, or gymdata validate --explain CODE")
     if fix is not None:
-        return _fix(path, fix, output, overwrite, json)
+        return _fix(path, fix, output, overwrite=overwrite, quiet=quiet, json=json)
     from gymdata.commands.validate.run import validate as run
     from gymdata.store.reading import warn_of_changed_scores
 
     warn_of_changed_scores(path)
     report = run(path, **dict(settings))
-    exit_code = finish(report, lambda: _show(report, everything=verbose, quiet=quiet), json=json)
+
+    def show() -> None:
+        if not quiet:
+            _show_findings(report, everything=verbose)
+        paragraphs(_verdict(report))
+        if report.rollouts and not report.tokens and not quiet:
+            paragraphs(
+                "no token ids: `gymdata import FILE -m MODEL -o RUN` renders ids of the text it was made from (T213)"
+            )
+        if report.errors and not quiet:
+            say("gymdata validate --explain CODE says what a code means, and what to do")
+
+    exit_code = finish(report, show, json=json)
     unseen = settings.select or settings.ignore
     if not report.rollouts and not report.violations and not unseen and Path(report.path).is_file():
         note(f"{report.path}: is empty (expected rollouts or pairs)")
@@ -74,54 +82,46 @@ def validate(
     return exit_code
 
 
-def _fix(
-    path: str, choice: Literal["split", "truncate", "drop"], output: str | None, overwrite: bool, as_json: bool
-) -> int:
+def _fix(path: str, choice: _Choice, output: str | None, *, overwrite: bool, quiet: bool, json: bool) -> int:
     from gymdata.commands.validate.fix import fix
 
     if output is None:
         hint = "gymdata validate PATH --fix split -o NEW.parquet"
         raise UsageError("--fix needs -o: nothing is repaired in place", hint=hint)
     account = fix(path, choice, output, overwrite=overwrite)
-
-    def show() -> None:
-        columns = ("", "removed", "shortened", "split", "rollouts after", "turns lost", "tokens lost")
-        clean = account.rollouts_in - account.rollouts_with_errors
-        rows = []
-        for name, cost in account.costs.items():
-            removed, shortened, parted = cost.rollouts_removed, cost.rollouts_shortened, cost.rollouts_split
-            mark = f"→ {name}" if name == account.choice else name
-            after = clean + cost.rollouts_after
-            rows.append((mark, removed, shortened, parted, after, cost.turns_lost, cost.generated_tokens_lost))
-        grid(columns, rows, title="what each choice would cost")
-        facts("fix", account.rows())
-
-    exit_code = finish(account, show, json=as_json)
-    for text in account.notes:
-        note(text)
+    costs = [asdict(cost) for cost in account.costs.values()]
+    columns = ["", *(name.replace("_", " ") for name in costs[0])]
+    names = [f"→ {name}" if name == choice else name for name in account.costs]
+    rows = [[name, *cost.values()] for name, cost in zip(names, costs, strict=True)]
+    written = f"{account.rollouts_out:,} of {counted(account.rollouts_in, 'rollout')} in {account.output}"
+    text = (lambda: paragraphs(written)) if quiet else "fix"
+    exit_code = finish(account, text, json=json, above=[(columns, rows, "what each choice makes of them")])
+    for line in account.notes:
+        note(line)
     if not account.rollouts_out:
         note(f"--fix {choice} leaves no rollout: the table above has what the other choices keep")
     return exit_code
 
 
-def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
+def _verdict(report: ValidationReport) -> str:
+    noun = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
+    turns = "" if noun == "pairs" else f" {report.turns:,} turns,"
+    errors = (
+        counted(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
+    )
+    size = f"{report.rollouts:,} {noun},{turns} {report.tokens:,} tokens ({report.seconds:.2f} s)"
+    verdict = f"{errors}, {counted(report.warnings, 'warning')} in {size}"
+    verdict += f"; trainable: {report.trainable:,} of {report.rollouts:,} {noun}"
+    if rendered := {(violation.file, violation.row) for violation in report.violations if violation.code == "T213"}:
+        verdict += f", {len(rendered):,} with ids rendered from text: only with --allow-rendered"
+    return verdict
+
+
+def _show_findings(report: ValidationReport, *, everything: bool) -> None:
+    """A line for each, with both sides of a break, and the count of each code."""
     from gymdata.checks.violations import both_sides
     from gymdata.store.lines import line_numbers
 
-    noun = "pairs" if report.rollouts and not report.turns and report.tokens else "rollouts"
-    turns = "" if noun == "pairs" else f" {report.turns:,} turns,"
-    size = f"{report.rollouts:,} {noun},{turns} {report.tokens:,} tokens"
-    verdict = (
-        counted(report.errors, "error") if report.errors else "no errors" if report.rollouts else "no rows to check"
-    )
-    verdict = f"{verdict}, {counted(report.warnings, 'warning')} in {size} ({report.seconds:.2f} s)"
-    verdict += f"; trainable: {report.trainable:,} of {report.rollouts:,} {noun}"
-    rendered = {(violation.file, violation.row) for violation in report.violations if violation.code == "T213"}
-    if rendered:
-        verdict += f", {len(rendered):,} with ids rendered from text: only with --allow-rendered"
-    if quiet:
-        paragraphs(verdict)
-        return
     listed = [v for v in report.violations if everything or v.severity != "info"]
     shown = listed if everything else _worth_a_line(listed)
     rows: dict[str, set[int]] = {}
@@ -130,44 +130,29 @@ def _show(report: ValidationReport, everything: bool, quiet: bool) -> None:
     # (file, row) → its line in an editor, for files of JSON lines.
     lines = {(file, row): line for file, of in rows.items() for row, line in line_numbers(file, of).items()}
     for violation in shown:
-        print(folded(_line(violation, report.path, lines), sys.stdout, 10))
+        paragraphs(_line(violation, report.path, lines), 10)
         if (evidence := violation.evidence) is not None:
             # The cause of a break, and both texts (or ids) with the part that differs between ⟦ and ⟧.
-            print(f"    {evidence['explanation']}")
+            say(f"    {evidence['explanation']}")
             sides = both_sides(evidence)
             for side, left, middle, right in sides:
-                marked = f"\033[7m⟦{middle}⟧\033[0m" if sys.stdout.isatty() else f"⟦{middle}⟧"
-                print(f"    {side}  {left}{marked}{right}")
+                say(f"    {side}  {left}⟦{middle}⟧{right}")
             if sides and (more := len(evidence["spans"]) - 1) > 0:
-                print(f"    {counted(more, 'more place')} of this turn differ")
+                say(f"    {counted(more, 'more place')} of this turn differ")
     if len(listed) > len(shown):
-        print(f"… and {len(listed) - len(shown):,} more: --json gives all, -v shows all")
+        say(f"… and {len(listed) - len(shown):,} more: --json gives all, -v shows all")
     if report.violations:
-        print()
-    for meaning, count in report.rows()[1:]:
-        print(folded(f"{count:>9,}  {meaning}", sys.stdout, 9))
-    if report.violations:
-        print()
-    paragraphs(verdict)
-    if report.rollouts and not report.tokens:
-        paragraphs(
-            "no token ids: `gymdata import FILE -m MODEL -o RUN` renders ids of the text it was made from (T213)"
-        )
-    if report.errors:
-        worst = next(v.code for v in report.violations if v.severity == "error")
-        print(f"gymdata validate --explain {worst} explains it")
+        facts("findings", report.rows()[1:])
 
 
 def _worth_a_line(violations: list[Violation]) -> list[Violation]:
     """The first errors and the first few warnings of each code, in their order; of those alike only a few."""
-    counts, alike, shown = Counter[str](), Counter[tuple[object, ...]](), []
+    counts, shown = Counter[object](), []
     for v in violations:
-        most = SHOWN if v.severity == "error" else SHOWN_WARNINGS
         words = (v.code, v.detail, v.expected, v.got)
-        same = v.turn is None and v.position is None and alike[words] >= SHOWN_ALIKE
-        if not same and counts[v.code] < most:
-            counts[v.code] += 1
-            alike[words] += 1
+        same = v.turn is None and v.position is None and counts[words] >= SHOWN_ALIKE
+        if not same and counts[v.code] < (SHOWN if v.severity == "error" else SHOWN_ALIKE):
+            counts.update([v.code, words])
             shown.append(v)
     return shown
 
@@ -177,18 +162,12 @@ def _line(v: Violation, path: str, lines: Mapping[tuple[str, int], int]) -> str:
 
     file = v.file or path
     where = [file, f"line {line}" if (line := lines.get((file, v.row))) is not None else f"row {v.row}"]
-    if v.rollout_id:
-        where.append(v.rollout_id)
-    if v.turn is not None:
-        where.append(f"turn {v.turn}")
-    if v.position is not None:
-        where.append(f"pos {v.position}")
+    where += [v.rollout_id] if v.rollout_id else []
+    where += [f"turn {v.turn}"] if v.turn is not None else []
+    where += [f"pos {v.position}"] if v.position is not None else []
     details = [CODES[v.code].name]
-    if v.detail:
-        details.append(v.detail)
-    if v.expected is not None:
-        details.append(f"expected {v.expected}")
-    if v.got is not None:
-        details.append(f"got {v.got}")
+    details += [v.detail] if v.detail else []
+    details += [f"expected {v.expected}"] if v.expected is not None else []
+    details += [f"got {v.got}"] if v.got is not None else []
     # An id or a file name with a line end would look like another finding.
     return printable(f"{' '.join(where)}  {v.code} {'; '.join(details)}", lines=False)

@@ -136,7 +136,7 @@ def choices(name: str, names: Sequence[str]) -> str:
     if len(everything) <= MOST:
         return everything
     nearest = difflib.get_close_matches(name, names, n=5, cutoff=0.3) or names[:5]
-    return f"{len(names):,}, such as {', '.join(nearest)}"
+    return f"{len(names):,}, such as {', '.join(name for name in names if name in nearest)}"
 
 
 def nearest_beside(path: Path, *, folders: bool = False) -> str | None:

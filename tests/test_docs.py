@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -19,11 +20,11 @@ from gymdata.cli.docs import TOPICS as TOPIC_NAMES
 from gymdata.cli.docs import configurable, read_page
 from gymdata.cli.examples import EXAMPLES
 from gymdata.cli.main import COMMANDS, main
-from gymdata.cli.tables import TABLES, filled
 from tests.cli.parsers import help_of
 from tests.docs_blocks import BLOCKS, PAGES, ROOT, RUN, TOPICS, Block, forked, prepare, run, stand_in
 from tests.forks import TRAINING, forks
 
+PAGES_MADE = runpy.run_path(str(ROOT / ".ci" / "docs_pages.py"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -129,23 +130,20 @@ def test_a_function_that_a_page_places_in_a_file_is_there() -> None:
 
 def test_topics_are_the_files_and_the_readme_links_them() -> None:
     """The list of topics, the folder and the README's links agree."""
-    written = sorted(f.stem for f in TOPICS.iterdir())
-    assert sorted(TOPIC_NAMES) == sorted([*written, "settings"])
+    written = sorted(f.stem for f in TOPICS.glob("*.md"))
+    assert sorted(TOPIC_NAMES) == written
     assert [name for name in written if f"(gymdata/docs/{name}.md)" not in README] == []
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if "<!-- end of " in p.read_text()], ids=lambda p: p.stem)
-def test_a_table_in_a_page_says_nothing_that_the_code_does_not(page: Path) -> None:
-    """`make schemas` writes what was changed or removed; what is added is in `gymdata docs` and on the site without it."""
-    text = page.read_text(encoding="utf-8")
-    now = filled(text)
-    assert [line for line in text.splitlines() if line not in set(now.splitlines())] == []
-    assert filled(now) == now
+def test_what_is_made_of_the_code_is_that_of_the_code() -> None:
+    """The tables of codes, formats, losses, … in pages, and the files for agents: `make schemas` writes them."""
+    stale = [path.name for path, text in PAGES_MADE["files"](TOPICS) if path.read_text("utf-8") != text]
+    assert stale == []
 
 
 def test_every_table_has_a_page() -> None:
     texts = [page.read_text(encoding="utf-8") for page in PAGES]
-    assert [name for name in TABLES if sum(f"<!-- {name} -->\n" in text for text in texts) != 1] == []
+    assert [name for name in PAGES_MADE["TABLES"] if sum(f"<!-- {name} -->\n" in text for text in texts) != 1] == []
 
 
 def test_the_page_of_differences_names_those_of_published_systems() -> None:
@@ -169,7 +167,7 @@ def test_the_page_of_credit_says_how_batches_move() -> None:
 
 
 def test_every_setting_is_on_the_page_of_settings() -> None:
-    """`gymdata docs settings` is made from the classes: each setting of each command with its flag and default."""
+    """`gymdata docs settings`: each setting of each command with its flag and default."""
     text = read_page("settings").text
     assert "- `min_margin` (`--min-margin`). Minimum score difference, exclusive (default: 0)." in text
     for command, (kind, _) in configurable().items():
@@ -209,7 +207,7 @@ def test_llms_txt_links_every_topic(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert shown.startswith("# gymdata\n\n> ")
     links = re.findall(r"^- \[.+\]\((.+)\): .+$", shown, re.MULTILINE)
-    assert links == [f"gymdata/docs/{name}.md" for name in TOPIC_NAMES if name != "settings"]
+    assert links == [f"gymdata/docs/{name}.md" for name in TOPIC_NAMES]
     assert [link for link in links if not (ROOT / link).is_file()] == []
 
 

@@ -89,9 +89,8 @@ def test_a_reward_and_a_strategy_make_pairs(command: Command, logs: Path, tmp_pa
     assert (pair["chosen_rollout_id"], pair["rejected_rollout_id"]) == ("t-3", "t-2")
 
 
-def test_a_reward_is_in_the_documentation_and_a_strategy_in_the_help(command: Command) -> None:
-    """The table of rewards is made where it is read; a choice stands there with its text."""
-    assert "| `polite` | The last message says please or thank you |" in command("docs", "your-reward")
+def test_a_strategy_is_in_the_help(command: Command) -> None:
+    """A choice stands there with its text."""
     assert "second-best (the best rollout of each group and the one after it)" in command("pairs", "--help")
 
 
@@ -114,4 +113,3 @@ def test_a_loss_is_a_choice_with_its_settings(processes: Forks, command: Command
     """Its name, its mean and its setting are those of train-rl, and its function is called masked."""
     assert processes.start(use_the_loss).wait() == 0
     assert "advantage_only" in command("train-rl", "--help")
-    assert "| `advantage_only` | −scale·A·ℓ | token | `scale` 1 |" in command("docs", "batch-rl")

@@ -1,5 +1,5 @@
 """Pages of the site that are not files of gymdata/docs: README, CONTRIBUTING and others where they lie, and the reference of
-commands, settings and public names, made from the code. Links between files of the repository become links of the site."""
+commands and public names, made from the code. Links between files of the repository become links of the site."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8")))
     for picture in (ROOT / "sample_data" / "pictures").glob("*.png"):
         files.append(File.generated(config, f"pictures/{picture.name}", content=picture.read_bytes()))
-    for name, text in (("settings", settings()), ("commands", commands()), ("api", api())):
+    for name, text in (("commands", commands()), ("api", api())):
         files.append(File.generated(config, f"{name}.md", content=text))
     return files
 
@@ -61,16 +61,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             return f"]({match[0][2:-1]})" if not (ROOT / path).exists() else "]()"
         return f"]({target}{match[2] or ''})"
 
-    from gymdata.cli.tables import filled
-
     # A link without a page keeps its text.
-    return re.sub(r"\[([^\]]*)\]\(\)", r"\1", LINK.sub(linked, filled(markdown)))
-
-
-def settings() -> str:
-    from gymdata.cli.docs import settings_page
-
-    return settings_page()
+    return re.sub(r"\[([^\]]*)\]\(\)", r"\1", LINK.sub(linked, markdown))
 
 
 def commands() -> str:

@@ -172,12 +172,11 @@ class Violation(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CheckSettings:
     """What checks know besides the rows. ``vocab_size``: ids are below it; ``reward_named``: run.json names a reward;
-    ``digests``: compare content and digests; ``reader``: loads the tokenizer, and is called at the first break;
-    ``unweighted``: parts of the reward that have the weight 0."""
+    ``reader``: loads the tokenizer, and is called at the first break; ``unweighted``: parts of the reward that have the
+    weight 0."""
 
     vocab_size: int | None = None
     reward_named: bool = False
-    digests: bool = True
     reader: Reader | None = None
     unweighted: frozenset[str] = frozenset()
 

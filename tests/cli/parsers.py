@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import typer
 
 from gymdata.cli.main import build, main
 
@@ -16,8 +15,7 @@ from gymdata.cli.main import build, main
 @cache
 def parser_of(command: str) -> Any:
     """The command as the parser has it; ``params`` are its arguments and options."""
-    group: Any = typer.main.get_command(build(command))
-    return group.commands[command]
+    return build(command).commands[command]
 
 
 def flags_of(command: str) -> set[str]:

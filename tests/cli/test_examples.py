@@ -88,7 +88,7 @@ def test_the_other_examples_pass_their_dry_run(folder: Path, monkeypatch: pytest
         for words in tried
         if words[0] in ("collect", "eval", "demo") or words[0].startswith("train-")
     ]
-    assert len(dry) == 13
+    assert len(dry) == 10
     run([words for words in dry if not words[0].startswith("train-")])
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")

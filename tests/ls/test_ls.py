@@ -197,7 +197,7 @@ def test_a_narrow_terminal_shows_whole_paths(
     shown = capsys.readouterr()
     assert "experiments/a-name-of-some-length-b" in shown.out
     assert max(map(len, shown.out.splitlines())) <= 80
-    assert "left out on this terminal: parents" in shown.err
+    assert "left out on this terminal: changed (UTC), parents" in shown.err
 
 
 def test_rejected_lines_are_no_rows(tmp_path: Path) -> None:

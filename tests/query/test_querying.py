@@ -382,7 +382,7 @@ def test_times_in_a_table_are_read_as_times(small: Path, capsys: pytest.CaptureF
     assert "(1 item)" in shown
 
 
-@pytest.mark.parametrize("terminal", [20, 160, None], indirect=True)
+@pytest.mark.parametrize("terminal", [40, 160, None], indirect=True)
 @pytest.mark.usefixtures("terminal")
 def test_numbers_that_name_something_are_not_separated(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Hashes, ids, and what no one counts to: they can be copied, in a table, as records and in full. Amounts are

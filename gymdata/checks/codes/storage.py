@@ -61,7 +61,7 @@ class Storage(Check):
         """T209, T210, and how each turn relates to the turns before it: T200 to T204, T208, T211; S102 where n_breaks counts
         other breaks."""
         t, unusable = e.turns, set[int]()
-        for code, k, expected, got in t.altered(self.settings.digests and not e.foreign):
+        for code, k, expected, got in t.altered(not e.foreign):
             if code == "T210":
                 unusable.add(int(t.rollout[k]))
                 yield self.at_turn(e, k, code, expected=expected, got=got)

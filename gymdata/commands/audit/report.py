@@ -17,7 +17,7 @@ from gymdata.errors import DataError, RefusedError, counted
 from gymdata.models.scoring import PolicyModel, ToScore
 from gymdata.progress import Progress
 from gymdata.public import Figures, Report, Row
-from gymdata.rollouts.logprobs import Rounding
+from gymdata.rollouts.logprobs import MEANS, Rounding
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.sequences import stitch
@@ -78,6 +78,34 @@ class AuditReport(Report):
             "violations": [v.as_dict() for v in self.violations],
         }
 
+    def verdict(self) -> list[str]:
+        """What follows from the figures, for people; the cause comes last."""
+        summary, tokens = self.summary, counted(self.summary["tokens"], "token")
+        if self.ok:
+            few, outliers = summary["tokens_beyond_tolerance"], summary["tokens_beyond_rounding"]
+            rest = f": {few:,} of {tokens} more than {self.rounding.token:g} apart, which rounding explains"
+            if outliers:  # a few do not decide, but are no rounding either
+                where = "".join(f", in rollout {t['rollout_id']}, turn {t['turn']}" for t in self.worst[:1])
+                mean, furthest = summary["ratio"]["mean"], summary["max_abs_difference"]
+                refuses = f"train-rl refuses a mean ratio of {mean:.3g}, unless its loss has no ratios"
+                rest = f", but rounding cannot explain {outliers:,} of {tokens}: the largest difference is "
+                rest += f"{furthest:.4g} nats{where}; "
+                rest += "train-rl trains with them" if MEANS[0] <= mean <= MEANS[1] else refuses
+            return [f"the saved log-probabilities are the model's{rest}"]
+        lines = []
+        if any(v.code == "L306" for v in self.violations):
+            lines.append(
+                "the saved log-probabilities cannot be a sampler's (L306): export those that the engine returned"
+            )
+        if off := [v for v in self.violations if v.turn is not None]:
+            lines.append(f"L305 in {counted(len(off), 'turn')} of {counted(len({v.row for v in off}), 'rollout')}")
+        lines += [f"L305: {line}" for line in summary["departures"]]
+        if (cause := self.explanation) is not None:
+            lines.append(f"{'cause' if cause.certain else 'likely cause'}: {cause.text}")
+            if cause.after is not None:
+                lines.append(f"with it, mean |Δ| falls from {cause.before:.4g} to {cause.after:.4g}")
+        return lines
+
     def rows(self) -> list[Row]:
         summary, ratio = self.summary, self.summary["ratio"]
         return [
@@ -89,9 +117,9 @@ class AuditReport(Report):
             (f"tokens beyond {self.rounding.token:g}", summary["tokens_beyond_tolerance"]),
             ("ratio: mean, min, max", ", ".join(f"{ratio[k]:.6g}" for k in ("mean", "min", "max"))),
             ("ratio: 1 %, 50 %, 99 %", ", ".join(f"{ratio['quantiles'][q]:.6g}" for q in ("0.01", "0.5", "0.99"))),
-            ("outside [0.9, 1.1]", f"{summary['share_outside']:.2%}"),
+            ("outside [0.9, 1.1]", f"{100 * summary['share_outside']:.2f} %"),
             ("KL sampler to model: k1, k3", f"{summary['kl_k1']:.3g}, {summary['kl_k3']:.3g}"),
-            ("effective sample size", f"{summary['effective_sample_size']:.1%}"),
+            ("effective sample size", f"{100 * summary['effective_sample_size']:.1f} %"),
             *([("written to", self.path)] if self.path else []),
         ]
 

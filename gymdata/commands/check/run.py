@@ -72,7 +72,7 @@ class ModelReport(Report):
             ("end of turn", ", ".join(f"{text} ({i})" for i, text in report.end_of_turn)),
             ("generation mask", self.generation_mask or "no markers"),
             ("text round-trips", report.text_stable),
-            ("random ids round-trip", f"{report.random_ids_stable:.0%} of runs of 8"),
+            ("random ids round-trip", f"{100 * report.random_ids_stable:.0f} % of runs of 8"),
             ("template patch", patch),
             ("verdict", self._verdict()),
         ]
@@ -104,7 +104,11 @@ class EndpointReport(Report):
         return {"endpoint": self.endpoint, "ok": self.ok, "findings": findings, **self.facts}
 
     def rows(self) -> list[Row]:
-        return [(f.name, "yes" if f.ok else ("NO" if f.needed else "no")) for f in self.findings]
+        rows = list[Row]()
+        for finding in self.findings:
+            result = "yes" if finding.ok else "NO" if finding.needed else "no"
+            rows.append((finding.name, "; ".join(filter(None, (result, finding.detail, finding.cure)))))
+        return rows
 
 
 def check(model: str, *, chat_template: str | None = None) -> ModelReport:

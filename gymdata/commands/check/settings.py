@@ -8,13 +8,19 @@ from typing import Any, ClassVar
 import pydantic
 
 from gymdata.commands.collect.task_shapes import checked
-from gymdata.settings import Config
+from gymdata.settings import Config, OnlyWith
 
 
 class CheckConfig(Config):
     """What is probed: a chat template, a server, or an environment."""
 
     key_only: ClassVar[Set[str]] = frozenset({"env_args", "tool_timeout"})
+    only_with: ClassVar[OnlyWith] = dict.fromkeys(
+        ("tasks", "map", "env_args", "play", "tool_timeout", "limit"), ("{env}", lambda config: config.env is not None)
+    )
+    not_with: ClassVar[OnlyWith] = dict.fromkeys(
+        ("model", "endpoint", "chat_template"), ("{env}", lambda config: config.env is None)
+    )
 
     model: str | None = pydantic.Field(
         None, description="Model or tokenizer folder; with --endpoint, the served model name."

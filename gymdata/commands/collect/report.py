@@ -99,7 +99,7 @@ class CollectSummary(Report):
             ("turns", self.turns),
             ("tokens generated", self.tokens_generated),
             ("reward", "not scored" if mean is None else f"{mean:.3f}{interval}"),
-            ("truncated", "–" if self.truncated_share is None else f"{self.truncated_share:.1%}"),
+            ("truncated", "–" if self.truncated_share is None else f"{100 * self.truncated_share:.1f} %"),
             ("breaks", self.breaks),
         ]
         optional = [
@@ -123,7 +123,7 @@ class CollectSummary(Report):
         speed = [("sampling", f"{self.tokens_per_s:,.0f} tokens/s")] if self.tokens_per_s else []
         if self.tokens_read:
             share = (self.tokens_cached or 0) / self.tokens_read
-            speed.append(("prefix cache", f"{share:.0%} of {self.tokens_read:,} prompt tokens"))
+            speed.append(("prefix cache", f"{100 * share:.0f} % of {self.tokens_read:,} prompt tokens"))
         away = [("server away", f"{self.away_s:.0f} s, which the speed leaves out")] if self.away_s else []
         return [*rows, *speed, *away, ("time", f"{self.seconds:.1f} s"), ("written to", self.path)]
 

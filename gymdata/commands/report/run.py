@@ -57,9 +57,8 @@ class ReportPage(Report):
         return {**self.figures, "path": None if self.path is None else str(self.path)}
 
     def rows(self) -> list[Row]:
-        """The summary: names and values."""
-        written = [("written to", self.path)] if self.path is not None else []
-        return [("result", self.headline), *written]
+        """The summary below the headline: names and values."""
+        return [("written to", self.path)] if self.path is not None else []
 
 
 def report(

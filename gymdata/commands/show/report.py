@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.rule import Rule
@@ -52,9 +52,9 @@ _SHORT = 60
 _FIELDS = 6
 
 
-def console_for() -> Console:
-    """A console on stdout: as wide as the terminal up to what reads well, 80 columns elsewhere."""
-    console = Console(markup=False, highlight=False, emoji=False)
+def console_for(file: IO[str] | None = None) -> Console:
+    """A console on ``file`` (stdout): as wide as the terminal up to what reads well, 80 columns elsewhere."""
+    console = Console(file=file, markup=False, highlight=False, emoji=False)
     console.width = min(console.width, _WIDEST) if console.is_terminal else _NO_TERMINAL
     return console
 

@@ -105,7 +105,7 @@ class TrainReport(Report):
         rows += [("tokens per epoch", self.trained_tokens["file"]["count"]), ("token checksum", self._equal())]
         if self.ratio:
             rows.append(("ratio before training, mean", self.ratio["mean"]))
-            rows.append(("  effective sample size", f"{self.ratio['effective_sample_size']:.1%}"))
+            rows.append(("  effective sample size", f"{100 * self.ratio['effective_sample_size']:.1f} %"))
         rows += [("steps", self.steps), *self._figures(), ("output", self.output)]
         rows += [("merged with its base", self.merged)] if self.merged else []
         if self.heldout and "accuracy" in self.heldout:

@@ -132,9 +132,7 @@ def behavior_of(path: str | Path) -> dict[str, str]:
     return lines | {v.code: v.detail or CODES[v.code].meaning for v in behavior.finish()}
 
 
-def settings_of(
-    run: RunFacts, vocab_size: int | None = None, digests: bool = True, reader: Reader | None = None
-) -> CheckSettings:
+def settings_of(run: RunFacts, vocab_size: int | None = None, reader: Reader | None = None) -> CheckSettings:
     """What checks know besides the rows. ``vocab_size``: by default that of the model, if the engine reported it in
     run.json, else of the tokenizer. Rewards of the weight 0 are measured, and no part of the reward."""
     sizes = [vocab_size, *((run.get(part) or {}).get("vocab_size") for part in ("engine", "chat"))]
@@ -142,7 +140,6 @@ def settings_of(
     return CheckSettings(
         vocab_size=next((size for size in sizes if isinstance(size, int)), None),
         reward_named=bool(rewards or run.get("config", {}).get("reward")),
-        digests=digests,
         reader=reader,
         unweighted=frozenset(str(r.get("name")) for r in rewards if isinstance(r, Mapping) and r.get("weight") == 0),
     )

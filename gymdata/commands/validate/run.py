@@ -63,7 +63,7 @@ def validate(
         # A model that has a name and no folder is loaded to decode, and not for the cause of a break.
         reader = reader_of(tokenizer or (run.get("identity", {}).get("model") if decode else None), run)
     vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
-    checks = Checks(settings_of(run, vocab_size, "T209" in selection.codes, reader), selection, user_checks)
+    checks = Checks(settings_of(run, vocab_size, reader), selection, user_checks)
     checked = []
     for source, kind in kinds.items():
         if kind == "pairs":
