@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,15 +64,12 @@ def rendered(
         batch = part.batch
         if table is PAIRS and "rendered" not in batch.schema.names:
             batch = batch.append_column(PAIRS.schema.field("rendered"), pa.nulls(batch.num_rows, pa.bool_()))
-        text = _without_ids(batch, table)
-        borders = [0, *(np.flatnonzero(np.diff(text)) + 1).tolist(), batch.num_rows]
-        for start, end in pairwise(borders):
-            piece = batch.slice(start, end - start)
-            rows = list(_with_ids(piece, table, renderer, part.origins[start:end], importing)) if text[start] else None
-            if rows is None:
-                yield piece
-            elif rows:
-                yield build(rows, table, batch.schema.names, f"rendered {table.name}", list(range(len(rows))))
+        has_none = _without_ids(batch, table)
+        rows = list(_with_ids(batch, has_none, table, renderer, part.origins, importing)) if has_none.any() else None
+        if rows is None:
+            yield batch
+        elif rows:
+            yield build(rows, table, batch.schema.names, f"rendered {table.name}", list(range(len(rows))))
 
 
 def count_rendered(summary: ImportSummary, renderer: TextRenderer) -> None:
@@ -96,23 +92,24 @@ def _without_ids(batch: pa.RecordBatch, table: Table) -> np.ndarray:
     else:
         turns = TurnColumns.of(batch.column("turns"))
         n_ids = turns.count(turns.generation.lengths + turns.delta.lengths > 0)
-        n_ids[~np.array(list(map(is_rollout, batch.column("extra").to_pylist())), bool)] = (
-            1  # a failed attempt stays text
-        )
+        is_failed = [not is_rollout(extra) for extra in batch.column("extra").to_pylist()]
+        n_ids[np.array(is_failed, bool)] = 1  # a failed attempt stays text
     return np.asarray(n_ids == 0)
 
 
 def _with_ids(
     batch: pa.RecordBatch,
+    has_none: np.ndarray,
     table: Table,
     renderer: TextRenderer,
     origins: Sequence[tuple[Path, int]],
     importing: Importing,
 ) -> Iterator[TableRow]:
-    """The rows of ``batch`` with the ids of their text."""
-    for row, (file, line) in zip(to_rows(batch), origins, strict=True):
+    """The rows of ``batch``; those that have no ids with those of their text."""
+    render = renderer.rollout if table is ROLLOUTS else renderer.pair
+    for row, is_text, (file, line) in zip(to_rows(batch), has_none, origins, strict=True):
         try:
-            with_ids = renderer.rollout(row) if table is ROLLOUTS else renderer.pair(row)
+            with_ids = render(row) if is_text else row
         except DataError as error:
             renderer.counts.refused[error.reason] += 1
             texts = {name: row[name] for name in ("messages", "prompt", "chosen", "rejected") if name in row}

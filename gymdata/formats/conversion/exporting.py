@@ -15,6 +15,7 @@ from gymdata.formats.conversion.rows import KINDS, OF_TURNS
 from gymdata.rollouts.ragged import Ragged, list_parts
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
 from gymdata.rollouts.soundness import refuse_unsound_rows
+from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store.journal import read_failures
 from gymdata.store.lineage import keys_of, refuse_repeats
 from gymdata.store.tables import scan_source
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 1024
 _KEY_ROWS = 65_536
 _FACTS = ("agent", "server", "weight_versions")
-_IDS = ("prompt_delta_ids", "generation_token_ids")
 NO_MESSAGE = "turns that no message names"
 
 
@@ -138,8 +138,6 @@ class Export:
 
 def _contents_of(batch: pa.RecordBatch) -> dict[str, Any]:
     """Kind → a number per row, or a list with a number per turn."""
-    import pyarrow.compute as pc
-
     columns = set(batch.schema.names)
     holds: dict[str, Any] = {}
     for kind, name, absent in (("weights", "weight", 1.0), ("margins", "margin", np.nan)):
@@ -148,20 +146,12 @@ def _contents_of(batch: pa.RecordBatch) -> dict[str, Any]:
             holds[kind] = (values != absent) & np.isfinite(values)
     if "turns" not in columns:
         return holds
-    offsets, turns = list_parts(batch.column("turns"))
-    lists = Ragged(np.ones(len(turns), np.int64), offsets)
-    number = np.arange(len(turns)) - lists.spread(offsets[:-1])
-    names = [field.name for field in turns.type]
-    valid = {
-        name: turns.field(name).is_valid().to_numpy(zero_copy_only=False)
-        for name in (*_FACTS, "reward")
-        if name in names
-    }
-    parent, prefix = (turns.field(name).to_numpy(zero_copy_only=False) for name in ("parent", "prefix_length"))
-    sizes = prefix + sum(pc.list_value_length(turns.field(name)).to_numpy(zero_copy_only=False) for name in _IDS)
+    offsets, fields = list_parts(batch.column("turns"))
+    turns, lists = TurnColumns.of(batch.column("turns")), Ragged(np.ones(len(fields), np.int64), offsets)
+    valid = {f.name: fields.field(f.name).is_valid().to_numpy(zero_copy_only=False) for f in fields.type}
     # Not only the parent's: a retry of the turn before shares a part of it.
-    follows = (parent == number - 1) & ((number == 0) | (prefix == np.roll(sizes, 1)))
-    facts = np.sum([valid[name] for name in _FACTS if name in valid] or [np.zeros(len(turns))], axis=0)
+    follows = (turns.parent == turns.number - 1) & ((turns.number == 0) | (turns.prefix == turns.max_prefix))
+    facts = np.sum([valid[name] for name in _FACTS], axis=0)
     holds |= {
         kind: lists.like(n) for kind, n in zip(OF_TURNS, (lists.values, ~follows, valid["reward"], facts), strict=True)
     }
