@@ -30,7 +30,7 @@ SHORT = {"model": "-m", "output": "-o", "limit": "-n", "num_rollouts": "-r", "co
 METAVARS = {
     "against": "RUN", "agent": "COMMAND",
     "allow_host": "NAME", "balance": "COLUMN", "best_by": "NUMBER", "by": "FIELD",
-    "data": "RUN", "endpoint": "URL",
+    "endpoint": "URL",
     "env": "[NAME=]SPEC", "force": "KEY=VALUE", "genrm": "MODEL", "group_where": "CONDITION", "ignore": "CODE",
     "loss": "LOSS", "map": "FIELD=COLUMN", "pair": "ID", "random": "N", "ray": "ADDRESS", "replicas": "N",
     "reward_url": "URL", "select": "CODE", "system": "TEXT",
