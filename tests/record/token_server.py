@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from gymdata.chat.template import TransformersChat
@@ -137,7 +136,7 @@ class TokenServer:
                 }
             )
         answer = {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": MODEL, "choices": choices}
-        return await _streamed(request, answer) if body.get("stream") else _json(answer)
+        return _json(answer)
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 
@@ -183,27 +182,6 @@ def _log_prob(prompt: Sequence[int], ids: Sequence[int]) -> float:
     digest = hashlib.blake2b(repr((prompt, ids)).encode(), digest_size=8).digest()
     (rounded,) = struct.unpack("<f", struct.pack("<f", -8 * (int.from_bytes(digest, "little") + 1) / (1 << 64)))
     return float(rounded)
-
-
-async def _streamed(request: web.Request, answer: JsonObject) -> web.StreamResponse:
-    """The answer as vLLM streams it, an id at a time."""
-    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await response.prepare(request)
-    first = {name: value for name, value in answer.items() if name != "choices"}
-    for choice in answer["choices"]:
-        n = len(choice["token_ids"])
-        for k in range(n):
-            numbers = {name: value and value[k : k + 1] for name, value in choice["logprobs"].items()}
-            part = {"index": choice["index"], "token_ids": choice["token_ids"][k : k + 1], "logprobs": numbers}
-            part |= {"text": choice["text"] if k == 0 else "", "finish_reason": None, "stop_reason": None}
-            if k == 0:
-                part["prompt_token_ids"] = choice["prompt_token_ids"]
-            if k == n - 1:
-                part |= {name: choice[name] for name in ("finish_reason", "stop_reason")}
-            await response.write(b"data: " + orjson.dumps({**first, "choices": [part]}) + b"\n\n")
-    await response.write(b"data: [DONE]\n\n")
-    await response.write_eof()
-    return response
 
 
 def _json(body: JsonObject, status: int = 200) -> web.Response:

@@ -97,8 +97,6 @@ class SessionLog:
         entry = {"key": session.key, "n": number, **({} if number else {"begin": begin}), **event}
         self._journal.append(line_of(orjson.dumps(name_non_finite(entry))))
         self._lines[session.key] = number + 1
-        if self._journal.size > self._compact_at:
-            self._compact()
 
     def drop(self, session: Session) -> None:
         """The session's row is written. Raises StoreError.from_os."""
@@ -106,6 +104,8 @@ class SessionLog:
             return
         if self._lines:
             self._journal.append(line_of(orjson.dumps({"key": session.key, "n": None})))
+            if self._journal.size > self._compact_at:
+                self._compact()
         else:
             self._journal.empty()
 

@@ -51,11 +51,18 @@ class Calls:
         """Which call an id names (the latest that has it); None for an id of none."""
         return self._by_id.get(str(call_id))
 
+    def copy(self) -> Calls:
+        """The same calls, to go on with."""
+        copy = Calls()
+        copy.ids, copy.names, copy._by_id = [*self.ids], [*self.names], dict(self._by_id)
+        return copy
 
-def digests(messages: Sequence[Message], start: bytes) -> Iterator[bytes]:
+
+def digests(messages: Sequence[Message], start: bytes, calls: Calls | None = None) -> Iterator[bytes]:
     """A digest of ``start`` and the messages up to and with each one: equal where all of them are the same messages, but for
-    reasoning and names of the assistant's: see ``same_assistant``."""
-    calls, digest = Calls(), start
+    reasoning and names of the assistant's: see ``same_assistant``. ``calls``: of the messages before, to which those of
+    ``messages`` are added."""
+    calls, digest = Calls() if calls is None else calls, start
     for message in messages:
         digest = hashlib.blake2b(digest + orjson.dumps(_canonical(message, calls)), digest_size=16).digest()
         yield digest

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.commands.record.messages import (
+    Calls,
     digest_of,
     digests,
     fingerprint,
@@ -85,6 +86,9 @@ class Step:
     cut: int
     #: Whether its client went away before it had the answer.
     unread: bool
+    #: Of the conversation up to and with ``message``.
+    digest: bytes
+    calls: Calls
 
 
 @dataclass(slots=True)
@@ -111,7 +115,6 @@ class Session:
     _begins: dict[bytes, int] = field(default_factory=dict)
     #: By the digest of every beginning of a conversation, the first conversation that has it.
     _known: dict[bytes, int] = field(default_factory=dict)
-    _loose: set[bytes] = field(default_factory=set)
     _turns: dict[bytes, int] = field(default_factory=dict)
     _openings: dict[bytes, int] = field(default_factory=dict)
 
@@ -232,7 +235,6 @@ class Session:
             )
         )
         new, message = event["new"], event["message"]
-        before = [*self.messages_of(parent), *new]
         if parent < 0:
             same = next((k for k, t in enumerate(self.threads) if self._is_retry(t, event, prompt)), None)
             thread = len(self.threads) if same is None else same
@@ -240,16 +242,17 @@ class Session:
                 facts = (event[name] for name in ("hint", "tools", "edits", "cause", "if_left"))
                 self.threads.append(Thread(turn, fingerprint(new, event["tools"]), *facts))
         else:
-            thread = self._thread_after(parent, turn, before)
-        facts = (event[name] for name in ("id", "temperature", "sampling", "clamped", "cut", "unread"))
-        self.steps.append(Step(parent, thread, new, message, tail, *facts))
-        messages = [*before, message]
-        chain = list(digests(messages, tools_digest(self.threads[thread].tools)))
+            thread = self._thread_after(parent, turn, [*self.messages_of(parent), *new])
+        call = {name: event[name] for name in ("id", "temperature", "sampling", "clamped", "cut", "unread")}
+        start, calls = tools_digest(event["tools"]), Calls()
+        if parent >= 0:
+            start, calls = self.steps[parent].digest, self.steps[parent].calls.copy()
+        chain = list(digests([*new, message], start, calls))
+        self.steps.append(Step(parent, thread, new, message, tail, digest=chain[-1], calls=calls, **call))
         for digest in chain:
             self._known.setdefault(digest, thread)
         self._ends.setdefault(chain[-1], []).append(turn)
-        self._begins[chain[-2] if len(chain) > 1 else b""] = turn
-        self._loose.update(digests([m for m in messages if m["role"] != "system"], b"loose"))
+        self._begins[chain[-2]] = turn
         self._turns[digest_of(message)] = turn
         if parent < 0:
             self._openings[_opening(new)] = thread
@@ -325,8 +328,8 @@ class Session:
         if other_tools or other_system:
             return thread, "the tools changed" if other_tools else "the system prompt changed", False
         plain = [(index, m) for index, m in enumerate(messages) if m["role"] != "system"]
-        loose = list(digests([m for _, m in plain], b"loose"))
-        position = next((k for k, digest in enumerate(loose) if digest not in self._loose), None)
+        known = {digest for turn in self.last_turns() for digest in _without_system(self.messages_of(turn))}
+        position = next((k for k, digest in enumerate(_without_system(messages)) if digest not in known), None)
         with_other_reasoning = (
             k for k, (_, m) in enumerate(plain) if m["role"] == "assistant" and self._reasons_else(m)
         )
@@ -365,6 +368,11 @@ class Session:
 
 
 _LEFT = "no earlier message is sent"
+
+
+def _without_system(messages: Sequence[Message]) -> list[bytes]:
+    """The digests of messages, whatever system prompt and tools come before them."""
+    return list(digests([message for message in messages if message["role"] != "system"], b""))
 
 
 def _opening(messages: Sequence[Message]) -> bytes:
