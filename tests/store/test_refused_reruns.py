@@ -54,7 +54,7 @@ COMMANDS = {
     "finetune": ("finetune {finetune}", "-o limit 2"),
     "sweep": ("sweep {sweep} -o {out}", "{sweep} → {swept}"),
     "query": ("query select(1) {run} -o {out}.csv", "select(1) → select(2)"),
-    "validate --fix": ("validate {run} --fix drop -o {out}.jsonl", "drop → split"),
+    "validate --fix": ("validate {run} --fix drop -o {out}.jsonl", "{run} → {clean}"),
     "view --export": ("view {run} --export {out}.html", "{run} → {clean}"),
 }
 
