@@ -222,6 +222,12 @@ def run() -> None:
         words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
         build(_command_in(words))(prog_name="gymdata")
     code = main(sys.argv[1:])
+    if "RANK" in os.environ:
+        # One of the processes of a training, whose groups would wait in the clean-up of the interpreter, at times for
+        # ever, for processes that have ended.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     # Code that hangs was left behind in its thread, and may still print.
     sys.stdout = sys.stderr
     sys.exit(code)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gymdata.commands.train.job import is_first
 from gymdata.commands.train.settings import TRAINERS, TrainConfig
 from gymdata.public import Figures
 
@@ -41,6 +42,9 @@ def _command(kind: type[TrainConfig]) -> Callable[..., int]:
         from gymdata.commands.train.run import train
         from gymdata.store.fetch import fetched
 
+        if not is_first():
+            train(source, settings)
+            return 0
         source = str(fetched(source))
         pair_files = pairs_of_run(source, command_words()) if kind.table.name == "pairs" else None
         if pair_files is not None:

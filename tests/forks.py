@@ -22,7 +22,7 @@ from typing import Any
 
 #: What a training takes seconds to load.
 TRAINING = [
-    "gymdata.cli.main", "gymdata.commands.train.run", "gymdata.commands.train.launch",
+    "gymdata.cli.main", "gymdata.commands.train.run", "gymdata.commands.train.process",
     "gymdata.commands.train.trainers.run", "polars", "gymdata.commands.train.trainers.sft",
     "gymdata.commands.train.trainers.dpo", "gymdata.commands.train.trainers.kto",
     "gymdata.commands.train.trainers.reward", "gymdata.commands.train.trainers.rl",

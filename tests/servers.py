@@ -102,11 +102,13 @@ def ending_as_the_policy(*words: str) -> Iterator[ServerProcess]:
 
 
 class Watcher:
-    """Does the next of ``then`` when so many are done, and what follows a message that was expected; keeps what is said."""
+    """Does the next of ``then`` when so many are done, and what follows a message that was expected; keeps what is said
+    and counted."""
 
     def __init__(self, *then: tuple[int, Callable[[], None]]) -> None:
         self.then = list(then)
         self.said: list[str] = []
+        self.counts: list[dict[str, float]] = []
         #: Parts of messages, in this order, and what is then done.
         self.expected: list[tuple[str, Callable[[], None]]] = []
 
@@ -114,6 +116,7 @@ class Watcher:
         self.expected.append((text, work))
 
     def update(self, **counts: float) -> None:
+        self.counts.append(counts)
         if self.then and counts.get("done", 0) >= self.then[0][0]:
             self.then.pop(0)[1]()
 

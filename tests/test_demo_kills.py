@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.full]
 _LOADED = [
     "gymdata.cli.main", "gymdata.commands.demo.run", "gymdata.commands.report.run", "gymdata.commands.pairs.run",
     "gymdata.commands.validate.run", "aiohttp", "gymdata.commands.collect.run", "gymdata.commands.train.run",
-    "gymdata.commands.train.trainers.launch", "gymdata.commands.train.trainers.run",
+    "gymdata.commands.train.process", "gymdata.commands.train.trainers.run",
     "gymdata.commands.train.trainers.dpo", "polars", "pyarrow.dataset", "torch",
     "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",
 ]  # fmt: skip
@@ -63,7 +63,7 @@ def held(work: Path) -> dict[str, Any]:
 
 def demo(processes: Forks, folder: Path) -> kills.Killed:
     words = ["demo", "-o", str(folder / "work" / "out"), "-n", "4", "--rounds", "1", "-r", "4", "--judged-groups", "0"]
-    return kills.Killed(processes, folder, [*words, "--no-threshold"], held, [7, 1], how=run)
+    return kills.Killed(processes, folder, [*words, "--no-threshold"], held, [7], how=run)
 
 
 @pytest.mark.timeout(3600)

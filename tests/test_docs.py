@@ -183,7 +183,7 @@ def test_the_shipped_config_files_fit_their_schemas(name: str, capsys: pytest.Ca
     check = jsonschema.Draft202012Validator(json.loads(capsys.readouterr().out))
     settings = yaml.safe_load((ROOT / "sample_data" / f"{name}.yaml").read_text(encoding="utf-8"))
     assert [error.message for error in check.iter_errors(settings)] == []
-    wrong = {"finetuning": 3} if name == "finetune" else {"num_processes": "many"}
+    wrong = {"finetuning": 3} if name == "finetune" else {"max_length": "long"}
     assert [list(error.path) for error in check.iter_errors(settings | wrong)] == [list(wrong)]
 
 
@@ -255,7 +255,7 @@ def test_docs_leaves_lines_of_code_whole_in_a_narrow_terminal(
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
     assert main(["docs", "scale"]) == 0
     shown = re.sub(r"\x1b(\[[0-9;]*m|\]8;.*?\x1b\\)", "", capsys.readouterr().out).splitlines()
-    long = "gymdata train-rl runs/x/experiences-grpo -m MODEL -o runs/policy-rl --accelerate-config fsdp.yaml"
+    long = "accelerate launch --config_file fsdp.yaml -m gymdata train-rl runs/x/experiences-grpo -m MODEL -o runs/policy-rl"
     assert len(long) > 80
     assert f"  {long}" in shown
     assert max(len(line) for line in shown if not line.startswith("  ")) <= 80

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -18,7 +18,6 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 
 from gymdata.models.prefix_tree import PrefixTree, padded_cost, prefix_tree
 
-_T = TypeVar("_T")
 Mode = Literal["auto", "on", "off"]
 #: The mask of a tree is dense but for FlexAttention, and its memory and time grow with the square of the tree.
 DENSE_LIMIT = {"cpu": 4_096, "cuda": 16_384}
@@ -45,7 +44,7 @@ class Sharing:
         backbone, device = model.base_model, next(model.parameters()).device.type
         if mode == "auto" and device != "cpu":
             return f"it runs on {device}, where sharing pays for long prompts only"
-        return _cannot(backbone) or within(model, lambda: _differs(backbone)) or cls(backbone, mode)
+        return _cannot(backbone) or _differs(backbone) or cls(backbone, mode)
 
     @property
     def saved(self) -> float:
@@ -153,32 +152,14 @@ def _share_head(model: Any, sharing: Sharing, backbone_forward: Callable[..., An
 def answering(backbone: Any, hidden: Any) -> Iterator[None]:
     """Within this, ``backbone`` answers every call with these hidden states: the model's own code, which knows how its
     logits are scaled and capped, then runs on chosen tokens only."""
-    with _forward(backbone, lambda *_, **__: BaseModelOutput(last_hidden_state=hidden)):
-        yield
-
-
-@contextmanager
-def _forward(model: Any, function: Callable[..., Any]) -> Iterator[None]:
-    """Within this, ``function`` is the forward pass of ``model``."""
-    own = vars(model).get("forward")
-    model.forward = function
+    own = vars(backbone).get("forward")
+    backbone.forward = lambda *_, **__: BaseModelOutput(last_hidden_state=hidden)
     try:
         yield
     finally:
-        del model.forward
+        del backbone.forward
         if own is not None:
-            model.forward = own
-
-
-def within(model: Any, call: Callable[[], _T]) -> _T:
-    """What ``call`` returns, called as the forward pass of ``model``: a sharded model has its weights nowhere else."""
-    returned: list[_T] = []
-    try:
-        with _forward(model, lambda: returned.append(call())):
-            model()
-    finally:
-        reshard(model)
-    return returned[0]
+            backbone.forward = own
 
 
 def reshard(model: torch.nn.Module) -> None:

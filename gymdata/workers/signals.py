@@ -57,7 +57,7 @@ def last_lines(log: Path, n: int = 14) -> list[str]:
 
 
 @contextmanager
-def _handling(number: signal.Signals, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+def handling(number: signal.Signals, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Handle a signal with ``handler`` meanwhile. Outside the main thread no signal arrives, and nothing is changed."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -71,12 +71,12 @@ def _handling(number: signal.Signals, handler: Callable[[int, FrameType | None],
 
 def interruptions_passed_to(process: subprocess.Popen[bytes]) -> AbstractContextManager[None]:
     """Pass every SIGINT on to a child that was started with OWN_GROUP; ours is not interrupted meanwhile."""
-    return _handling(signal.SIGINT, lambda *_: send(process, signal.SIGINT))
+    return handling(signal.SIGINT, lambda *_: send(process, signal.SIGINT))
 
 
 def sigterm_interrupts() -> AbstractContextManager[None]:
     """SIGTERM ends as Ctrl-C does, through every ``finally``: uvicorn raises it again once it has stopped."""
-    return _handling(signal.SIGTERM, signal.default_int_handler)
+    return handling(signal.SIGTERM, signal.default_int_handler)
 
 
 T = TypeVar("T")

@@ -71,7 +71,7 @@ def drawn(rng: np.random.Generator, low: int, high: int) -> list[int]:
 
 
 def started(algorithm: str, file: Path, model: Path, out: Path, shape: Shape, **own: Any) -> Any:
-    """Our trainer of a job, as the training process has it."""
+    """Our trainer of a job, as a training has it."""
     from gymdata.commands.train.prepared import DATA, prepare
     from gymdata.commands.train.settings import TRAINERS
     from gymdata.commands.train.trainers import run
@@ -86,7 +86,7 @@ def started(algorithm: str, file: Path, model: Path, out: Path, shape: Shape, **
     data = prepare(out / "job" / DATA, config.parts(str(file)))
     job = {
         **config.own(), "trainer": algorithm, "data": str(file), "model": str(model), "output": str(out),
-        "policy_hash": "", "own_keys": [], "num_processes": 1, "settings": given,
+        "policy_hash": "", "own_keys": [], "settings": given,
         "trained_tokens": data.sequences.trained().as_json(),
     }  # fmt: skip
     return run.assemble(job)[0]

@@ -23,11 +23,7 @@ SETTINGS = {command: kind for command, (kind, _) in configurable().items()}
 #: Flags of other programs, which messages name or which are passed on to them.
 OTHERS = {
     "pip install": {"--no-deps"},
-    "accelerate launch": {
-        "--dynamo_backend", "--main_process_port", "--mixed_precision", "--multi_gpu",
-        "--num_machines", "--num_processes", "--config_file", "--machine_rank",
-    },
-    "torchrun": {"--nproc_per_node", "--node_rank", "--standalone"},
+    "accelerate launch": {"--num_processes"},
     "nvidia-smi": {"--format", "--query-gpu"},
     "vllm serve": {
         "--enable-auto-tool-choice", "--tool-call-parser",

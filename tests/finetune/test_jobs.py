@@ -154,6 +154,12 @@ def test_an_adapter_is_trained_further(tmp_path: Path) -> None:
     assert TRAINERS["dpo"].load(Path(words[-3]), given, [words[-1]]).trainer["use_peft"] is False
 
 
+def test_a_launcher_starts_the_training(tmp_path: Path) -> None:
+    """Its words stand before ``-m gymdata`` and the command, as ``accelerate launch`` wants them."""
+    words, _ = TrlJobs(TrlAdapter(launcher=["accelerate", "launch", "--num_processes", "2"])).words(job(tmp_path))
+    assert words[:7] == ["accelerate", "launch", "--num_processes", "2", "-m", "gymdata", "train-dpo"]
+
+
 def test_gymdatas_trainers_get_their_settings_in_a_file(tmp_path: Path) -> None:
     """Settings of all algorithms lie under those of the one; a try that was cut off before its first file,
     or had other settings, is removed; any other is gone on with."""

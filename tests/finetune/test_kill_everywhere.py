@@ -23,7 +23,7 @@ _LOADED = [
     "gymdata.cli.main", "gymdata.commands.finetune.run", "gymdata.commands.finetune.epochs",
     "gymdata.commands.finetune.jobs", "polars", "pyarrow.dataset", "gymdata.commands.report.run",
     "gymdata.commands.pairs.run", "gymdata.commands.validate.run", "gymdata.commands.import_export.run",
-    "gymdata.commands.collect.run", "aiohttp", "torch", "gymdata.commands.train.run", "gymdata.commands.train.launch",
+    "gymdata.commands.collect.run", "aiohttp", "torch", "gymdata.commands.train.run", "gymdata.commands.train.process",
     "gymdata.commands.train.trainers.run", "gymdata.commands.train.trainers.dpo",
     "transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.tokenization_auto",
 ]  # fmt: skip
@@ -100,7 +100,7 @@ def test_a_loop_that_was_killed_while_it_trains_finishes(processes: Forks, tmp_p
     adapter = {"_type": "trl", "dpo": {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 2}}
     validation = {"dataset": str(ROOT / "sample_data" / "tasks" / "heldout.jsonl"), "interval": 1, "limit": 2}
     loop = Killed(
-        processes, tmp_path, words(tmp_path, adapter, "dpo", validation=validation), held, [16, 1], how=run_as_killed
+        processes, tmp_path, words(tmp_path, adapter, "dpo", validation=validation), held, [16], how=run_as_killed
     )
     begun = set[str]()
 

@@ -11,7 +11,7 @@ import pytest
 
 from gymdata.cli.main import main
 from tests.forks import TRAINING, Forks, forks
-from tests.kills import Killed, run
+from tests.kills import Killed
 
 pytestmark = [pytest.mark.torch, pytest.mark.spread, pytest.mark.full, pytest.mark.timeout(1200)]
 
@@ -53,7 +53,7 @@ def held(work: Path) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for path in sorted(work.rglob("*")):
         name = str(path.relative_to(work))
-        if path.is_dir() or path.name in ("trainer.log", "gymdata.log", "result.json"):
+        if path.is_dir() or path.name in ("trainer.log", "gymdata.log"):
             content[name] = "there"
         elif path.name == "run.json":
             facts = json.loads(path.read_text())
@@ -69,11 +69,11 @@ def held(work: Path) -> dict[str, Any]:
 def killed(algorithm: str, source: Path, processes: Forks, folder: Path, *more: str, **settings: int) -> Killed:
     words = [f"train-{algorithm}", str(source), "-m", str(SAMPLE / "policy"), "-o", str(folder / "work" / "out"), *more]
     options = [f"--set={name}={value}" for name, value in (SETTINGS | settings).items()]
-    return Killed(processes, folder, [*words, *options], held, [1], how=run)
+    return Killed(processes, folder, [*words, *options], held)
 
 
-#: What is there once a training has prepared its data, was begun, saved its model, reported it, and is finished.
-_STAGES = ("job/data/prepared", "job/job.json", "model.safetensors", "job/result.json", "SUCCESS")
+#: What is there once a training has prepared its data, was begun, saved its model, and is finished.
+_STAGES = ("job/data/prepared", "job/job.json", "model.safetensors", "SUCCESS")
 
 
 def stage(files: Path) -> Hashable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -29,22 +28,20 @@ IDENTITY = {
 
 
 class Trainer:
-    """Stands for the training process: notes the job, and ends as it is told."""
+    """Stands for the trainer: notes the job, and ends as it is told."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.jobs: list[dict[str, Any]] = []
         self.error = error
 
-    def __call__(self, job_file: Path, progress: Any) -> dict[str, Any]:
-        job = json.loads(job_file.read_text())
+    def __call__(self, job: Any, progress: Any) -> dict[str, Any]:
         self.jobs.append(job)
         proof = {"file": job["trained_tokens"], "batches": job["trained_tokens"], "equal": True}
         if self.error is not None:
             raise self.error
         if not job["dry_run"]:
             (Path(job["output"]) / "checkpoints").mkdir(exist_ok=True)
-            (job_file.parent / "result.json").write_text(json.dumps({"trained_tokens": proof, "steps": 3}))
-        return {"proof": proof}
+        return {"trained_tokens": proof, "steps": 3}
 
 
 @pytest.fixture
@@ -157,7 +154,7 @@ def test_one_rule_for_resuming(pairs: Path, tmp_path: Path) -> None:
     assert caught.value.exit_code == 2
     with pytest.raises(StoreError, match=r"settings\.learning_rate"):
         go(pairs, out, config={"learning_rate": 1e-3}, dry_run=True)
-    go(pairs, out, config={"num_processes": 2})
+    go(pairs, out)
     idle = Trainer()
     assert go(pairs, out, idle, notes)["steps"] == 3
     assert not idle.jobs
@@ -169,7 +166,7 @@ def test_one_rule_for_resuming(pairs: Path, tmp_path: Path) -> None:
 
 
 def test_the_output_is_named_as_it_was_given(pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative output folder stays relative in what is printed and in run.json; the training process gets a whole path."""
+    """A relative output folder stays relative in what is printed and in run.json; the trainer gets a whole path."""
     monkeypatch.chdir(tmp_path)
     trainer, notes = Trainer(), Watcher()
     assert go(pairs, Path("out"), trainer, dry_run=True)["config"]["output"] == "out"
@@ -191,7 +188,7 @@ def test_a_training_without_a_checkpoint_pins_nothing(pairs: Path, tmp_path: Pat
 
 
 def test_settings_that_the_trainer_refuses_leave_no_folder(pairs: Path, tmp_path: Path) -> None:
-    """Only the training process knows some faults of settings; its refusal leaves nothing that would need --overwrite."""
+    """Only the trainer knows some faults of settings; its refusal leaves nothing that would need --overwrite."""
     with pytest.raises(UsageError):
         go(pairs, tmp_path / "out", Trainer(UsageError("settings: no")))
     assert not (tmp_path / "out").exists()

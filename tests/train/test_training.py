@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 import sys
 from importlib.util import find_spec
@@ -109,11 +108,11 @@ def test_a_packed_row_that_is_too_short_is_refused_before_torch(
     run = write_run(tmp_path / "run", [rollout("a", i, 1.0, two_turns(i, 50 + i)) for i in range(6)])
     started: list[dict[str, Any]] = []
 
-    def take_note(job_file: Path, _: Any) -> dict[str, Any]:
-        started.append(json.loads(job_file.read_text()))
-        return {}
+    def take_note(job: dict[str, Any], _: Any) -> dict[str, Any]:
+        started.append(job)
+        return {"trained_tokens": {"file": job["trained_tokens"], "batches": None, "equal": None}}
 
-    monkeypatch.setattr("gymdata.commands.train.launch.run_job", take_note)
+    monkeypatch.setattr("gymdata.commands.train.process.run", take_note)
     given = {"select": "all", "packing": True, "dry_run": True}
     model, out = "sample_data/policy", tmp_path / "out"
     with pytest.raises(
@@ -140,7 +139,7 @@ def test_advantages_that_are_all_zero_are_warned_of(
 ) -> None:
     """Where every advantage is 0 a loss that is multiplied with it learns nothing: a warning says so and why; a loss that
     trains all the same is not warned of."""
-    monkeypatch.setattr("gymdata.commands.train.launch.run_job", lambda *_: {})
+    monkeypatch.setattr("gymdata.commands.train.process.run", lambda job, _: {"trained_tokens": {"file": {}}})
     run = write_run(
         tmp_path / "run", [rollout("a", i, reward, two_turns(1, 50 + i)) for i, reward in enumerate(rewards)]
     )

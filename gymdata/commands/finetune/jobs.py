@@ -248,7 +248,9 @@ class TrlJobs(ProcessJobs):
         command = [TRAININGS[job.algorithm][0], str(job.data), "-m", str(job.model), "-o", str(job.output)]
         # An adapter, that of an earlier epoch or the one to begin with, is trained further: a second one over it is refused.
         lora = ["--set", "use_peft=false"] if (job.model / "adapter_config.json").is_file() else []
-        return gymdata_words([*command, "--config", str(file), *lora]), {}
+        words = [*command, "--config", str(file), *lora]
+        launcher = self._config.launcher
+        return [*launcher, "-m", "gymdata", *words] if launcher else gymdata_words(words), {}
 
     def prepare(self, job: TrainingJob) -> None:
         if not job.output.exists():

@@ -170,8 +170,10 @@ class GenrmEvaluator(OfCommand):
 
 class TrlAdapter(Config):
     """``_type: trl``: ``gymdata train-sft``, ``-dpo``, ``-kto`` or ``-rl`` in a process of its own, as ``algorithm`` says.
-    ``sft``, ``dpo``, ``kto``, ``rl``: keys of that command's --config; ``settings``: of all of them."""
+    ``sft``, ``dpo``, ``kto``, ``rl``: keys of that command's --config; ``settings``: of all of them; ``launcher``: the words
+    that start it in several processes, as ``[accelerate, launch, --num_processes, "2"]``."""
 
+    launcher: list[str] = pydantic.Field(default_factory=list)
     settings: Settings = pydantic.Field(default_factory=dict)
     sft: Settings = pydantic.Field(default_factory=dict)
     dpo: Settings = pydantic.Field(default_factory=dict)

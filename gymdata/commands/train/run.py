@@ -14,18 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from gymdata.commands.train import launch
+from gymdata.commands.train import process
 from gymdata.commands.train.adapter import merge_adapter
 from gymdata.commands.train.data_checks import check
 from gymdata.commands.train.from_text import TEXT, naming_file, rendered, text_format, trained_of
-from gymdata.commands.train.launch import Job
+from gymdata.commands.train.job import Job, is_first
 from gymdata.commands.train.prepared import DATA, prepare
-from gymdata.commands.train.settings import (
-    LAUNCHING,
-    RenderedConfig,
-    RolloutsConfig,
-    TrainConfig,
-)
+from gymdata.commands.train.settings import RenderedConfig, RolloutsConfig, TrainConfig
 from gymdata.commands.train.trainer_settings import check_settings
 from gymdata.errors import DataError, GymdataError, StoreError, UsageError, abridged, counted
 from gymdata.models.model_identity import ModelFacts, model_facts
@@ -48,8 +43,10 @@ SUCCESS = "SUCCESS"
 JOB = "job"
 MERGED = "merged"
 CHECKPOINTS = "checkpoints"
-#: Runs a prepared job file and returns what the trainer announced; raises what it reported.
-Runner = Callable[[Path, Progress], Figures]
+#: Trains a job whose data is prepared, as ``process.run`` does, and returns the figures for run.json.
+Runner = Callable[[Job, Progress], Figures]
+#: The status of the processes that are not the first.
+TOOK_PART = "took part"
 #: Keys of run.json that are fields of the report.
 _REPORTED = ("counts", "trained_tokens", "steps", "heldout", "ratio", "training")
 #: What to do about a table without a row.
@@ -60,7 +57,7 @@ _NO_ROWS = {
     "rollouts": "`gymdata collect` or `gymdata import` writes rollouts; `gymdata filter` prints what it drops",
 }
 #: In a job file, but not part of what is trained: free to change on a resume.
-_OPERATION = (*LAUNCHING, "dry_run", "output", "own_keys", "asked", "set_by_text")
+_OPERATION = ("dry_run", "output", "own_keys", "asked", "set_by_text")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -141,6 +138,7 @@ class TrainReport(Report):
         return f"match as far as they went: {fed['count']:,} of {counted(proof['file']['count'], 'token')}"
 
 
+@process.environment()
 def train(
     source: str | Path,
     settings: TrainConfig,
@@ -162,6 +160,8 @@ def train(
     Raises DataError, RefusedError with a code when the data must not be trained on, UsageError, StoreError, and
     OutsideError("trainer").
     """
+    if not is_first():
+        return _taken_part(settings)
     progress = progress or NullProgress()
     # The cheap checks, before torch is loaded.
     source = str(fetched(source))
@@ -195,7 +195,7 @@ def train(
                 source, settings = trained_of(out / TEXT, text, asked), asked.model_copy(update=recorded)
             else:
                 folder = out / TEXT
-                if dry_run or launch.machine_rank(settings) > 0:
+                if dry_run:
                     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                     stack.enter_context(naming_file(folder, files[0].path))
                 source, settings = rendered(
@@ -212,7 +212,7 @@ def train(
         refuse_replaced(source)
         warn_of_changed_scores(source)
         training = _Training(
-            source, settings, model or model_facts(settings.model), out, run_job or launch.run_job, progress, of_text
+            source, settings, model or model_facts(settings.model), out, run_job or process.run, progress, of_text
         )
         words = list(command) or [f"gymdata.{stage.replace('-', '_')}"]
         report = TrainReport.of(training.run(words, overwrite=overwrite, dry_run=dry_run))
@@ -224,7 +224,7 @@ def train(
 @dataclass
 class _Training:
     """A training of ``model`` on ``source`` in ``out``. ``of_text``: where that was rendered from text, the settings as
-    given (``asked``) and those that the text decided; ``job``: what the training process gets; ``begun``: what run.json
+    given (``asked``) and those that the text decided; ``job``: what the trainer gets; ``begun``: what run.json
     begins with."""
 
     source: str
@@ -241,13 +241,11 @@ class _Training:
         """Start, resume or find it finished; returns run.json's content (of a dry run: what it would begin)."""
         self.describe(command, dry_run=dry_run)
         out, job, defaults = self.out, self.job, self.config.defaults()
-        worker = launch.machine_rank(self.config) > 0
-        if worker:
-            return self.in_temporary(worker=True)
         finished = _is_finished(out, job, defaults, overwrite=overwrite)
         if dry_run:
-            return self.in_temporary(worker=False)
+            return self.in_temporary()
         if finished:
+            process.dismiss(job)
             self.progress.message(f"{out}: this training is finished, nothing to do (--overwrite starts again)")
             if _checkpoints(out) or (out / LOCK).exists() or (out / JOB / DATA).exists():
                 # It was killed after SUCCESS, or another process works there.
@@ -310,7 +308,6 @@ class _Training:
             "policy_hash": self.model.policy_hash,
             "output": str(self.out.resolve()),
             "settings": config.trainer,
-            **config.launching(),
             "own_keys": sorted(type(config).model_fields),
             "dry_run": dry_run,
             **self.of_text,
@@ -345,33 +342,36 @@ class _Training:
 
     def to_the_end(self) -> Figures:
         """Run the job; returns run.json's content."""
-        out, job = self.out, self.job
-        announced = self.run_job((out / JOB / "job.json").resolve(), self.progress)
-        result = json.loads((out / JOB / "result.json").read_text())
-        facts = complete({**self.begun, "status": "completed", **result, **_announced(announced)})
-        write_run_json(out, facts)
-        write_text(out / SUCCESS, "")
-        _drop_what_resumes(out, job)
+        result = self.run_job(cast("Job", plain(self.job)), self.progress)
+        facts = complete({**self.begun, "status": "completed", **result})
+        write_run_json(self.out, facts)
+        write_text(self.out / SUCCESS, "")
+        _drop_what_resumes(self.out, self.job)
         return facts
 
-    def in_temporary(self, *, worker: bool) -> Figures:
-        """A dry run, which is everything up to the first step, or this machine's processes (``worker``) of a training that
-        the first machine reports: in a folder that is gone afterwards."""
-        if worker:
-            self.progress.message("worker node: output is written by rank 0")
+    def in_temporary(self) -> Figures:
+        """A dry run, which is everything up to the first step, in a folder that is gone afterwards."""
         with tempfile.TemporaryDirectory(prefix="gymdata-train-") as folder:
             self.prepare(Path(folder))
-            job = {**self.job, **({"helps": True} if worker else {"output": folder})}
-            job_file = Path(folder) / JOB / "job.json"
-            job_file.write_text(json.dumps(plain(job), indent=2))
-            announced = self.run_job(job_file, self.progress)
-        if worker:
-            tokens = {"file": self.job["trained_tokens"], "batches": None, "equal": None}
-            return {**self.begun, "status": "took part", "trained_tokens": tokens}
-        proof, plan = announced.get("proof", {}), announced.get("plan", {})
-        tokens = {name: proof.get(name) for name in ("file", "batches", "equal")}
-        done = {"status": "dry run", "trained_tokens": tokens, "steps": plan.get("steps")}
-        return {**self.begun, **done, **_announced(announced)}
+            job = cast("Job", {**plain(self.job), "output": folder})
+            return {**self.begun, "status": "dry run", **self.run_job(job, self.progress)}
+
+
+def _taken_part(settings: TrainConfig) -> TrainReport:
+    """The training of the first process, of which this is another. The first one reports."""
+    job = cast(
+        "Job",
+        {
+            "trainer": settings.algorithm,
+            "data": "",
+            "model": settings.model,
+            "output": str(settings.output),
+            "settings": settings.trainer,
+            "own_keys": sorted(type(settings).model_fields),
+        },
+    )
+    process.follow(job)
+    return TrainReport(settings.algorithm, TOOK_PART, settings.output, {}, {}, {})
 
 
 def _drop_prepared(out: Path) -> None:
@@ -435,11 +435,6 @@ def _recorded_text(out: Path, asked: Settings, defaults: Settings) -> Settings |
 
 def _checkpoints(out: Path) -> bool:
     return any((out / CHECKPOINTS).glob("checkpoint-*"))
-
-
-def _announced(announced: Figures) -> Figures:
-    """Measurements of a trainer before its first step, other than the proof."""
-    return {"ratio": {k: v for k, v in announced["ratio"].items() if k != "event"}} if "ratio" in announced else {}
 
 
 def _clear(out: Path, keep: str | None = None) -> None:

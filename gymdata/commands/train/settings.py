@@ -51,8 +51,6 @@ from gymdata.user_code import load_symbol
 
 #: Pair losses that TRL does not have.
 OWN_PAIR_LOSSES = ("rpo_sq", "rpo_fwd_kl", "rpo_bwd_kl", "rebel")
-#: Settings of how the processes are started, which do not affect what is trained.
-LAUNCHING = ("num_processes", "launcher", "accelerate_config", "machine_rank")
 _Kind = TypeVar("_Kind", bound="TrainConfig")
 LOSS_SETTINGS = tuple(dict.fromkeys(name for loss in LOSSES.values() for name in loss.settings))
 Merge = Annotated[
@@ -72,16 +70,13 @@ class TrainConfig(Config):
         ["trainer", "pair_weights", "margin_scale", "reward_scale", "sequence_mask", "loss_constant", *LOSS_SETTINGS]
     )
 
-    sections: ClassVar = {"model": "Model", "num_processes": "Processes", "prefix_sharing": "Training"}
+    sections: ClassVar = {"model": "Model", "prefix_sharing": "Training"}
     #: Name of the command after ``train-``, and of the adapter's module.
     algorithm: ClassVar[str]
     #: The classes whose settings are keys of ``trainer``, for ``--help``.
     library: ClassVar[str]
     table: ClassVar[Table]
     columns: ClassVar[tuple[str, ...]]
-    only_with: ClassVar[OnlyWith] = {
-        "accelerate_config": ("{launcher:accelerate}", lambda c: c.launcher == "accelerate")
-    }
     #: Of the trainers of policies, the only ones with ``merge``.
     merge_with: ClassVar[OnlyWith] = {
         "merge": ("an adapter (use_peft or --lora, or a LoRA folder as the model)", lambda c: c.trains_adapter)
@@ -93,21 +88,6 @@ class TrainConfig(Config):
     output: Path = pydantic.Field(description="Folder for the trained model; resumed if it exists.")
     max_length: int | None = pydantic.Field(
         None, ge=2, description="Truncate longer sequences, and report the tokens lost."
-    )
-    num_processes: int = pydantic.Field(
-        1, ge=1, description="Processes: in all for accelerate, on each machine for torchrun."
-    )
-    launcher: Literal["accelerate", "torchrun"] = pydantic.Field(
-        "accelerate", description="What starts the processes; torchrun is configured by its PET_… variables."
-    )
-    accelerate_config: Path | None = pydantic.Field(
-        None, description="File of `accelerate config`: FSDP2, DeepSpeed, several machines."
-    )
-    machine_rank: int | None = pydantic.Field(
-        None, ge=0, description="Rank of this machine (default: PET_NODE_RANK, or that of --accelerate-config)."
-    )
-    shard_model: bool = pydantic.Field(
-        False, description="Shard the model and its optimizer among the processes, from loading on (PyTorch FSDP2)."
     )
     prefix_sharing: Switch = pydantic.Field(
         "auto",
@@ -134,23 +114,11 @@ class TrainConfig(Config):
 
     def own(self) -> dict[str, object]:
         """The settings that say what is trained, apart from where the model comes from and goes to."""
-        return self.model_dump(mode="json", exclude={"model", "output", "merge", "trainer", *LAUNCHING})
+        return self.model_dump(mode="json", exclude={"model", "output", "merge", "trainer"})
 
     @property
     def trains_adapter(self) -> bool:
         return bool(self.trainer.get("use_peft")) or (Path(self.model) / "adapter_config.json").is_file()
-
-    def launching(self) -> dict[str, object]:
-        """The settings of ``LAUNCHING``, the file as an absolute path. Raises UsageError when it is not there."""
-        settings = self.model_dump(mode="json", include=set(LAUNCHING))
-        if self.accelerate_config is not None:
-            if not self.accelerate_config.is_file():
-                raise UsageError(
-                    f"--accelerate-config {self.accelerate_config}: no such file",
-                    hint="`accelerate config --config_file FILE` writes one",
-                )
-            settings["accelerate_config"] = str(self.accelerate_config.resolve())
-        return settings
 
     def called(self, key: str) -> str:
         below = f"trainer.{key}"
@@ -193,7 +161,6 @@ class TrainDpoConfig(RenderedConfig):
     columns = PAIR_COLUMNS
     sides = 2
     only_with: ClassVar[OnlyWith] = {
-        **TrainConfig.only_with,
         "reward_scale": ("loss_type rpo_sq, rpo_fwd_kl or rpo_bwd_kl", lambda c: c.has_loss("rpo_")),
         "margin_scale": ("a loss_type that takes a margin", lambda c: not c.has_loss(*OWN_PAIR_LOSSES)),
         **TrainConfig.merge_with,
@@ -237,7 +204,6 @@ class TrainRlConfig(TrainConfig):
     table = EXPERIENCES
     columns = EXPERIENCE_COLUMNS
     only_with: ClassVar[OnlyWith] = {
-        **TrainConfig.only_with,
         **{
             name: (with_setting(name), lambda c, name=name: name in c.own_settings)  # type: ignore[misc]  # a lambda's default
             for name in LOSS_SETTINGS
@@ -363,7 +329,6 @@ class TrainSftConfig(RolloutsConfig):
     library = "transformers' TrainingArguments"
     columns = SFT_COLUMNS
     only_with: ClassVar[OnlyWith] = {
-        **TrainConfig.only_with,
         "pack_length": ("{packing:True}", lambda c: c.packing),
         **TrainConfig.merge_with,
     }
@@ -420,7 +385,7 @@ class TrainKtoConfig(RolloutsConfig):
     algorithm = "kto"
     library = "TRL's KTOConfig"
     columns = KTO_COLUMNS
-    only_with: ClassVar[OnlyWith] = {**TrainConfig.only_with, **TrainConfig.merge_with}
+    only_with: ClassVar[OnlyWith] = TrainConfig.merge_with
 
     threshold: float | None = pydantic.Field(
         None, allow_inf_nan=False, description="Reward above which a rollout is desirable (default: the task's mean)."

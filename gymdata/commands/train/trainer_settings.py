@@ -70,7 +70,7 @@ _SERVICES = (
 SERVICES = (*_SERVICES.split(), "kubeflow", "all")
 _MODULES = {"azure_ml": "azureml", "flyte": "flytekit"}
 _PACKAGES = {"azure_ml": "azureml-core", "flyte": "flytekit", "comet_ml": "comet-ml"}
-#: The modules that a training process imports first.
+#: The modules that a training imports first.
 _NEEDED = ("torch", "transformers", "trl", "accelerate")
 
 

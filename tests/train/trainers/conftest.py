@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from filelock import FileLock
 
 from gymdata.commands.train.prepared import DATA, PREPARED, opened, prepare
 from gymdata.commands.train.settings import TRAINERS
+from gymdata.progress import Progress
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import write_run_json, write_table
 from tests.rollout_files import experience_rows, scored_run, write_experiences
@@ -32,14 +32,6 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True)
-def _own_interrupts() -> Iterator[None]:
-    """A training that an error ended in the middle has not put back what Ctrl-C did before."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
@@ -175,8 +167,16 @@ def file_for(algorithm: str, policy: Path, folder: Path, **columns: Any) -> Path
     return write_experiences(folder, experience_rows(policy)) if table == "experiences" else scored_run(folder / "run")
 
 
-def start(algorithm: str, file: Path, policy: Path, out: Path, settings: dict[str, Any], **job: Any) -> tuple[Any, Any]:
-    """Trainer and token_checksum of a job in this process, as the training process would have them."""
+def start(
+    algorithm: str,
+    file: Path,
+    policy: Path,
+    out: Path,
+    settings: dict[str, Any],
+    progress: Progress | None = None,
+    **job: Any,
+) -> tuple[Any, Any]:
+    """Trainer and token_checksum of a job."""
     from gymdata.commands.train.trainers import run
 
     kind = TRAINERS[algorithm]
@@ -189,14 +189,15 @@ def start(algorithm: str, file: Path, policy: Path, out: Path, settings: dict[st
     with FileLock(out / ".preparing"):
         shared = "RANK" in os.environ and (folder / PREPARED).is_file()
         expected = (opened(folder) if shared else prepare(folder, config.parts(str(file)))).sequences.trained()
-    trainer, token_checksum, _ = run.assemble(
+    told: Any = (
         {
             **config.own(), "trainer": algorithm, "data": str(file), "model": str(policy), "output": str(out),
-            "policy_hash": "this", "own_keys": [], "num_processes": 1, "trained_tokens": expected.as_json(),
+            "policy_hash": "this", "own_keys": [], "trained_tokens": expected.as_json(),
             "settings": given,
         }
         | job
     )  # fmt: skip
+    trainer, token_checksum, _ = run.assemble(told, progress=progress)
     return trainer, token_checksum
 
 

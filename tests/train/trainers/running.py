@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,40 +16,16 @@ import pytest
 from transformers import TrainerCallback
 
 from gymdata.cli.main import main
-from gymdata.commands.train import launch
 from gymdata.commands.train.trainers.metrics import read_metrics
 
 
 def gymdata(*words: object) -> CompletedProcess[str]:
-    """Run the command here, where torch is loaded already, and what it trains in one process, too."""
+    """Run the command here, where torch is loaded already."""
     out, err = io.StringIO(), io.StringIO()
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    processes = SimpleNamespace(PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL, Popen=_trained_here)
-    with (
-        mock.patch.object(launch, "subprocess", processes),
-        mock.patch.dict(os.environ, threads),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
+    with mock.patch.dict(os.environ, threads), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([*map(str, words)])
     return CompletedProcess(words, code, out.getvalue(), err.getvalue())
-
-
-def _trained_here(command: list[str], **options: Any) -> Any:
-    """What ``launch`` uses of Popen, of a training process that was run in this one; several processes are started."""
-    from gymdata.commands.train.trainers.run import launcher
-    from gymdata.commands.train.trainers.run import main as train
-
-    if launcher(json.loads(Path(command[-1]).read_text())):
-        return subprocess.Popen(command, **options)
-    out, err = io.StringIO(), io.StringIO()
-    interrupted = signal.getsignal(signal.SIGINT)
-    environment = mock.patch.dict(os.environ, options["env"], clear=True)
-    with environment, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = train(command[-1:])
-    signal.signal(signal.SIGINT, interrupted)
-    options["stderr"].write(err.getvalue().encode())
-    return SimpleNamespace(stdout=io.BytesIO(out.getvalue().encode()), wait=lambda: code, poll=lambda: code)
 
 
 def curve(folder: Path) -> dict[int, float]:

@@ -16,6 +16,7 @@ from gymdata.errors import OutsideError, RefusedError
 from gymdata.models.model_identity import ModelFacts
 from gymdata.progress import NullProgress
 from gymdata.store import read_run_json, write_run_json
+from tests.servers import Watcher
 from tests.train.trainers.conftest import file_for, pair_rows, start, write_pairs
 from tests.train.trainers.running import Crash, curve
 
@@ -202,14 +203,12 @@ def test_a_bad_gradient_stops_its_step(begin: Begin, algorithm: str) -> None:
 
 @pytest.mark.matrix("1")
 @pytest.mark.parametrize("bad", [1, 99])
-def test_steps_that_loss_scaling_leaves_out_are_counted(
-    begin: Begin, bad: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_that_loss_scaling_leaves_out_are_counted(begin: Begin, bad: int) -> None:
     """With fp16 an infinite gradient is part of finding the scale: some such steps are a warning, nothing but them an
     error."""
     import torch
 
-    trainer, _ = begin("sft")
+    trainer, _ = begin("sft", progress=(notes := Watcher()))
     trainer.args.fp16 = True
     seen: list[int] = []
 
@@ -223,7 +222,7 @@ def test_steps_that_loss_scaling_leaves_out_are_counted(
     assert steps > 1
     if bad == 1:
         trainer.report_skipped()
-        assert f"warning: 1 of {steps} steps changed nothing: their gradients were infinite" in capsys.readouterr().out
+        assert f"warning: 1 of {steps} steps changed nothing: their gradients were infinite" in notes.said[-1]
     else:
         with pytest.raises(OutsideError, match=f"{steps} of {steps} steps changed nothing"):
             trainer.report_skipped()

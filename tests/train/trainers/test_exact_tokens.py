@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from gymdata.commands.train.token_checksum import TrainedTokens
 from gymdata.errors import OutsideError, UsageError
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
+from tests.servers import Watcher
 
 pytestmark = pytest.mark.torch
 
@@ -120,21 +120,13 @@ def test_first_loss_is_ln_2_whichever_reference(assemble: Assemble) -> None:
         assert loss.item() == pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_the_progress_of_scoring_is_reported_before_the_first_step(
-    assemble: Assemble, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_progress_of_scoring_is_reported_before_the_first_step(assemble: Assemble) -> None:
     """Batch by batch, up to all pairs; nothing is scored during the training."""
-    from gymdata.commands.train.trainers.metrics import EVENT
-
-    def scored() -> list[tuple[int, int]]:
-        lines = capsys.readouterr().out.splitlines()
-        events = [json.loads(line.removeprefix(EVENT)) for line in lines if line.startswith(EVENT)]
-        return [(event["scored"], event["total"]) for event in events if event["event"] == "scored"]
-
-    trainer, _ = assemble(settings={"precompute_ref_batch_size": 5})
-    assert scored() == [(5, 13), (10, 13), (13, 13)]
+    trainer, _ = assemble(settings={"precompute_ref_batch_size": 5}, progress=(watch := Watcher()))
     trainer.train()
-    assert scored() == []
+    scored = [(counts["scored"], counts["total"]) for counts in watch.counts if "scored" in counts]
+    assert scored == [(5, 13), (10, 13), (13, 13)]
+    assert all("scored" in counts for counts in watch.counts[:3])
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "hinge", "ipo", "robust", "sigmoid_norm", "sft"])

@@ -1,4 +1,4 @@
-"""Each trainer in two real processes, with a whole model in each and with one that is sharded between them."""
+"""Each trainer in two real processes, with a whole model in each and with one that accelerate shards between them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from gymdata.commands.train.settings import TRAINERS
 from gymdata.commands.train.trainers.metrics import read_metrics
 from tests.train.trainers.conftest import file_for, start
+from tests.train.trainers.running import gymdata
 
 pytestmark = [pytest.mark.torch, pytest.mark.full]
 
@@ -35,17 +36,16 @@ for kind in kinds:
     for algorithm, file in files.items():
         given = {**settings, "per_device_train_batch_size": 4, "ddp_backend": "gloo"}
         folder = Path(out) / f"{algorithm}-{kind}"
-        job = {"num_processes": 2, "shard_model": kind.startswith("sharded")}
         with accelerate_shards(kind.startswith("accelerate")):
             if kind.endswith("resumed"):
                 given |= {"save_strategy": "steps", "save_steps": 1}
-                stopped, _ = start(algorithm, Path(file), Path(policy), folder, given, **job)
+                stopped, _ = start(algorithm, Path(file), Path(policy), folder, given)
                 stopped.add_callback(Crash(2))
                 try:
                     stopped.train()
                 except RuntimeError as error:
                     assert "crash" in str(error), error
-            trainer, token_checksum = start(algorithm, Path(file), Path(policy), folder, given, **job)
+            trainer, token_checksum = start(algorithm, Path(file), Path(policy), folder, given)
             token_checksum.dry_run_batches(trainer)
             checkpoint = last_checkpoint(Path(trainer.args.output_dir))
             if checkpoint is not None:
@@ -102,14 +102,14 @@ def one(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(one: Path, policy: Path) -> Path:
-    """The same of two processes, each with the whole model, and with a model that was loaded sharded."""
-    return trained_by_two(one, policy, "whole", "sharded")
+    """The same of two processes, each with the whole model."""
+    return trained_by_two(one, policy, "whole")
 
 
 @pytest.fixture(scope="module")
 def two_more(one: Path, policy: Path) -> Path:
-    """The same with a model that accelerate shards, and with either that is resumed from a checkpoint."""
-    return trained_by_two(one, policy, "accelerate", "sharded-resumed", "accelerate-resumed")
+    """The same with a model that accelerate shards, and resumed from a checkpoint."""
+    return trained_by_two(one, policy, "accelerate", "accelerate-resumed")
 
 
 def trained_by_two(out: Path, policy: Path, *kinds: str) -> Path:
@@ -124,26 +124,24 @@ def figures(folder: Path, name: str) -> list[float]:
     return [row[name] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
 
 
-@pytest.mark.parametrize("kind", ["accumulated", "whole", "sharded"])
+@pytest.mark.parametrize("kind", ["accumulated", "whole"])
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_however_a_step_is_split_it_is_the_same(two: Path, algorithm: str, kind: str) -> None:
-    """Steps of 8 rows as 4 and 4, as 4 in each of two processes and as 4 in each half of a sharded model: the same losses,
-    gradients and weights."""
+    """Steps of 8 rows as 4 and 4, and as 4 in each of two processes: the same losses, gradients and weights."""
     assert_same_training(two / f"{algorithm}-one", two / f"{algorithm}-{kind}")
 
 
-@pytest.mark.parametrize("kind", ["whole", "sharded"])
 @pytest.mark.parametrize("algorithm", EVERY)
-def test_two_processes_train_every_token_once(two: Path, algorithm: str, kind: str) -> None:
+def test_two_processes_train_every_token_once(two: Path, algorithm: str) -> None:
     """The proof of two processes, before the first step and of each epoch, is the file's."""
-    assert_proven(two / f"{algorithm}-{kind}")
+    assert_proven(two / f"{algorithm}-whole")
 
 
-@pytest.mark.parametrize("kind", ["accelerate", "sharded-resumed", "accelerate-resumed"])
+@pytest.mark.parametrize("kind", ["accelerate", "accelerate-resumed"])
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_sharding_by_accelerate_and_resuming_are_the_same(two_more: Path, algorithm: str, kind: str) -> None:
-    """With accelerate's FSDP2, and after a crash between checkpoints with either sharding: losses, gradients, weights and
-    proof of one process that was not stopped."""
+    """With accelerate's FSDP2, and after a crash between checkpoints: losses, gradients, weights and proof of one process
+    that was not stopped."""
     folder = two_more / f"{algorithm}-{kind}"
     assert_same_training(two_more / f"{algorithm}-one", folder)
     assert_proven(folder)
@@ -169,57 +167,34 @@ def assert_proven(folder: Path) -> None:
     assert [epoch["checksum"] for epoch in proof["epochs"]] == [proof["file"]["checksum"]] * 2
 
 
-@pytest.mark.parametrize(
-    ("job", "environment", "expected"),
-    [
-        ({"num_processes": 1}, {}, []),
-        ({"num_processes": 4}, {}, ["launch", "--multi_gpu", "--num_processes", "4", "--num_machines", "1",
-         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]),
-        ({"num_processes": 1, "accelerate_config": "/f.yaml"}, {}, ["launch", "--config_file", "/f.yaml"]),
-        ({"num_processes": 16, "accelerate_config": "/f.yaml", "machine_rank": 1}, {},
-         ["launch", "--config_file", "/f.yaml", "--num_processes", "16", "--machine_rank", "1"]),
-        ({"num_processes": 2, "launcher": "torchrun"}, {}, ["--nproc_per_node", "2", "--standalone"]),
-        ({"num_processes": 1, "launcher": "torchrun"}, {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8"}, []),
-        ({"num_processes": 8, "launcher": "torchrun", "machine_rank": 1}, {"PET_NNODES": "2"},
-         ["--nproc_per_node", "8", "--node_rank", "1"]),
-    ],
-)  # fmt: skip
-def test_what_the_launcher_is_given(
-    monkeypatch: pytest.MonkeyPatch, job: dict[str, Any], environment: dict[str, str], expected: list[str]
-) -> None:
-    """What the settings do not say is left to the file of accelerate and to the variables of torchrun."""
-    from gymdata.commands.train.trainers.run import launcher
-
-    for name in ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert launcher(job)[1:] == expected
-
-
-def test_two_machines_train_one_model(policy: Path, tmp_path: Path) -> None:
-    """The same command on two machines: the first one's report has the proof of all processes, the other took part, and the
-    model is there."""
-    file = file_for("rl", policy, tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    words = ["train-rl", file, "-m", policy, "-o", tmp_path / "out", "--json", "--launcher", "torchrun", "--shard-model",
-             "--set", "num_train_epochs=1", "--set", "per_device_train_batch_size=2"]  # fmt: skip
-    code = "import sys; from gymdata.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    machines = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PET_NNODES": "2", "PET_NODE_RANK": str(rank),
-                            "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port},
-        )
-        for rank in range(2)
+def launched(*words: object) -> subprocess.CompletedProcess[str]:
+    """``accelerate launch -m gymdata WORDS`` in two processes on the CPU."""
+    launcher = [
+        sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes", "2",
+        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
     ]  # fmt: skip
-    said = [machine.communicate() for machine in machines]
-    assert [machine.returncode for machine in machines] == [0, 0], said
-    first, second = (json.loads(out) for out, _ in said)
-    assert (first["status"], second["status"]) == ("completed", "took part")
-    assert first["trained_tokens"]["equal"] is True
-    assert first["settings"]["seed"] == 42
-    assert (tmp_path / "out" / "model.safetensors").is_file()
-    assert "output is written by rank 0" in said[1][1]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*launcher, "-m", "gymdata", *map(str, words)], cwd=ROOT, capture_output=True, text=True, env=environment
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "rl"])
+def test_accelerate_launch_trains_one_model(algorithm: str, policy: Path, tmp_path: Path) -> None:
+    """The command in two processes prints one report, with the proof of both and the weights of a training in one; again,
+    it is finished; what is wrong is said by the first process, and none is left waiting."""
+    file = file_for(algorithm, policy, tmp_path)
+    words = [f"train-{algorithm}", file, "-m", policy, "--json", "--set", "num_train_epochs=1"]
+    done = launched(*words, "-o", tmp_path / "out", "--set", "per_device_train_batch_size=2")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["status"], report["trained_tokens"]["equal"]) == ("completed", True)
+    assert done.stderr.count("trained tokens: ") == 1
+    one = gymdata(*words, "-o", tmp_path / "one", "--set", "per_device_train_batch_size=4", "--set", "use_cpu=true")
+    assert one.returncode == 0, one.stderr
+    assert_same_training(tmp_path / "one", tmp_path / "out")
+    again = launched(*words, "-o", tmp_path / "out", "--set", "per_device_train_batch_size=2")
+    assert (again.returncode, again.stderr.count("this training is finished")) == (0, 1)
+    refused = launched(*words, "-o", tmp_path / "out", "--set", "per_device_train_batch_size=3")
+    assert refused.returncode != 0
+    assert "was made with other settings" in refused.stderr

@@ -13,6 +13,7 @@ from gymdata.errors import RefusedError
 from gymdata.models.model_identity import model_facts
 from gymdata.store import read_run_json, write_run_json
 from tests.rollout_files import experience_rows, write_experiences
+from tests.servers import Watcher
 from tests.train.trainers.conftest import start
 from tests.train.trainers.running import gymdata
 
@@ -118,9 +119,7 @@ def test_one_token_is_refused_by_the_mean_ratio_alone(policy: Path, tmp_path: Pa
     ],
     ids=["a constant", "zeros", "noise"],
 )
-def test_log_probs_of_no_model_are_named(
-    policy: Path, tmp_path: Path, poison: Any, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_probs_of_no_model_are_named(policy: Path, tmp_path: Path, poison: Any, says: str) -> None:
     """Of a file that names another policy: numbers that no policy can have sampled with are warned of (L305), and honest
     ones and losses without ratios are not."""
     honest = experience_rows(policy)
@@ -136,8 +135,8 @@ def test_log_probs_of_no_model_are_named(
     ]
     texts = []
     for given, loss in ((rows, "ppo_clip"), (honest, "ppo_clip"), (rows, "filtered_bc")):
-        start("rl", write_experiences(tmp_path, given), policy, tmp_path / "out", {}, loss=loss)
-        texts.append(capsys.readouterr().out)
+        start("rl", write_experiences(tmp_path, given), policy, tmp_path / "out", {}, notes := Watcher(), loss=loss)
+        texts.append("\n".join(notes.said))
     assert re.search(
         f"warning: the saved log-probabilities are not those of the tokens \\(L305\\): .*{says}", texts[0]
     ), texts[0]
@@ -145,7 +144,7 @@ def test_log_probs_of_no_model_are_named(
     assert "L305" not in texts[1] + texts[2]
 
 
-def test_tokens_of_another_policy_are_refused(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokens_of_another_policy_are_refused(policy: Path, tmp_path: Path) -> None:
     """With an effective sample size below a tenth a loss of ratios is refused (L305); the flag and other losses train."""
     rows = experience_rows(policy, noise=0.0)
     at = rows[0]["loss_mask"].index(1)
@@ -154,9 +153,9 @@ def test_tokens_of_another_policy_are_refused(policy: Path, tmp_path: Path, caps
     with pytest.raises(RefusedError, match=r"L305.*effective sample size.*at least 10%") as refused:
         start("rl", file, policy, tmp_path / "out", {})
     assert "--allow-biased-logprobs" in str(refused.value.hint)
-    trainer, _ = start("rl", file, policy, tmp_path / "out", {}, allow_biased_logprobs=True)
+    trainer, _ = start("rl", file, policy, tmp_path / "out", {}, notes := Watcher(), allow_biased_logprobs=True)
     assert trainer.compare(refuse=False)["effective_sample_size"] < 0.1
-    assert "warning: the saved log-probabilities are not those of the tokens (L305)" in capsys.readouterr().out
+    assert "warning: the saved log-probabilities are not those of the tokens (L305)" in "\n".join(notes.said)
     start("rl", file, policy, tmp_path / "out", {}, loss="filtered_bc")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from gymdata.commands.train.trainers.metrics import EVENT, read_metrics
+from gymdata.commands.train.trainers.metrics import read_metrics
 from gymdata.store import read_run_json
+from tests.servers import Watcher
 from tests.train.trainers.conftest import pair_rows, write_pairs
 from tests.train.trainers.running import gymdata
 
@@ -36,16 +36,14 @@ def test_a_training_shows_its_figures(policy: Path, pairs: Path, tmp_path: Path)
     assert f"loss {training['first']['loss']:.4g} → {training['last']['loss']:.4g}" in " ".join(done.stdout.split())
 
 
-def test_a_line_of_progress_has_the_figures_of_its_step(
-    policy: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_of_progress_has_the_figures_of_its_step(policy: Path, pairs: Path, tmp_path: Path) -> None:
     """A step that is logged is reported once, with its figures; another one without any."""
     from tests.train.trainers.conftest import start
 
-    trainer, _ = start("dpo", pairs, policy, tmp_path / "out", {"logging_steps": 2, "logging_first_step": False})
+    settings = {"logging_steps": 2, "logging_first_step": False}
+    trainer, _ = start("dpo", pairs, policy, tmp_path / "out", settings, watch := Watcher())
     trainer.train()
-    lines = [line.partition(EVENT)[2] for line in capsys.readouterr().out.splitlines() if EVENT in line]
-    steps = [step for line in lines if (step := json.loads(line))["event"] == "step" and step["done"]]
+    steps = [counts for counts in watch.counts if counts.get("done")]
     logged = {row["step"]: row["loss"] for row in read_metrics(tmp_path / "out" / "metrics.jsonl") if "loss" in row}
     assert [step["done"] for step in steps] == list(range(1, trainer.state.max_steps + 1))
     assert {step["done"]: step["loss"] for step in steps if "loss" in step} == logged

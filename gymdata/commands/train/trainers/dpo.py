@@ -16,7 +16,7 @@ from trl.trainer import dpo_trainer
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from gymdata.commands.train.launch import Job
+from gymdata.commands.train.job import Job
 from gymdata.commands.train.pair_data import TrainingPairs
 from gymdata.commands.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
 from gymdata.commands.train.trainers.batches import ROWS, Batch, PairCollator, row_dataset, to_multiple

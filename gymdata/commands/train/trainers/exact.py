@@ -11,15 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
@@ -32,13 +23,10 @@ from gymdata.commands.train.trainers.batches import (
     shared_tokens,
     siblings_together,
 )
-from gymdata.commands.train.trainers.metrics import event
 from gymdata.commands.train.trainers.token_check_callback import TokenChecksumCallback
 from gymdata.errors import OutsideError, UsageError
 from gymdata.models._shared_prefixes import Mode, Sharing, reshard, share_prefixes
-
-#: Folder of a checkpoint with the parts of a sharded optimizer.
-OPTIMIZER_PARTS = "optimizer"
+from gymdata.progress import Progress
 
 
 class MeasureHeldOut(TrainerCallback):
@@ -63,14 +51,12 @@ class MeasureHeldOut(TrainerCallback):
 
 class Exact:
     """Mixin; list it before the library's trainer. ``token_checksum`` follows the training; ``sharing``: whether shared
-    prefixes of a batch are computed once."""
+    prefixes of a batch are computed once; ``before_training``: figures for run.json that are known before the first step."""
 
     data: TrainingData
     #: What is installed on the model that is trained, and the group of each row where batches are grouped.
     shared: Sharing | None = None
     groups: np.ndarray | None = None
-    #: Whether the optimizer is checkpointed in parts, which any number of processes reads.
-    in_parts: bool = False
     #: Whether an adapter is merged when the model is saved: what loads a classifier knows no adapters.
     merges: bool = False
     #: Rows of the batches since the last step.
@@ -90,23 +76,25 @@ class Exact:
     model: Any
     accelerator: Any
     compute_loss_context_manager: Any
+    _load_from_checkpoint: Any
+    _load_optimizer_and_scheduler: Any
     callback_handler: Any
 
     def __init__(
-        self, *, args: Any, data: TrainingData, token_checksum: TokenChecksumCallback, sharing: Mode, **rest: Any
+        self,
+        *,
+        args: Any,
+        data: TrainingData,
+        token_checksum: TokenChecksumCallback,
+        sharing: Mode,
+        progress: Progress,
+        **rest: Any,
     ) -> None:
         self.data, self.token_checksum, self.sharing = data, token_checksum, sharing
-        own = args.save_only_model
-        # The library refuses to checkpoint the optimizer of a model that is loaded sharded; here its parts are saved.
-        self.in_parts = "distributed_config" in (args.model_init_kwargs or {})
-        args.save_only_model = own or self.in_parts
-        try:
-            super().__init__(args=args, **rest)  # type: ignore[call-arg]  # the Trainer beside this mixin takes it
-        finally:
-            args.save_only_model = own
+        self.progress, self.before_training = progress, dict[str, object]()
+        super().__init__(args=args, **rest)  # type: ignore[call-arg]  # the Trainer beside this mixin takes it
         self._refuse_unsavable()
         self.share_prefixes()
-        save_tied_weights_once(self.model)
         token_checksum.bind(self)
         self.add_callback(token_checksum)  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
 
@@ -116,7 +104,7 @@ class Exact:
             return
         if self.sharded_late:
             self.sharing = "off"
-            self.note("prefix sharing is off: accelerate shards the model later (--shard-model can share)")
+            self.note("prefix sharing is off: accelerate shards the model later")
             return
         installed: list[Sharing] = []
         for model in (getattr(self, "ref_model", None), self.model):
@@ -146,9 +134,9 @@ class Exact:
             )
 
     def note(self, text: str) -> None:
-        """Tell the parent process, once for all processes."""
+        """Say something, once for all processes."""
         if self.is_world_process_zero():  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
-            event("note", text=text)
+            self.progress.message(text)
 
     @property
     def rows(self) -> int:
@@ -199,59 +187,9 @@ class Exact:
         if self.waiting:
             self._prepare_for_training(max_steps, self.get_train_dataloader(), None)
 
-    def _load_from_checkpoint(self, folder: str, model: Any = None) -> None:
-        own: Any = super()
-        if not self.sharded_early or hasattr(self.model, "peft_config"):
-            own._load_from_checkpoint(folder, model)
-            return
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-        state: dict[str, Any] = {}
-        if self.accelerator.is_main_process:
-            for file in sorted(Path(folder).glob("*.safetensors")):
-                state |= load_file(file)
-            tied = self.model.all_tied_weights_keys
-            lacking = sorted(self.model.state_dict().keys() - state.keys() - tied.keys())
-            if lacking:
-                raise OutsideError(
-                    "trainer", f"{folder} lacks {', '.join(lacking[:3])}", hint="--overwrite starts again"
-                )
-        set_model_state_dict(self.model, state, options=options)
-
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         own: Any = super()
-        if self.sharded_early and hasattr(self.model, "peft_config"):
-            # The main process alone saves an adapter, which is whole on each; the model below it is not, and stays as it is.
-            state_dict = {k: v for k, v in self.model.state_dict().items() if not isinstance(v, DTensor)}
-        elif state_dict is not None:
-            state_dict = without_tied(self.model, state_dict)
-        own._save(output_dir, state_dict)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        own: Any = super()
-        if not self.in_parts:
-            own._save_optimizer_and_scheduler(output_dir)
-            return
-        # The library would save the first process's part alone.
-        parts = {"optimizer": get_optimizer_state_dict(self.model, self.optimizer.optimizer)}
-        state_dict_saver.save(parts, checkpoint_id=str(Path(output_dir, OPTIMIZER_PARTS)))
-        if self.args.should_save:
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, "scheduler.pt"))
-
-    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
-        own: Any = super()
-        if not self.in_parts or folder is None:
-            own._load_optimizer_and_scheduler(folder)
-            return
-        optimizer = self.optimizer.optimizer
-        parts = {"optimizer": get_optimizer_state_dict(self.model, optimizer)}
-        state_dict_loader.load(parts, checkpoint_id=str(Path(folder, OPTIMIZER_PARTS)))
-        set_optimizer_state_dict(self.model, optimizer, parts["optimizer"])
-        self.lr_scheduler.load_state_dict(torch.load(Path(folder, "scheduler.pt"), weights_only=True))
-
-    @property
-    def sharded_early(self) -> bool:
-        """Whether the model was loaded sharded (--shard-model)."""
-        return bool(getattr(self, "is_distributed_loading_by_transformers", False))  # not in transformers 5.17
+        own._save(output_dir, state_dict if state_dict is None else without_tied(self.model, state_dict))
 
     def end(self) -> None:
         """Finish the trackers and the process group, at the very end; transformers 5.17 has done so after ``train``."""
@@ -272,7 +210,7 @@ class Exact:
             batch.pop(ROWS)
             yield rows[: len(rows) if number < len(batches) else 0], {k: v.to(device) for k, v in batch.items()}
             if not self.state.global_step and self.accelerator.is_main_process:
-                event("scored", scored=min((number + among) * size, len(order)), total=len(order))
+                self.progress.update(scored=min((number + among) * size, len(order)), total=len(order))
 
     @contextmanager
     def scoring(self, model: Any = None) -> Iterator[Any]:
@@ -358,7 +296,7 @@ class Exact:
 
     def _refuse_unsavable(self) -> None:
         """Raises UsageError for a way of sharding that would train a model and save none."""
-        if self.merges and hasattr(self.model, "peft_config") and (self.sharded_early or self.sharded_late):
+        if self.merges and hasattr(self.model, "peft_config") and self.sharded_late:
             raise UsageError(
                 "a LoRA adapter of this trainer is merged into its model, which cannot be done while the model is sharded",
                 hint="train without sharding (an adapter needs far less memory than a model), or without LoRA",
@@ -367,7 +305,7 @@ class Exact:
         if zero.get("stage") == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
             raise UsageError(
                 "with this configuration DeepSpeed's ZeRO-3 saves no model that can be loaded",
-                hint="zero3_save_16bit_model: true in the file of --accelerate-config, below deepspeed_config",
+                hint="zero3_save_16bit_model: true in the configuration of accelerate, below deepspeed_config",
             )
 
     def save_trained(self, out: Path) -> None:
@@ -404,14 +342,6 @@ def without_tied(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
     tied, one tensor under two names."""
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
     return {name: value for name, value in weights.items() if tied.get(name) not in weights}
-
-
-def save_tied_weights_once(model: Any) -> None:
-    """Have a model that was loaded sharded save its weights ``without_tied``."""
-    if not getattr(model, "is_distributed_loading_by_transformers", False):
-        return
-    together = model.gather_sharded_state_dict_for_save
-    model.gather_sharded_state_dict_for_save = lambda *args, **named: without_tied(model, together(*args, **named))
 
 
 @contextmanager

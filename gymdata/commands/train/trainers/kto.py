@@ -15,7 +15,7 @@ from trl.trainer import kto_trainer
 from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
 
-from gymdata.commands.train.launch import Job
+from gymdata.commands.train.job import Job
 from gymdata.commands.train.rollout_data import TrainingLabels
 from gymdata.commands.train.settings import TrainKtoConfig
 from gymdata.commands.train.trainers.batches import (

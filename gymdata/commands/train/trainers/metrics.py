@@ -1,11 +1,10 @@
-"""Reports of a training run, during and after it: events for the parent, and metrics.jsonl."""
+"""Reports of a training run, during and after it: its progress, and metrics.jsonl."""
 
 from __future__ import annotations
 
 # ruff: noqa: ARG002 - a callback is given more than it needs
 import json
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gymdata.commands.train.launch import EVENT
 from gymdata.commands.train.trainers.token_check_callback import TokenChecksumCallback
+from gymdata.progress import Progress
 from gymdata.public import Figures
 from gymdata.store.lines import read_metrics
 from gymdata.store.run_json import write_text
@@ -34,17 +33,11 @@ FIGURES = {
 }
 
 
-def event(kind: str, /, **facts: Any) -> None:
-    """Send an event to the parent process."""
-    sys.stdout.write(f"{EVENT}{json.dumps({'event': kind, **facts})}\n")
-    sys.stdout.flush()
-
-
 class Recorder(TrainerCallback):
-    """Writes each log entry to metrics.jsonl and reports each step, with its figures, to the parent."""
+    """Writes each log entry to metrics.jsonl and reports each step, with its figures."""
 
-    def __init__(self, folder: Path, token_checksum: TokenChecksumCallback) -> None:
-        self.file = folder / METRICS
+    def __init__(self, folder: Path, token_checksum: TokenChecksumCallback, progress: Progress) -> None:
+        self.file, self._progress = folder / METRICS, progress
         self._token_checksum = token_checksum
         self._began = time.monotonic()
         self._first_step = 0
@@ -82,7 +75,7 @@ class Recorder(TrainerCallback):
             stream.write(json.dumps(row) + "\n")
 
     def _report(self, args: Any, state: Any, **figures: float) -> None:
-        event("step", done=state.global_step, total=state.max_steps, tokens=self._tokens(args), **figures)
+        self._progress.update(done=state.global_step, total=state.max_steps, tokens=self._tokens(args), **figures)
 
     def _tokens(self, args: Any) -> int:
         """Tokens without padding since training began; the other processes have about as many as this one."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 
-from gymdata.commands.train.launch import Job
+from gymdata.commands.train.job import Job
 from gymdata.commands.train.pair_data import RewardPairs, TrainingPairs
 from gymdata.commands.train.settings import TrainRewardConfig
 from gymdata.commands.train.trainers.batches import ROWS, Batch, PairCollator, row_dataset, to_multiple

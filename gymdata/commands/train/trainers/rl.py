@@ -18,14 +18,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
-from gymdata.commands.train.launch import Job
+from gymdata.commands.train.job import Job
 from gymdata.commands.train.losses import LOSSES
 from gymdata.commands.train.mapped import CHUNK, chunks, part_of, release, scratch
 from gymdata.commands.train.sequence_data import TrainingExperiences
 from gymdata.commands.train.settings import TrainRlConfig
 from gymdata.commands.train.trainers.batches import ROWS, SEGMENTS, Batch, Examples, PackedCollator, padded, row_dataset
 from gymdata.commands.train.trainers.exact import Exact, pad_id
-from gymdata.commands.train.trainers.metrics import event
 from gymdata.commands.train.trainers.policy_loss import PolicyLoss, k3
 from gymdata.errors import RefusedError, counted
 from gymdata.models._shared_prefixes import Mode
@@ -329,12 +328,9 @@ class BatchRLTrainer(Exact, Trainer):
         if not ratios.tokens:
             return {}
         facts = ratios.facts()
-        if self.is_world_process_zero():
-            event("ratio", **facts)
-            some = (
-                "" if len(rows) == len(sequences) else f" (in {len(rows):,} of {counted(len(sequences), 'sequence')})"
-            )
-            event("note", text=ratio_text(facts) + some)
+        self.before_training["ratio"] = facts
+        some = "" if len(rows) == len(sequences) else f" (in {len(rows):,} of {counted(len(sequences), 'sequence')})"
+        self.note(ratio_text(facts) + some)
         outside, mean, effective = (facts[name] for name in ("share_outside", "mean", "effective_sample_size"))
         why = ""
         if self.on_policy and (departures := ratios.departures()):

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from gymdata.commands.train.launch import Job
+from gymdata.commands.train.job import Job
 from gymdata.commands.train.rollout_data import TeacherDistributions, pack
 from gymdata.commands.train.sequence_data import TrainingExperiences
 from gymdata.commands.train.settings import TrainSftConfig
 from gymdata.commands.train.trainers.batches import Batch, Examples, PackedCollator
 from gymdata.commands.train.trainers.exact import pad_id
-from gymdata.commands.train.trainers.metrics import event
 from gymdata.commands.train.trainers.rl import (
     BatchRLTrainer,
     ExperienceCollator,
@@ -130,21 +129,16 @@ def build(
     model = with_head(loaded(model, trainer["args"]), data, peft_config)
     packed = None
     if isinstance(data, TeacherDistributions):
-        event("note", text=f"distilling the {data.k} most likely tokens of the teacher, the others as one class")
-        return DistillTrainer(data=data, model=model, **trainer)
+        distilling = DistillTrainer(data=data, model=model, **trainer)
+        distilling.note(f"distilling the {data.k} most likely tokens of the teacher, the others as one class")
+        return distilling
     if config.packing:
         flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
         length = config.pack_length or config.max_length or max(PACK_LENGTH, int(data.sequences.lengths.max()))
-        packed = packing(data, length, pad_id(trainer["processing_class"]), flash)
-    return ExactSFTTrainer(data=data, model=model, packed=packed, **trainer)
-
-
-def packing(data: TrainingExperiences, capacity: int, pad: int, flat: bool) -> PackedCollator:
-    """Sequences put together into rows of ``capacity`` tokens, and how many is reported."""
-    lengths = data.sequences.lengths
-    bins = pack(lengths, capacity)
-    filled = lengths.sum() / (capacity * len(bins))
-    event(
-        "note", text=f"packed {len(data):,} sequences into {len(bins):,} rows of {capacity:,} tokens, {filled:.0%} full"
-    )
-    return PackedCollator(data.sequences, bins, pad, flat)
+        bins = pack(data.sequences.lengths, length)
+        packed = PackedCollator(data.sequences, bins, pad_id(trainer["processing_class"]), flash)
+    training = ExactSFTTrainer(data=data, model=model, packed=packed, **trainer)
+    if packed is not None:
+        full = data.sequences.lengths.sum() / (length * len(bins))
+        training.note(f"packed {len(data):,} sequences into {len(bins):,} rows of {length:,} tokens, {full:.0%} full")
+    return training

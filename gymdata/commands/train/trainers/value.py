@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from gymdata.commands.train.launch import Job
+from gymdata.commands.train.job import Job
 from gymdata.commands.train.mapped import chunks, part_of
 from gymdata.commands.train.sequence_data import TrainingReturns
 from gymdata.commands.train.settings import TrainValueConfig
