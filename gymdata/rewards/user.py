@@ -13,10 +13,11 @@ A function names as parameters what it reads of a rollout:
 | ``directory`` | the agent's folder, a ``Path``, while rollouts are collected, else the task's column |
 | any column | of the task's row |
 
-It is called for one rollout. A function that takes ``completions`` or ``prompts`` is called for a batch, as TRL's trainers
-do: then each of these is a list with one entry per rollout, and so is what it returns. Prompt and completion are text when
-the task has a text ``prompt`` and there are no tools (so that the answer is one message); otherwise both are lists of chat
-messages. That depends on the task and the environment alone, never on what else is in the batch.
+It is called for one rollout. A function that takes ``completions`` or ``prompts``, or ``completion_ids`` and neither
+``completion`` nor ``prompt``, is called for a batch, as TRL's trainers do: then each of these is a list with one entry
+per rollout, and so is what it returns. Prompt and completion are text when the task has a text ``prompt`` and there are
+no tools (so that the answer is one message); otherwise both are lists of chat messages. That depends on the task and
+the environment alone, never on what else is in the batch.
 
 A value is a finite number, or None (or NaN, as TRL has it) where the function does not apply, or a list with one number per
 turn: those are the turns' rewards, and their sum is the value. The function may be ``async``; of one rollout at a time, as
@@ -93,7 +94,8 @@ class UserReward:
                 f"is of a batch ({self._defined})",
                 hint="take completion and prompt and return a number, or completions and prompts and return a list",
             )
-        self._of_batch = bool(plural)
+        # TRL's own first example takes the ids alone.
+        self._of_batch = bool(plural) or ("completion_ids" in self._takes and not singular)
 
     def __call__(self, rollouts: Sequence[View]) -> list[Value]:
         """Await in the loop that every call of this function shares: a client that it keeps is bound to that loop."""

@@ -64,6 +64,7 @@ def test_a_folder_that_is_gone_is_named(load: Load) -> None:
         "def f(prompts, messages, answer):\n    return [float(m[-1]['content'] == a) for m, a in zip(messages, answer)]",
         "async def f(completions, answer) -> float:\n    return [float(c == a) for c, a in zip(completions, answer)]",
         "def f(completions, completion_ids, answer):\n    return [float(a == '1') - n for n, a in enumerate(answer)]",
+        "def f(completion_ids, **columns):\n    return [len(ids) - 1.0 - n for n, ids in enumerate(completion_ids)]",
     ],
 )
 def test_a_plural_name_is_of_a_batch(load: Load, text: str) -> None:
