@@ -27,6 +27,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import read_run_json, read_table, resolve
 from gymdata.store.lineage import lineage
 from tests.formats.trajectories import write
+from tests.train.prepared_only import only_prepared
 from tests.train.trainers.running import gymdata as command_of
 
 pytestmark = pytest.mark.torch
@@ -79,9 +80,9 @@ def test_a_trained_model_leads_to_the_model_that_it_started_from(tmp_path: Path)
 
 
 def checked(kind: type[TrainConfig], source: Path, **settings: Any) -> dict[str, int]:
-    """What would be trained, without the process that trains."""
+    """What would be trained."""
     config = kind.load(None, {"model": POLICY, "output": source.parent / "model", **settings})
-    return run.train(source, config, run_job=lambda *_: {}, dry_run=True).counts
+    return run.train(source, config, run_job=only_prepared, dry_run=True).counts
 
 
 @pytest.mark.parametrize(("kind", "settings"), [(TrainDpoConfig, {}), (TrainRewardConfig, {"split": 0.0})])

@@ -15,6 +15,7 @@ from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.store import write_run_json, write_table
 from tests.rollout_files import experiences, rollout, rollouts_table, two_turns
 from tests.servers import Watcher
+from tests.train.prepared_only import only_prepared
 
 MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_length=100)
 
@@ -24,7 +25,7 @@ def train(algorithm: str, source: str, folder: Path, **settings: Any) -> list[st
     settings |= {"split": 0} if algorithm == "value" else {}
     config = TRAINERS[algorithm].load(None, {"model": "model", "output": folder / "out", **settings})
     watch = Watcher()
-    run.train(source, config, model=MODEL, run_job=lambda *_: {}, dry_run=True, progress=watch)
+    run.train(source, config, model=MODEL, run_job=only_prepared, dry_run=True, progress=watch)
     return watch.said
 
 

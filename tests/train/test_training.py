@@ -21,6 +21,7 @@ from gymdata.rollouts.schema import ROLLOUTS, TABLES
 from gymdata.store import read_table, write_table
 from tests.rollout_files import rollout, two_turns, write_run
 from tests.servers import Watcher
+from tests.train.prepared_only import only_prepared
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
@@ -110,7 +111,7 @@ def test_a_packed_row_that_is_too_short_is_refused_before_torch(
 
     def take_note(job: dict[str, Any], _: Any) -> dict[str, Any]:
         started.append(job)
-        return {"trained_tokens": {"file": job["trained_tokens"], "batches": None, "equal": None}}
+        return only_prepared(job, None)
 
     monkeypatch.setattr("gymdata.commands.train.process.run", take_note)
     given = {"select": "all", "packing": True, "dry_run": True}
@@ -139,7 +140,7 @@ def test_advantages_that_are_all_zero_are_warned_of(
 ) -> None:
     """Where every advantage is 0 a loss that is multiplied with it learns nothing: a warning says so and why; a loss that
     trains all the same is not warned of."""
-    monkeypatch.setattr("gymdata.commands.train.process.run", lambda job, _: {"trained_tokens": {"file": {}}})
+    monkeypatch.setattr("gymdata.commands.train.process.run", only_prepared)
     run = write_run(
         tmp_path / "run", [rollout("a", i, reward, two_turns(1, 50 + i)) for i, reward in enumerate(rewards)]
     )
