@@ -285,7 +285,7 @@ def test_a_cell_is_run_again_when_an_input_of_its_commands_changed(changed: str,
     if changed == "data":
         gymdata.filter(tmp_path / "source-b-2", output=tmp_path / "r", where=["reward >= 0"], overwrite=True)
     elif changed == "config":
-        (tmp_path / "s.yaml").write_text(f"reward: ['{tmp_path}/rew.py:good']\nthreshold: 0.25\n")
+        (tmp_path / "s.yaml").write_text(f"reward: ['{tmp_path}/rew.py:good']\nlimit: 4\n")
     elif changed == "reward":
         (tmp_path / "rew.py").write_text("def good(completions, **_):\n    return [0.5] * len(completions)\n")
     else:
