@@ -232,8 +232,8 @@ def test_paths_that_hold_nothing_are_explained(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "foreign.jsonl").write_text('{"a": 1}\n')
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 and nothing more")
-    for name, what in (("gone", "no such"), ("empty", "not a run"), ("foreign.jsonl", "has a"), ("cut.parquet", "cut off"),
-                       ("no*thing", "matches")):  # fmt: skip
+    for name, what in (("gone", "no such"), ("empty", "not a run"), ("foreign.jsonl", "has the keys a"),
+                       ("cut.parquet", "cut off"), ("no*thing", "matches")):  # fmt: skip
         with pytest.raises(DataError, match=what):
             gymdata.query("SELECT 1", tmp_path / name)
 

@@ -234,7 +234,7 @@ def test_a_rollout_that_is_there_twice_is_refused(run: Path, tmp_path: Path) -> 
 
 def test_user_functions_see_the_ids_after_the_prompt(run: Path, tmp_path: Path) -> None:
     """completion_ids of a saved rollout is everything after the first prompt, in order."""
-    (tmp_path / "n.py").write_text("def n(completion_ids):\n    return len(completion_ids)\n")
+    (tmp_path / "n.py").write_text("def n(completion_ids, **_):\n    return [len(c) for c in completion_ids]\n")
     score(path=str(run), reward=[f"{tmp_path / 'n.py'}:n"])
     scores = {s["rollout_id"]: s["value"] for s in read_table(run / "scores-n", SCORES).to_pylist()}
     for row in read_table(run).to_pylist():
