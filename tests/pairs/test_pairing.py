@@ -133,8 +133,8 @@ def test_retries_that_are_left_out_are_counted(tmp_path: Path) -> None:
     assert "abandoned" not in str(best.rows())
 
 
-def length(completion_ids: list[int]) -> float:
-    return float(len(completion_ids))
+def length(completion_ids: list[list[int]]) -> list[float]:
+    return [float(len(ids)) for ids in completion_ids]
 
 
 def test_duplicate_and_unscored_rollouts_are_refused(tmp_path: Path, run: Path) -> None:

@@ -26,7 +26,7 @@ def test_a_statement_is_interrupted(tmp_path: Path, sql: str, to: list[str]) -> 
     program = (
         "import sys; from gymdata.cli.main import main; from gymdata.commands.query import statement\n"
         "pool = statement.ThreadPoolExecutor\n"
-        "statement.ThreadPoolExecutor = lambda *given: (print('begun', flush=True), pool(*given))[1]\n"
+        "statement.ThreadPoolExecutor = lambda *given: (print('begun', file=sys.__stdout__, flush=True), pool(*given))[1]\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     process = subprocess.Popen(

@@ -16,7 +16,7 @@ from gymdata.commands.record.agent import load_agent
 from gymdata.commands.record.returned import result_of
 from gymdata.commands.validate.run import validate
 from gymdata.errors import OutsideError, UsageError
-from gymdata.rollouts.schema import ROLLOUTS
+from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.store import read_run_json, read_table
 from gymdata.store.journal import read_failure_file
 from tests.collect.fake_parts import FakeSampler, engine_fault
@@ -200,7 +200,9 @@ def test_the_result_may_stand_inside_the_answer(
     row = rows_of(run)["t0"]
     assert row["reward"] == (0.5 + len(row["messages"][-1]["content"]) if reward is None else reward)
     assert json.loads(row["extra"])["environment"].get("output_obj") == output
-    assert gymdata.score(run, reward=settings["reward"]).flips["changed"] == 0
+    gymdata.score(run, reward=settings["reward"], output=tmp_path / "scores")
+    parts = {part["name"]: part["value"] for part in row["rewards"]}
+    assert read_table(tmp_path / "scores", SCORES)["value"].to_pylist() == [parts["Length"]]
     assert "result_json_path" in read_run_json(run)["identity"]["environment"]
 
 

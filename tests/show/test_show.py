@@ -73,7 +73,9 @@ def test_the_best_rollout_is_chosen_by_scores_that_were_made_later(
     """--reward names them; without it the only one counts; by the total reward, unscored rollouts are refused with the name
     of the scores that exist."""
     run = write_run(tmp_path / "run", [rollout("a", i, None, two_turns(4, 20 + i)) for i in range(3)])
-    (tmp_path / "last.py").write_text("def last(completion_ids):\n    return float(21 in completion_ids)\n")
+    (tmp_path / "last.py").write_text(
+        "def last(completion_ids):\n    return [float(21 in ids) for ids in completion_ids]\n"
+    )
     gymdata.score(run, reward=[f"{tmp_path / 'last.py'}:last"], name="last")
     assert shown_ids(run, capsys, "--best", "--reward", "last") == ["a-1"]
     assert shown_ids(run, capsys, "--best") == ["a-1"]
