@@ -45,7 +45,7 @@ def test_the_help_of_a_command_is_in_the_field_s_words(command: str) -> None:
         ("pairs", ["Preferences", "Pairs", "Rollouts"]),
         ("filter", ["Selection", "Split"]),
         ("collect", ["Tasks", "Model", "Sampling", "Environment", "Agent", "Reward", "Output", "Failures"]),
-        *((command, ["Model", "Processes", "Training"]) for command in COMMANDS if command.startswith("train-")),
+        *((command, ["Model", "Training"]) for command in COMMANDS if command.startswith("train-")),
     ],
 )
 def test_a_long_help_is_in_groups(command: str, titles: list[str]) -> None:

@@ -140,7 +140,7 @@ def test_settings_belong_to_their_loss() -> None:
         UsageError, match=r"loss_constant: got 5\.0, which has no effect without loss_aggregation=.const"
     ):
         config(loss_constant=5.0)
-    with pytest.raises(UsageError, match="got 'gsop', expected one of 21, such as gspo") as told:
+    with pytest.raises(UsageError, match="got 'gsop', expected one of 21, such as gpg, gspo") as told:
         config(loss="gsop")
     assert told.value.hint == "did you mean 'gspo'?; --help lists all"
 
