@@ -34,9 +34,12 @@ def test_a_statement_is_interrupted(tmp_path: Path, sql: str, to: list[str]) -> 
         cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    try:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert (process.returncode, said) == (130, "interrupted\n")
     assert list(tmp_path.iterdir()) == []
 
