@@ -1,37 +1,45 @@
-"""``gymdata check``: a chat template, a server or an environment before anything is sampled."""
+"""``gymdata check``: a chat template, a server or an environment before anything is sampled; rollouts before training."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from json import loads
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gymdata.commands.check.settings import CheckConfig
-from gymdata.errors import UsageError
+from gymdata.errors import UsageError, counted
 
-from .console import Grid, finish, note
+from .console import Grid, facts, finish, grid, note, paragraphs, say
 from .flags import Json, with_flags
 
 if TYPE_CHECKING:
     from gymdata.commands.check.environment import EnvironmentCheck
+    from gymdata.commands.check.rollouts import DataReport
     from gymdata.commands.check.run import ModelReport
     from gymdata.environments.port import StepResult
     from gymdata.environments.python_tools import ToolEpisode
     from gymdata.rollouts.messages import Message
 
+#: Findings that are shown.
+WORST = 3
+
 
 @with_flags(CheckConfig, keys={"named": "model"})
 def check(
     settings: CheckConfig,
-    named: Annotated[str | None, typer.Argument(metavar="MODEL", help="The same as --model.")] = None,
+    named: Annotated[
+        str | None, typer.Argument(metavar="PATH", help="Rollouts or pairs; or a model folder, as --model.")
+    ] = None,
     json: Json = False,
 ) -> int:
-    """Problems that break multi-turn training are reported. With --env, an environment's tools are called with sampled
-    arguments and played, by chance and (--play) by hand; its faults have file and line. Exit code 1 if there is any
-    problem."""
+    """Of rollouts or pairs (a run folder, a file, a glob, another project's dump): whether they can be trained, in one
+    screen; nothing is written. Of a model or a server, problems that break multi-turn training are reported. With --env, an
+    environment's tools are called with sampled arguments and played, by chance and (--play) by hand; its faults have file
+    and line. Exit code 1 if there is any problem: training on the data would be wrong."""
     from gymdata.commands.check import run as checking
 
     model = settings.model
@@ -49,6 +57,12 @@ def check(
         )
         title = "the environment passes" if tried.ok else "the environment has errors"
         return finish(tried, title, json=json, above=_of_environment(tried))
+    if named is not None and settings.endpoint is None and settings.chat_template is None:
+        from gymdata.commands.check.rollouts import check_rollouts, is_rollouts
+
+        if is_rollouts(named):
+            checked = check_rollouts(named)
+            return finish(checked, lambda: _of_rollouts(checked), json=json)
     if model is not None and model.startswith(("http://", "https://")):
         raise UsageError(
             f"{model}: is a URL, expected the folder of a model", hint="to probe a server: gymdata check --endpoint URL"
@@ -66,6 +80,23 @@ def _of_template(report: ModelReport) -> Iterator[Grid]:
     breaks = [(b.probe, b.turn, b.where, b.position, repr(b.before), repr(b.after)) for b in report.check.breaks]
     yield ("probe", "turn", "change", "at token", "was", "now"), breaks, ""
     yield ("probe", "why token IDs cannot be carried over"), [*report.check.no_bridge.items()], ""
+
+
+def _of_rollouts(checked: DataReport) -> None:
+    """One screen: the answer, the facts, what each trainer could use, and the worst findings with their pages."""
+    facts(f"{checked.path}: {checked.verdict}", checked.rows())
+    usable = [(use.trainer, use.rollouts, use.tokens, use.why) for use in checked.trainers]
+    grid(("could be used by", checked.table, "tokens", ""), usable)
+    worst = [finding for finding in checked.findings if finding.severity != "info"][:WORST]
+    for finding in worst:
+        paragraphs(f"{finding.severity}: {finding.code} {finding.name}, {finding.times:,}; first: {finding.where}", 4)
+        if finding.detail:
+            paragraphs(f"    {finding.detail:.200}", 0)
+        say(f"    {finding.page}")
+    if more := len(checked.findings) - len(worst):
+        say(f"{counted(more, 'other finding')}: `gymdata validate` lists rows, --json codes")
+    if checked.is_imported and checked.ok:
+        say(f"next: gymdata import {quote(checked.path)} -o RUN")
 
 
 def _of_environment(tried: EnvironmentCheck) -> Iterator[Grid]:

@@ -16,7 +16,7 @@ from .flags import Json
 #: Topics in the order of the path from tasks to a checkpoint; each is a file of ``gymdata/docs``.
 _TOPICS = """
 installing your-data your-reward your-environment your-server record-your-agent
-validate-codes audit filter-and-score judge
+replay validate-codes audit filter-and-score judge
 train-and-watch batch-rl recipes finetune
 looking querying viewing python-api settings file-format scale
 nemo-gym nemo-agent-toolkit differences without-gymdata

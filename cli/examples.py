@@ -18,6 +18,7 @@ gymdata collect sample_data/tasks/train.jsonl -m MODEL \\
     "record": ("gymdata record -m sample_data/policy -o runs/agent -- python agent.py",),
     "serve": ("gymdata serve -m sample_data/policy --port 8000",),
     "check": (
+        "gymdata check sample_data/rollouts/clean.jsonl",
         "gymdata check sample_data/policy",
         "gymdata check --endpoint http://localhost:8000",
         "gymdata check --env sample_data/calculator.py:Calculator",

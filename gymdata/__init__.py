@@ -3,8 +3,7 @@
 The tokens that are trained are the tokens that were sampled, every number knows where it came from, and nothing is lost.
 
 Make rollouts: collect, Step (what environments return), serve, import_rollouts, load_rollouts, open, expand_turns.
-Check them: check, check_endpoint, check_environment, validate, fix, audit,
-reading.
+Check them: check_rollouts, validate, fix, audit, reading; and what makes them: check, check_endpoint, check_environment.
 Look at them, and measure a model: query, view, report, ls, eval.
 Score and choose: score, judge, serve_genrm, filter.
 Make training data: pairs, experience, load_experiences, export.
@@ -53,6 +52,7 @@ _HOME = {
     "Step": "environments.step",
     "check_endpoint": "commands.check.run",
     "check_environment": "commands.check.environment",
+    "check_rollouts": "commands.check.rollouts",
     "eval": "commands.eval.run:evaluate",
     "expand_turns": "commands.query.opened",
     "export": "commands.import_export.run",

@@ -88,7 +88,7 @@ def import_rollouts(
     output = local_output(output)
     columns = _columns(map)
     paths = paths_of(files, "import_rollouts", "the path of a file or a glob, or several of them")
-    sources, foreign = _sources(paths, source, columns)
+    sources, foreign = foreign_sources(paths, source, columns)
     table = TABLES[foreign.table]
     if keep_contradicting and table is not PAIRS:
         what = f"is for preference pairs, and these files are {foreign.name}"
@@ -118,8 +118,7 @@ def import_rollouts(
             parts = imported_batches(foreign, sources, importing)
             batches = (p.batch for p in parts) if renderer is None else rendered(parts, renderer, table, importing)
             rows.write(batches, table, out, format)
-            for column, n in (+importing.unread).items():
-                warn(f"{foreign.name}: token ids in the `{column}` of {counted(n, 'row')} are not read")
+            warn_of_unread(foreign, importing)
             if renderer is not None:
                 count_rendered(summary, renderer)
             if test_share is not None and rows.tasks:
@@ -129,6 +128,12 @@ def import_rollouts(
     if test_share is not None:
         summary.tasks = split_by_task(output, table, output / SPLIT, test_share, seed, command)
     return summary
+
+
+def warn_of_unread(foreign: Format, importing: Importing) -> None:
+    """Warn of token ids that were not read."""
+    for column, n in (+importing.unread).items():
+        warn(f"{foreign.name}: token ids in the `{column}` of {counted(n, 'row')} are not read")
 
 
 def _refuse_other(out: StageOutput, read: Sequence[Figures], identity: Figures, run_id: str | None) -> None:
@@ -148,7 +153,9 @@ def _refuse_other(out: StageOutput, read: Sequence[Figures], identity: Figures, 
         raise StoreError.other_identity(out.place, other)
 
 
-def _sources(paths: Sequence[str | Path], name: str | None, columns: Mapping[str, str]) -> tuple[list[Source], Format]:
+def foreign_sources(
+    paths: Sequence[str | Path], name: str | None, columns: Mapping[str, str]
+) -> tuple[list[Source], Format]:
     """The files of ``paths``, with the failures that NeMo Gym wrote beside them, and their format, of that name or detected.
     Raises UsageError for ``columns`` of a format that is not text."""
     files = [file for path in paths for file in resolve(path, ROLLOUTS)]

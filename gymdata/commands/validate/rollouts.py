@@ -53,7 +53,7 @@ class CheckedFile:
 def check_rollouts(source: Source, kind: Kind, checks: Checks, report: ValidationReport) -> CheckedFile:
     """What is found in a file of rollouts, which is counted in ``report``."""
     file, has_ids = CheckedFile(str(source.path)), False
-    for batch in _scan(source, kind):
+    for batch in evidence_in(source, kind):
         if isinstance(batch, Violation):
             file.violations.append(batch._replace(file=file.name))
             continue
@@ -95,7 +95,8 @@ def biased(files: Sequence[CheckedFile], runs: Mapping[Path, RunFacts]) -> Itera
                 yield Violation("L304", row, detail=biases, file=file.name)
 
 
-def _scan(source: Source, kind: Kind) -> Iterator[Evidence | Violation]:
+def evidence_in(source: Source, kind: Kind) -> Iterator[Evidence | Violation]:
+    """The batches of a file, and violations for what is in none."""
     if kind == "nemo":
         return nemo_rows.scan(source)
     from gymdata.commands.validate import scan  # late: it loads pyarrow
@@ -125,7 +126,7 @@ def behavior_of(path: str | Path) -> dict[str, str]:
     run = agreed([read_facts(run_json) for run_json in run_jsons(path)])
     behavior, counts = Behavior(settings_of(run)), Counter[str]()
     for source in resolve(path):
-        for batch in _scan(source, "rollouts"):
+        for batch in evidence_in(source, "rollouts"):
             if isinstance(batch, Evidence):
                 counts.update(violation.code for violation in behavior.find(batch))
     lines = {code: f"{CODES[code].meaning}: {counted(n, 'time')}" for code, n in sorted(counts.items())}

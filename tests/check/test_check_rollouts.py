@@ -1,0 +1,138 @@
+"""``gymdata check DUMP``: one answer to "can it be trained", of own files and of other projects', with nothing written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymdata
+from gymdata.cli.main import main
+from gymdata.commands.check.rollouts import check_rollouts
+from gymdata.store.lines import encode
+from tests.formats.published_rows import rllm
+from tests.rollout_files import Calls, rollout, write_run
+
+ROLLOUTS = Path(__file__).parents[2] / "sample_data" / "rollouts"
+Capture = pytest.CaptureFixture[str]
+
+
+def one_turn(task: int, answer: int) -> Calls:
+    return [([1, task], [10, answer, 2])]
+
+
+def lines_file(path: Path, rows: list[Any]) -> Path:
+    path.write_bytes(b"".join(encode(row) + b"\n" for row in rows))
+    return path
+
+
+def test_sound_rollouts_can_be_trained(capsys: Capture) -> None:
+    """Exit code 0, the figures of ``validate``, and every trainer can use all of them."""
+    assert main(["check", str(ROLLOUTS / "clean.jsonl"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["verdict"] == "yes: 24 of 24 rollouts can be trained as they were sampled"
+    assert (said["rollouts"], said["tokens"], said["trainable"]) == (24, 1598, 24)
+    assert (said["log_probs"], said["breaks"], said["failures"]) == ("plausible", {}, {})
+    assert said["groups"] == {"n": 8, "of_several": 8, "without_signal": 0}
+    assert {use["rollouts"] for use in said["trainers"].values()} == {24}
+
+
+def test_broken_rollouts_are_wrong_to_train(capsys: Capture) -> None:
+    """Exit code 1; the text has the verdict, breaks by cause, the three worst findings with line and page, and no more."""
+    assert main(["check", str(ROLLOUTS / "broken.jsonl")]) == 1
+    said = capsys.readouterr().out
+    assert "no: none of 14 rollouts has sampled token ids and no error" in said
+    assert "T200 break" in said
+    assert "broken.jsonl line 1, turn 0" in said
+    assert said.count("gymdata validate --explain") == 3
+    assert len(said.splitlines()) <= 30
+
+
+def test_a_part_with_errors_is_counted_by_trainer(tmp_path: Path) -> None:
+    """Rollouts of groups that differ in reward are pairs and advantages; a group without does not count there."""
+    rows = [rollout("a", k, float(k), one_turn(5, 20 + k)) for k in range(2)]
+    rows += [rollout("b", k, 1.0, one_turn(6, 20 + k)) for k in range(2)]
+    rows += [rollout("c", 0, None, one_turn(7, 22))]
+    report = check_rollouts(write_run(tmp_path / "run", rows))
+    usable = {use.trainer: use.rollouts for use in report.trainers}
+    assert usable == {"train-sft": 5, "train-dpo, train-reward": 2, "train-kto": 2, "train-value": 4, "train-rl": 2}
+    assert report.groups == {"n": 3, "of_several": 2, "without_signal": 1}
+    assert report.ok
+
+
+def test_a_foreign_dump_is_read_as_it_is(tmp_path: Path, capsys: Capture) -> None:
+    """Another project's file needs no import, findings name its lines, and nothing is written beside it."""
+    bad = rllm(2)
+    bad["trajectories"][0]["steps"][1]["logprobs"] = [0.25, -1.5]
+    dump = lines_file(tmp_path / "episodes.jsonl", [rllm(1), bad])
+    assert main(["check", str(dump), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["format"], said["trainable"]) == ("rllm", 1)
+    assert said["verdict"].startswith("not as it is: 1 of 2")
+    worst = said["findings"][0]
+    assert (worst["code"], worst["where"]) == ("L303", "episodes.jsonl line 2, turn 1, position 0")
+    assert worst["page"] == "gymdata validate --explain L303"
+    assert [path.name for path in tmp_path.iterdir()] == ["episodes.jsonl"]
+
+
+def test_rows_that_import_rejects_are_errors(tmp_path: Path, capsys: Capture) -> None:
+    """With the reason and the line of the first; failed attempts are failures by their reason, and no errors."""
+    bad = rllm(2)
+    bad["trajectories"][0]["steps"][1]["logprobs"] = [-1.5]
+    failed = rllm(3) | {"termination_reason": "error", "info": {"error": {"type": "ValueError", "message": "odd"}}}
+    dump = lines_file(tmp_path / "episodes.jsonl", [rllm(1), failed, bad])
+    assert main(["check", str(dump), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["rejected"] == {"L301": 1}
+    assert said["failures"] == {"environment: error": 1}
+    assert said["findings"][0]["where"] == "episodes.jsonl line 3"
+    assert check_rollouts(lines_file(tmp_path / "good.jsonl", [rllm(1), failed])).ok
+
+
+def test_log_probs_that_no_sampler_gave_are_wrong_for_ratios(tmp_path: Path) -> None:
+    """Whole numbers (L306) are exit code 1; trainers without ratios can use the rollouts, train-rl cannot."""
+    rows = [rollout("a", k, float(k), [([1, 2], [5 + k] * 40)]) for k in range(2)]
+    report = check_rollouts(write_run(tmp_path / "run", rows))
+    usable = {use.trainer: use.rollouts for use in report.trainers}
+    assert report.log_probs.startswith("cannot be a sampler's (L306)")
+    assert (usable["train-sft"], usable["train-rl"], report.ok) == (2, 0, False)
+
+
+def test_text_alone_is_trained_as_text(tmp_path: Path) -> None:
+    """A data set without token ids is no fault; the verdict says what makes its ids."""
+    rows = [{"prompt": "1+1?", "completion": "2"}, {"prompt": "1+2?", "completion": "3"}]
+    report = check_rollouts(lines_file(tmp_path / "text.jsonl", rows))
+    assert report.verdict == "only as text: 2 rollouts without token ids, which `-m` renders (T213)"
+    assert report.ok
+
+
+def test_pairs_are_for_dpo(tmp_path: Path) -> None:
+    """Pairs of a stage folder have the trainers of pairs alone."""
+    run = write_run(tmp_path / "run", [rollout("a", k, float(k), one_turn(5, 20 + k)) for k in range(2)])
+    gymdata.pairs(run, output=tmp_path / "pairs")
+    report = check_rollouts(tmp_path / "pairs")
+    assert report.verdict == "yes: 1 of 1 pairs can be trained as they were sampled"
+    assert [use.trainer for use in report.trainers] == ["train-dpo, train-reward"]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_files_of_a_run_are_read_alone(tmp_path: Path, suffix: str) -> None:
+    """Parquet, JSON lines, a glob and the folder give the same figures."""
+    rows = [rollout("a", k, float(k), one_turn(5, 20 + k)) for k in range(2)]
+    run = write_run(tmp_path / "run", rows, suffix)
+    reports = [check_rollouts(path) for path in (run, f"{run}/rollouts/*.{suffix}")]
+    assert {tuple(report.trainers) for report in reports} == {tuple(reports[0].trainers)}
+
+
+def test_tasks_are_no_rollouts(capsys: Capture) -> None:
+    """A file of tasks is refused by name, as every reader of rollouts does."""
+    assert main(["check", str(ROLLOUTS.parent / "tasks" / "train.jsonl")]) == 2
+    assert "tasks" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_no_model(capsys: Capture) -> None:
+    """Its suffix says that rollouts were meant."""
+    assert main(["check", "nowhere.jsonl"]) == 2
+    assert "nowhere.jsonl: no such file or folder" in capsys.readouterr().err
