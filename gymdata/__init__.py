@@ -10,7 +10,7 @@ Make training data: pairs, experience, load_experiences, export.
 Train: train_sft, train_dpo, train_kto, train_reward, train_value, train_rl, merge_adapter, finetune,
 sweep, demo.
 This install: doctor, tour.
-Maths: credit, genrm, curriculum, tokens.
+Maths: credit, genrm, curriculum, losses, tokens.
 
 Functions take the path first and settings as keywords: those of the class named like the function (PairsConfig for pairs),
 which ``config=`` takes as an object too, and whose texts `gymdata docs settings` has. What they return has ``to_dict()``.
@@ -67,7 +67,7 @@ _HOME = {
 }
 
 #: Folders and files that are public as they are: the maths.
-_MODULES = ("credit", "curriculum", "genrm", "tokens")
+_MODULES = ("credit", "curriculum", "genrm", "losses", "tokens")
 
 __all__ = sorted((*_HOME, *_MODULES))
 

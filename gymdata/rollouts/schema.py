@@ -76,6 +76,9 @@ NAMED_VALUE = pa.struct([_f("name", pa.string()), _f("value", pa.float64(), null
 #: Columns of rollouts by which equal ones are found without their tokens; computed where a row of JSON lacks them.
 HASHES = ("prompt_hash", "generation_hash")
 
+#: Columns of experiences with the sampler's head: the most likely tokens at each trained one, and their log-probs.
+HEAD = ("top_ids", "top_log_probs")
+
 _LEAF = ".list.element"
 _TURNS = "turns.list.element."
 
@@ -182,6 +185,9 @@ ROLLOUTS = _table(
 
 #: ROLLOUTS with the agent alone of each model call: token lists need not be read for it.
 AGENTS = ROLLOUTS.without(*(f"turns.{f.name}" for f in TURN if f.name != "agent"))
+
+#: ROLLOUTS with the heads alone of each model call.
+HEADS = ROLLOUTS.without(*(f"turns.{f.name}" for f in TURN if f.name != "top_log_probs"))
 
 SCORES = _table(
     "scores",
@@ -293,13 +299,27 @@ EXPERIENCES = _table(
         _f("ref_kl_weight", _floats, null=True),
         _f("optimal_value", pa.float64(), null=True),
         _f("teacher_logprobs", _floats, null=True),
+        _f("top_ids", pa.list_(_ids), null=True),
+        _f("top_log_probs", pa.list_(_floats), null=True),
     ],
-    split=tuple(
-        c + _LEAF
-        for c in ("logprobs", "advantages", "returns", "ref_logprobs", "values", "entropy", "kl", "teacher_logprobs")
+    split=(
+        *(
+            c + _LEAF
+            for c in (
+                "logprobs",
+                "advantages",
+                "returns",
+                "ref_logprobs",
+                "values",
+                "entropy",
+                "kl",
+                "teacher_logprobs",
+            )
+        ),
+        "top_log_probs" + _LEAF + _LEAF,
     ),
     optional=frozenset(("ref_logprobs", "values", "entropy", "kl", "optimal_value", "teacher_logprobs"))
-    | {"rl_weight", "ce_weight", "ref_kl_weight"},
+    | {"rl_weight", "ce_weight", "ref_kl_weight", *HEAD},
     float_level=-1,
     page_bytes=2 << 20,
 )

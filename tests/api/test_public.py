@@ -31,7 +31,7 @@ FUNCTIONS = [
     "audit", "collect", "experience", "export", "filter", "finetune", "import_rollouts", "judge", "open", "pairs", "query",
     "score", "train_dpo", "train_kto", "train_reward", "train_rl", "train_sft", "train_value", "validate",
 ]  # fmt: skip
-MATHS = ["credit", "curriculum", "genrm", "tokens"]
+MATHS = ["credit", "curriculum", "genrm", "losses", "tokens"]
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def test_the_optimal_token_baseline_reads_saved_alternatives(tmp_path: Path, mon
             values.append(0.0 if len(reach) < 2 else i - (w * np.array(reach)).sum() / w.sum())
         expected[f"a-{i}"] = values
     for size in (4096, 1):
-        monkeypatch.setattr(importlib.import_module("gymdata.commands.experience.build"), "BATCH_ROWS", size)
+        monkeypatch.setattr(importlib.import_module("gymdata.commands.experience.build"), "HEADED_ROWS", size)
         found = advantages(run, f"made{size}", estimator="otb")
         for name, values in expected.items():
             np.testing.assert_allclose(found[name], values, atol=1e-5)

@@ -57,6 +57,8 @@ class Scripted(FakeSampler):
         self.script = list(script)
         self.sampled: list[Generation] = []
         self.pause: Callable[[], Awaitable[Any]] | None = None
+        #: Alternatives per token of requests that ask for none, as an engine gives those of the run's own settings.
+        self.alternatives = 0
         #: Of the generations that end by themselves.
         self.finish: tuple[Any, str | None] = ("stop", None)
 
@@ -72,7 +74,8 @@ class Scripted(FakeSampler):
                 if token == ord("|") and self.pause is not None:
                     await self.pause()
             reason, stop_reason = self.finish if ids[-1] == END else ("length", None)
-            top = [[(i, -0.25)] for i in ids] if "top_logprobs" in (request.sampling or {}) else None
+            k = (request.sampling or {}).get("top_logprobs", self.alternatives)
+            top = [[(i + rank, -0.25 - rank) for rank in range(k)] for i in ids] if k else None
             prompt = list(request.prompt_token_ids)
             made.append(Generation(prompt, ids, [-0.25] * len(ids), reason, stop_reason, top_log_probs=top))
         self.sampled += made

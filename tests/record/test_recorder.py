@@ -259,6 +259,20 @@ def test_what_a_client_chooses_is_sampled_and_recorded(tmp_path: Path) -> None:
     assert "L304" in {v.code for v in validate(tmp_path / "run").violations}
 
 
+def test_the_head_is_recorded_whatever_clients_request(tmp_path: Path) -> None:
+    """With --top-logprobs 3 every token has three ids; a client reads as many as it asked for, and may ask for more."""
+    with recording(tmp_path / "run", "a", "b", "c", top_logprobs=3) as r:
+        r.sampler.alternatives = 3
+        assert r.chat("x").json()["choices"][0].get("logprobs") is None
+        some = r.chat("y", logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+        assert [len(token["top_logprobs"]) for token in some] == [2, 2]
+        r.chat("z", logprobs=True, top_logprobs=5)
+        assert [(q.sampling or {}).get("top_logprobs") for q in r.sampler.requests] == [None, None, 5]
+        r.finish()
+    turns = [turn for row in r.rows() for turn in row["turns"]]
+    assert sorted({len(head) for turn in turns for head in turn["top_log_probs"]}) == [3, 5]
+
+
 def test_a_call_that_does_not_parse_is_text_and_marked(tmp_path: Path) -> None:
     """The client sees what the model wrote."""
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]

@@ -27,14 +27,15 @@ from gymdata.errors import DataError, RefusedError, UsageError, abridged, counte
 from gymdata.progress import Progress
 from gymdata.public import Figures, Report, Row
 from gymdata.rollouts.ragged import offsets_of
-from gymdata.rollouts.schema import AUDIT, ROLLOUTS
+from gymdata.rollouts.schema import AUDIT, HEADS, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, require_agents, stitch
 from gymdata.scores.chosen import other_scores, unscored_hint
 from gymdata.store import scan_batches
 from gymdata.store.lineage import keys_of, vocabulary
 
-#: Rollouts whose tokens are in memory at a time.
+#: Rollouts whose tokens are in memory at a time, and of those with heads, which are many times as large.
 BATCH_ROWS = 4_096
+HEADED_ROWS = 256
 #: The name under which ``collect`` stores the sum of a rollout's step rewards.
 SUM_OF_STEPS = "steps"
 _NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS = "not_scored", "reward_not_finite", "truncated", "nothing_generated"
@@ -117,6 +118,12 @@ class Crediting:
         if config.token_columns is not None:
             assert rollouts.named is not None
             self.evidence = read_evidence(config.token_columns, rollouts.named["rollout_id"].combine_chunks())
+        #: Whether a turn of any rollout has saved alternatives.
+        self.heads = any(
+            batch.column(0).flatten().field("top_log_probs").null_count < len(batch.column(0).flatten())
+            for source in sources
+            for batch in scan_batches(source, HEADS, ("turns",), HEADED_ROWS)
+        )
         self._of_steps = rollouts.reward_names == {SUM_OF_STEPS}
         rollouts.named = None  # frees the texts of all rollouts
         self.after: np.ndarray | None = None  #: the value after each rollout's last token, where a critic gave one
@@ -260,7 +267,8 @@ class Crediting:
         ``rollouts``."""
         row, sizes = 0, {source: vocabulary(source) for source in self.sources}
         for source in self.sources:
-            for batch in scan_batches(source, ROLLOUTS, ("rollout_id", "turns", "extra", *carried), BATCH_ROWS):
+            names, size = ("rollout_id", "turns", "extra", *carried), HEADED_ROWS if self.heads else BATCH_ROWS
+            for batch in scan_batches(source, ROLLOUTS, names, size):
                 # A run that is being collected may have grown; the new rows were not scored when we began.
                 batch = batch.slice(0, len(self.rollouts) - row)
                 ids = batch.column("rollout_id")

@@ -177,7 +177,7 @@ def _write(
                 seen_kl = credit.running_moments(seen_kl, tokens_of(credited.kl, sequences, keep, agents))
             finished = experiences.finish(credited, work.config, moments)
             numbers = {name: pa.array(of[row : row + n], from_pandas=name == "reward") for name, of in ours.items()}
-            table = experiences.rows(sequences, finished, batch, numbers)
+            table = experiences.rows(sequences, finished, batch, numbers, heads=work.heads)
             if not keep.all():
                 table = table.filter(pa.array(keep[sequences.rollout]))
             counts["abandoned_turns"] += sequences.abandoned

@@ -68,6 +68,6 @@ def _logprobs(chat: Chat, request: AgentRequest, generation: Generation) -> list
         return f"token_id:{token}" if request.tokens_as_ids else chat.decode([token])
 
     return [
-        TokenLogprob(name(int(i)), float(p), [(name(int(j)), float(q)) for j, q in row])
+        TokenLogprob(name(int(i)), float(p), [(name(int(j)), float(q)) for j, q in row[: request.logprobs]])
         for i, p, row in zip(generation.token_ids, generation.log_probs, top, strict=True)
     ]

@@ -262,7 +262,7 @@ class Recorder:
         chosen: Settings = {k: v for k, v in request.sampling.items() if v is not None and k != "seed"}
         if request.stop:
             chosen["stop"] = list(request.stop)
-        if request.logprobs:
+        if (request.logprobs or 0) > self._base.get("top_logprobs", 0):
             chosen["top_logprobs"] = request.logprobs
         if request.response_format is not None:
             schema = request.response_format.get("schema")

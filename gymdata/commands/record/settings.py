@@ -17,7 +17,17 @@ from gymdata.urls import LOOPBACK
 #: Settings that ``record`` shares with ``collect``, by their names there.
 _SHARED = (
     *("model", "endpoint", "tokenizer", "chat_template", "tool_parser", "keep_reasoning", "policy_version", "engine"),
-    *("temperature", "sampling", "seed", "reward", "reward_timeout", "request_timeout", "retries", "wait_for_server"),
+    *(
+        "temperature",
+        "top_logprobs",
+        "sampling",
+        "seed",
+        "reward",
+        "reward_timeout",
+        "request_timeout",
+        "retries",
+        "wait_for_server",
+    ),
     "allow_raw_logprobs",
 )
 
@@ -68,6 +78,9 @@ class RecordConfig(Config):
 
     temperature: float = pydantic.Field(
         1.0, ge=0.0, allow_inf_nan=False, description="Sampling temperature of requests that name none."
+    )
+    top_logprobs: int = pydantic.Field(
+        0, ge=0, description="Record the top K logprobs per token, whatever clients request."
     )
     sampling: Settings = pydantic.Field(
         default_factory=dict, description="Other sampling parameters of vLLM for requests that do not name them."

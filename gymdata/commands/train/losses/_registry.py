@@ -94,7 +94,8 @@ class Curve:
 class Loss:
     """``aggregation``: the mean, as published. ``needs``: what it needs besides the saved log-probs and advantages.
     ``at_zero``: whether it trains where every advantage is 0. ``of_ratios``: whether it reads the saved log-probs.
-    ``over_batch``: it compares its batch's tokens. ``differs``: from the code that its authors, verl or TRL published."""
+    ``over_batch``: it compares its batch's tokens. ``weight``: f(r, settings) where the loss of a token is −sg(f(r))·A·ℓ.
+    ``differs``: from the code that its authors, verl or TRL published."""
 
     name: str
     function: LossFunction
@@ -105,6 +106,7 @@ class Loss:
     at_zero: bool = False
     of_ratios: bool = True
     over_batch: bool = False
+    weight: Callable[..., Tensor] | None = None
     differs: str = ""
     curve: Curve | None = None
     options: Mapping[str, Setting] = field(default_factory=dict)

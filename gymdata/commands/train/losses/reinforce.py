@@ -6,10 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gymdata.commands.train.losses._registry import Result, Tau, Tokens, loss
+from gymdata.commands.train.losses._registry import Result, Tau, Tensor, Tokens, loss
 
 
-@loss("−A·ℓ", "GPG, arXiv 2504.02546", "token", of_ratios=False, differs="none")
+def _one(ratio: Tensor) -> Tensor:
+    return ratio.new_ones(ratio.shape)
+
+
+@loss("−A·ℓ", "GPG, arXiv 2504.02546", "token", of_ratios=False, weight=_one, differs="none")
 def gpg(batch: Tokens) -> Result:
     return -batch.advantages * batch.logprobs, batch.unlimited
 
