@@ -24,9 +24,9 @@ import orjson
 from gymdata.errors import EXIT_FAULTS, DataError, StoreError, option
 from gymdata.rollouts.messages import FailureRow
 from gymdata.store.lines import decode, row_lines
+from gymdata.store.lock import sync
 from gymdata.store.paths import PART, ROLLOUTS_FOLDER, RUN_JSON, FileEntry, Source, run_jsons
 from gymdata.store.reading import report_lines
-from gymdata.store.run_json import sync
 
 _BLOCK = 1 << 20
 _KEY = b',"crc32":"'

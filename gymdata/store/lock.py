@@ -105,14 +105,25 @@ def is_held(folder: Path) -> bool:
     return False
 
 
+def sync(path: Path) -> None:
+    """Bring to the disk what was written to a file, or the names that were created, renamed or removed in a folder."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 @contextlib.contextmanager
 def made_folder(folder: Path) -> Iterator[Path]:
-    """``folder``, made if missing, and removed again if it stays empty, with the folders above it that were missing. Raises
-    StoreError.from_os, and as ``refuse_unwritable``."""
+    """``folder``, made on the disk if missing, and removed again if it stays empty, with the folders above it that were
+    missing. Raises StoreError.from_os, and as ``refuse_unwritable``."""
     refuse_unwritable(folder)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            sync(path.parent)
     except OSError as error:
         raise StoreError.from_os(folder, error) from error
     try:

@@ -38,7 +38,7 @@ from gymdata.store.journal import (
     recover,
 )
 from gymdata.store.lines import encode
-from gymdata.store.lock import Lock, made_folder, refuse_held
+from gymdata.store.lock import Lock, made_folder, refuse_held, sync
 from gymdata.store.paths import (
     DERIVED,
     PART,
@@ -50,7 +50,7 @@ from gymdata.store.paths import (
     RunFacts,
     Source,
 )
-from gymdata.store.run_json import describe_file, differences, merged, now, plain, read_run_json, sync, write_run_json
+from gymdata.store.run_json import describe_file, differences, merged, now, plain, read_run_json, write_run_json
 from gymdata.store.stage_output import refuse_taken
 from gymdata.store.tables import batches, read_table, sound_batches, write_batches
 
@@ -188,11 +188,18 @@ class Run:
             # The row is there: the next step raises it.
             self._trouble = error
 
+    def sync(self) -> None:
+        """Bring every row and failure that was added to the disk. Raises StoreError.from_os."""
+        for journal in (self._journal, self._failures):
+            if journal is not None:
+                journal.sync()
+
     def fail(self, record: FailureRow) -> None:
         """Add one record to failures.jsonl. Raises StoreError.from_os."""
         self._raise_trouble()
         if self._failures is None:
             self._failures = Journal(self.folder / FAILURES)
+            sync(self.folder)
         self._failures.append(line_of(encode(record)))
 
     def failures(self) -> list[FailureRow]:

@@ -20,7 +20,7 @@ import orjson
 import xxhash
 
 from gymdata.errors import DataError, StoreError, redacted_all
-from gymdata.store.lock import claim, is_held
+from gymdata.store.lock import claim, is_held, sync
 from gymdata.store.paths import EXPERIMENT, RUN_JSON, TAGS, FileEntry, RunFacts, find_run_json, read_facts
 
 _OPTIONS = (
@@ -200,15 +200,6 @@ def refuse_link(path: Path) -> None:
     """Raises StoreError when ``path`` is a symbolic link, which an output would replace or follow."""
     if path.is_symlink():
         raise StoreError.from_os(path, OSError(errno.ELOOP, ""))
-
-
-def sync(path: Path) -> None:
-    """Bring to the disk what was written to a file, or the names that were created, renamed or removed in a folder."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def flat(settings: Mapping[str, Any], separator: str = ".", prefix: str = "") -> RunFacts:

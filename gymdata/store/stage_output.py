@@ -25,7 +25,7 @@ from gymdata.errors import StoreError, UsageError, changes, option
 from gymdata.progress import LOG_FILES, leave_log, log_to
 from gymdata.settings import Config
 from gymdata.store.journal import FAILURES
-from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
+from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held, sync
 from gymdata.store.paths import (
     ROLLOUTS_FOLDER,
     RUN_JSON,
@@ -39,7 +39,6 @@ from gymdata.store.run_json import (
     differences,
     refuse_link,
     replacing,
-    sync,
     temporary_of,
     write_run_json,
 )
@@ -203,6 +202,7 @@ class StageOutput:
             refuse_link(self._hidden)
             try:
                 self._hidden.mkdir(exist_ok=True)
+                sync(self._at.parent)  # the old output will be in there for a moment
                 stack.callback(self._remove_hidden)
                 stack.callback(Lock(self._hidden).remove)
                 stack.callback(self._tidy)

@@ -78,7 +78,7 @@ def arguments(run: Path, *more: str, env: str = ENV) -> list[str]:
 @pytest.mark.parametrize("seed", range(20, 30))
 def test_kills_lose_and_double_nothing(seed: int, server: str, tmp_path: Path) -> None:
     """After SIGKILLs at random journal lengths, with rollouts in flight, no process is left, and the resumed run's sealed
-    rows are those of an uninterrupted one. Every state that the files pass through: ``test_collect_kills.py``."""
+    rows are those of an uninterrupted one. Every state of the files: ``store/test_crash_states.py``."""
     remote = ["--endpoint", server, "-m", "fake", "--tokenizer", str(POLICY), "--rows-per-file", "83"]
     run, rng = tmp_path / "killed", random.Random(seed)
     for _ in range(6):

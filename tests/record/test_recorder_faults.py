@@ -70,6 +70,7 @@ def full() -> Iterator[pytest.MonkeyPatch]:
 def test_a_journal_that_cannot_be_emptied_leaves_one_row(tmp_path: Path, full: pytest.MonkeyPatch) -> None:
     """The session has ended: its second finish is answered from the row, and the next start drops the journal."""
     run = tmp_path / "run"
+    full.setattr("gymdata.commands.record.log.LEAVE_S", 0.0)
     with recording(run, "a", "b") as r:
         r.said("x", key="one")
         assert r.end("one", reward=1.0).status_code == 500

@@ -3,7 +3,7 @@
 A line is a call of a session (``key``), or that it ended. ``n`` counts a session's lines; its first one says how it began.
 
 Invariants: a call is in the journal before it is answered, so a killed recorder loses only requests in flight; a session
-leaves the journal after its row was journaled, and who resumes it looks whether its row is there; a session of which a line
+leaves the journal after its row is on the disk, and who resumes it looks whether its row is there; a session of which a line
 between others is damaged is not resumed, is reported, and stays in a copy of the journal.
 """
 
@@ -23,29 +23,36 @@ from gymdata.errors import DataError, StoreError
 from gymdata.public import Figures
 from gymdata.rollouts.messages import RolloutRow
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import scan_batches
+from gymdata.store import Run, scan_batches
 from gymdata.store.journal import Journal, line_of, repair, scan
 from gymdata.store.lines import name_non_finite
+from gymdata.store.lock import sync
 from gymdata.store.paths import SESSIONS_FOLDER
-from gymdata.store.run_json import sync
 from gymdata.texts import raised
 
 #: Bytes above which the lines of sessions that have ended are taken out.
 COMPACT_BYTES = 256 << 20
+#: Between two times that rows are brought to the disk, so that their sessions can leave.
+LEAVE_S = 1.0
 
 
 class SessionLog:
     """The journal of one run. ``repairs``: what of it was damaged, in sentences."""
 
-    def __init__(self, run: Path) -> None:
-        folder = run / SESSIONS_FOLDER
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        folder = run.folder / SESSIONS_FOLDER
         folder.mkdir(exist_ok=True)
-        sync(run)
+        sync(run.folder)
         self._path = folder / "open.journal"
         self.repairs = [str(fault) for fault in repair(self._path)[1]]
         self._journal = Journal(self._path)
+        sync(folder)
         #: The open sessions, and how many lines each has.
         self._lines: dict[str, int] = {}
+        #: Sessions that have ended and are still in the journal, because their rows may not be on the disk yet.
+        self._ended = set[str]()
+        self._left_at = time.monotonic()
         self._compact_at = COMPACT_BYTES
 
     def read(self) -> list[Session]:
@@ -92,22 +99,34 @@ class SessionLog:
 
     def append(self, session: Session, event: Event) -> None:
         """Journal one call. Raises StoreError.from_os, and TypeError (orjson's) for a value that no row could hold."""
+        if session.key in self._ended:
+            self._leave()
         number = self._lines.get(session.key, 0)
         begin = {name: getattr(session, name) for name in ("rollout_id", "named", "started_at", "spent")}
         entry = {"key": session.key, "n": number, **({} if number else {"begin": begin}), **event}
         self._journal.append(line_of(orjson.dumps(name_non_finite(entry))))
         self._lines[session.key] = number + 1
 
-    def drop(self, session: Session) -> None:
-        """The session's row is written. Raises StoreError.from_os."""
-        if self._lines.pop(session.key, None) is None:
-            return
+    def drop(self, session: Session, *, at_once: bool = False) -> None:
+        """The session has ended. It leaves the journal ``at_once``, or with others that end. Raises StoreError.from_os."""
+        if self._lines.pop(session.key, None) is not None:
+            self._ended.add(session.key)
+            is_time = time.monotonic() - self._left_at >= LEAVE_S or self._journal.size > self._compact_at
+            if at_once or is_time:
+                self._leave()
+
+    def _leave(self) -> None:
+        """Bring the rows of sessions that have ended to the disk, and take these out. Raises StoreError.from_os."""
+        self._run.sync()
+        self._left_at = time.monotonic()
         if self._lines:
-            self._journal.append(line_of(orjson.dumps({"key": session.key, "n": None})))
+            for key in sorted(self._ended):
+                self._journal.append(line_of(orjson.dumps({"key": key, "n": None})))
             if self._journal.size > self._compact_at:
                 self._compact()
         else:
             self._journal.empty()
+        self._ended.clear()
 
     def _compact(self) -> None:
         """Write the lines of open sessions anew. Raises StoreError.from_os."""
@@ -131,6 +150,9 @@ class SessionLog:
         self._journal.sync()
 
     def close(self) -> None:
+        """Take out what has ended; without an open session the journal goes. Raises StoreError.from_os."""
+        if self._ended:
+            self._leave()
         self._journal.close(keep=bool(self._lines))
         if not self._lines:
             self._path.unlink(missing_ok=True)

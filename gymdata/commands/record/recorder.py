@@ -73,7 +73,7 @@ class Recorder:
         self.model = str(parts.model["policy"])
         self.key = RunKey(run.run_id, self.model, str(parts.model["policy_hash"]), config.policy_version)
         self.scheduler = RewardScheduler(parts.rewards, timeout_s=config.reward_timeout)
-        self.log = SessionLog(run.folder)
+        self.log = SessionLog(run)
         self.context: int | None = config.max_context
         existing = run.existing((*_ENDED, *_COUNTED, "rollout_id", "group_id"))
         #: Rollouts that are written.
@@ -361,11 +361,11 @@ class Recorder:
         while session.in_flight:
             await asyncio.sleep(0.01)
 
-    def discard(self, session: Session) -> None:
+    def discard(self, session: Session, *, written: bool = False) -> None:
         """Forget a session. Raises StoreError.from_os: then it is open again after a restart, unless its row is there."""
         self.sessions.pop(session.key, None)
         try:
-            self.log.drop(session)
+            self.log.drop(session, at_once=not written)
         except StoreError as error:
             self._died(error)
             raise
@@ -391,7 +391,7 @@ class Recorder:
         self._groups.add(row)
         self.counts["rollouts_total"] += 1
         self.counts["unread_turns_total"] += len(outline.unread)
-        self.discard(session)
+        self.discard(session, written=True)
         for name, message in score.faults.items():
             self._fail(session, "reward", f"reward {name}", message, member.task_id)
         return row, score.faults
