@@ -115,6 +115,9 @@ def _count_keys(value: Any) -> int:
 
 def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
     """Each non-blank line with its 1-based number in the file. Raises DataError when the file cannot be read to its end."""
+    if source.kind == "pickle":
+        next(values_of(source))  # refuses one that cannot be read
+        raise DataError.unreadable(source.path, "a pickle with other content than the batches that `import` reads")
     number = 0
     try:
         for number, line in _table_rows(source) if source.compression in ("csv", "tsv") else _plain_lines(source):
@@ -162,7 +165,12 @@ def fault_of_text(source: Source) -> str:
 def values_of(source: Source, *, exact: bool = False) -> Iterator[tuple[int, Any, bytes]]:
     """(line, value, text) of each line, or of the one value that a file is; the ValueError where the text is no JSON, which
     is one for a file of other text. ``exact``: as for ``decode``; a RepeatedKeyError is the value where a key is given
-    twice."""
+    twice. A pickle is one value, with arrays. Raises DataError for one that cannot be read."""
+    if source.kind == "pickle":
+        from gymdata.store._pickles import load
+
+        yield 1, load(source.path), b""
+        return
     for index, (number, line) in enumerate(iter_lines(source)):
         try:
             value = decode_row(line, exact=True) if exact else decode(line)

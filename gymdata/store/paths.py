@@ -21,8 +21,8 @@ from gymdata.store.fetch import is_copy, is_url, url_of
 if TYPE_CHECKING:
     from gymdata.rollouts.schema import Table
 
-#: A segment is a file of JSON lines in a run, each with its checksum.
-Kind = Literal["parquet", "jsonl", "segment"]
+#: A segment is a file of JSON lines in a run, each with its checksum; a pickle is a batch of another project.
+Kind = Literal["parquet", "jsonl", "segment", "pickle"]
 #: How the lines of a file are packed; "csv" and "tsv": a text table.
 Compression = Literal["gzip", "zstd", "csv", "tsv"]
 #: The content of a run.json, and an entry of its ``files`` (``store.run_model`` has the keys).
@@ -51,6 +51,8 @@ _RESTORE = "restore it from a copy; a glob over the data files beside it reads t
 BOM = b"\xef\xbb\xbf"
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _GZIP_MAGIC, _ZSTD_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+#: The first bytes of a file of torch, and of pickles of the protocols 2 to 5.
+_PICKLE_MAGICS = (b"PK\x03\x04", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +285,8 @@ def _classify(path: Path) -> Source:
             head = file.read(256).removeprefix(BOM)
         if head.startswith(_PARQUET_MAGIC):
             return Source(path, "parquet")
+        if head.startswith(_PICKLE_MAGICS):
+            return Source(path, "pickle")
         if (packed := packed_as(head)) is not None:
             compression = packed
         elif head.lstrip()[:1] not in (b"", b"{"):

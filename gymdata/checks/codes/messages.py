@@ -21,7 +21,7 @@ Its tool_call_id is in no earlier assistant message's tool_calls, or without an 
 is not an assistant message with calls.
 
 M404 no assistant (error): the rollout has no assistant message
-The model wrote no message.
+The model wrote no message. Turns without any message are those of a source that has ids and no text.
 """)
 
 
@@ -55,7 +55,8 @@ class ChatMessages(Check):
         speaks = np.bincount(owner[m.from_assistant], minlength=e.n)
         # A limit can cut a rollout before its first token; that is T212, and no fault of the messages.
         cut_short = (n_turns > 0) & (e.turns.by_rollout(e.turns.generation).lengths == 0)
-        for r in np.flatnonzero((speaks == 0) & ~cut_short):
+        has_no_text = (n_turns > 0) & (np.diff(m.offsets) == 0)
+        for r in np.flatnonzero((speaks == 0) & ~cut_short & ~has_no_text):
             yield self.at_rollout(e, int(r), "M404")
         for i, call_id in m.unanswered.items():
             more = {} if call_id is None else {"expected": "the call_id of an earlier call", "got": call_id}

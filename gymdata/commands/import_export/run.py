@@ -131,9 +131,9 @@ def import_rollouts(
 
 
 def warn_of_unread(foreign: Format, importing: Importing) -> None:
-    """Warn of token ids that were not read."""
-    for column, n in (+importing.unread).items():
-        warn(f"{foreign.name}: token ids in the `{column}` of {counted(n, 'row')} are not read")
+    """Warn of what was not read of rows."""
+    for what, n in (+importing.unread).items():
+        warn(f"{foreign.name}: {what} of {counted(n, 'row')} are not read")
 
 
 def _refuse_other(out: StageOutput, read: Sequence[Figures], identity: Figures, run_id: str | None) -> None:

@@ -149,7 +149,7 @@ class Importing:
     origin: tuple[str | int, ...] = ()
     #: For each row that was read, its file and line.
     origins: list[tuple[Path, int]] = field(default_factory=list)
-    #: Column → rows whose token ids in it are not read.
+    #: What is not read of rows → number of rows.
     unread: Counter[str] = field(default_factory=Counter)
 
     def turn_down(self, error: Exception, file: Path, line: int, value: Any, *, place: str = "") -> None:
@@ -173,7 +173,7 @@ class Importing:
         are counted as not read."""
         last = max((number for number, (is_whole, _) in enumerate(calls) if is_whole), default=None)
         if last is None:
-            self.unread[column] += any(is_whole is False for is_whole, _ in calls)
+            self.unread[_ids_in(column)] += any(is_whole is False for is_whole, _ in calls)
             return
         for number, (is_whole, missing) in enumerate(calls):
             if is_whole is False or (is_whole is None and number < last and not is_own):
@@ -182,4 +182,8 @@ class Importing:
     def count_unread(self, row: JsonObject, column: str, *keys: str) -> None:
         """Count a row whose ``column`` is a list of steps with token ids, under one of these keys, that are not read."""
         steps = row[column] if isinstance(row.get(column), list) else []
-        self.unread[column] += any(isinstance(step, dict) and step.get(key) for step in steps for key in keys)
+        self.unread[_ids_in(column)] += any(isinstance(step, dict) and step.get(key) for step in steps for key in keys)
+
+
+def _ids_in(column: str) -> str:
+    return f"token ids in the `{column}`"

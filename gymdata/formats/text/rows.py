@@ -267,9 +267,10 @@ def rollout_row(
     """The rollouts row of ``row``. ``prompt``: the messages that are given; ``written``: the conversation from the model's
     first message on, in which all of the assistant's are trained but those that are marked; ``texts``: columns that are
     these messages, or lost; ``about``: columns of its ``extra``; the others are columns of its task; ``truncated``: a limit
-    ended it; ``turns``: its token data (``conversion.models.turns_of``). Without a ``reward`` the row is data, not a rollout
-    of a policy: its columns state what the answer is worth, and an empty answer is refused."""
-    if not any(message["role"] == "assistant" for message in written):
+    ended it; ``turns``: its token data (``conversion.models.turns_of``); where nothing is ``written`` their text is not
+    known, and the rollout has no messages. Without a ``reward`` the row is data, not a rollout of a policy: its columns
+    state what the answer is worth, and an empty answer is refused."""
+    if (written or turns is None) and not any(message["role"] == "assistant" for message in written):
         raise BadItem("S103", "no message of the assistant")
     _refuse_pictures((*prompt, *written))
     if reward is AS_STATED:
@@ -278,7 +279,7 @@ def rollout_row(
     if group is not None and not isinstance(group, str):
         raise BadItem.value("the task", group, "text")
     policy = policy if isinstance(policy, str) and policy else "unknown"
-    tools, messages = tools_of(row), [*prompt, *written]
+    tools, messages = tools_of(row), [*prompt, *written] if written else []
     known = {"reward": reward, "tools": tools, "group": group, "policy": policy}
     rollout = foreign_row(row, messages, importing, turns=turns, opening=prompt, **known)
     elsewhere = {"messages", "prompt", "tools", "functions", *texts, *about}

@@ -1,0 +1,79 @@
+"""Sequences of token ids with a mask of who wrote which token, as most trainers dump them: turns again.
+
+Invariant: what the mask says that was sampled is generated, span by span, and everything before a span is its prompt; a mask
+that contradicts the log-probabilities is an error with its first position.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gymdata.formats.conversion.importing import BadItem
+from gymdata.rollouts.turns import Call, TurnEncoder, WeightSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """``prompt``: ids that were given; ``response``: ids that follow, sampled where ``mask`` is 1 (None: all were);
+    ``log_probs``: one for each token of the response, 0 where none was sampled; None where they are not known. ``names``:
+    the columns of the response, its mask and its log-probabilities."""
+
+    prompt: Sequence[int]
+    response: Sequence[int]
+    mask: Sequence[float] | None
+    log_probs: Sequence[float] | None
+    names: tuple[str, str, str]
+
+    @property
+    def group(self) -> str:
+        """Names the prompt by its ids, for a source that has no name for it."""
+        ids = np.asarray(self.prompt, np.int32)
+        return "prompt-" + hashlib.blake2b(ids.tobytes(), digest_size=8).hexdigest()
+
+    def turns(self, *, truncated: bool = False, versions: Sequence[str] = ()) -> TurnEncoder:
+        """A turn per span that was sampled. ``truncated``: a limit ended the last; ``versions``: of the weights, one for all
+        spans or one for each, else they are not known. Raises BadItem."""
+        spans = self._spans()
+        if not self.prompt and spans[0][0] == 0:
+            raise BadItem("T205", "the prompt has no token ids")
+        versions = versions if len(versions) == len(spans) else [*dict.fromkeys(versions)] * len(spans)
+        known = len(versions) == len(spans)
+        encoder, before = TurnEncoder(), 0
+        whole = np.array(self.response, np.int32)
+        log_probs = np.full(len(whole), math.nan) if self.log_probs is None else np.array(self.log_probs, np.float64)
+        for n, (start, end) in enumerate(spans):
+            given = whole[before:start] if n else np.concatenate((np.array(self.prompt, np.int32), whole[:start]))
+            with np.errstate(over="ignore"):
+                numbers = log_probs[start:end].astype(np.float32)
+            finish = "length" if truncated and n == len(spans) - 1 else "stop"
+            weights: list[WeightSpan] = [{"version": versions[n], "start": 0, "end": end - start}] if known else []
+            call = Call(given, whole[start:end], numbers, finish, weight_versions=weights or None)
+            encoder.add(call, continues=n > 0)
+            before = end
+        return encoder
+
+    def _spans(self) -> list[tuple[int, int]]:
+        """Where each span of sampled tokens begins and ends in the response."""
+        response, of_mask, of_log_probs = self.names
+        n = len(self.response)
+        mask = [1] * n if self.mask is None else self.mask
+        for name, values in ((of_mask, mask), (of_log_probs, self.log_probs)):
+            if values is not None and len(values) != n:
+                raise BadItem("L301", f"{name}: got {len(values)}, expected {n}, one per token of {response}")
+        if (odd := next((i for i, value in enumerate(mask) if value not in (0, 1)), None)) is not None:
+            raise BadItem.value(f"{of_mask}[{odd}]", mask[odd], "0 or 1")
+        for i, value in enumerate(self.log_probs or ()):
+            if not mask[i] and value != 0 and not math.isnan(value):
+                why = f"the log-probability {value:.6g} says that it was sampled"
+                raise BadItem("S102", f"{of_mask}[{i}]: got 0, but {of_log_probs}[{i}]: {why}")
+        begins = [0, *itertools.accumulate(len(list(group)) for _, group in itertools.groupby(mask))]
+        spans = [(start, end) for start, end in itertools.pairwise(begins) if mask[start]]
+        if not spans:
+            raise BadItem("S103", f"{of_mask}: no token is marked as sampled")
+        return spans

@@ -1,0 +1,118 @@
+"""Batches that verl keeps to skip its rollouts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gymdata.formats import FORMATS, Format
+from gymdata.formats.conversion.importing import BadItem, Importing, TableRow
+from gymdata.formats.conversion.masked import Masked
+from gymdata.formats.conversion.models import Int32, Model, Number, Several, read
+from gymdata.formats.text.rows import conversation, rollout_row
+from gymdata.formats.text.words import named_scores, score
+from gymdata.rollouts.messages import JsonObject, object_of
+from gymdata.rollouts.truth import is_number
+
+if TYPE_CHECKING:
+    from gymdata.store.paths import Source
+
+#: Columns of the prompts' data set that a task has, and other columns of a rollout.
+_OF_TASK = ("data_source", "ability", "reward_model", "extra_info", "index", "agent_name", "raw_prompt")
+_ABOUT = ("step", "row", "uid", "session", "min_global_steps", "max_global_steps")
+_OF_RESPONSE = ("responses", "response_mask", "rollout_log_probs")
+#: What no rollout here has a place for.
+_UNREAD = ("teacher_logprobs", "teacher_ids", "routed_experts", "turn_scores", "tool_rewards")
+
+
+class Sequence(Model):
+    prompts: Several[Int32]
+    responses: Several[Int32]
+    response_mask: list[Any] | None = None
+    rollout_log_probs: list[Number] | None = None
+    rm_scores: list[Number] | None = None
+    raw_prompt: list[JsonObject] | None = None
+    uid: str | None = None
+
+
+@FORMATS.register("verl-skip")
+class VerlSkip(Format):
+    """verl's ``skip.rollout`` (``gen_batch.dp``) and ``skip.rollout_tq`` (``tq_batch.pt``): ``prompts``, ``responses``, the
+    spans of ``response_mask``, ``rollout_log_probs``, the sum of ``rm_scores``, ``uid`` or else the prompt's ids as the
+    group, ``raw_prompt``, and the step of the weights where a rollout has one. There is no text of what was sampled; a limit
+    that cut it is not named."""
+
+    content = "rollouts that verl keeps"
+    holds_ids = holds_logprobs = holds_reward = True
+
+    def recognise(self, value: Any) -> bool:
+        return "responses" in value["batch" if "non_tensor_batch" in value else "tensordict"]
+
+    def documents(self, sources: Iterable[Source]) -> Iterator[tuple[Source, int, Any, bytes]]:
+        """Of a batch without its step the step is the name of its folder."""
+        for source, line, value, text in super().documents(sources):
+            name = source.path.absolute().parent.name
+            step = {"global_steps": int(name)} if isinstance(value, dict) and name.isdecimal() else {}
+            yield source, line, step | value if step else value, text
+
+    def items(self, value: Any) -> Iterator[tuple[str, Any]]:
+        is_padded = "non_tensor_batch" in value
+        columns = value["batch"] | value["non_tensor_batch"] if is_padded else value["tensordict"]
+        keys = object_of(value.get("meta_info")).get("reward_extra_keys") or ()
+        for n in range(len(columns["responses"])):
+            row = {name: column[n] for name, column in columns.items()}
+            if not is_padded:
+                uid, session, output = value["keys"][n].rsplit("_", 2)
+                row |= value["tags"][n] | {"uid": uid, "session": f"{session}_{output}"}
+            row |= object_of(row.get("extra_fields"))
+            rewards = {name: row[name] for name in keys} | object_of(row.get("reward_extra_info"))
+            yield f"row {n}: ", row | {"step": value.get("global_steps"), "row": n, "rewards": rewards}
+
+    def row(self, item: Any, importing: Importing) -> TableRow:
+        if item.get("multi_modal_inputs"):
+            raise BadItem("S102", "multi_modal_inputs: images, audio and video are not trained")
+        for name in _UNREAD:
+            importing.unread[f"`{name}`"] += item.get(name) is not None
+        item = _cut(item) if "attention_mask" in item else item
+        names = ("prompts", *_OF_RESPONSE, "rm_scores", *_OF_TASK, *_ABOUT, "rewards")
+        item = json.loads(
+            json.dumps({name: item[name] for name in names if item.get(name) is not None}, default=_listed)
+        )
+        sequence, rewards = read(Sequence, item), item.pop("rewards")
+        mask, log_probs = sequence.response_mask, sequence.rollout_log_probs
+        masked = Masked(sequence.prompts, sequence.responses, mask, log_probs, _OF_RESPONSE)
+        steps = {str(item.get(name)) for name in ("min_global_steps", "max_global_steps")} - {"None"}
+        return rollout_row(
+            item,
+            conversation(sequence.raw_prompt, "raw_prompt") if sequence.raw_prompt else [],
+            [],
+            importing,
+            reward=None if sequence.rm_scores is None else score(math.fsum(sequence.rm_scores), "rm_scores"),
+            rewards=named_scores({name: value for name, value in rewards.items() if is_number(value)}),
+            texts=("prompts", *_OF_RESPONSE, "rm_scores", "raw_prompt"),
+            about=_ABOUT,
+            group=sequence.uid or masked.group,
+            turns=masked.turns(versions=[*steps] if len(steps) == 1 else ()),
+        )
+
+
+def _cut(row: JsonObject) -> JsonObject:
+    """The row without the padding before its prompt and after its response. Raises BadItem for what is sampled there."""
+    is_real = row["attention_mask"] != 0
+    given, follows = is_real[: len(row["prompts"])], is_real[len(row["prompts"]) :]
+    length = int(follows.sum())
+    marked = np.flatnonzero(row.get("response_mask", follows)[length:])
+    if not follows[:length].all() or len(marked):
+        where = f"response_mask[{length + marked[0]}]" if len(marked) else "attention_mask"
+        raise BadItem("S102", f"{where}: got tokens of the response after its padding")
+    cut = {name: row[name][:length] for name in (*_OF_RESPONSE, "rm_scores") if row.get(name) is not None}
+    return row | cut | {"prompts": row["prompts"][given]}
+
+
+def _listed(value: Any) -> Any:
+    """An array or a number of NumPy as JSON has it, and anything else as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
