@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, MoeModelOutputWithPast
 
 from gymdata.models.prefix_tree import PrefixTree, padded_cost, prefix_tree
 
@@ -153,7 +153,7 @@ def answering(backbone: Any, hidden: Any) -> Iterator[None]:
     """Within this, ``backbone`` answers every call with these hidden states: the model's own code, which knows how its
     logits are scaled and capped, then runs on chosen tokens only."""
     own = vars(backbone).get("forward")
-    backbone.forward = lambda *_, **__: BaseModelOutput(last_hidden_state=hidden)
+    backbone.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=hidden)
     try:
         yield
     finally:

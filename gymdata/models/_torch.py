@@ -17,6 +17,7 @@ from gymdata.errors import DataError, UsageError, first_line, needs
 from gymdata.models._shared_prefixes import answering, share_prefixes
 from gymdata.models._transformers import local_folder, quiet_transformers, with_adapter
 from gymdata.models.scoring import ToScore
+from gymdata.rollouts.ragged import Ragged
 from gymdata.store.paths import Facts
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -127,6 +128,8 @@ def facts(model: Any) -> Facts:
 
 
 BATCH_TOKENS = 16_384
+#: Logits that are held at once (a gigabyte in float32).
+_MAX_LOGITS = 2**28
 
 
 class ForwardPolicy:
@@ -179,6 +182,30 @@ class ForwardPolicy:
             for line, temperature in enumerate(temperatures):
                 log_probs[line, tokens.scores] = self._head(tokens.states, tokens.targets, temperature, False)[0]
         return log_probs
+
+    def log_mass(self, to_score: ToScore, ids: Ragged) -> np.ndarray:
+        """The logarithm of the probability of a set of ids at the place of each scored token (``ids``: one list each),
+        at its row's temperature, float32 (to_score.n_scored,). Logits are held for a part of the tokens at a time."""
+        import torch
+
+        _check(self._model, to_score, self._source.name)
+        masses = np.empty(to_score.n_scored, np.float32)
+        vars(self._model).pop("forward", None)  # the model's own, which gives logits
+        self._temperature = None
+        at_once = max(1, _MAX_LOGITS // self._model.config.get_text_config().vocab_size)
+        for batch in _passes(self._model, to_score, self._batch_tokens):
+            tokens = batch.scored()
+            temperatures = to_score.temperature[batch.rows][tokens.line]
+            for start in range(0, len(tokens.scores), at_once):
+                here = slice(start, start + at_once)
+                hidden, sets = tokens.states[here], ids.take(tokens.scores[here])
+                with inference(self._model), answering(self._model.base_model, hidden[None]):
+                    logits = self._model().logits[0].float()
+                logits = logits / torch.from_numpy(temperatures[here]).to(logits)[:, None]
+                padded = torch.from_numpy(sets.padded(-1).astype(np.int64)).to(logits.device)
+                of_set = logits.gather(1, padded.clamp(min=0)).masked_fill(padded < 0, -torch.inf).logsumexp(dim=1)
+                masses[tokens.scores[here]] = (of_set - logits.logsumexp(dim=1)).cpu().numpy()
+        return masses
 
     def _head(self, hidden: Any, targets: np.ndarray, temperature: float, entropy: bool) -> tuple[np.ndarray, Any]:
         """The model's head applied to hidden states (k, H)."""

@@ -124,6 +124,11 @@ class PolicyModel(Protocol):
         """Log-probs at each of ``temperatures`` in place of the rows', float32 (len(temperatures), to_score.n_scored)."""
         ...
 
+    def log_mass(self, to_score: ToScore, ids: Ragged) -> Any:
+        """The logarithm of the probability of a set of ids at the place of each scored token (``ids``: one list each),
+        at its row's temperature, float32 (to_score.n_scored,)."""
+        ...
+
 
 class Critic(Protocol):
     """Gives the value of the state after any token."""

@@ -28,6 +28,8 @@ BIASES: dict[str, Callable[[float], bool]] = {
     "presence_penalty": lambda value: value != 0,
     "frequency_penalty": lambda value: value != 0,
 }
+#: Those of them that leave ids out and change nothing else: the policy over what they keep is the sampler.
+CUTS = ("top_p", "top_k", "min_p")
 #: Other sampling parameters that end or describe a generation, and leave the distribution of its tokens alone.
 _HARMLESS = frozenset(
     (
@@ -54,13 +56,15 @@ _HARMLESS = frozenset(
 )
 
 
-def sampling_biases(settings: Mapping[str, Any], temperatures: Iterable[float] | None = None) -> list[str]:
+def sampling_biases(
+    settings: Mapping[str, Any], temperatures: Iterable[float] | None = None, *, kept_sets: bool = False
+) -> list[str]:
     """L304: why log-probabilities sampled with these settings are biased; empty when they are not.
 
     ``settings``: of a run's identity, or of a request; absent ones are neutral. ``temperatures``: those that were used,
-    where the settings do not have them.
+    where the settings do not have them. ``kept_sets``: see ``truncations``.
     """
-    return temperature_biases(settings, temperatures) + truncations(settings)
+    return temperature_biases(settings, temperatures) + truncations(settings, kept_sets=kept_sets)
 
 
 def temperature_biases(settings: Mapping[str, Any], temperatures: Iterable[float] | None = None) -> list[str]:
@@ -74,16 +78,20 @@ def temperature_biases(settings: Mapping[str, Any], temperatures: Iterable[float
     return reasons
 
 
-def truncations(settings: Mapping[str, Any]) -> list[str]:
+def truncations(settings: Mapping[str, Any], *, kept_sets: bool = False) -> list[str]:
     """The part of ``sampling_biases`` under which log-probabilities are not those of the whole distribution. A parameter of
-    ``sampling`` that is not known is taken to change it."""
+    ``sampling`` that is not known is taken to change it. ``kept_sets``: without ``CUTS`` where log-probs are said to be
+    processed, which are no bias where each saved head is the set of ids that they keep."""
     flat, nested = dict(settings), dict[str, Any]()
     for inner in ("penalties", "sampling"):
         if isinstance(more := settings.get(inner), Mapping):
             flat |= more
             nested |= more
+    passed = CUTS if kept_sets and flat.get("logprobs_mode") == "processed_logprobs" else ()
     reasons = [
-        f"{name} {flat[name]}" for name, changes in BIASES.items() if _is_number(flat.get(name)) and changes(flat[name])
+        f"{name} {flat[name]}"
+        for name, changes in BIASES.items()
+        if name not in passed and _is_number(flat.get(name)) and changes(flat[name])
     ]
     reasons += [f"{name} {nested[name]}" for name in nested if name not in BIASES and name not in _HARMLESS]
     mode = flat.get("logprobs_mode")

@@ -120,6 +120,13 @@ class Ragged:
         """The first ``n[i]`` values of each list."""
         return self.only(self.is_head(n), n)
 
+    def padded(self, filler: float) -> Array:
+        """The lists as rows of one array, (n, length of the longest), with ``filler`` behind the shorter ones."""
+        rows = np.full((len(self), int(self.lengths.max(initial=0))), filler, self.values.dtype)
+        owner = self.owner
+        rows[owner, np.arange(len(owner)) - self.offsets[owner]] = self.values
+        return rows
+
     def first_nonzero(self) -> Ints:
         """The index of the first nonzero value of each list; its length without one."""
         nonzero, first = np.flatnonzero(self.values), self.lengths

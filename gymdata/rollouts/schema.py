@@ -186,8 +186,11 @@ ROLLOUTS = _table(
 #: ROLLOUTS with the agent alone of each model call: token lists need not be read for it.
 AGENTS = ROLLOUTS.without(*(f"turns.{f.name}" for f in TURN if f.name != "agent"))
 
-#: ROLLOUTS with the heads alone of each model call.
-HEADS = ROLLOUTS.without(*(f"turns.{f.name}" for f in TURN if f.name != "top_log_probs"))
+#: ROLLOUTS with the sampled ids and heads alone of each model call.
+_HEADED = ("generation_token_ids", "top_log_probs", "rendered")
+HEADS = ROLLOUTS.without(*(f"turns.{f.name}" for f in TURN if f.name not in _HEADED))
+#: Rows of it in a batch: heads are many times as large as the tokens.
+HEADED_ROWS = 256
 
 SCORES = _table(
     "scores",

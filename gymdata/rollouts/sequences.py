@@ -317,28 +317,34 @@ def _sampled(flat: TurnColumns, turns: Ints | None) -> SampledTokens:
 
 
 def alternatives(turns: pa.ListArray, sampled: SampledTokens) -> tuple[Ragged, Ragged]:
-    """Ids (int32) and log-probs (float32) of the most likely tokens at the place of each sampled token, in turn order: one
-    list per sampled token, empty where its turn holds none. ``turns``: the column that ``sampled`` was stitched from.
-    Raises DataError where a turn has other than one list per token."""
-    _, struct = list_parts(turns)
+    """``heads_of`` the turns of ``sampled``, which was stitched from the column ``turns``: one list per sampled token, in
+    turn order."""
+    return heads_of(turns, sampled.turn, sampled.turn_sizes)
+
+
+def heads_of(turns: pa.ListArray, numbers: Ints, sizes: Ints) -> tuple[Ragged, Ragged]:
+    """Ids (int32) and log-probs (float32) of the most likely tokens at the place of each sampled token of some turns of a
+    column, in order: one list per token, empty where its turn holds none. ``numbers``: which turns of all; ``sizes``: their
+    sampled tokens. Raises DataError where a turn has other than one list per token."""
+    bounds, struct = list_parts(turns)
     names = [f.name for f in struct.type]
-    sizes = sampled.turn_sizes
     if "top_log_probs" not in names or struct.field("top_log_probs").null_count == len(struct):
         none = np.zeros(int(sizes.sum()) + 1, np.int64)
         return Ragged(np.empty(0, np.int32), none), Ragged(np.empty(0, np.float32), none)
     per_turn, inner = list_parts(struct.field("top_log_probs"))
     per_token, pairs = list_parts(inner)
-    n_lists = np.diff(per_turn)[sampled.turn]
+    n_lists = np.diff(per_turn)[numbers]
     odd = np.flatnonzero((n_lists != sizes) & (n_lists > 0))
     if len(odd):
         turn = int(odd[0])
+        row, of_row = Ragged(np.empty(0), bounds).locate(int(numbers[turn]))
         raise DataError(
-            f"top_log_probs of turn {sampled.turn_number[turn]} of row {sampled.turn_rollout[turn]}: got {n_lists[turn]} "
-            f"lists, expected one per sampled token, {sizes[turn]}"
+            f"top_log_probs of turn {of_row} of row {row}: got {n_lists[turn]} lists, expected one per sampled token, "
+            f"{sizes[turn]}"
         )
     # A turn without lists takes those of an empty token, added at the end.
     lists = Ragged(np.arange(len(pairs)), np.append(per_token, per_token[-1]))
-    indices, _ = places(per_turn[:-1][sampled.turn], sizes)
+    indices, _ = places(per_turn[:-1][numbers], sizes)
     chosen = lists.take(np.where(np.repeat(n_lists > 0, sizes), indices, len(lists) - 1))
     columns = (pairs.field(name).to_numpy(zero_copy_only=False) for name in ("id", "log_prob"))
     ids, logprobs = (Ragged(values[chosen.values], chosen.offsets) for values in columns)

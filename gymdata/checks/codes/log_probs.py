@@ -23,7 +23,9 @@ Probabilities above one do not exist (1e-6 is allowed for rounding). Often proba
 L304 biased by sampling (warning): the sampling settings make the log-probabilities biased
 Raw log-probabilities at a temperature other than 1, top_p below 1, top_k, min_p, penalties and greedy decoding all
 record something else than the distribution that was sampled from. One finding a file or run. Training that uses ratios
-refuses such files. Collect with processed log-probabilities, top_p 1, no top_k and no penalties.
+refuses such files. Collect with processed log-probabilities, top_p 1, no top_k and no penalties. With top_p, top_k and
+min_p, processed log-probabilities are those of the policy over what is kept: a file whose saved heads (`--top-logprobs K`)
+are all that could be sampled, at every token, has no L304, and ratios are taken over these sets.
 
 L305 disagree with the model (error): a forward pass gives other log-probabilities
 Found by `gymdata audit`: another checkpoint, temperature, template, or an off-by-one.

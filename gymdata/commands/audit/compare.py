@@ -34,7 +34,8 @@ _MOST_TURNS = 16
 class LogprobComparison:
     """Sampled tokens of n rollouts in turn order: rollout r has ``offsets[r]:offsets[r + 1]`` of ``saved`` and
     ``recomputed`` (float32); turn t ends before ``turn_ends[t]``, belongs to rollout ``turn_rollout[t]`` and is its
-    ``turn_number[t]``-th. ``rows``: the rollouts' places in their input."""
+    ``turn_number[t]``-th. ``rows``: the rollouts' places in their input. ``kept_mass``: where ``recomputed`` is normalized
+    over kept sets, the logarithm of the probability that the model gives to each token's."""
 
     rollout_ids: Sequence[str]
     rows: Array
@@ -44,6 +45,7 @@ class LogprobComparison:
     turn_ends: Array
     turn_rollout: Array
     turn_number: Array
+    kept_mass: Array | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[LogprobComparison]) -> LogprobComparison:
@@ -61,6 +63,7 @@ class LogprobComparison:
             np.concatenate([p.turn_ends + t for p, t in zip(parts, tokens[:-1], strict=True)]),
             np.concatenate([p.turn_rollout + r for p, r in zip(parts, rollouts[:-1], strict=True)]),
             np.concatenate([p.turn_number for p in parts]),
+            None if parts[0].kept_mass is None else np.concatenate([p.kept_mass for p in parts]),
         )
 
     @cached_property
@@ -129,7 +132,18 @@ def summary(compared: LogprobComparison, rounding: Rounding) -> dict[str, Any]:
         "kl_k1": float(compared.apart.mean()),
         "kl_k3": k3,
         "departures": ratios.departures(),
+        **_before_kept_sets(compared, rounding),
     }
+
+
+def _before_kept_sets(compared: LogprobComparison, rounding: Rounding) -> dict[str, Any]:
+    """Where the model is normalized over kept sets, its ratios over the whole vocabulary."""
+    if compared.kept_mass is None:
+        return {}
+    ratios = Ratios(rounding)
+    ratios.add(compared.recomputed + compared.kept_mass, compared.saved)
+    names = ("mean", "share_outside", "effective_sample_size")
+    return {"before_kept_sets": {name: ratios.facts()[name] for name in names}}
 
 
 def by_position(compared: LogprobComparison) -> list[dict[str, Any]]:

@@ -30,8 +30,11 @@ Sources = Sequence[str | Path]
 Runs = Sequence[RunFacts]
 
 
-def logprob_settings(policies: pa.ChunkedArray, temperatures: pa.ChunkedArray, runs: Runs, model: Facts) -> list[str]:
-    """Differences of policy, tokenizer, template and sampling that need no forward pass to be seen."""
+def logprob_settings(
+    policies: pa.ChunkedArray, temperatures: pa.ChunkedArray, runs: Runs, model: Facts, *, kept_sets: bool = False
+) -> list[str]:
+    """Differences of policy, tokenizer, template and sampling that need no forward pass to be seen. ``kept_sets``: every
+    saved head is all that could be sampled."""
     findings = []
     named = sorted({p for p in pc.unique(policies).to_pylist() if p} - {model["policy_hash"]})
     if named:
@@ -46,7 +49,10 @@ def logprob_settings(policies: pa.ChunkedArray, temperatures: pa.ChunkedArray, r
             findings.append(f"{label}: the run used {other[0]}, {model['path']} has {model[key]}")
     if not identities:
         findings.append("no run.json says how these rollouts were sampled")
-    findings += [f"sampling: {cut}: log-probabilities are not of the whole distribution (L304)" for cut in _cuts(runs)]
+    effect = "log-probabilities are not of the whole distribution (L304)"
+    if kept_sets:
+        effect = "the model is normalized over the kept set of each token, its saved head"
+    findings += [f"sampling: {cut}: {effect}" for cut in cuts(runs)]
     used = [t for t in pc.unique(temperatures).to_pylist() if t != 0.0]
     findings += [f"sampling: {why} (L304)" for why in temperature_biases({"logprobs_mode": _logprobs_mode(runs)}, used)]
     return findings
@@ -58,7 +64,7 @@ def run_metadata(policies: pa.Array, runs: Runs, model_hash: str) -> RunMetadata
     # The weights of served models, and of most imported files, are not known.
     comparable = all(_HASH.fullmatch(h or "") for h in hashes)
     same = hashes == {model_hash} if comparable and (len(hashes) == 1 or model_hash not in hashes) else None
-    return RunMetadata(same, _logprobs_mode(runs), _cuts(runs))
+    return RunMetadata(same, _logprobs_mode(runs), cuts(runs))
 
 
 def _identities(runs: Runs) -> list[RunFacts]:
@@ -67,8 +73,10 @@ def _identities(runs: Runs) -> list[RunFacts]:
     ]
 
 
-def _cuts(runs: Runs) -> list[str]:
-    return sorted({reason for identity in _identities(runs) for reason in truncations(identity)})
+def cuts(runs: Runs, *, kept_sets: bool = False) -> list[str]:
+    """The sampling settings under which log-probabilities are not those of the whole distribution, or, with ``kept_sets``,
+    not those over kept sets either."""
+    return sorted({reason for run in _identities(runs) for reason in truncations(run, kept_sets=kept_sets)})
 
 
 def _logprobs_mode(runs: Runs) -> str | None:

@@ -20,7 +20,7 @@ from gymdata.public import Figures, Report, Row
 from gymdata.rollouts.logprobs import MEANS, Rounding
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.rollouts.sequences import stitch
+from gymdata.rollouts.sequences import alternatives, stitch
 from gymdata.rollouts.soundness import without_ratio
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.store import scan_batches
@@ -120,14 +120,25 @@ class AuditReport(Report):
             ("outside [0.9, 1.1]", f"{100 * summary['share_outside']:.2f} %"),
             ("KL sampler to model: k1, k3", f"{summary['kl_k1']:.3g}, {summary['kl_k3']:.3g}"),
             ("effective sample size", f"{100 * summary['effective_sample_size']:.1f} %"),
+            *self._before_kept_sets(),
             *([("written to", self.path)] if self.path else []),
+        ]
+
+    def _before_kept_sets(self) -> list[Row]:
+        """The figures above are over kept sets; these are what they were without."""
+        if (before := self.summary.get("before_kept_sets")) is None:
+            return []
+        return [
+            ("without kept sets: ratio, mean", before["mean"]),
+            ("  outside [0.9, 1.1]", f"{100 * before['share_outside']:.2f} %"),
+            ("  effective sample size", f"{100 * before['effective_sample_size']:.1f} %"),
         ]
 
 
 class Audit:
     """One comparison. ``rollouts``: rollout_id and temperature of all of them, in order; ``chosen``: which are compared
     (sorted row numbers). After ``run``: ``compared``, ``entropy`` if requested, and ``samples``, on which explanations are
-    tested."""
+    tested. ``kept_sets``: each token's head is all that could be sampled, and the model is normalized over it."""
 
     def __init__(
         self,
@@ -136,8 +147,11 @@ class Audit:
         chosen: np.ndarray,
         model: PolicyModel,
         rounding: Rounding,
+        *,
+        kept_sets: bool = False,
     ) -> None:
         self.sources, self.chosen, self.model, self.rounding = sources, chosen, model, rounding
+        self.kept_sets = kept_sets
         self._ids = rollouts["rollout_id"].combine_chunks()
         self._temperature = rollouts["temperature"].to_numpy()
         self.samples: list[ScoredSample] = []
@@ -196,15 +210,22 @@ class Audit:
         sampled, to_score = sequences.sampled, ToScore.of(sequences, self._temperature[rows])
         logps, entropies = self.model.log_probs(to_score, entropy=entropy)
         self.samples += ScoredSample.of(sequences, to_score, logps, ids, self.rounding)
+        kept_mass = None
+        if self.kept_sets:
+            kept, _ = alternatives(turns, sampled)
+            kept = kept if sequences.source is None else kept.take(sequences.source)
+            kept_mass = sequences.in_turn_order(self.model.log_mass(to_score, kept))
+        recomputed = sequences.in_turn_order(logps)
         compared = LogprobComparison(
             rollout_ids=ids.to_pylist(),
             rows=rows,
             offsets=sampled.logprobs.offsets,
             saved=sampled.logprobs.values,
-            recomputed=sequences.in_turn_order(logps),
+            recomputed=recomputed if kept_mass is None else recomputed - kept_mass,
             turn_ends=sampled.turn_ends,
             turn_rollout=sampled.turn_rollout,
             turn_number=sampled.turn_number,
+            kept_mass=kept_mass,
         )
         return compared, None if entropies is None else sequences.in_turn_order(entropies)
 

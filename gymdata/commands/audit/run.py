@@ -14,7 +14,14 @@ import pyarrow as pa
 from gymdata.checks.violations import ValidationReport
 from gymdata.commands.audit.causes import explain
 from gymdata.commands.audit.compare import departures
-from gymdata.commands.audit.context import disagreeing_runs, first_prompts, logprob_settings, run_metadata, worst_tokens
+from gymdata.commands.audit.context import (
+    cuts,
+    disagreeing_runs,
+    first_prompts,
+    logprob_settings,
+    run_metadata,
+    worst_tokens,
+)
 from gymdata.commands.audit.report import Audit, AuditReport
 from gymdata.commands.audit.settings import AuditConfig
 from gymdata.commands.validate.run import validate
@@ -24,9 +31,10 @@ from gymdata.models.model_identity import sampler_formats
 from gymdata.models.scoring import PolicyModel
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
+from gymdata.rollouts.kept_sets import KeptSets
 from gymdata.rollouts.logprobs import Rounding
-from gymdata.rollouts.schema import AUDIT, ROLLOUTS, VIOLATIONS
-from gymdata.store import StageOutput, files_of, read_run_json, read_table
+from gymdata.rollouts.schema import AUDIT, HEADED_ROWS, HEADS, ROLLOUTS, VIOLATIONS
+from gymdata.store import StageOutput, files_of, read_run_json, read_table, scan_batches
 from gymdata.store.lineage import Paths, lineage, own_run, parents_of, refuse_duplicates, stage_folder
 from gymdata.store.paths import RUN_JSON, Identity, RunFacts, local_output
 from gymdata.store.reading import check_content
@@ -101,15 +109,20 @@ def _compare(
     rounding = Rounding.of(facts["dtype"], *sampler_formats(runs, facts["checkpoint_dtype"]))
     report = AuditReport(facts, rounding if config.tolerance is None else rounding.tolerating(config.tolerance))
     impossible = [v for source in sources for v in validate(source, select=("L306",)).violations]
+    kept_sets = _kept_sets(sources, runs)
     report.first = [f"{v.file}: {v.detail}: no sampler's, so they say nothing of a model (L306)" for v in impossible]
-    report.first += logprob_settings(rollouts["policy_hash"], rollouts["temperature"], runs, facts)
+    settings = rollouts["policy_hash"], rollouts["temperature"], runs, facts
+    report.first += logprob_settings(*settings, kept_sets=kept_sets)
     n = rollouts.num_rows
     chosen = np.unique(np.linspace(0, n - 1, min(config.limit or n, n)).astype(np.int64))
-    work = Audit(sources, rollouts, chosen, loaded, report.rounding)
+    work = Audit(sources, rollouts, chosen, loaded, report.rounding, kept_sets=kept_sets)
     work.run(report, entropy=config.write_as is not None, progress=progress)
     if impossible:
         # Filled in, averaged or rounded: another checkpoint explains none of it, and each turn would be a finding.
         report.violations, report.summary["departures"] = impossible, []
+    elif kept_sets and not report.ok:
+        # Causes are told by other distributions over the whole vocabulary, which say nothing of kept sets.
+        report.notes = ["no cause is sought where the model is normalized over kept sets"]
     elif not report.ok:
         off = np.unique([v.row for v in report.violations if v.turn is not None]).astype(np.int64)
         policies = rollouts["policy_hash"].take(pa.array(off if len(off) else work.compared.rows))
@@ -121,6 +134,17 @@ def _compare(
         report.notes = disagreeing_runs(rollouts, work.compared, off) if agree else []
     report.worst = worst_tokens(work.compared, sources, facts["tokenizer"], config.worst)
     return report, work
+
+
+def _kept_sets(sources: Sequence[str | Path], runs: Sequence[RunFacts]) -> bool:
+    """Whether the sampling left ids out and changed nothing else, and each saved head is all that could be sampled."""
+    if not cuts(runs) or cuts(runs, kept_sets=True):
+        return False
+    kept = KeptSets()
+    for source in sources:
+        for batch in scan_batches(source, HEADS, ("turns",), HEADED_ROWS):
+            kept.add(batch.column("turns"))
+    return kept.all_kept
 
 
 def _own_policy(runs: Sequence[RunFacts]) -> str:

@@ -27,15 +27,14 @@ from gymdata.errors import DataError, RefusedError, UsageError, abridged, counte
 from gymdata.progress import Progress
 from gymdata.public import Figures, Report, Row
 from gymdata.rollouts.ragged import offsets_of
-from gymdata.rollouts.schema import AUDIT, HEADS, ROLLOUTS
+from gymdata.rollouts.schema import AUDIT, HEADED_ROWS, HEADS, ROLLOUTS
 from gymdata.rollouts.sequences import RolloutSequences, require_agents, stitch
 from gymdata.scores.chosen import other_scores, unscored_hint
 from gymdata.store import scan_batches
 from gymdata.store.lineage import keys_of, vocabulary
 
-#: Rollouts whose tokens are in memory at a time, and of those with heads, which are many times as large.
+#: Rollouts whose tokens are in memory at a time; ``HEADED_ROWS`` of those with heads.
 BATCH_ROWS = 4_096
-HEADED_ROWS = 256
 #: The name under which ``collect`` stores the sum of a rollout's step rewards.
 SUM_OF_STEPS = "steps"
 _NOT_SCORED, _NOT_FINITE, _TRUNCATED, _NO_TOKENS = "not_scored", "reward_not_finite", "truncated", "nothing_generated"

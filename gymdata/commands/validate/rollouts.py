@@ -18,7 +18,7 @@ from gymdata.checks.batches import Checks
 from gymdata.checks.breaks import Reader
 from gymdata.checks.codes.behavior import Behavior
 from gymdata.checks.violations import CODES, Check, CheckSettings, ValidationReport, Violation
-from gymdata.errors import UsageError, counted
+from gymdata.errors import DataError, UsageError, counted
 from gymdata.formats.nemo_gym import batches as nemo_rows
 from gymdata.rollouts.logprobs import sampling_biases
 from gymdata.rollouts.ragged import Ints
@@ -44,6 +44,8 @@ class CheckedFile:
     #: The settings that rows name, each with its first row; of gymdata's own the temperature alone, where it is 0.
     settings: dict[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
     has_log_probs: bool = False
+    #: A file of gymdata's rollouts, whose rows may have heads.
+    source: Source | None = None
 
     def n_trainable(self, bad: Collection[int]) -> int:
         """How many rows can be trained; ``bad``: those with errors."""
@@ -52,7 +54,7 @@ class CheckedFile:
 
 def check_rollouts(source: Source, kind: Kind, checks: Checks, report: ValidationReport) -> CheckedFile:
     """What is found in a file of rollouts, which is counted in ``report``."""
-    file, has_ids = CheckedFile(str(source.path)), False
+    file, has_ids = CheckedFile(str(source.path), source=source if kind == "rollouts" else None), False
     for batch in evidence_in(source, kind):
         if isinstance(batch, Violation):
             file.violations.append(batch._replace(file=file.name))
@@ -81,7 +83,8 @@ def check_rollouts(source: Source, kind: Kind, checks: Checks, report: Validatio
 
 
 def biased(files: Sequence[CheckedFile], runs: Mapping[Path, RunFacts]) -> Iterator[Violation]:
-    """L304: once for a run with settings that make log-probabilities biased, and for each such settings of a file's rows."""
+    """L304: once for a run with settings that make log-probabilities biased, and for each such settings of a file's rows;
+    not for a file in which each head is all that these could sample."""
     reported = set[tuple[object, str]]()
     for file in files:
         if not file.has_log_probs:
@@ -89,10 +92,28 @@ def biased(files: Sequence[CheckedFile], runs: Mapping[Path, RunFacts]) -> Itera
         run_json = find_run_json(file.name)
         of_run = runs.get(run_json, {}).get("identity", {}) if run_json is not None else {}
         for row, settings in file.settings.values() or [(0, {})]:
-            biases = ", ".join(sampling_biases({**settings, **of_run}))
-            if biases and (run_json or file.name, biases) not in reported:
-                reported.add((run_json or file.name, biases))
-                yield Violation("L304", row, detail=biases, file=file.name)
+            chosen = {**settings, **of_run}
+            biases, why_not = ", ".join(sampling_biases(chosen)), ""
+            once = run_json or file.name, biases
+            if not biases or once in reported:
+                continue
+            if file.source is not None and not sampling_biases(chosen, kept_sets=True):
+                all_kept, why_not = _kept_sets(file.source)
+                if all_kept:
+                    continue
+            reported.add(once)
+            yield Violation("L304", row, detail="; ".join(filter(None, (biases, why_not))), file=file.name)
+
+
+def _kept_sets(source: Source) -> tuple[bool, str]:
+    """Whether a file's heads are kept sets, and why not where it has heads."""
+    from gymdata.commands.validate import scan  # late: it loads pyarrow
+
+    try:
+        kept = scan.kept_sets(source)
+    except DataError as error:
+        return False, error.message
+    return kept.all_kept, kept.fault()
 
 
 def evidence_in(source: Source, kind: Kind) -> Iterator[Evidence | Violation]:

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from gymdata.checks.violations import Violation
 from gymdata.errors import counted
-from gymdata.rollouts.schema import ROLLOUTS, Table
+from gymdata.rollouts.kept_sets import KeptSets
+from gymdata.rollouts.schema import HEADED_ROWS, HEADS, ROLLOUTS, Table
 from gymdata.rollouts.turn_columns import Evidence, from_arrow
 from gymdata.store.columns import Fault
 from gymdata.store.paths import Source
@@ -62,6 +63,16 @@ def scan(source: Source) -> Iterator[Evidence | Violation]:
     for key, row in first_row.items():
         detail = f"unknown key {key!r} in {counted(n_rows[key], 'row')}: other commands refuse it, --fix leaves it out"
         yield Violation("S102", row, expected="a column of the table", got=key, detail=detail, severity="warning")
+
+
+def kept_sets(source: Source) -> KeptSets:
+    """Whether the saved heads of a file's tokens are kept sets; faulty rows are passed over. Raises DataError for a turn
+    with other than one head per token."""
+    kept = KeptSets()
+    for part in batches(source, _TABLE, ("turns",), read=HEADS, batch_size=HEADED_ROWS):
+        if not isinstance(part, Fault) and "turns" in part.data.schema.names:
+            kept.add(part.data.column("turns"))
+    return kept
 
 
 def violation_of(fault: Fault) -> Violation:
