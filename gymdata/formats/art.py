@@ -10,12 +10,14 @@ from gymdata.formats.conversion.importing import BadItem, Importing, JsonObject,
 from gymdata.formats.text.rows import conversation, first_row, rollout_row
 from gymdata.formats.text.words import named_scores, score
 from gymdata.rollouts.failures import says_nothing
+from gymdata.rollouts.messages import object_of
 
 
 @FORMATS.register("art")
 class Art(Format):
     """ART's groups of trajectories: ``messages_and_choices``, ``reward``, ``metrics`` as named rewards, ``metadata``;
-    ``exceptions`` of a group are failed attempts. Logs are not read; a trajectory with additional histories is refused."""
+    ``exceptions`` of a group are failed attempts. ART keeps the ids of a choice without those of its prompt: they are
+    not read. Logs are not read; a trajectory with additional histories is refused."""
 
     content = "trajectories of ART"
     several = "trajectories"
@@ -40,6 +42,7 @@ class Art(Format):
         if reward is None:
             raise BadItem.value("reward", item["reward"], "a number")
         steps = item["messages_and_choices"]
+        importing.unread["logprobs"] += any(_has_ids(step) for step in steps)
         messages = [step["message"] if isinstance(step, dict) and "message" in step else step for step in steps]
         input_flags = [isinstance(step, dict) and "message" not in step for step in steps]
         # Answers that the model sampled are choices; others were given, unless there is no choice at all.
@@ -61,3 +64,9 @@ class Art(Format):
             about=("start_time", "metrics"),
             truncated=ends[-1:] == ["length"],
         )
+
+
+def _has_ids(step: Any) -> bool:
+    """Whether a choice names its tokens as ids (vLLM's ``return_tokens_as_token_ids``)."""
+    first = first_row(object_of(object_of(step).get("logprobs")).get("content"))
+    return str(first.get("token")).startswith("token_id:")

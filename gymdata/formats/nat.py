@@ -125,7 +125,7 @@ class EpisodeItem(Model):
             where += ".logprobs.content: top_logprobs"
             raise BadItem("S102", f"{where}: {n_known} have an id and a number, expected all or none")
         ids, log_probs = [token["id"] for token in known], [token["log_prob"] for token in known]
-        more = {"reward": reward, "top_log_probs": tops if n_known else None}
+        more: dict[str, Any] = {"reward": reward, "top_log_probs": tops if n_known else None}
         return model_call(self.metadata.prompt_token_ids, ids, log_probs, where, **more)
 
 

@@ -90,6 +90,7 @@ SIGNALS: Mapping[str, tuple[Signal, ...]] = {
     "verifiers-traces": (Signal("ok", ("false",), more=("errors",), flag=True), Signal("errors", without="ok")),
     "art": (Signal("exception"),),
     "atif": (Signal("exception_info"), Signal("extra.exception_info")),
+    "harbor": (Signal("exception_info"),),
 }
 
 

@@ -138,7 +138,12 @@ def _digest(trajectory: JsonObject) -> str:
 
 
 def model_call(
-    prompt: list[int], generation: list[int], log_probs: Sequence[float] | None, where: str, **more: Any
+    prompt: list[int],
+    generation: list[int],
+    log_probs: Sequence[float] | None,
+    where: str,
+    finish_reason: str = "stop",
+    **more: Any,
 ) -> Call:
     """The model call of these lists; without log-probabilities they are NaN. Raises BadItem for another number of them,
     which are at ``where``. ``more``: its other fields."""
@@ -148,7 +153,7 @@ def model_call(
         raise BadItem("L301", f"{where}: got {len(log_probs)}, expected {len(generation)}, one per generated token")
     with np.errstate(over="ignore"):
         numbers = np.array(log_probs, np.float32)
-    return Call(np.array(prompt, np.int32), np.array(generation, np.int32), numbers, "stop", **more)
+    return Call(np.array(prompt, np.int32), np.array(generation, np.int32), numbers, finish_reason, **more)
 
 
 class Sampled(NamedTuple):

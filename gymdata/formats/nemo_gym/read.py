@@ -24,7 +24,7 @@ from gymdata.formats.conversion.importing import (
 )
 from gymdata.formats.conversion.rows import unread_row, without_reward
 from gymdata.formats.nemo_gym.cut import Call
-from gymdata.formats.nemo_gym.rows import Attempt, BadRow, Row, read_rows
+from gymdata.formats.nemo_gym.rows import Attempt, BadRow, Row, read_any, read_rows
 from gymdata.formats.text.words import score
 from gymdata.rollouts import turns as encoding
 from gymdata.rollouts.messages import (
@@ -63,6 +63,11 @@ def table_rows(sources: list[Source], importing: Importing | None = None) -> Ite
                 continue
             importing.origins.append((source.path, number))
             yield row
+
+
+def row_of_line(line: bytes, importing: Importing) -> RolloutRow:
+    """The rollouts row of a NeMo Gym row. Raises BadItem, or one of ``ODD``."""
+    return _row(read_any(line, of_failures=False), line, importing)
 
 
 def _row(row: Row | Attempt | BadRow, line: bytes, importing: Importing) -> RolloutRow:
