@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 import gymdata
 from gymdata.formats import FORMATS, Format
@@ -37,7 +38,7 @@ from gymdata.formats.conversion.models import (
 )
 from gymdata.formats.conversion.rows import KINDS, foreign_row, message_of
 from gymdata.formats.text.words import score
-from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, json_text, loads, object_of, text_of
+from gymdata.rollouts.messages import NOT_TEXT, JsonObject, Message, RolloutRow, json_text, loads, object_of, text_of
 from gymdata.rollouts.turns import Ids, Turn, TurnEncoder, prompts_of
 
 if TYPE_CHECKING:
@@ -50,8 +51,18 @@ ROLES = "messages in roles that ATIF lacks, with no agent's step before them (no
 ODD_CALLS = "tool calls whose arguments are no object (they are in extra)"
 _ANSWERS = frozenset({"tool", "function", "environment"})
 
-#: A text, or its parts.
-Text = Annotated[str | None, BeforeValidator(lambda value: text_of(value) if isinstance(value, list) else value)]
+
+def _text(value: Any) -> Any:
+    """A text, or that of its parts; a part that is no text was in the ids of a prompt, and is in no training here."""
+    if not isinstance(value, list):
+        return value
+    for kind in (str(object_of(part).get("type")) for part in value):
+        if any(word in kind for word in NOT_TEXT):
+            raise PydanticCustomError("not_text", "text alone: images, audio and video are not trained")
+    return text_of(value)
+
+
+Text = Annotated[str | None, BeforeValidator(_text)]
 
 
 class Reference(Model):
