@@ -42,7 +42,7 @@ class Art(Format):
         if reward is None:
             raise BadItem.value("reward", item["reward"], "a number")
         steps = item["messages_and_choices"]
-        importing.unread["logprobs"] += any(_has_ids(step) for step in steps)
+        importing.unread["token ids in the `logprobs`"] += any(_has_ids(step) for step in steps)
         messages = [step["message"] if isinstance(step, dict) and "message" in step else step for step in steps]
         input_flags = [isinstance(step, dict) and "message" not in step for step in steps]
         # Answers that the model sampled are choices; others were given, unless there is no choice at all.

@@ -91,6 +91,7 @@ SIGNALS: Mapping[str, tuple[Signal, ...]] = {
     "art": (Signal("exception"),),
     "atif": (Signal("exception_info"), Signal("extra.exception_info")),
     "harbor": (Signal("exception_info"),),
+    "agentcore": (Signal("status", ("failed",)), Signal("status", ("aborted",), kind=CANCELLED)),
 }
 
 

@@ -3,7 +3,8 @@
 The shapes are those of ``TraceRecord`` (rllm-org/rllm, rllm-model-gateway/src/rllm_model_gateway/models.py:9, 9beb6e0f),
 ``TokenEntry`` (NVIDIA-NeMo/Gym, nemo_gym/token_id_capture/records.py:46, 07d6b0d0), ``TrialResult`` with ``RolloutDetail``
 (harbor 0.26.0, harbor/models/trial/result.py:91 and models/agent/rollout_detail.py:4) and ART's ``TrajectoryGroup`` with
-the choices of its Tinker backend (openpipe-art 0.5.18, art/tinker_native/backend.py:478).
+the choices of its Tinker backend (openpipe-art 0.5.18, art/tinker_native/backend.py:478), and ``TraceRecord`` of
+awslabs/agentcore-rl-toolkit (src/agentcore_rl_toolkit/rollout_gateway/trace.py:48, 7bdd4159).
 """
 
 from __future__ import annotations
@@ -73,6 +74,20 @@ def trial(**more: Any) -> dict[str, Any]:
         "verifier_result": {"rewards": {"reward": 1.0}}, "exception_info": None, "step_results": None,
         "started_at": "2026-01-01T00:00:00Z", "finished_at": "2026-01-01T00:00:02Z",
     } | more  # fmt: skip
+
+
+def record(ids: list[int], mask: list[int], log_probs: list[float], **more: Any) -> dict[str, Any]:
+    return {
+        "token_ids": ids, "loss_mask": mask, "logprobs": log_probs, "rollout_id": 7, "reward": 0.5,
+        "response_length": len(mask), "response": "", "metadata": {"leaf": 1}, "status": "completed",
+    } | more  # fmt: skip
+
+
+#: A conversation of two calls, and its fork after the first, which is context there.
+TREE = [
+    record([1, 2, 3, 4, 9, 5], [1, 1, 0, 1], [-0.5, -0.75, 0.0, -1.0]),
+    record([1, 2, 3, 4, 8, 6], [0, 0, 0, 1], [0.0, 0.0, 0.0, -2.0]),
+]
 
 
 def calls_of(row: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -181,6 +196,29 @@ def test_a_trial_whose_lists_differ_is_named(tmp_path: Path) -> None:
     assert "agent_result.rollout_details[0]: got 1 prompts, 2 completions and 2 lists" in row["reason"]
 
 
+def test_the_branches_of_a_tree_are_one_rollout(tmp_path: Path) -> None:
+    """What both have in common was sampled once; the reward is that of the whole."""
+    (row,) = imported(write(tmp_path / "records.jsonl", *TREE), "agentcore")
+    assert calls_of(row) == [([1, 2], [3, 4], [-0.5, -0.75]), ([1, 2, 3, 4, 9], [5], [-1.0]),
+                             ([1, 2, 3, 4, 8], [6], [-2.0])]  # fmt: skip
+    assert (row["reward"], json.loads(row["extra"])["rollout_id"], row["n_breaks"]) == (0.5, 7, 0)
+    assert check_rollouts(tmp_path / "records.jsonl").ok
+
+
+def test_a_mask_that_contradicts_its_log_probs_is_named(tmp_path: Path) -> None:
+    """With the branch and the first position."""
+    bad = [TREE[0], record([1, 2, 3], [0], [-0.5])]
+    (row,) = rejected(write(tmp_path / "records.jsonl", *bad), "agentcore")
+    assert row["reason"].startswith("calls[1].loss_mask[0]: got 0, but logprobs[0]: the log-probability -0.5")
+
+
+@pytest.mark.parametrize(("status", "failures", "rollouts"), [("failed", 1, 0), ("aborted", 1, 1), ("truncated", 0, 1)])
+def test_a_status_of_a_record_counts(tmp_path: Path, status: str, failures: int, rollouts: int) -> None:
+    """A failed rollout is a failed attempt, an aborted one has no reward, a truncated one is cut."""
+    report = check_rollouts(write(tmp_path / "r.jsonl", TREE[0], TREE[1] | {"status": status}))
+    assert (len(report.failures), report.validation.rollouts) == (failures, rollouts)
+
+
 def test_ids_of_art_without_their_prompts_are_named(tmp_path: Path) -> None:
     """A choice has the ids of what was sampled; without those of the prompt they are no turn, and are not dropped in
     silence."""
@@ -193,7 +231,8 @@ def test_ids_of_art_without_their_prompts_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rows"), [("rllm-traces", TRACES), ("nemo-gym-tokens", ENTRIES), ("harbor", [trial()])]
+    ("name", "rows"),
+    [("agentcore", TREE), ("rllm-traces", TRACES), ("nemo-gym-tokens", ENTRIES), ("harbor", [trial()])],
 )
 def test_mutated_dumps_are_read_or_named(name: str, rows: list[dict[str, Any]], tmp_path: Path) -> None:
     """Whatever became of a field, a file is imported without a crash, and what is imported has ids that it had."""

@@ -22,8 +22,6 @@ from tests.formats.published_rows import PUBLISHED
 from tests.formats.trajectories import ROWS, copy_and_last, lines, mutated, rejected, write_lines
 from tests.rollout_files import rollout, two_turns, write_run
 
-SOURCES = {name: form.table for name, form in imported_formats().items()}
-FORMATS = [*SOURCES, "foreign nat-trajectories", "foreign atif"]
 _CALL = {"from": "function_call", "value": json.dumps({"name": "f", "arguments": {"a": 1}})}
 _SPOKEN = [{"from": "human", "value": "q"}, _CALL, {"from": "observation", "value": "r"}]
 _SAID = {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}], "tools": [{"name": "f"}]}
@@ -39,6 +37,9 @@ READ_ONLY: dict[str, Callable[[int], dict[str, Any]]] = {
     **ROWS,
     **PUBLISHED,
 }
+#: Dumps with ids, of which several lines may be one rollout, have tests of this kind beside their other tests.
+SOURCES = {name: form.table for name, form in imported_formats().items() if name in READ_ONLY or form.suffixes}
+FORMATS = [*SOURCES, "foreign nat-trajectories", "foreign atif"]
 
 
 @pytest.fixture(scope="module")

@@ -37,8 +37,8 @@ class PerCall(Format):
                     continue
                 for call in value if isinstance(value, list) else [value]:
                     name = object_of(call).get(self.session)
-                    if isinstance(name, str):
-                        sessions.setdefault(name, (line, [], text))[1].append(call)
+                    if isinstance(name, (str, int)):
+                        sessions.setdefault(str(name), (line, [], text))[1].append(call)
                     else:
                         yield source, line, {"calls": [call]}, text
             yield from ((source, line, {"calls": calls}, text) for line, calls, text in sessions.values())
