@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gymdata.formats import FORMATS, Format
 from gymdata.formats.conversion.importing import BadItem, Importing, JsonObject, TableRow
+from gymdata.formats.conversion.models import Int32, Model, Number, Sampled, Several, read, turns_of
 from gymdata.formats.text.rows import answer, column, conversation, first_row, rollout_row
 from gymdata.formats.text.words import named_scores, score
 from gymdata.rollouts.messages import Message
@@ -73,15 +75,23 @@ def _messages(value: Any, where: str, speaker: str) -> list[Message]:
     return answer(value, where) if speaker == "assistant" and isinstance(value, str) else conversation(value, where)
 
 
+class Node(Model):
+    sampled: Any = None
+    token_ids: Several[Int32]
+    mask: Several[bool]
+    logprobs: Several[Number]
+
+
 @FORMATS.register("verifiers-traces")
 class VerifiersTraces(Format):
-    """``traces.jsonl`` of verifiers (episodes) and prime-rl (traces): the messages of ``nodes``, ``rewards`` with their
-    weights, ``metrics``. Ids and log-probabilities, which the file rounds, are not read; a trace with several branches,
-    or of an agent that is not trained, is refused."""
+    """``traces.jsonl`` of verifiers and prime-rl (episodes, or traces alone): the messages of ``nodes``, ``rewards`` with
+    their weights, ``metrics``; ``token_ids``, ``mask`` and ``logprobs`` of the nodes, where a training's client wrote them.
+    A trace with several branches, or of an agent that is not trained, is refused. What the trainer put there
+    (``advantages``, ``reference_logprobs``, ``loss_weights``) is not read."""
 
     content = "traces of verifiers"
     several = "traces"
-    holds_text = holds_reward = True
+    holds_text = holds_ids = holds_logprobs = holds_reward = True
 
     def recognise_row(self, row: JsonObject) -> bool:
         trace = first_row(row["traces"]) if "traces" in row else row
@@ -99,6 +109,8 @@ class VerifiersTraces(Format):
             node["message"]["role"] == "assistant" and truth(node.get("sampled")) is not True for node in nodes
         ]
         messages = [n["message"] | ({"weight": 0} if flag else {}) for n, flag in zip(nodes, input_flags, strict=True)]
+        said = conversation(messages, "nodes")
+        calls = _calls([read(Node, node) for node in nodes], said)
         tools = [{k: t[k] for k in ("name", "description", "parameters") if k in t} for t in item.get("tools") or ()]
         terms = item.get("rewards") or {}
         is_scored = all(isinstance(reward, dict) for reward in terms.values())
@@ -118,11 +130,33 @@ class VerifiersTraces(Format):
                 **{name: item[name] for name in _ABOUT_TRACES if name in item},
             },
             [],
-            conversation(messages, "nodes"),
+            said,
             importing,
             reward=total,
             rewards=named_scores(named),
             about=(*_ABOUT_TRACES, "trace_id"),
             group=group,
             policy=model,
+            turns=turns_of(calls, importing, "nodes"),
         )
+
+
+def _calls(nodes: Sequence[Node], messages: Sequence[Message]) -> list[Sampled]:
+    """The model calls of a conversation: what a node adds is the generation prompt, and then what was sampled. Raises
+    BadItem for a mask that is otherwise, with its first position."""
+    calls, before = list[Sampled](), list[int]()
+    for n, (node, message) in enumerate(zip(nodes, messages, strict=True)):
+        if len(node.mask) != len(node.token_ids):
+            raise BadItem(
+                "L301", f"nodes[{n}].mask: got {len(node.mask)}, expected {len(node.token_ids)}, one per token"
+            )
+        first = node.mask.index(True) if True in node.mask else len(node.mask)
+        if True in node.mask and truth(node.sampled) is not True:
+            raise BadItem("S102", f"nodes[{n}].mask[{first}]: got true in a message that was not sampled")
+        if False in node.mask[first:]:
+            raise BadItem("S102", f"nodes[{n}].mask[{node.mask.index(False, first)}]: got false after a sampled token")
+        if truth(node.sampled) is True:
+            prompt = [*before, *node.token_ids[:first]]
+            calls.append(Sampled(f"nodes[{n}]", prompt, node.token_ids[first:], node.logprobs or None, message))
+        before += node.token_ids
+    return calls

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from gymdata.formats import FORMATS, Format
 from gymdata.formats.conversion.importing import BadItem, Importing, TableRow
-from gymdata.formats.conversion.masked import Masked
+from gymdata.formats.conversion.masked import Masked, listed
 from gymdata.formats.conversion.models import Int32, Model, Number, Several, read
 from gymdata.formats.text.rows import conversation, rollout_row
 from gymdata.formats.text.words import named_scores, score
@@ -79,9 +78,7 @@ class VerlSkip(Format):
             importing.unread[f"`{name}`"] += item.get(name) is not None
         item = _cut(item) if "attention_mask" in item else item
         names = ("prompts", *_OF_RESPONSE, "rm_scores", *_OF_TASK, *_ABOUT, "rewards")
-        item = json.loads(
-            json.dumps({name: item[name] for name in names if item.get(name) is not None}, default=_listed)
-        )
+        item = listed({name: item[name] for name in names if item.get(name) is not None})
         sequence, rewards = read(Sequence, item), item.pop("rewards")
         mask, log_probs = sequence.response_mask, sequence.rollout_log_probs
         masked = Masked(sequence.prompts, sequence.responses, mask, log_probs, _OF_RESPONSE)
@@ -111,8 +108,3 @@ def _cut(row: JsonObject) -> JsonObject:
         raise BadItem("S102", f"{where}: got tokens of the response after its padding")
     cut = {name: row[name][:length] for name in (*_OF_RESPONSE, "rm_scores") if row.get(name) is not None}
     return row | cut | {"prompts": row["prompts"][given]}
-
-
-def _listed(value: Any) -> Any:
-    """An array or a number of NumPy as JSON has it, and anything else as text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -63,8 +63,9 @@ class Signal(NamedTuple):
 _RLLM = ("env_done", "unknown", "max_turns_exceeded", "max_response_length_exceeded", "max_prompt_length_exceeded")
 #: By format; the first that applies decides. NeMo Gym: ``nemo_gym/rollout_collection.py``, ``judge.py``,
 #: ``token_id_capture/delivery.py``; rLLM: ``TerminationReason`` in ``rllm/types.py``; verifiers: ``legacy/types.py``,
-#: ``v1/trace.py``; SkyRL: ``skyrl/train/utils/trainer_utils.py`` and its Harbor generator; ART: ``src/art/trajectories.py``
-#: (``exceptions`` of a group, one by one); Harbor: ``TrialResult``.
+#: ``v1/trace.py``; SkyRL: ``skyrl/train/utils/trainer_utils.py`` and its Harbor generator; slime and miles: ``Sample``
+#: in ``slime/utils/types.py``; ART: ``src/art/trajectories.py`` (``exceptions`` of a group, one by one); Harbor:
+#: ``TrialResult``.
 SIGNALS: Mapping[str, tuple[Signal, ...]] = {
     "nemo-gym": (
         Signal("_ng_failure_class", more=("_ng_failure_judge_error", "error", "error_message")),
@@ -85,6 +86,11 @@ SIGNALS: Mapping[str, tuple[Signal, ...]] = {
         Signal("exception_type"),
         Signal("stop_reason", ("error", "agent_timeout")),
         Signal("stop_reason", ("abort", "aborted", "cancelled"), kind=CANCELLED),
+    ),
+    "slime": (
+        Signal("status", ("failed",)),
+        Signal("status", ("aborted", "pending"), kind=CANCELLED),
+        Signal("remove_sample", kind=MASKED, flag=True),
     ),
     "verifiers": (Signal("error"), Signal("stop_condition", ("has_error",))),
     "verifiers-traces": (Signal("ok", ("false",), more=("errors",), flag=True), Signal("errors", without="ok")),

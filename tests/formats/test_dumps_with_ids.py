@@ -156,3 +156,145 @@ def test_a_mask_that_cannot_be_is_refused(masked: Masked, code: str, reason: str
     with pytest.raises(BadItem, match=reason) as error:
         masked.turns()
     assert error.value.code == code
+
+
+@pytest.mark.torch
+def test_samples_that_slime_wrote_are_rollouts_with_their_ids() -> None:
+    """Of several spans each has the version of its weights; plain prompts with one span have messages."""
+    rows, bad = read(DUMPS / "slime.pt", "slime")
+    assert (sequences(rows), bad) == (VERL, [])
+    first, second, third = rows
+    assert [turn["weight_versions"][0]["version"] for turn in first["turns"]] == ["3", "4"]
+    assert (first["status"], first["turns"][-1]["finish_reason"], first["messages"]) == ("truncated", "length", [])
+    assert json.loads(first["extra"])["texts"] == {"prompt": "How much is 2+3?", "response": "5ok yes"}
+    assert [(m["role"], m["content"], m["turn"]) for m in second["messages"]] == [
+        ("user", "How much is 2+3?", None), ("assistant", "5", 0),
+    ]  # fmt: skip
+    assert [row["rollout_index"] for row in rows] == [0, 1, 0]
+    assert first["group_id"] == second["group_id"] != third["group_id"]
+    assert json.loads(first["task"])["ground_truth"] == "5"
+
+
+SAMPLE = {
+    "index": 4, "group_index": 1, "rollout_id": None, "prompt": "<|im_start|>user\nHi", "tokens": [5, 6, 1, 2],
+    "response": "a", "response_length": 2, "reward": {"exact": 1.0, "why": "x"}, "loss_mask": None,
+    "rollout_log_probs": None, "label": None, "weight_versions": ["1", "2"], "status": "completed", "remove_sample": False,
+    "metadata": {"k": 1},
+}  # fmt: skip
+
+
+def dump(folder: Path, *samples: dict[str, Any]) -> Path:
+    """A plain pickle, as a file of torch holds it."""
+    (folder / "3.pt").write_bytes(pickle.dumps({"rollout_id": 3, "samples": [SAMPLE | sample for sample in samples]}))
+    return folder / "3.pt"
+
+
+def test_what_a_sample_does_not_say_is_not_known(tmp_path: Path) -> None:
+    """Without log-probabilities they are NaN; of several rewards none is the total; text of a template is no message."""
+    ((row,), bad) = read(dump(tmp_path, {}), "slime")
+    assert sequences([row]) == [([5, 6], [([], [1, 2], [None, None])], None)]
+    assert (row["rewards"], row["messages"], row["turns"][0]["weight_versions"]) == ({"exact": 1.0}, [], None)
+    assert bad == []
+
+
+@pytest.mark.parametrize(("sample", "code", "reason"), [
+    ({"response_length": 9}, "S102", "samples[0]: response_length: got 9, expected 0 to 4, as many as tokens"),
+    ({"response_length": 4}, "T205", "samples[0]: the prompt has no token ids"),
+    ({"loss_mask": [1]}, "L301", "samples[0]: loss_mask: got 1, expected 2, one per token of the response"),
+    ({"loss_mask": [1, 0], "rollout_log_probs": [-1.0, -2.0]}, "S102", "samples[0]: loss_mask[1]: got 0, but rollout_log"),
+    ({"tokens": [1, True, 3, 4]}, "S102", "samples[0]: tokens[1]: got True"),
+    ({"reward": math.nan}, "R502", "samples[0]: reward: got nan"),
+    ({"multimodal_inputs": {"images": [1]}}, "S102", "samples[0]: multimodal_inputs: images, audio and video"),
+])  # fmt: skip
+def test_a_sample_that_cannot_be_trained_is_named(
+    sample: dict[str, Any], code: str, reason: str, tmp_path: Path
+) -> None:
+    rows, bad = read(dump(tmp_path, sample, {"index": 5}), "slime")
+    assert len(rows) == 1
+    assert [(row.code, row.reason[: len(reason)]) for row in bad] == [(code, reason)]
+
+
+def test_samples_that_slime_masks_or_that_failed_have_no_reward(tmp_path: Path) -> None:
+    file = dump(
+        tmp_path, {"remove_sample": True, "reward": 1.0}, {"status": "aborted", "reward": 1.0}, {"status": "failed"}
+    )
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    assert (summary.format, summary.rollouts, summary.rejected, sum(summary.failed.values())) == ("slime", 2, 0, 1)
+    assert summary.without_reward == 2
+
+
+def test_batches_that_skyrl_wrote_are_rollouts_with_their_ids() -> None:
+    """Padding, of rows and within them, is left out; rewards are not in the file, and equal advantages are kept."""
+    rows, bad = read(DUMPS / "skyrl-global_step_7_training_input.pkl", "skyrl-batch")
+    assert (sequences(rows), bad) == ([(prompt, spans, None) for prompt, spans, _ in VERL], [])
+    assert [json.loads(row["extra"]) for row in rows] == [
+        {"step": 7, "row": 0, "advantage": 0.5}, {"step": 7, "row": 1, "advantage": -0.5},
+        {"step": 7, "row": 2, "advantage": 0.0},
+    ]  # fmt: skip
+    assert [row["rollout_index"] for row in rows] == [0, 1, 0]
+
+
+#: As ``TokenExporter.export`` in src/prime_rl/trainer/rl/token_export.py of PrimeIntellect-ai/prime-rl (559b447) writes it.
+EXPORTED = {
+    "schema_version": 1, "step": 3, "rank": 0, "micro_step": 0, "micro_sequence_idx": 1, "export_sequence_idx": 4,
+    "env_name": "sums", "token_ids": [5, 6, 1, 2, 3, 9], "position_ids": [0, 1, 2, 3, 4, 5],
+    "loss_mask": [False, False, True, True, False, True], "advantages": [0, 0, 0.5, 0.5, 0, 0.5],
+    "inference_logprobs": [0.0, 0.0, -0.5, -0.25, 0.0, -1.0], "trainer_logprobs": [0.0, -1, -0.5, -0.25, -2, -1.0],
+    "entropy": [1.0] * 6, "mismatch_kl": [None] * 6, "rl_weights": [None] * 6, "ce_weights": [None] * 6,
+    "ref_kl_weights": [None] * 6,
+}  # fmt: skip
+
+
+def test_tokens_that_prime_rl_exported_are_rollouts(tmp_path: Path) -> None:
+    """An exported sequence is a rollout of its own, also where it repeats another; a contradiction has its place."""
+    odd = [False, False, True, False, False, True]
+    rows = [EXPORTED, EXPORTED | {"export_sequence_idx": 5}, EXPORTED | {"loss_mask": odd}]
+    file = tmp_path / "rank_0.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = gymdata.import_rollouts(file, tmp_path / "run")
+    assert (summary.format, summary.rollouts, summary.rejected, summary.duplicates) == ("prime-rl-tokens", 2, 1, 0)
+    read_rows, bad = read(file, "prime-rl-tokens")
+    assert sequences(read_rows) == [(*VERL[0][:2], None)] * 2
+    assert [(row.line, row.reason.partition(":")[0]) for row in bad] == [(3, "loss_mask[3]")]
+    assert json.loads(read_rows[0]["extra"])["advantage"] == 0.5
+
+
+def trace(**node: Any) -> dict[str, Any]:
+    """A trace of two turns as verifiers (a60a606, verifiers/v1/graph.py) has it, with other fields in its third node."""
+    given = [("user", [5, 6], [False] * 2, []), ("assistant", [4, 1, 2], [False, True, True], [-0.5, -0.25])]
+    given += [("user", [3], [False], []), ("assistant", [4, 9], [False, True], [-1.0])]
+    nodes = [
+        {"parent": n - 1 if n else None, "message": {"role": role, "content": role}, "sampled": role == "assistant",
+         "token_ids": ids, "mask": mask, "logprobs": log_probs}
+        for n, (role, ids, mask, log_probs) in enumerate(given)
+    ]  # fmt: skip
+    nodes[3] |= node
+    return {
+        "id": "t",
+        "task": {"data": {}, "key": "k"},
+        "agent": {},
+        "nodes": nodes,
+        "rewards": {"exact": {"score": 1.0}},
+    }
+
+
+def test_the_nodes_of_a_trace_are_turns_with_their_ids(tmp_path: Path) -> None:
+    """The generation prompt on a node is context; each sampled message names its turn."""
+    (tmp_path / "traces.jsonl").write_text(json.dumps(trace()))
+    ((row,), bad) = read(tmp_path / "traces.jsonl", "verifiers-traces")
+    assert sequences([row]) == [([5, 6, 4], [([], [1, 2], [-0.5, -0.25]), ([3, 4], [9], [-1.0])], 1.0)]
+    assert ([message["turn"] for message in row["messages"]], bad) == ([None, 0, None, 1], [])
+
+
+@pytest.mark.parametrize(("node", "code", "reason"), [
+    ({"sampled": False}, "S102", "nodes[3].mask[1]: got true in a message that was not sampled"),
+    ({"mask": [True, False]}, "S102", "nodes[3].mask[1]: got false after a sampled token"),
+    ({"mask": [True]}, "L301", "nodes[3].mask: got 1, expected 2, one per token"),
+    ({"mask": [False, False], "logprobs": []}, "T205", "nodes[3]: ids of its generation are missing, and other model"),
+    ({"logprobs": [-1.0, -2.0]}, "L301", "nodes[3]: got 2, expected 1, one per generated token"),
+])  # fmt: skip
+def test_a_node_that_contradicts_itself_is_named(node: dict[str, Any], code: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "traces.jsonl").write_text(json.dumps(trace(**node)))
+    rows, bad = read(tmp_path / "traces.jsonl", "verifiers-traces")
+    assert [(row.code, row.reason[: len(reason)]) for row in bad] == [(code, reason)]
+    assert rows == []

@@ -25,6 +25,10 @@ CASES = [*MASKED, *FAILED]
 NAMES = [f"{name}-{reason}".partition(":")[0].replace(" ", "_") for name, _, _, _, reason in CASES]
 
 
+#: What was sampled in the rows of a format with ids.
+GENERATED = {"nemo-gym": [[11, 2]], "rllm": [[2], [4, 5]], "verifiers-traces": [[9], [9]]}
+
+
 def rows_of(run: Path) -> list[dict[str, Any]]:
     return [row | {"extra": json.loads(row["extra"])} for row in to_rows(read_table(run))]
 
@@ -86,7 +90,7 @@ def test_an_attempt_that_failed_is_a_line_of_failures_and_never_a_row(
     (attempt,) = read_failures(run)
     assert (attempt["kind"], attempt["message"]) == (kind, reason)
     generated = [turn["generation_token_ids"] for turn in attempt["turns"]]
-    assert generated == {"nemo-gym": [[11, 2]], "rllm": [[2], [4, 5]]}.get(name, [])
+    assert generated == GENERATED.get(name, [])
     assert not lines(run / "rejected.jsonl")
 
 

@@ -326,8 +326,9 @@ def verifiers_traces(n: int) -> dict[str, Any]:
     call = {"id": "c1", "type": "function", "name": "add", "arguments": '{"a": 2}'}
     said = [QUESTION, {"role": "assistant", "reasoning_content": "Add.", "tool_calls": [call]}, RESULT]
     nodes = [
-        {"message": message, "sampled": message["role"] == "assistant", "timestamp": 1.5, "token_ids": [1],
-         **({"parent": k - 1} if k else {})}
+        {"message": message, "sampled": message["role"] == "assistant", "timestamp": 1.5, **({"parent": k - 1} if k else {}),
+         **({"token_ids": [k, 9], "mask": [False, True], "logprobs": [-0.5]} if message["role"] == "assistant" else
+            {"token_ids": [k], "mask": [False], "logprobs": []})}
         for k, message in enumerate([*said, ANSWER | {"content": str(n)}])
     ]  # fmt: skip
     task = {"type": "Sum", "data": {"idx": 7, "answer": "5"}, "key": "sum-7"}

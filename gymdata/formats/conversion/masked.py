@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +24,14 @@ from gymdata.rollouts.turns import Call, TurnEncoder, WeightSpan
 class Masked:
     """``prompt``: ids that were given; ``response``: ids that follow, sampled where ``mask`` is 1 (None: all were);
     ``log_probs``: one for each token of the response, 0 where none was sampled; None where they are not known. ``names``:
-    the columns of the response, its mask and its log-probabilities."""
+    the columns of the response, its mask and its log-probabilities; ``first``: where the response begins in these."""
 
     prompt: Sequence[int]
     response: Sequence[int]
     mask: Sequence[float] | None
     log_probs: Sequence[float] | None
     names: tuple[str, str, str]
+    first: int = 0
 
     @property
     def group(self) -> str:
@@ -67,13 +70,25 @@ class Masked:
             if values is not None and len(values) != n:
                 raise BadItem("L301", f"{name}: got {len(values)}, expected {n}, one per token of {response}")
         if (odd := next((i for i, value in enumerate(mask) if value not in (0, 1)), None)) is not None:
-            raise BadItem.value(f"{of_mask}[{odd}]", mask[odd], "0 or 1")
+            raise BadItem.value(f"{of_mask}[{self.first + odd}]", mask[odd], "0 or 1")
         for i, value in enumerate(self.log_probs or ()):
             if not mask[i] and value != 0 and not math.isnan(value):
                 why = f"the log-probability {value:.6g} says that it was sampled"
-                raise BadItem("S102", f"{of_mask}[{i}]: got 0, but {of_log_probs}[{i}]: {why}")
+                at = self.first + i
+                raise BadItem("S102", f"{of_mask}[{at}]: got 0, but {of_log_probs}[{at}]: {why}")
         begins = [0, *itertools.accumulate(len(list(group)) for _, group in itertools.groupby(mask))]
         spans = [(start, end) for start, end in itertools.pairwise(begins) if mask[start]]
         if not spans:
             raise BadItem("S103", f"{of_mask}: no token is marked as sampled")
         return spans
+
+
+def shared_value(values: Sequence[float | None] | None, mask: Sequence[float]) -> float | None:
+    """The number that all sampled tokens have, as an advantage within a group; None where they differ, or have none."""
+    shared = {value for value, sampled in zip(values or (), mask, strict=False) if sampled}
+    return shared.pop() if len(shared) == 1 else None
+
+
+def listed(value: Any) -> Any:
+    """A value with arrays and numbers of NumPy as JSON has it, and anything else that JSON has not as text."""
+    return json.loads(json.dumps(value, default=lambda odd: odd.tolist() if hasattr(odd, "tolist") else str(odd)))
