@@ -108,6 +108,14 @@ def test_text_alone_is_trained_as_text(tmp_path: Path) -> None:
     assert report.ok
 
 
+def test_preferences_as_text_are_pairs_as_text(tmp_path: Path) -> None:
+    """Their table has the trainers of pairs, and what makes their ids."""
+    rows = [{"prompt": "1+1?", "chosen": "2", "rejected": "3"}]
+    report = check_rollouts(lines_file(tmp_path / "pairs.jsonl", rows))
+    assert report.verdict == "only as text: 1 pairs without token ids, which `-m` renders (T213)"
+    assert [use.why for use in report.trainers] == ["and 1 as text: -m renders their ids (T213)"]
+
+
 def test_pairs_are_for_dpo(tmp_path: Path) -> None:
     """Pairs of a stage folder have the trainers of pairs alone."""
     run = write_run(tmp_path / "run", [rollout("a", k, float(k), one_turn(5, 20 + k)) for k in range(2)])

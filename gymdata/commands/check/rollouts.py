@@ -213,7 +213,7 @@ def _checked(path: str | Path, place: str | Path, imported: _Imported) -> DataRe
         failures=dict((failed + Counter(report.masked)).most_common()),
         log_probs=_log_probs(report, figures),
         groups=figures.groups(),
-        trainers=_of_pairs(report) if is_pairs else _trainers(report, figures, has_text),
+        trainers=_of_pairs(report, has_text) if is_pairs else _trainers(report, figures, has_text),
         findings=_findings(report, imported),
         verdict=verdict,
         ok=ok,
@@ -286,8 +286,7 @@ def _trainers(report: ValidationReport, figures: _Figures, has_text: bool) -> li
     signal = scored & differ[group] if len(group) else scored
     rendered = sum(figures.rendered)
     extra = f"and {rendered:,} rendered from text, with --allow-rendered" if rendered else ""
-    if has_text:
-        extra = f"and {report.rollouts:,} as text: -m renders their ids (T213)"
+    extra = _as_text(report) if has_text else extra
     pairs = sampled & signal
     groups = f"in {counted(len(np.unique(group[pairs])), 'group')} with signal"
     refused = next((code for code in ("L306", "L304") if code in report.by_code), None)
@@ -302,8 +301,13 @@ def _trainers(report: ValidationReport, figures: _Figures, has_text: bool) -> li
     return [Usable(name, int(of.sum()), int(tokens[of].sum()), why) for name, (of, why) in uses.items()]
 
 
-def _of_pairs(report: ValidationReport) -> list[Usable]:
-    return [Usable("train-dpo, train-reward", report.trainable, report.tokens)]
+def _of_pairs(report: ValidationReport, has_text: bool) -> list[Usable]:
+    why = _as_text(report) if has_text else ""
+    return [Usable("train-dpo, train-reward", report.trainable, report.tokens, why)]
+
+
+def _as_text(report: ValidationReport) -> str:
+    return f"and {report.rollouts:,} as text: -m renders their ids (T213)"
 
 
 def _log_probs(report: ValidationReport, figures: _Figures) -> str:
