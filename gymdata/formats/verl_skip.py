@@ -14,11 +14,16 @@ from gymdata.formats.conversion.masked import Masked, listed
 from gymdata.formats.conversion.models import Int32, Model, Number, Several, read
 from gymdata.formats.text.rows import conversation, rollout_row
 from gymdata.formats.text.words import named_scores, score
+from gymdata.formats.verl_batch import written
 from gymdata.rollouts.messages import JsonObject, object_of
 from gymdata.rollouts.truth import is_number
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from gymdata.formats.conversion.exporting import Export
     from gymdata.store.paths import Source
+    from gymdata.store.stage_output import Part
 
 #: Columns of the prompts' data set that a task has, and other columns of a rollout.
 _OF_TASK = ("data_source", "ability", "reward_model", "extra_info", "index", "agent_name", "raw_prompt")
@@ -46,6 +51,10 @@ class VerlSkip(Format):
     that cut it is not named."""
 
     content = "rollouts that verl keeps"
+    suffixes = (".pt",)
+    columns = ("rollout_id", "group_id", "rollout_index", "reward", "rewards", "task", "extra", "turns")
+    unread = ("turns.top_log_probs",)
+    carries = ("rewards", "named rewards")
     holds_ids = holds_logprobs = holds_reward = True
 
     def recognise(self, value: Any) -> bool:
@@ -95,6 +104,16 @@ class VerlSkip(Format):
             group=sequence.uid or masked.group,
             turns=masked.turns(versions=[*steps] if len(steps) == 1 else ()),
         )
+
+    def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[tuple[str, JsonObject]]:
+        return written(batches, export, self.carries)
+
+    def save(self, converted: Iterable[tuple[str, JsonObject]], part: Part, export: Export) -> None:
+        from gymdata.formats._verl_batch import save
+
+        rows = dict(converted)
+        export.written += len(rows)
+        save(part.path, rows)
 
 
 def _cut(row: JsonObject) -> JsonObject:

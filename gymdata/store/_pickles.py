@@ -71,6 +71,9 @@ def _known() -> dict[str, Any]:
         "torch.Size": tuple,
         "torch.device": str,
         "verl.protocol.DataProto": _DataProto,
+        "verl.utils.tensordict_utils.list_of_dict_to_tensordict": lambda rows: {
+            k: [row[k] for row in rows] for k in rows[0]
+        },
         **{f"miles.utils.types.{name}": _Held for name in ("AdapterRef", "RewardSpec")},
         f"{skyrl}._rebuild_tensor_batch": lambda _, state: {
             "batch": {name: _of_skyrl(value) for name, value in state["batch_dict"].items() if value is not None},

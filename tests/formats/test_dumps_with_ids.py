@@ -7,7 +7,9 @@ import math
 import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,12 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
+from gymdata.commands.import_export.summaries import ExportSummary
 from gymdata.errors import DataError
 from gymdata.formats.conversion.importing import BadItem
 from gymdata.formats.conversion.masked import Masked
 from tests.formats.dumped import DUMPS, VERL, pickled, read, sequences
+from tests.rollout_files import rollout, write_run
 
 NAMES = ("response", "mask", "log_probs")
 
@@ -298,3 +302,63 @@ def test_a_node_that_contradicts_itself_is_named(node: dict[str, Any], code: str
     rows, bad = read(tmp_path / "traces.jsonl", "verifiers-traces")
     assert [(row.code, row.reason[: len(reason)]) for row in bad] == [(code, reason)]
     assert rows == []
+
+
+@pytest.fixture
+def batch_of_a_run(tmp_path: Path) -> tuple[ExportSummary, Path]:
+    """A batch of verl's as a run, written as verl loads it."""
+    shutil.copy(DUMPS / "verl-gen_batch-numpy.dp", tmp_path / "gen_batch.dp")
+    gymdata.import_rollouts(tmp_path / "gen_batch.dp", tmp_path / "run")
+    return gymdata.export(tmp_path / "run", tmp_path / "tq_batch.pt", "verl-skip"), tmp_path / "tq_batch.pt"
+
+
+@pytest.mark.torch
+def test_a_run_is_written_as_a_batch_that_verl_loads(
+    batch_of_a_run: tuple[ExportSummary, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensors are those that its agent loop has, and its own function makes a batch of them; verl 0.9.1 was seen to put
+    them into its queue (``RolloutTqSkip.maybe_load_and_inject``)."""
+    import torch
+
+    module = ModuleType("verl.utils.tensordict_utils")
+    monkeypatch.setattr(module, "list_of_dict_to_tensordict", lambda rows: rows, raising=False)
+    for name in ("verl", "verl.utils", module.__name__):
+        monkeypatch.setitem(sys.modules, name, module)
+    loaded = torch.load(batch_of_a_run[1], weights_only=False)
+    first, second, third = loaded["tensordict"]
+    assert [first[k].tolist() for k in ("prompts", "responses", "response_mask")] == [
+        [5, 6],
+        [1, 2, 3, 9],
+        [1, 1, 0, 1],
+    ]
+    assert first["rollout_log_probs"].tolist() == [-0.5, -0.25, 0.0, -1.0]
+    assert first["rm_scores"].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert (first["input_ids"].tolist(), first["position_ids"].tolist()) == ([5, 6, 1, 2, 3, 9], [0, 1, 2, 3, 4, 5])
+    assert (first["num_turns"], first["multi_modal_inputs"]) == (4, {})
+    assert first["uid"] == second["uid"] != third["uid"]
+    assert [key.split("_")[1:] for key in loaded["keys"]] == [["0", "0"], ["1", "0"], ["0", "0"]]
+    assert loaded["keys"][0].split("_")[0] == first["uid"]
+    assert loaded["tags"][2] | {"status": ""} == {
+        "status": "", "global_steps": 0, "min_global_steps": 0, "max_global_steps": 0,
+        "prompt_len": 1, "response_len": 1, "seq_len": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.torch
+def test_a_written_batch_is_read_as_the_run_that_it_was(batch_of_a_run: tuple[ExportSummary, Path]) -> None:
+    summary, file = batch_of_a_run
+    assert (summary.rows_out, summary.account["named rewards"]["lost"]) == (3, 0)
+    rows, bad = read(file, "verl-skip")
+    assert (sequences(rows), bad) == (VERL, [])
+
+
+@pytest.mark.torch
+def test_what_a_batch_of_verl_has_no_place_for_is_counted(tmp_path: Path) -> None:
+    """Rollouts without a reward, and those whose turns are several sequences, are left out."""
+    broken = [([1, 2], [3]), ([1, 9], [4])]
+    kinds = [(1.0, [([1], [2])]), (None, [([1], [2])]), (1.0, broken)]
+    run = write_run(tmp_path / "run", [rollout("t", n, *kind) for n, kind in enumerate(kinds)])
+    summary = gymdata.export(run, tmp_path / "tq_batch.pt", "verl-skip")
+    assert summary.rows_out == 1
+    lost = summary.lost
+    assert lost["rollouts without a reward (left out)"] == lost["rollouts of several sequences (left out)"] == 1
