@@ -75,6 +75,10 @@ def _messages(value: Any, where: str, speaker: str) -> list[Message]:
     return answer(value, where) if speaker == "assistant" and isinstance(value, str) else conversation(value, where)
 
 
+#: Log-probabilities that do not all have four decimals by chance.
+_ENOUGH = 4
+
+
 class Node(Model):
     sampled: Any = None
     token_ids: Several[Int32]
@@ -86,8 +90,9 @@ class Node(Model):
 class VerifiersTraces(Format):
     """``traces.jsonl`` of verifiers and prime-rl (episodes, or traces alone): the messages of ``nodes``, ``rewards`` with
     their weights, ``metrics``; ``token_ids``, ``mask`` and ``logprobs`` of the nodes, where a training's client wrote them.
-    A trace with several branches, or of an agent that is not trained, is refused. What the trainer put there
-    (``advantages``, ``reference_logprobs``, ``loss_weights``) is not read."""
+    verifiers 0.4 rounds log-probabilities to four decimals, which is counted. A trace with several branches, or of an agent
+    that is not trained, is refused. What the trainer put there (``advantages``, ``reference_logprobs``, ``loss_weights``)
+    is not read."""
 
     content = "traces of verifiers"
     several = "traces"
@@ -110,8 +115,13 @@ class VerifiersTraces(Format):
         ]
         messages = [n["message"] | ({"weight": 0} if flag else {}) for n, flag in zip(nodes, input_flags, strict=True)]
         said = conversation(messages, "nodes")
-        calls = _calls([read(Node, node) for node in nodes], said)
-        tools = [{k: t[k] for k in ("name", "description", "parameters") if k in t} for t in item.get("tools") or ()]
+        read_nodes = [read(Node, node) for node in nodes]
+        log_probs = [number for node in read_nodes for number in node.logprobs]
+        is_rounded = len(log_probs) >= _ENOUGH and all(round(number, 4) == number for number in log_probs)
+        importing.unread["log-probabilities beyond the fourth decimal, which the file rounds,"] += is_rounded
+        calls = _calls(read_nodes, said)
+        offered = item.get("tools") or nodes[0].get("tools") or ()  # the first node has them from verifiers 0.4 on
+        tools = [{k: t[k] for k in ("name", "description", "parameters") if k in t} for t in offered]
         terms = item.get("rewards") or {}
         is_scored = all(isinstance(reward, dict) for reward in terms.values())
         scores = {name: reward["score"] for name, reward in terms.items()} if is_scored else {}

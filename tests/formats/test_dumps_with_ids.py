@@ -290,6 +290,24 @@ def test_the_nodes_of_a_trace_are_turns_with_their_ids(tmp_path: Path) -> None:
     assert ([message["turn"] for message in row["messages"]], bad) == ([None, 0, None, 1], [])
 
 
+def test_a_trace_whose_log_probabilities_are_rounded_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As verifiers 0.4 writes it (``RECORD_FLOAT_DECIMALS`` in verifiers/v1/graph.py), with the tools on its first node."""
+    rounded, whole = (
+        trace(token_ids=[4, 9, 8, 7], mask=[False, True, True, True], logprobs=[-1.0, -0.1234, last])
+        for last in (-2.5678, -2.56781)
+    )
+    rounded["nodes"][0]["tools"] = [{"type": "function", "name": "add", "description": "Adds.", "parameters": {}}]
+    for name, row, n in (("rounded", rounded, 1), ("whole", whole, 0)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+        assert main(["import", str(tmp_path / f"{name}.jsonl"), "-o", str(tmp_path / name)]) == 0
+        said = "log-probabilities beyond the fourth decimal, which the file rounds, of 1 row are not read"
+        assert capsys.readouterr().err.count(said) == n
+    ((row,), _) = read(tmp_path / "rounded.jsonl", "verifiers-traces")
+    assert json.loads(row["tools"])[0]["function"]["name"] == "add"
+
+
 @pytest.mark.parametrize(("node", "code", "reason"), [
     ({"sampled": False}, "S102", "nodes[3].mask[1]: got true in a message that was not sampled"),
     ({"mask": [True, False]}, "S102", "nodes[3].mask[1]: got false after a sampled token"),
