@@ -96,6 +96,7 @@ class Recording:
     _objects: dict[int, int] = field(default_factory=dict)
     _contents: dict[int, bytes] = field(default_factory=dict)
     _names: dict[int, dict[str, int]] = field(default_factory=lambda: {_ROOT: {}})
+    _versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _opened: ExitStack = field(default_factory=ExitStack)
@@ -147,22 +148,35 @@ class Recording:
                 if entry.is_dir():
                     self._walk(Path(entry.path), thing, objects, contents, names)
                 else:
-                    contents[thing] = Path(entry.path).read_bytes()
+                    found = entry.stat()
+                    version = found.st_size, found.st_mtime_ns
+                    known = self._contents.get(thing) if self._versions.get(thing) == version else None
+                    contents[thing] = Path(entry.path).read_bytes() if known is None else known
+                    self._versions[thing] = version
             except FileNotFoundError:
                 continue  # another thread has just removed it
             objects[inode], inside[entry.name] = thing, thing
 
+    def moments(self) -> Iterator[Tree]:
+        """The files after each operation, as a kill without a power cut leaves them."""
+        disk = _Disk()
+        for number, operation in enumerate(self.operations):
+            if not isinstance(operation, Promised):
+                disk.do(operation)
+                if number >= self.n_before:
+                    yield next(disk.left(2, random.Random(0)))
+
     def states(self, most: int = 64, seed: int = 0) -> Iterator[tuple[Tree, list[Any]]]:
         """(files, promises) after each operation; each once. Of more than ``most`` states at one moment that many are drawn,
         with those that lost all and nothing."""
-        rng, disk, seen, promises = random.Random(seed), _Disk(), set[tuple[str, int]](), list[Any]()
+        rng, disk, seen, promises = random.Random(seed), _Disk(), set[tuple[Any, int]](), list[Any]()
         for number, operation in enumerate(self.operations):
             if isinstance(operation, Promised):
                 promises.append(operation.what)
             else:
                 disk.do(operation)
             for tree in disk.left(most, rng) if number >= self.n_before else ():
-                key = repr(tree), len(promises)
+                key = _key(tree), len(promises)
                 if key not in seen:
                     seen.add(key)
                     yield tree, list(promises)
@@ -257,6 +271,10 @@ def _tree(folder: int, names: dict[int, dict[str, int]], contents: dict[int, byt
     return found
 
 
+def _key(tree: Tree) -> Any:
+    return tuple((name, _key(inside) if isinstance(inside, dict) else inside) for name, inside in tree.items())
+
+
 def put(tree: Tree, folder: Path) -> None:
     """Make ``folder`` hold these files."""
     folder.mkdir(parents=True)
@@ -274,12 +292,17 @@ _within = threading.local()
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if not _active or getattr(_within, "now", False):
         return
-    if event in _CHANGES or (event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES):
-        _within.now = True
-        try:
-            _active[-1].look()
-        finally:
-            _within.now = False
+    if event not in _CHANGES and not (event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES):
+        return
+    # A name within an open folder is relative.
+    elsewhere = isinstance(arguments[0], (str, os.PathLike)) and Path(arguments[0]).is_absolute()
+    if elsewhere and not Path(arguments[0]).is_relative_to(_active[-1].root):
+        return
+    _within.now = True
+    try:
+        _active[-1].look()
+    finally:
+        _within.now = False
 
 
 @contextmanager
@@ -299,7 +322,8 @@ def recording(root: Path, held: Callable[[], bool] = lambda: True) -> Iterator[R
 
     def whole(file: int, data: Any) -> int:
         done = write(file, data)
-        made.look()
+        if Path(f"/proc/self/fd/{file}").readlink().is_relative_to(root):
+            made.look()
         return done
 
     os.fsync, os.write = made.sync, whole

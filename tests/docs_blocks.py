@@ -23,7 +23,7 @@ from pathlib import Path
 
 from gymdata.cli.main import main
 from tests.forks import Forks
-from tests.kills import run as run_killed
+from tests.forks import run as run_command
 
 #: Runs a command line in a folder.
 Start = Callable[[str, Path], subprocess.CompletedProcess[str]]
@@ -152,7 +152,7 @@ def forked(processes: Forks) -> Start:
 def _in_a_fork(words: list[str], folder: Path, said: Path) -> int:
     os.chdir(folder)
     os.environ["COLUMNS"] = "200"
-    return run_killed(words, folder, None, said, [1])
+    return run_command(words, said)
 
 
 def figures(text: str) -> list[str]:

@@ -147,11 +147,9 @@ class Spares:
     """Forks of this process from before it did anything, so that nothing of its threads is in them. Each becomes one child
     that the command would start as ``python -m …``, and takes spares along for children of its own."""
 
-    def __init__(self, numbers: Sequence[int], begin: Callable[[str], None]) -> None:
-        """``numbers``: how many children, how many each of them has, and so on. ``begin``: called in each child that
-        becomes something, with a name for it."""
-        self._begin, self._waiting = begin, list[tuple[int, socket.socket]]()
-        self._begun = 0
+    def __init__(self, numbers: Sequence[int]) -> None:
+        """``numbers``: how many children, how many each of them has, and so on."""
+        self._waiting = list[tuple[int, socket.socket]]()
         for _ in range(numbers[0] if numbers else 0):
             ours, theirs = socket.socketpair()
             pid = os.fork()
@@ -181,10 +179,7 @@ class Spares:
             read, stdout = os.pipe()
         files = [1 if stdout is None else stdout, 2 if stderr is None else stderr]
         numbers = [file if isinstance(file, int) else file.fileno() for file in files]
-        message = pickle.dumps(
-            (words, dict(env or os.environ), f"{self._begun} {words[0]} {words[1]}", str(Path.cwd()))
-        )
-        self._begun += 1
+        message = pickle.dumps((words, dict(env or os.environ), str(Path.cwd())))
         socket.send_fds(orders, [message], numbers)
         orders.recv(1)
         orders.close()
@@ -198,7 +193,7 @@ class Spares:
             message, files, _, _ = socket.recv_fds(orders, 1 << 20, 2)
             if not message:
                 os._exit(0)
-            words, environment, role, folder = pickle.loads(message)
+            words, environment, folder = pickle.loads(message)
             os.setpgid(0, 0)
             for number, file in enumerate(files, 1):
                 os.dup2(file, number)
@@ -206,8 +201,7 @@ class Spares:
             os.environ.clear()
             os.environ.update(environment)
             os.chdir(folder)
-            Spares(numbers, self._begin).install()
-            self._begin(role)
+            Spares(numbers).install()
             orders.send(b"1")
             code = run_module(words)
         except BaseException:  # noqa: BLE001 - it ends here, whatever it was
@@ -217,6 +211,15 @@ class Spares:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
+
+
+def run(words: list[str], said: Path, children: Sequence[int] = ()) -> int:
+    """A command of gymdata, to be called in a fork, with its output in the file ``said``. ``children``: of Spares."""
+    out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    Spares(children).install()
+    return run_module(["gymdata.cli", *words])
 
 
 def run_module(words: list[str]) -> int:

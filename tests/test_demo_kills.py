@@ -1,17 +1,19 @@
-"""``gymdata demo`` killed at each change that it makes itself, and as each of its commands begins."""
+"""A real ``gymdata demo`` is killed between its commands, and started again."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import kills
+from tests import forks as starting
 from tests.finetune.deterministic import Sampler
-from tests.forks import Forks, forks
+from tests.forks import Fork, Forks, forks
+from tests.kills import kill_when
 
 pytestmark = [pytest.mark.torch, pytest.mark.full]
 
@@ -34,7 +36,7 @@ def processes() -> Iterator[Forks]:
 
 
 def run(*given: Any) -> int:
-    """``kills.run`` with an engine that answers without a model."""
+    """``forks.run`` with an engine that answers without a model."""
     from gymdata.commands.collect import run as collecting
 
     load = collecting.load_parts
@@ -48,7 +50,7 @@ def run(*given: Any) -> int:
         return parts
 
     collecting.load_parts = load_parts
-    return kills.run(*given)
+    return starting.run(*given)
 
 
 def held(work: Path) -> dict[str, Any]:
@@ -61,30 +63,24 @@ def held(work: Path) -> dict[str, Any]:
     return {"names": names, "weights": weights, "figures": figures}
 
 
-def demo(processes: Forks, folder: Path) -> kills.Killed:
-    words = ["demo", "-o", str(folder / "work" / "out"), "-n", "4", "--rounds", "1", "-r", "4", "--judged-groups", "0"]
-    return kills.Killed(processes, folder, [*words, "--no-threshold"], held, [7], how=run)
-
-
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(1200)
 def test_a_demo_that_was_killed_finishes(processes: Forks, tmp_path: Path) -> None:
     """The same command ends with the same rollouts, policy and figures, and with no file more; so does --overwrite. Killed
-    before it replaces a file, once before each other line of its own that changes one, and as each command begins: what is
-    within a command is killed by the tests of that command, and what --overwrite removes by those of ``clear``."""
-    begun: set[str] = set()
+    once its first rollouts are there, once its first pairs are, and once its policy is trained."""
+    out, said = tmp_path / "work" / "out", tmp_path / "said"
+    words = ["demo", "-o", str(out), "-n", "4", "--rounds", "1", "-r", "4", "--judged-groups", "0", "--no-threshold"]
 
-    def wanted(what: str) -> bool:
-        own = what.startswith("command")
-        line = kills.line_of(what) if own else " ".join(what.split()[:3])
-        new = line not in begun or (own and what.endswith(".tmp of 0 bytes"))
-        begun.add(line)
-        return new
+    def begin(*more: str) -> Fork:
+        return processes.start(run, [*words, *more], said, [7])
 
-    killed = demo(processes, tmp_path)
-    wrong, tried = killed.faults(wanted)
-    assert wrong == []
-    assert tried > 7
-    expected = held(killed.work)
-    killed.words.append("--overwrite")
-    assert killed.finish()[0] == 0
-    assert held(killed.work) == expected
+    out.parent.mkdir()
+    assert begin().wait() == 0, said.read_text()
+    expected = held(out.parent)
+    shutil.rmtree(out)
+    moments = "round-1/rollouts/run.json", "round-1/**/pairs.parquet", "round-1/policy/model.safetensors"
+    killed = [kill_when(begin().pid, lambda name=name: any(out.glob(name))) for name in moments]
+    assert killed == [True, True, True]
+    assert begin().wait() == 0, said.read_text()
+    assert held(out.parent) == expected
+    assert begin("--overwrite").wait() == 0, said.read_text()
+    assert held(out.parent) == expected

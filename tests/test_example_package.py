@@ -10,8 +10,7 @@ import pytest
 
 import gymdata
 from gymdata.store import read_table
-from tests.forks import Forks, forks
-from tests.kills import run
+from tests.forks import Forks, forks, run
 from tests.rollout_files import rollout, two_turns, write_run
 
 PACKAGE = Path(__file__).parent / "example_package"
@@ -38,7 +37,7 @@ def processes() -> Iterator[Forks]:
 def command(processes: Forks, tmp_path: Path) -> Command:
     def command(*words: str | Path, exit_code: int = 0) -> str:
         shown = tmp_path / "shown"
-        code = processes.start(run, list(map(str, words)), tmp_path, None, shown, [2]).wait()
+        code = processes.start(run, list(map(str, words)), shown, [2]).wait()
         assert code == exit_code, shown.read_text()
         return shown.read_text()
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import Forks, forks
-from tests.kills import run
+from tests.forks import Forks, forks, run
 
 pytestmark = pytest.mark.torch
 
@@ -28,7 +27,7 @@ def run_without(missing: list[str], words: list[str], folder: Path, output: Path
     """A command, in a fork, where some modules are as if they were not installed."""
     real = PathFinder.find_spec
     PathFinder.find_spec = staticmethod(lambda name, *a: None if name.split(".")[0] in missing else real(name, *a))
-    return run(words, folder, None, output, [])
+    return run(words, output)
 
 
 @pytest.mark.parametrize(

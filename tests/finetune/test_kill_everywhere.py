@@ -1,9 +1,10 @@
-"""``gymdata finetune`` killed in each state that the files of the loop and of its commands pass through."""
+"""A real ``gymdata finetune`` is killed between its stages and within a training, and started again."""
 
 from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.finetune.parts import ROOT, by_rule, counting
-from tests.forks import Forks, forks
-from tests.kills import Killed, line_of, run
+from tests.forks import Fork, Forks, forks, run
+from tests.kills import kill_when
 
-pytestmark = [pytest.mark.torch, pytest.mark.spread]
+pytestmark = [pytest.mark.torch, pytest.mark.full, pytest.mark.timeout(1200)]
 
 #: Columns of rollouts that tell when they were made.
 _TIMES = {"started_at", "duration_s"}
@@ -37,9 +38,8 @@ def processes() -> Iterator[Forks]:
             yield made
 
 
-def held(work: Path) -> dict[str, Any]:
+def held(out: Path) -> dict[str, Any]:
     """Names of all files but logs; rows without times, selections, weights, and the figures of each epoch."""
-    out = work / "out"
     found: dict[str, Any] = {}
     for path in sorted(out.rglob("*")):
         name = str(path.relative_to(out))
@@ -67,48 +67,39 @@ def run_as_killed(*given: Any) -> int:
     return run(*given)
 
 
-def words(folder: Path, adapter: dict[str, Any], algorithm: str, **loop: Any) -> list[str]:
-    """A command over two tasks, four rollouts each."""
-    loop |= {"algorithm": algorithm, "limit": 2, "num_epochs": 1}
-    return ["finetune", str(by_rule(folder, folder / "work" / "out", adapter, **loop))]
+TRL = {"_type": "trl", "dpo": {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 2}}
+VALIDATION = {"dataset": str(ROOT / "sample_data" / "tasks" / "heldout.jsonl"), "interval": 1, "limit": 2}
 
 
-@pytest.mark.full
-@pytest.mark.timeout(3600)
-def test_a_loop_that_was_killed_finishes(processes: Forks, tmp_path: Path) -> None:
-    """It ends with the same: killed before it replaces any of its files, and once before each other line that changes one,
-    of the loop and of its commands, whose every state is killed by their own tests."""
-    loop = Killed(processes, tmp_path, words(tmp_path, counting(), "anything"), held, [12], how=run_as_killed)
-    begun = set[str]()
+@pytest.mark.parametrize(
+    ("adapter", "loop", "moments"),
+    [
+        pytest.param(
+            counting(), {"algorithm": "anything"}, ["state.json", "*/*/rollouts/part-*", "*/selection.json"], id="its stages"
+        ),
+        pytest.param(
+            TRL, {"algorithm": "dpo", "validation": VALIDATION}, ["**/checkpoint-1/gymdata_proof.json", "**/SUCCESS"],
+            id="its training",
+        ),
+    ],
+)  # fmt: skip
+def test_a_loop_that_was_killed_finishes(
+    adapter: dict[str, Any], loop: dict[str, Any], moments: list[str], processes: Forks, tmp_path: Path
+) -> None:
+    """Killed once each of some files is there, it ends with the same as a loop that nobody killed. Every call of a loop that
+    is cut short: ``test_loop.py``; every state of a training's files: ``tests/train/test_crash_states.py``."""
+    out, said = tmp_path / "out", tmp_path / "said"
+    words = ["finetune", str(by_rule(tmp_path, out, adapter, limit=2, num_epochs=1, **loop))]
 
-    def wanted(what: str) -> bool:
-        replaces = what.startswith("command ") and what.endswith(".tmp of 0 bytes")
-        new = replaces or line_of(what) not in begun
-        begun.add(line_of(what))
-        return new
+    def begin() -> Fork:
+        return processes.start(run_as_killed, words, said, [16])
 
-    wrong, tried = loop.faults(wanted)
-    assert wrong == []
-    assert tried > 50
-
-
-@pytest.mark.full
-@pytest.mark.timeout(3600)
-def test_a_loop_that_was_killed_while_it_trains_finishes(processes: Forks, tmp_path: Path) -> None:
-    """The same with TRL as the trainer and validation, once before each line of the training and its trainer that changes a
-    file: every state of a training is killed by the tests of train-dpo."""
-    adapter = {"_type": "trl", "dpo": {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 2}}
-    validation = {"dataset": str(ROOT / "sample_data" / "tasks" / "heldout.jsonl"), "interval": 1, "limit": 2}
-    loop = Killed(
-        processes, tmp_path, words(tmp_path, adapter, "dpo", validation=validation), held, [16], how=run_as_killed
-    )
-    begun = set[str]()
-
-    def wanted(what: str) -> bool:
-        new = line_of(what) not in begun and (" train-dpo" in what or "trainers.run" in what)
-        begun.add(line_of(what))
-        return new
-
-    wrong, tried = loop.faults(wanted)
-    assert wrong == []
-    assert tried > 20
+    assert begin().wait() == 0, said.read_text()
+    expected = held(out)
+    shutil.rmtree(out)
+    killed = 0
+    for pattern in moments:
+        killed += kill_when(begin().pid, lambda pattern=pattern: any(out.glob(pattern)))
+    assert killed == len(moments)
+    assert begin().wait() == 0, said.read_text()
+    assert held(out) == expected

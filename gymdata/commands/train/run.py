@@ -33,7 +33,7 @@ from gymdata.store import has_rows, hash_file, read_run_json, resolve, write_run
 from gymdata.store.fetch import fetched
 from gymdata.store.formats import tables_in
 from gymdata.store.lineage import lineage, model_parents, parents_of, refuse_replaced
-from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held
+from gymdata.store.lock import LOCK, Lock, made_folder, refuse_held, sync
 from gymdata.store.paths import RUN_JSON, RunFacts, local_output, refuse_unwritable
 from gymdata.store.reading import check_content, warn_of_changed_scores
 from gymdata.store.run_json import complete, differences, plain, write_text
@@ -343,6 +343,9 @@ class _Training:
     def to_the_end(self) -> Figures:
         """Run the job; returns run.json's content."""
         result = self.run_job(cast("Job", plain(self.job)), self.progress)
+        # What says that the training is finished is not on the disk before its model is.
+        for path in (*filter(Path.is_file, sorted(self.out.iterdir())), self.out):
+            sync(path)
         facts = complete({**self.begun, "status": "completed", **result})
         write_run_json(self.out, facts)
         write_text(self.out / SUCCESS, "")

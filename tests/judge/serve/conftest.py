@@ -22,7 +22,6 @@ import pytest
 from gymdata.cli.main import main
 from tests.forks import Fork, Forks, forks
 from tests.judge_server import Behaviour, judge_server
-from tests.kills import Copies, watch
 
 
 @dataclass
@@ -87,12 +86,9 @@ def processes() -> Iterator[Forks]:
         yield made
 
 
-def _serve(words: list[str], err: str, cwd: Path | None, copies: Path | None) -> int:
+def _serve(words: list[str], err: str, cwd: Path | None) -> int:
     os.dup2(os.open(err, os.O_WRONLY), 2)
     os.chdir(cwd or ".")
-    if copies is not None:
-        root = Path(words[words.index("-o") + 1])
-        watch(root, Copies(root, copies, "server"))
     return main(words)
 
 
@@ -103,14 +99,13 @@ def start(
     *flags: str,
     said: Path,
     cwd: Path | None = None,
-    copies: Path | None = None,
 ) -> Server:
-    """``said``: a new file for what the server writes; ``copies``: of its folder in each state, as ``tests.kills``."""
+    """``said``: a new file for what the server writes."""
     words = ["serve-genrm", "--endpoint", judge_url, "-m", "judge", "--port", "0"]
     words += ["--genrm-parse-retry-sleep-s", "0", "--set", "retry_pause=0", *flags]
     words += ["-o", str(folder)] if folder is not None else []
     os.mkfifo(said)
-    process = processes.start(_serve, words, str(said), cwd, copies)
+    process = processes.start(_serve, words, str(said), cwd)
     written = ""
     log = said.open()
     said.unlink()
@@ -139,10 +134,10 @@ def serve(judge: tuple[Behaviour, str], processes: Forks, tmp_path: Path) -> Ite
     """Start a server on the judge: ``serve(*flags, folder=…)``."""
     started: list[Server] = []
 
-    def run(*flags: str, folder: Path | None = None, kept: bool = True, copies: Path | None = None) -> Server:
+    def run(*flags: str, folder: Path | None = None, kept: bool = True) -> Server:
         place = (folder or tmp_path / "online") if kept else None
         said = tmp_path / f"said-{len(started)}"
-        started.append(start(processes, judge[1], place, *flags, said=said, cwd=tmp_path, copies=copies))
+        started.append(start(processes, judge[1], place, *flags, said=said, cwd=tmp_path))
         return started[-1]
 
     yield run

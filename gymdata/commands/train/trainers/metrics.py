@@ -16,6 +16,7 @@ from gymdata.commands.train.trainers.token_check_callback import TokenChecksumCa
 from gymdata.progress import Progress
 from gymdata.public import Figures
 from gymdata.store.lines import read_metrics
+from gymdata.store.lock import sync
 from gymdata.store.run_json import write_text
 
 METRICS = "metrics.jsonl"
@@ -73,6 +74,11 @@ class Recorder(TrainerCallback):
             self._report(args, state, **figures_of(row))
         with self.file.open("a") as stream:
             stream.write(json.dumps(row) + "\n")
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # Who resumes from the checkpoint has the rows up to its step from here.
+        if state.is_world_process_zero and self.file.exists():
+            sync(self.file)
 
     def _report(self, args: Any, state: Any, **figures: float) -> None:
         self._progress.update(done=state.global_step, total=state.max_steps, tokens=self._tokens(args), **figures)
