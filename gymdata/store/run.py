@@ -437,11 +437,14 @@ def wipe(folder: Path) -> None:
     if not (folder / RUN_JSON).exists():
         return
     # run.json goes last: until then a crash leaves a run that can be overwritten again.
-    for file in (*_contents(folder), folder / RUN_JSON):
+    for file in _contents(folder):
         file.unlink()
-    for inside in (folder / ROLLOUTS_FOLDER, folder / SESSIONS_FOLDER):
+    for inside in filter(Path.is_dir, (folder / ROLLOUTS_FOLDER, folder / SESSIONS_FOLDER)):
+        sync(inside)
         with contextlib.suppress(OSError):  # it holds what others put there
             inside.rmdir()
+    sync(folder)
+    (folder / RUN_JSON).unlink()
     sync(folder)
 
 

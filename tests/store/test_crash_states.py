@@ -29,7 +29,7 @@ def open_run(folder: Path, **settings: Any) -> Run:
 
 def record_a_run(folder: Path, **settings: Any) -> Recording:
     """A run of five rows and a failure, in parts of two; each row is promised when its append returns."""
-    folder.parent.mkdir()
+    folder.parent.mkdir(exist_ok=True)
     with recording(folder.parent, lambda: is_held(folder)) as made, open_run(folder, **settings) as run:
         for row in ROWS:
             run.append(row)
@@ -96,6 +96,27 @@ def test_a_run_loses_no_row_that_was_synced(settings: dict[str, Any], tmp_path: 
     tried, wrong = wrong_of_run(tmp_path, **settings)
     assert wrong == []
     assert tried > 50
+
+
+def faults_of_restart(folder: Path, whole: pa.Table) -> str | None:
+    """What is wrong where a run is begun again with these files; None if nothing."""
+    with open_run(folder, overwrite=True) as run:
+        for row in ROWS:
+            run.append(row)
+    return None if read_table(folder).equals(whole) else "rows are not what was appended"
+
+
+def test_a_run_can_be_begun_again_whatever_is_left_of_the_first(tmp_path: Path) -> None:
+    """A power cut while --overwrite removes the files of a run, or after, leaves one that can be overwritten."""
+    folder = tmp_path / "work" / "run"
+    folder.parent.mkdir()
+    record_a_run(folder)
+    whole = read_table(folder)
+    with recording(folder.parent) as made, open_run(folder, overwrite=True) as run:
+        run.append(ROWS[0])
+    tried, wrong = wrong_states(made, tmp_path / "left", lambda left, _: faults_of_restart(left / "run", whole))
+    assert wrong == []
+    assert tried > 30
 
 
 def write_scores(folder: Path, value: float) -> None:

@@ -445,13 +445,16 @@ def _clear(out: Path, keep: str | None = None) -> None:
     ``keep`` of its job. The files that mark it as a training are removed last, so that after a kill it is still
     recognised."""
     (out / SUCCESS).unlink(missing_ok=True)
-    paths = sorted(
-        (path for path in out.iterdir() if path.name not in (LOCK, JOB, TEXT)), key=lambda p: p.name == RUN_JSON
-    )
-    for path in [*paths, *((out / JOB).iterdir() if (out / JOB).is_dir() else ())]:
-        if path.name == keep:
-            continue
+    sync(out)
+    paths = [path for path in out.iterdir() if path.name not in (LOCK, JOB, TEXT, RUN_JSON)]
+    for path in paths:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    sync(out)
+    for path in [out / RUN_JSON, *((out / JOB).iterdir() if (out / JOB).is_dir() else ())]:
+        if path.is_dir() and path.name != keep:
+            shutil.rmtree(path)
+        elif not path.is_dir():
+            path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (out / JOB).rmdir()
 
