@@ -87,7 +87,7 @@ def started(algorithm: str, file: Path, model: Path, out: Path, shape: Shape, **
     job = {
         **config.own(), "trainer": algorithm, "data": str(file), "model": str(model), "output": str(out),
         "policy_hash": "", "own_keys": [], "settings": given,
-        "trained_tokens": data.sequences.trained().as_json(),
+        "trained_tokens": data.trained().as_json(),
     }  # fmt: skip
     return run.assemble(job)[0]
 

@@ -55,7 +55,7 @@ def test_only_their_turns_are_trained() -> None:
     assert trained(solver) == {"a-0": [40, 2], "a-1": [12, 13], "b-0": [10, 11, 2, 41, 2]}
     both = training_data("sft", table, select="all", target_agents=["solver", "planner"])
     assert trained(both)["a-1"] == [10, 2, 12, 13]
-    assert solver.sequences.trained().count == 9 < everyone.sequences.trained().count
+    assert solver.sequences.n_trained.sum() == 9 < everyone.sequences.n_trained.sum()
     ids = {name: everyone.sequences.token_ids[i].tolist() for i, name in enumerate(everyone.sequences.names)}
     for i, name in enumerate(solver.sequences.names):
         assert solver.sequences.token_ids[i].tolist() == ids[name]

@@ -24,7 +24,7 @@ from tests.rollout_files import experiences, rollout, two_turns, write_run
 
 SAMPLE = Path(__file__).parents[2] / "sample_data" / "rollouts" / "clean.jsonl"
 #: Derived numbers of sequences that are kept beside them.
-_DERIVED = ("keys", "first_trained", "siblings", "extent")
+_DERIVED = ("keys", "n_trained", "first_trained", "siblings", "extent")
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,8 @@ def test_prepared_files_are_the_sequences_of_the_table(
     whole = one_part(config, source)
     found = prepare(tmp_path / "data", config.parts(source, rows))
     assert plain(found) == plain(whole)
-    assert found.sequences.trained() == whole.sequences.trained()
-    assert [a.tolist() for a in found.sequences.by_sequence] == [a.tolist() for a in whole.sequences.by_sequence]
+    assert found.trained() == whole.trained()
+    assert set(found.due) == {"input_ids", *config.read_by_loss(found)}
     assert (found.counts, found.cost) == (whole.counts, whole.cost)
     every = np.arange(len(whole))
     assert found.rollouts_of(every) == whole.rollouts_of(every)
@@ -209,11 +209,11 @@ def test_another_process_opens_what_was_prepared(sources: dict[str, Path], tmp_p
 def test_the_count_of_the_file_is_not_that_of_the_prepared_ids(tmp_path: Path) -> None:
     """An id that was written wrong does not change what the file is known to hold."""
     data = tmp_path / "data"
-    expected = prepare(data, RL.parts(experiences(tmp_path, [{}, {}]))).sequences.trained()
+    expected = prepare(data, RL.parts(experiences(tmp_path, [{}, {}]))).trained()
     ids = np.fromfile(data / "sequences.token_ids", "<i4")
     ids[2] += 1
     ids.tofile(data / "sequences.token_ids")
-    assert opened(data).sequences.trained() == expected
+    assert opened(data).trained() == expected
     assert ids.nbytes == (data / "sequences.token_ids").stat().st_size == 24
 
 

@@ -108,8 +108,7 @@ def _refuse_outliers(config: TrainConfig, data: TrainingData, source: str) -> No
         lists = {"logprobs": sequences.logprobs} if getattr(config, "ref", None) == "saved" else {}
     elif isinstance(data, TrainingExperiences) and isinstance(config, (TrainRlConfig, TrainValueConfig)):
         rows = {"weight": data.weight, "temperature": data.temperature}
-        lists = {("logprobs" if name == "saved" else name): values for name, values in data.per_token.items()}
-        lists |= {} if data.ref_logprobs is None else {"ref_logprobs": data.ref_logprobs}
+        lists = data.per_token | ({} if data.ref_logprobs is None else {"ref_logprobs": data.ref_logprobs})
     if "weight" in rows and not rows["weight"].any():
         raise RefusedError(
             f"{source}: weight is 0 in every row: nothing would be learned", hint="leave the column at 1"

@@ -6,17 +6,16 @@ Nothing here tokenises. A masked-in token is never the first of its sequence, as
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from gymdata.commands.train import token_checksum as proof
-from gymdata.commands.train.mapped import chunks, part_of
+from gymdata.commands.train.token_checksum import Hashes, TrainedTokens, sequence_keys
 from gymdata.errors import DataError, RefusedError, counted
 from gymdata.models.prefix_tree import sibling_order
 from gymdata.rollouts.ragged import Ragged, content_codes, first_like, joined_keys, offsets_of
@@ -51,17 +50,13 @@ class NamedSequences(Sequences):
     names: Sequence[str]
 
     @cached_property
-    def keys(self) -> np.ndarray:
-        return proof.sequence_keys(self.names)
+    def keys(self) -> Hashes:
+        return sequence_keys(self.names)
 
     @cached_property
-    def by_sequence(self) -> tuple[np.ndarray, np.ndarray]:
-        """Trained tokens of each sequence: counts and checksums."""
-        return proof.trained_tokens_by_sequence(self.keys, self.token_ids, self.loss_mask)
-
-    def trained(self) -> proof.TrainedTokens:
-        """The trained tokens of one epoch over these sequences."""
-        return proof.total(*self.by_sequence)
+    def n_trained(self) -> np.ndarray:
+        """int64 (n,): trained tokens of each sequence."""
+        return self.loss_mask.sums(self.is_trained)
 
     @cached_property
     def prompts(self) -> np.ndarray:
@@ -106,14 +101,6 @@ class NamedSequences(Sequences):
         trained_logprobs = self.logprobs.like(np.where(self.is_trained, self.logprobs.values, 0))
         trained = Lists("logprobs", unless_rendered(trained_logprobs, rendered))
         refuse_unsound((Lists(ids, self.token_ids),), trained, lambda k: f"{row} {self.names[k]}", where)
-
-    def logprob_sums(self) -> np.ndarray:
-        """float64 (n,): the sampler's log-probability of each sequence's trained tokens."""
-        sums = np.empty(len(self))
-        for rows in chunks(self.token_ids.offsets):
-            logprobs, mask = part_of(self.logprobs, rows), part_of(self.loss_mask, rows)
-            sums[rows] = logprobs.sums(np.where(mask.values != 0, logprobs.values, 0), np.float64)
-        return sums
 
     def take(self, rows: np.ndarray) -> Self:
         if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
@@ -207,38 +194,43 @@ class LengthCost:
         }
 
 
-class TrainingData(Protocol):
-    """The data of a trainer: sequences, a row of training being one of them or a pair."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """The data of a trainer: sequences, a row of training being one of them or a pair. ``due``: the checksum of each row, by
+    column that the loss reads, as ``TrainConfig.parts`` made them of what was read."""
 
-    @property
-    def sequences(self) -> NamedSequences: ...
-    @property
-    def cost(self) -> LengthCost: ...
+    sequences: NamedSequences
+    cost: LengthCost
+    due: dict[str, Hashes] = field(default_factory=dict)
+
     @property
     def counts(self) -> dict[str, int]:
         """For run.json and the end of the command."""
-        ...
+        raise NotImplementedError
 
     def __len__(self) -> int:
         """Rows of training."""
-        ...
+        raise NotImplementedError
 
     def rollouts_of(self, rows: np.ndarray) -> list[str]:
         """rollout_ids behind rows of training, each once."""
-        ...
+        raise NotImplementedError
+
+    def trained(self) -> TrainedTokens:
+        """The trained tokens of one epoch."""
+        sums = {name: int(column.sum(dtype=np.uint64)) for name, column in self.due.items()}
+        return TrainedTokens(int(self.sequences.n_trained.sum()), sums)
 
 
-@dataclass(frozen=True)
-class TrainingPairs:
+@dataclass(frozen=True, kw_only=True)
+class TrainingPairs(TrainingData):
     """Pairs ready to train. Sequence 2i is pair i's chosen side, 2i + 1 its rejected side, as do ``rollout_ids``; the rest
     has one row per pair. ``margin``: NaN where it is not known, of text that was imported."""
 
     pair_ids: Sequence[str]
     rollout_ids: Sequence[str]
-    sequences: NamedSequences
     margin: np.ndarray
     weight: np.ndarray
-    cost: LengthCost
 
     def __len__(self) -> int:
         return len(self.pair_ids)
@@ -246,10 +238,6 @@ class TrainingPairs:
     @property
     def counts(self) -> dict[str, int]:
         return {"pairs": len(self)}
-
-    def scaled_margin(self, scale: float) -> np.ndarray:
-        """float64 (n,): ``scale`` times the margins, 0 at the scale 0, of margins that are not known as well."""
-        return scale * self.margin if scale else np.zeros(len(self))
 
     def rollouts_of(self, rows: np.ndarray) -> list[str]:
         return list(dict.fromkeys(self.rollout_ids[2 * row + side] for row in rows for side in (0, 1)))
@@ -276,7 +264,7 @@ def training_pairs(
         raise rendered_ids(where, f"pair {ids[int(from_text.argmax())]}", f"{from_text.sum():,} pairs")
     full = _pair_sequences(pairs, ids, where, first_row)
     full.refuse_odd_mask(where)
-    untrained = np.flatnonzero(full.by_sequence[0] == 0)
+    untrained = np.flatnonzero(full.n_trained == 0)
     if len(untrained):
         raise RefusedError(
             f"{where}: {counted(len(untrained), 'side of a pair has', 'sides of pairs have')} no generated token to train "
@@ -316,7 +304,7 @@ def _cut(full: NamedSequences, ids: list[str], max_length: int | None) -> tuple[
     if max_length is None or cost.longest <= max_length:
         return full, np.arange(n), cost
     short = full.cut(max_length)
-    counts = short.by_sequence[0].reshape(n, 2)
+    counts = short.n_trained.reshape(n, 2)
     empty = (counts == 0).any(axis=1)
     same = _identical(short) & ~empty
     trained = ~(empty | same)
@@ -394,7 +382,7 @@ def numbers(table: pa.Table, name: str) -> np.ndarray:
 REWARD_COLUMNS: tuple[str, ...] = (*PAIR_COLUMNS, "task_id")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RewardPairs(TrainingPairs):
     """Pairs to train on, and ``heldout`` pairs of the tasks ``heldout_tasks`` (one entry per pair) to measure on."""
 

@@ -30,7 +30,7 @@ from gymdata.store.run_json import replacing
 DATA = "data"
 PREPARED = "prepared"
 #: What is computed of sequences while they are in memory and kept beside them.
-_DERIVED = ("keys", "by_sequence", "first_trained", "extent", "prompts")
+_DERIVED = ("keys", "n_trained", "first_trained", "extent", "prompts")
 
 
 def prepare(folder: Path, parts: Iterable[TrainingData]) -> TrainingData:
@@ -144,7 +144,7 @@ def _rows_appended(before: Any, part: Any, folder: Path, prefix: str) -> Any:
             first, more = old.get(name), new.get(name)
             if (first is None and has_rows) or (more is None and len(part)):
                 continue
-            if name == "weights":
+            if name in ("weights", "due"):
                 values[name] = joined(first or {}, more, f"{prefix}{name}.")
             else:
                 values[name] = first if more is None else _appended(first, more, folder, f"{prefix}{name}")

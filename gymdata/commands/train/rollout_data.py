@@ -128,14 +128,14 @@ def trained_once(
     return replace(once, chosen={**counts, "left_out_duplicate": len(data) - len(once)})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TeacherDistributions(TrainingExperiences):
-    """Sequences with the ``k`` most likely tokens that the sampler saw at each trained token: a list per sequence of k
-    ids (int32, −1: none) and k log-probs (float32, −inf: none) per trained token, at ``temperature``."""
+    """Sequences with the ``k`` most likely tokens that the sampler saw at each trained token: a list per sequence, with k
+    ids (int32, −1: none) and k log-probs (float32, −inf: none) for each trained token, at ``temperature``."""
 
-    top_ids: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
-    top_logprobs: Ragged = None  # type: ignore[assignment]  # as above
-    k: int = 0
+    top_ids: Ragged
+    top_logprobs: Ragged
+    k: int
 
     @classmethod
     def of(cls, sequences: pa.Table, k: int, max_length: int | None, where: str) -> TeacherDistributions:
@@ -144,13 +144,12 @@ class TeacherDistributions(TrainingExperiences):
         mask = Ragged.of(sequences["loss_mask"])
         # A sequence's first token is never trained, but has alternatives where it was sampled.
         first = mask.values[mask.offsets[:-1]][rows] != 0
-        n_alternatives = k * data.sequences.loss_mask.sums(data.sequences.is_trained)
         ids, logprobs = (Ragged.of(sequences[name]) for name in ("top_ids", "top_logprobs"))
-        entries, offsets = places(ids.offsets[:-1][rows] + k * first, n_alternatives)
+        tokens, offsets = places(ids.offsets[:-1][rows] // k + first, data.sequences.n_trained)
         return cls(
             **vars(data),
-            top_ids=Ragged(ids.values[entries], offsets),
-            top_logprobs=Ragged(logprobs.values[entries], offsets),
+            top_ids=Ragged(ids.values.reshape(-1, k)[tokens], offsets),
+            top_logprobs=Ragged(logprobs.values.reshape(-1, k)[tokens], offsets),
             k=k,
         )
 
@@ -256,11 +255,11 @@ def of_model(rollouts: pa.Table, model: str | None, where: str) -> np.ndarray:
 KTO_COLUMNS: tuple[str, ...] = (*SFT_COLUMNS, "task_id")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingLabels(TrainingExperiences):
     """Sequences with one ``label`` each: True for a desirable one."""
 
-    label: np.ndarray = None  # type: ignore[assignment]  # always given; the fields before have defaults
+    label: np.ndarray
 
 
 def rollouts_to_label(

@@ -335,7 +335,7 @@ class _Training:
         check(self.config, data, list(lineage(self.source)), self.model, self.source, self.progress)
         if cost := data.cost.text():
             self.progress.message(cost)
-        expected = data.sequences.trained()
+        expected = data.trained()
         self.job["trained_tokens"] = expected.as_json()
         counts = {**data.counts, "trained_tokens": expected.count}
         self.begun |= {"counts": counts, "length_limit": data.cost.as_json()}

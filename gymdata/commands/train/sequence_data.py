@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.commands.train.pair_data import LengthCost, NamedSequences, check_numbers, numbers
+from gymdata.commands.train.pair_data import LengthCost, NamedSequences, TrainingData, check_numbers, numbers
 from gymdata.errors import DataError, RefusedError, UsageError, counted
+from gymdata.rollouts.logprobs import sampled_at
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.soundness import Lists, is_rendered, refuse_unsound
 
@@ -36,20 +37,18 @@ EXPERIENCE_COLUMNS: tuple[str, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class TrainingExperiences:
+@dataclass(frozen=True, kw_only=True)
+class TrainingExperiences(TrainingData):
     """n sequences; ``advantages``, ``ref_logprobs`` (None: not in the file) and each of ``weights`` (those of ``WEIGHTS``
     that the file has) have a number per token of them; ``weight`` and ``temperature`` have one entry per sequence, as have
     ``rollout_ids``. ``chosen``: how many rollouts they were chosen from, and so on, where they were chosen."""
 
-    sequences: NamedSequences
     rollout_ids: Sequence[str]
     advantages: Ragged
     ref_logprobs: Ragged | None
     weight: np.ndarray
     temperature: np.ndarray
     policy_hashes: frozenset[str]
-    cost: LengthCost
     chosen: dict[str, int] = field(default_factory=dict)
     weights: dict[str, Ragged] = field(default_factory=dict)
 
@@ -63,7 +62,13 @@ class TrainingExperiences:
     @property
     def per_token(self) -> dict[str, Ragged]:
         """What a loss needs besides ids and masks: name → a number per token."""
-        return {"saved": self.sequences.logprobs, "advantages": self.advantages, **self.weights}
+        reference = {} if self.ref_logprobs is None else {"ref_logprobs": self.ref_logprobs}
+        return {"logprobs": self.sequences.logprobs, "advantages": self.advantages, **self.weights, **reference}
+
+    @property
+    def per_row(self) -> dict[str, np.ndarray]:
+        """The same: name → a number per sequence."""
+        return {"weight": self.weight, "temperature": sampled_at(self.temperature)}
 
     def of_policy(self, rows: np.ndarray) -> np.ndarray:
         """Which tokens of the sequences ``rows`` the policy sampled and is trained for, bool, flat: trained ones whose
@@ -234,12 +239,12 @@ def _beside(
 VALUE_COLUMNS: tuple[str, ...] = (*EXPERIENCE_COLUMNS[:-1], "task_id", "returns", "values")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingReturns(TrainingExperiences):
     """Sequences with the return of every token, and the ``values`` that a critic gave them before, where the file has any;
     ``heldout``: those of the tasks ``heldout_tasks`` (one entry per sequence), to measure on."""
 
-    returns: Ragged = None  # type: ignore[assignment]  # always given; the fields before have defaults
+    returns: Ragged
     values: Ragged | None = None
     heldout: TrainingReturns | None = None
     heldout_tasks: Sequence[str] = ()

@@ -10,6 +10,7 @@ the proof of trained tokens, metrics and resuming are shared by all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -20,7 +21,14 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from gymdata.commands.train.losses import AGGREGATIONS, LOSSES, Aggregation, with_setting
-from gymdata.commands.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, TrainingData, pairs_apart, training_pairs
+from gymdata.commands.train.pair_data import (
+    PAIR_COLUMNS,
+    REWARD_COLUMNS,
+    TrainingData,
+    TrainingPairs,
+    pairs_apart,
+    training_pairs,
+)
 from gymdata.commands.train.parts import ROWS, chosen_parts, experience_parts, held_out, parts, rollout_parts
 from gymdata.commands.train.rollout_data import (
     KTO_COLUMNS,
@@ -39,6 +47,7 @@ from gymdata.commands.train.sequence_data import (
     training_experiences,
     with_optimal_advantages,
 )
+from gymdata.commands.train.token_checksum import Columns, checksums_by_row
 from gymdata.errors import UsageError
 from gymdata.registry import shared_fields
 from gymdata.rollouts.column_names import TestShare, TextColumns
@@ -103,9 +112,18 @@ class TrainConfig(Config):
         return []
 
     def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
-        """The training data of a path, in parts of ``rows`` rows if the trainer supports it; a part is made when the
-        one before is used up. Raises DataError and RefusedError."""
+        """The training data of a path with what is due of each row, in parts of ``rows`` rows if the trainer supports it; a
+        part is made when the one before is used up. Raises DataError and RefusedError."""
+        for data in self.checked_parts(source, rows):
+            yield replace(data, due=checksums_by_row(data.sequences, self.read_by_loss(data), self.sides))
+
+    def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
+        """``parts``, without what is due."""
         raise NotImplementedError
+
+    def read_by_loss(self, data: Any) -> Columns:  # noqa: ARG002 - for those whose loss reads ids alone
+        """What the loss reads of ``data``, which is this trainer's, besides ids: the tensors of a batch by name."""
+        return {}
 
     def facts(self) -> dict[str, object]:
         """The facts of the loss for run.json, besides the settings. Raises UsageError for code of the user's that is
@@ -181,7 +199,12 @@ class TrainDpoConfig(RenderedConfig):
         names = self.trainer.get("loss_type") or ()
         return any(str(name).startswith(beginnings) for name in ([names] if isinstance(names, str) else names))
 
-    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+    def read_by_loss(self, data: Any) -> Columns:
+        saved = {"logprobs": data.sequences.logprobs} if self.ref == "saved" else {}
+        rewards = {"reward_margin": data.margin} if self.has_loss(*OWN_PAIR_LOSSES) else {}
+        return {**weights_and_margins(self, data), **saved, **rewards}
+
+    def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         rendered = bool(self.allow_rendered)
         for first, part in parts(source, self.table, self.columns, rows):
             yield training_pairs(part, self.max_length, source, rendered=rendered, first_row=first)
@@ -193,6 +216,14 @@ def _with_loss_settings(kind: type[_Kind]) -> type[_Kind]:
     return pydantic.create_model(
         kind.__name__, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **fields
     )
+
+
+def weights_and_margins(config: TrainDpoConfig | TrainRewardConfig, pairs: TrainingPairs) -> Columns:
+    """The weight and the scaled margin of each pair, as these settings have its loss read them."""
+    return {
+        "weight": pairs.weight if config.pair_weights else np.ones(len(pairs)),
+        "margin": config.margin_scale * pairs.margin if config.margin_scale else np.zeros(len(pairs)),
+    }
 
 
 @_with_loss_settings
@@ -269,7 +300,10 @@ class TrainRlConfig(TrainConfig):
     def _names_of_verl(cls, name: Any) -> Any:
         return AGGREGATIONS.get(name, name) if isinstance(name, str) else name
 
-    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+    def read_by_loss(self, data: Any) -> Columns:
+        return {**data.per_token, **data.per_row}
+
+    def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         for first_row, part in experience_parts(source, self.columns, rows):
             if self.loss in LOSSES and LOSSES[self.loss].needs == "optimal_value":
                 part = with_optimal_advantages(part, self.loss, source)
@@ -349,7 +383,11 @@ class TrainSftConfig(RolloutsConfig):
     )
     merge: Merge = False
 
-    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+    def read_by_loss(self, data: Any) -> Columns:
+        head = {"top_ids": data.top_ids, "top_logprobs": data.top_logprobs} if self.distill else {}
+        return {**data.per_row, **head}
+
+    def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
         masked = (
             masked_rollouts([source]) if self.select == "all" else {}
@@ -402,7 +440,10 @@ class TrainKtoConfig(RolloutsConfig):
             )
         return self
 
-    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+    def read_by_loss(self, data: Any) -> Columns:
+        return {"label": data.label}
+
+    def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("task_id", "reward", "policy"))
         chosen, desirable, counts = rollouts_to_label(
             self.scored(table, source), self.threshold, source, self.target_model
@@ -432,7 +473,10 @@ class TrainRewardConfig(RenderedConfig):
     pair_weights: PairWeights = True
     margin_scale: MarginScale = 0.0
 
-    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+    def read_by_loss(self, data: Any) -> Columns:
+        return weights_and_margins(self, data)
+
+    def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         heldout_tasks = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
         for _, part in parts(source, self.table, self.columns, rows):
             yield pairs_apart(part, heldout_tasks, self.max_length, source, rendered=bool(self.allow_rendered))
@@ -453,7 +497,10 @@ class TrainValueConfig(TrainConfig):
         None, gt=0.0, description="Clip the change from the values of the file to [−C, C] (PPO)."
     )
 
-    def parts(self, source: str, rows: int = ROWS) -> Iterator[TrainingData]:
+    def read_by_loss(self, data: Any) -> Columns:
+        return {**data.per_token, **data.per_row}
+
+    def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         heldout_tasks = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
         for _, part in experience_parts(source, self.columns, rows):
             data = returns_apart(part, heldout_tasks, self.max_length, source)

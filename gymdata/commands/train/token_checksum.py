@@ -1,118 +1,126 @@
-"""The proof that the tokens in the batches are the tokens in the file: a count and a checksum of trained tokens.
+"""The proof that what is trained is what the file holds: a count and checksums of trained tokens.
 
-Invariants: a trained token is known by (sequence key, position in the whole sequence, token id); the checksum is
-the sum mod 2⁶⁴ of xxh3_64 over those three, so it does not depend on order, batch size, padding, accumulation or how many
-processes share the work, and parts add up to the whole. One id changed, one mask shifted by one, one sequence lost or
-seen twice changes it.
+Invariants: a trained token is known by its sequence's key and its position in the whole sequence. Each column that a loss
+reads of it (its id; log-prob, advantage, weight …) has a checksum of its own, the sum mod 2⁶⁴ of hashes of key, position and
+the value's bits, so it does not depend on order, batch size, padding, accumulation or how many processes share the work, and
+parts add up to the whole. One value changed, one mask shifted by one, one sequence lost or seen twice changes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TypedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from gymdata.commands.train.mapped import chunks, part_of
-from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.ragged import Array, Ragged
 
-_U64 = np.uint64
-_LOW = _U64(0xFFFFFFFF)
-_32 = _U64(32)
-#: XXH3's default secret at bytes 24 to 55, folded as the 9-to-16-byte case folds it (seed 0).
-_FLIP_LOW = _U64(0x1F67B3B7A4A44072 ^ 0x78E5C0CC4EE679CB)
-_FLIP_HIGH = _U64(0x2172FFCC7DD05A82 ^ 0x8E2443F7744608B8)
-_PRIME_MX1 = _U64(0x165667919E3779F9)
+if TYPE_CHECKING:
+    from gymdata.commands.train.pair_data import NamedSequences
+
+#: The column that every trained token has.
+IDS = "input_ids"
+#: What a loss reads besides ids: a list with a number per token, a list with some numbers per trained token, or an array
+#: with a number per row of training.
+Columns = Mapping[str, "Ragged | Array"]
+Hashes = npt.NDArray[np.uint64]
 #: Tokens hashed at once: keeps the temporaries in the cache.
 _CHUNK = 1 << 15
 
 
 class TokenFacts(TypedDict):
-    """The checksum in hexadecimal: 64 bits do not survive every JSON reader."""
+    """``checksum``: of the ids; ``columns``: those of what the loss reads besides. In hexadecimal, as 64 bits do not survive
+    every JSON reader."""
 
     count: int
     checksum: str
+    columns: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
-    """How many tokens are trained, and which. Adds up: the sum over parts is that of the whole."""
+    """How many tokens are trained, and the checksum of each of their columns. Adds up: the sum over parts is that of the
+    whole."""
 
     count: int = 0
-    checksum: int = 0
+    checksums: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: TrainedTokens) -> TrainedTokens:
-        return TrainedTokens(self.count + other.count, (self.checksum + other.checksum) % 2**64)
+        names = {**self.checksums, **other.checksums}
+        sums = {name: (self.checksums.get(name, 0) + other.checksums.get(name, 0)) % 2**64 for name in names}
+        return TrainedTokens(self.count + other.count, sums)
+
+    def differing(self, other: TrainedTokens) -> list[str]:
+        """The columns whose checksums are not those of ``other``."""
+        return [name for name, value in self.checksums.items() if other.checksums.get(name) != value]
 
     def as_json(self) -> TokenFacts:
-        return {"count": self.count, "checksum": f"{self.checksum:016x}"}
+        columns = {name: f"{value:016x}" for name, value in self.checksums.items()}
+        return {"count": self.count, "checksum": columns.pop(IDS, f"{0:016x}"), "columns": columns}
 
     @classmethod
     def from_json(cls, facts: TokenFacts) -> TrainedTokens:
-        return cls(int(facts["count"]), int(facts["checksum"], 16))
+        columns = {IDS: facts["checksum"], **facts["columns"]}
+        return cls(int(facts["count"]), {name: int(value, 16) for name, value in columns.items()})
 
     def __str__(self) -> str:
-        return f"{self.count:,} tokens, checksum {self.checksum:016x}"
+        return f"{self.count:,} tokens, checksum {self.checksums.get(IDS, 0):016x}"
 
 
-def sequence_keys(names: Iterable[str]) -> np.ndarray:
+def sequence_keys(names: Iterable[str]) -> Hashes:
     """One uint64 a sequence name (for a pair: ``"<pair_id>/chosen"``)."""
     return np.fromiter((xxhash.xxh3_64_intdigest(n.encode()) for n in names), dtype=np.uint64)
 
 
-def token_hashes(keys: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """xxh3_64 of each 16-byte little-endian record (key u64, position u32, token id u32); all arrays of shape (n,).
-
-    The same numbers as ``xxhash.xxh3_64(struct.pack("<QII", …))``, a few nanoseconds a token.
-    """
-    low = keys.astype(np.uint64, copy=False) ^ _FLIP_LOW
-    high = (positions.astype(np.uint64) & _LOW) | ((ids.astype(np.uint64) & _LOW) << _32)
-    high ^= _FLIP_HIGH
-    acc = low.byteswap()
-    acc += _U64(16)
-    acc += high
-    # Low half XOR high half of the 128-bit product, from four 32-bit products.
-    a_low, a_high, b_low, b_high = low & _LOW, low >> _32, high & _LOW, high >> _32
-    low_low = a_low * b_low
-    high_low = a_high * b_low
-    cross = (low_low >> _32) + (high_low & _LOW) + a_low * b_high
-    upper = (high_low >> _32) + (cross >> _32) + a_high * b_high
-    lower = (cross << _32) | (low_low & _LOW)
-    acc += np.asarray(upper ^ lower)
-    acc ^= acc >> _U64(37)
-    acc *= _PRIME_MX1
-    acc ^= acc >> _32
-    return acc
+def mixed(numbers: Hashes) -> Hashes:
+    """The output function of splitmix64 (Steele, Lea, Flood 2014), in which every bit depends on every bit."""
+    z = numbers + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)))
 
 
-def trained_tokens(keys: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> TrainedTokens:
-    """The proof of tokens given one by one; all arrays of shape (n,)."""
-    total = 0
-    for start in range(0, len(ids), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        total += int(token_hashes(keys[part], positions[part], ids[part]).sum(dtype=np.uint64))
-    return TrainedTokens(len(ids), total % 2**64)
+def token_proofs(keys: Hashes, positions: Array) -> Hashes:
+    """What tells a token from all others: a number of its sequence's key and its position, (n,)."""
+    return mixed(keys ^ mixed(positions.astype(np.uint64)))
 
 
-def trained_tokens_by_sequence(keys: np.ndarray, ids: Ragged, mask: Ragged) -> tuple[np.ndarray, np.ndarray]:
-    """(counts int64, checksums uint64), one per sequence.
-
-    ``keys`` (n,); ``ids`` and ``mask`` have n lists. A position is counted from the start of its sequence. Sums of
-    ``checksums`` wrap, as they must.
-    """
-    counts, sums = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.uint64)
-    for rows in chunks(ids.offsets, _CHUNK):
-        part = part_of(ids, rows)
-        tokens = np.flatnonzero(part_of(mask, rows).values)
-        owner = part.owner[tokens]
-        hashes = token_hashes(keys[rows][owner], tokens - part.offsets[owner], part.values[tokens])
-        counts[rows] = np.bincount(owner, minlength=len(part))
-        np.add.at(sums[rows], owner, hashes)
-    return counts, sums
+def hashes(proofs: Hashes, values: Array) -> Hashes:
+    """A hash of each token's values, (n,) or (n, k): ids by number, all others by the bits of their float32."""
+    ids = np.issubdtype(values.dtype, np.integer)
+    bits = (
+        values.astype(np.uint64) if ids else np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    )
+    if bits.ndim == 1:
+        return mixed(proofs ^ bits)
+    ranks = np.arange(bits.shape[1], dtype=np.uint64)
+    return np.asarray(mixed((proofs[:, None] + ranks) ^ bits).sum(axis=1, dtype=np.uint64))
 
 
-def total(counts: np.ndarray, sums: np.ndarray) -> TrainedTokens:
-    """The whole of what ``trained_tokens_by_sequence`` gave."""
-    return TrainedTokens(int(counts.sum()), int(sums.sum(dtype=np.uint64)))
+def trained_tokens(proofs: Hashes, columns: Mapping[str, Array]) -> TrainedTokens:
+    """The count and checksums of tokens, of each of which ``columns`` has the value or values."""
+    sums = {name: int(hashes(proofs, values).sum(dtype=np.uint64)) for name, values in columns.items()}
+    return TrainedTokens(len(proofs), sums)
+
+
+def checksums_by_row(sequences: NamedSequences, columns: Columns, sides: int = 1) -> dict[str, Hashes]:
+    """The checksum of each column (``IDS`` and those given) for each row of training, which is ``sides`` sequences."""
+    sums = {name: np.zeros(len(sequences), np.uint64) for name in (IDS, *columns)}
+    for rows in chunks(sequences.token_ids.offsets, _CHUNK):
+        ids = part_of(sequences.token_ids, rows)
+        tokens = np.flatnonzero(part_of(sequences.loss_mask, rows).values)
+        owner = ids.owner[tokens]
+        proofs = token_proofs(sequences.keys[rows][owner], tokens - ids.offsets[owner])
+        for name, column in {IDS: sequences.token_ids, **columns}.items():
+            if not isinstance(column, Ragged):
+                values = column[(rows.start + owner) // sides]
+            elif column.values.ndim == 1:
+                values = part_of(column, rows).values[tokens]
+            else:
+                values = part_of(column, rows).values
+            np.add.at(sums[name][rows], owner, hashes(proofs, values))
+    return {name: column.reshape(-1, sides).sum(axis=1, dtype=np.uint64) for name, column in sums.items()}

@@ -188,7 +188,7 @@ def start(
     folder = out / "job" / DATA
     with FileLock(out / ".preparing"):
         shared = "RANK" in os.environ and (folder / PREPARED).is_file()
-        expected = (opened(folder) if shared else prepare(folder, config.parts(str(file)))).sequences.trained()
+        expected = (opened(folder) if shared else prepare(folder, config.parts(str(file)))).trained()
     told: Any = (
         {
             **config.own(), "trainer": algorithm, "data": str(file), "model": str(policy), "output": str(out),

@@ -31,9 +31,8 @@ def test_saved_and_computed_references_give_one_curve(assemble: Assemble, make_p
             mask = np.array(row[f"{side}_mask"])
             columns[f"{side}_logprobs"].append((mask * value / mask.sum()).tolist())
     file = make_pairs(**columns)
-    assert np.allclose(
-        training_pairs(read_table(file, PAIRS)).sequences.logprob_sums().reshape(-1, 2), trainer.reference
-    )
+    logprobs = training_pairs(read_table(file, PAIRS)).sequences.logprobs
+    assert np.allclose(logprobs.sums(logprobs.values, np.float64).reshape(-1, 2), trainer.reference)
     for ref in ("model", "saved"):
         (tmp_path / ref).mkdir()
         trainer, _ = assemble(file, ref=ref, output=str(tmp_path / ref), settings={"learning_rate": 1e-3})

@@ -88,7 +88,7 @@ def test_stock_trl_would_train_other_tokens(policy: Path, pairs: Path, tmp_path:
     from trl.trainer.dpo_config import DPOConfig
     from trl.trainer.dpo_trainer import DPOTrainer
 
-    from gymdata.commands.train.token_checksum import sequence_keys, trained_tokens
+    from gymdata.commands.train.token_checksum import sequence_keys, token_proofs, trained_tokens
 
     rows = read_table(pairs, PAIRS).to_pylist()
     text = [
@@ -106,9 +106,10 @@ def test_stock_trl_would_train_other_tokens(policy: Path, pairs: Path, tmp_path:
     for index, row in enumerate(stock.train_dataset):
         batch = stock.data_collator([row])
         line, position = np.nonzero(batch["completion_mask"].numpy())
-        total += trained_tokens(keys[2 * index + line], position, batch["input_ids"].numpy()[line, position])
+        ids = batch["input_ids"].numpy()[line, position]
+        total += trained_tokens(token_proofs(keys[2 * index + line], position), {"input_ids": ids})
     _, token_checksum = assemble()
-    assert total.checksum != token_checksum.expected.checksum
+    assert total.differing(token_checksum.expected) == ["input_ids"]
     assert total.count > token_checksum.expected.count
 
 
@@ -144,10 +145,8 @@ def test_weighted_loss_with_equal_weights_is_trls(assemble: Assemble, kind: str)
     known = torch.from_numpy(trainer.reference[rows]).float()
     batch["ref_chosen_logps"], batch["ref_rejected_logps"] = known.unbind(1)
     results = []
-    for loss in (
-        trainer.stock_loss(trainer.model, batch, False),
-        trainer.weighted_loss(trainer.model, batch, np.ones(len(rows)), rows),
-    ):
+    read = {name: batch.pop(name) for name in ("weight", "margin")}
+    for loss in (trainer.stock_loss(trainer.model, batch, False), trainer.weighted_loss(trainer.model, batch, read)):
         trainer.model.zero_grad()
         loss.backward()
         gradient = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])

@@ -76,8 +76,8 @@ def test_copies_are_trained_once() -> None:
     assert (data.counts["desirable"], data.counts["undesirable"], data.counts["left_out_duplicate"]) == (2, 3, 2)
     every = training_data("kto", table, keep_duplicates=True)
     assert (len(every), every.counts["left_out_duplicate"]) == (5, 0)
-    assert every.sequences.trained().count == 5 * 5
-    assert data.sequences.trained().count == 3 * 5
+    assert every.sequences.n_trained.sum() == 5 * 5
+    assert data.sequences.n_trained.sum() == 3 * 5
 
 
 def test_nothing_to_tell_apart_is_refused() -> None:

@@ -6,7 +6,7 @@ The dataset that a library gets is row numbers only: there is no text that it co
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,10 @@ from transformers import TrainingArguments
 
 from gymdata.commands.train.mapped import read_rows
 from gymdata.commands.train.pair_data import NamedSequences
+from gymdata.commands.train.token_checksum import Columns
 from gymdata.models._shared_prefixes import Mode
 from gymdata.models.prefix_tree import prefix_tree
+from gymdata.rollouts.ragged import Ragged
 
 #: Tensors by name, and ``ROWS`` and ``SEGMENTS``.
 Batch = dict[str, Any]
@@ -54,18 +56,21 @@ def rows_a_step(args: TrainingArguments) -> int:
 
 @dataclass
 class PairCollator:
-    """Rows to the tensors that TRL's DPO loss reads: chosen sides first, rejected sides after (shape (2·B, L))."""
+    """Rows to the tensors that TRL's DPO loss reads: chosen sides first, rejected sides after (shape (2·B, L)); and to
+    those of ``columns``."""
 
     sequences: NamedSequences
     pad_token_id: int
     pad_to_multiple_of: int | None = None
+    columns: Columns = field(default_factory=dict)
 
     def __call__(self, examples: Examples) -> Batch:
         rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
         pairs = len(self.sequences) // 2
         source = rows % pairs
         sides, fillers = np.concatenate([2 * source, 2 * source + 1]), np.tile(rows >= pairs, 2)
-        return {**padded(self.sequences, sides, fillers, self.pad_token_id, self.pad_to_multiple_of), ROWS: rows}
+        batch = padded(self.sequences, sides, fillers, self.pad_token_id, self.pad_to_multiple_of)
+        return {**batch, **padded_columns(self.columns, source, sides, batch), ROWS: rows}
 
 
 @dataclass
@@ -107,6 +112,7 @@ class PackedCollator:
             "completion_mask": torch.from_numpy(mask),
             "position_ids": torch.from_numpy(positions),
             "weight": torch.ones(len(ids)),
+            "temperature": torch.ones(len(ids)),
             SEGMENTS: segments,
             ROWS: np.array(rows, np.int64),
         }
@@ -138,6 +144,23 @@ def padded_lists(
     mask[fillers] = 0
     arrays = {"input_ids": ids, "attention_mask": attention, "completion_mask": mask}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def padded_columns(columns: Columns, rows: np.ndarray, which: np.ndarray, batch: Batch) -> Batch:
+    """float32 tensors of ``columns`` for the ``rows`` of a batch, whose lines are the sequences ``which``: a number per row
+    as (B,), one per token as (lines, L − 1), from position 1 on and 0 where nothing is trained."""
+    mask, tensors = batch["completion_mask"].numpy(), {}
+    for name, column in columns.items():
+        if isinstance(column, Ragged):
+            values = np.zeros(mask.shape, np.float32)
+            for line, sequence in enumerate(which):
+                own = column[sequence]
+                values[line, : len(own)] = own
+            values[mask == 0] = 0
+            tensors[name] = torch.from_numpy(values[:, 1:].copy())
+        else:
+            tensors[name] = torch.from_numpy(column[rows].astype(np.float32))
+    return tensors
 
 
 def to_multiple(value: Any) -> int | None:

@@ -30,7 +30,7 @@ WEIGHABLE = ("sigmoid", "hinge", "ipo", "robust", "sigmoid_norm", "sft", *OWN_PA
 
 class ExactDPOTrainer(MeanOverRows, DPOTrainer):
     """DPOTrainer over pairs, made for a job (see ``run``). ``reference``: float64 (n, 2), log-probabilities of chosen and
-    rejected, once they are known."""
+    rejected, once they are computed."""
 
     data: TrainingPairs
     #: Tokens of the chosen sides of the step that is trained.
@@ -48,16 +48,17 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
     ) -> None:
         self.reference: np.ndarray | None = None
         self.trains = not job.get("dry_run")
-        if config.ref == "saved":
-            self.reference = data.sequences.logprob_sums().reshape(-1, 2)
+        self.ref_saved = config.ref == "saved"
+        if self.ref_saved:
             args.precompute_ref_log_probs = True
-        self.weight = data.weight if config.pair_weights else np.ones(len(data))
-        self.margin, self.reward_scale = data.scaled_margin(config.margin_scale), config.reward_scale
+        columns, self.reward_scale = config.read_by_loss(data), config.reward_scale
+        self.read = list(columns)
         #: TRL has a loss of its own for each; it is given another in the place of those that it does not know.
         self.own = sorted(set(args.loss_type) & set(OWN_PAIR_LOSSES))
         # TRL's sigmoid has no smoothing: cDPO is computed here.
         smoothed = ["sigmoid with label_smoothing"] if args.label_smoothing and "sigmoid" in args.loss_type else []
-        self.uniform = bool(np.all(self.weight == 1) and np.all(self.margin == 0) and not self.own and not smoothed)
+        even = np.all(columns["weight"] == 1) and np.all(columns["margin"] == 0)
+        self.uniform = bool(even and not self.own and not smoothed)
         if not self.uniform:
             own, odd = [*self.own, *smoothed], [kind for kind in args.loss_type if kind not in WEIGHABLE]
             if odd or args.ld_alpha is not None or args.use_weighting or args.f_divergence_type != "reverse_kl":
@@ -79,14 +80,14 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
                 processing_class=processing_class,
                 train_dataset=row_dataset(len(data), args),
                 data_collator=PairCollator(
-                    data.sequences, pad_id(processing_class), to_multiple(args.pad_to_multiple_of)
+                    data.sequences, pad_id(processing_class), to_multiple(args.pad_to_multiple_of), columns
                 ),
                 **rest,
             )
 
     def _precompute_ref_logps(self, dataset: Any, _name: str, batch_size: int) -> Any:
         """Reference log-probabilities of every pair under the model as it was loaded, shared among the processes."""
-        if self.reference is None and self.trains:
+        if self.trains and not self.ref_saved:
             self.when_sharded(lambda: self._score_reference(batch_size))
         return dataset
 
@@ -101,17 +102,20 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         inputs = dict(inputs)
         rows: np.ndarray = inputs.pop(ROWS)
         real = rows < len(self.data)
-        source = rows % len(self.data)
-        if self.reference is not None:
-            logps = torch.from_numpy(self.reference[source]).to(self.accelerator.device, torch.float32)
+        read = {name: inputs.pop(name) for name in self.read}
+        if self.ref_saved:
+            saved = read["logprobs"].sum(dim=1, dtype=torch.float64).float()
+            inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = saved.chunk(2)
+        elif self.reference is not None:
+            logps = torch.from_numpy(self.reference[rows % len(self.data)]).to(self.accelerator.device, torch.float32)
             inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = logps.unbind(dim=1)
         full = real.all() and ("sft" not in self.loss_types or self.step_rows in (0, len(rows)))
         plain = self.uniform and (full or not set(self.loss_types) <= set(WEIGHABLE))
-        loss = (
-            self.stock_loss(model, inputs, return_outputs)
-            if plain or return_outputs
-            else self.weighted_loss(model, inputs, np.where(real, self.weight[source], 0.0), source)
-        )
+        if plain or return_outputs:
+            loss = self.stock_loss(model, inputs, return_outputs)
+        else:
+            read["weight"] = read["weight"] * torch.from_numpy(real).to(read["weight"])
+            loss = self.weighted_loss(model, inputs, read)
         if return_outputs:
             self.require_finite(loss[0], rows)
             return loss
@@ -125,9 +129,9 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         halves = [batch["completion_mask"][: len(batch[ROWS]), 1:].sum() for batch in batch_samples]
         self.step_tokens = int(self.accelerator.gather(torch.stack(halves).sum().to(device)[None]).sum())
 
-    def weighted_loss(self, model: Any, inputs: Batch, weight: np.ndarray, rows: np.ndarray) -> torch.Tensor:
-        """Mean over the batch of weight · loss(margin) of the pairs ``rows``. TRL runs the model and logs its metrics; its
-        loss is set aside."""
+    def weighted_loss(self, model: Any, inputs: Batch, read: Batch) -> torch.Tensor:
+        """Mean over the batch of weight · loss(margin) of the pairs, whose numbers are ``read``. TRL runs the model and logs
+        its metrics; its loss is set aside."""
         if "ref_chosen_logps" not in inputs:
             reference = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
             inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = reference
@@ -142,13 +146,14 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
             reference,
             mask.sum(dim=1),
             beta=self.beta,
-            margin=torch.from_numpy(self.margin[rows]).to(token_logps),
-            rewards=torch.from_numpy(self.data.margin[rows]).to(token_logps),
+            margin=read["margin"].to(token_logps),
+            rewards=read["reward_margin"].to(token_logps) if "reward_margin" in read else None,
             reward_scale=self.reward_scale,
             label_smoothing=self.label_smoothing,
             tokens=self.step_tokens / self.step_rows if self.step_rows else None,
         )
-        return (torch.from_numpy(weight).to(per_pair) * per_pair).mean()
+        loss: torch.Tensor = (read["weight"].to(per_pair) * per_pair).mean()
+        return loss
 
 
 build = ExactDPOTrainer

@@ -244,6 +244,12 @@ class Exact:
             array = self.accelerator.reduce(array.to(self.accelerator.device), reduction="sum").cpu()
         return np.asarray(array.numpy())
 
+    def _prepare_input(self, data: Any) -> Any:
+        """Numbers of a batch keep their format, in which they are proven: with DeepSpeed the library would round log-probs
+        and advantages to the model's."""
+        own: Any = super()
+        return data.to(self.args.device) if isinstance(data, torch.Tensor) else own._prepare_input(data)
+
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         return dataset
 

@@ -20,6 +20,7 @@ from trl.trainer.reward_trainer import RewardTrainer
 from gymdata.commands.train.job import Job
 from gymdata.commands.train.pair_data import RewardPairs, TrainingPairs
 from gymdata.commands.train.settings import TrainRewardConfig
+from gymdata.commands.train.token_checksum import Columns
 from gymdata.commands.train.trainers.batches import ROWS, Batch, PairCollator, row_dataset, to_multiple
 from gymdata.commands.train.trainers.exact import MeanOverRows, MeasureHeldOut
 from gymdata.errors import UsageError
@@ -48,7 +49,7 @@ def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:
 
 
 class ExactRewardTrainer(MeanOverRows, RewardTrainer):
-    """RewardTrainer over ``data``, made for a job (see ``run``); ``weight`` and ``margin`` have one entry per pair."""
+    """RewardTrainer over ``data``, made for a job (see ``run``)."""
 
     data: RewardPairs
     args: RewardConfig
@@ -76,9 +77,8 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         self.tokenizer.pad_token = processing_class.convert_ids_to_tokens(
             distinct_pad(processing_class, last_ids(data))
         )
-        self.weight = data.weight if config.pair_weights else np.ones(len(data))
-        self.margin = data.scaled_margin(config.margin_scale)
-        self.uniform = bool(np.all(self.weight == 1))
+        columns = config.read_by_loss(data)
+        self.uniform = bool(np.all(columns["weight"] == 1))
         super().__init__(
             args=args,
             data=data,
@@ -86,31 +86,30 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
             peft_config=peft_config,
             processing_class=processing_class,
             train_dataset=row_dataset(len(data), args),
-            data_collator=self._collator(data, processing_class.pad_token_id, args),
+            data_collator=self._collator(data, processing_class.pad_token_id, args, columns),
             **rest,
         )
         if data.heldout is not None:
             self.add_callback(MeasureHeldOut(self))
 
     @staticmethod
-    def _collator(pairs: TrainingPairs, pad: int, args: RewardConfig) -> PairCollator:
-        return PairCollator(pairs.sequences, pad, to_multiple(args.pad_to_multiple_of))
+    def _collator(pairs: TrainingPairs, pad: int, args: RewardConfig, columns: Columns) -> PairCollator:
+        return PairCollator(pairs.sequences, pad, to_multiple(args.pad_to_multiple_of), columns)
 
     def compute_loss(
         self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         self.token_checksum.count(inputs)
         rows: np.ndarray = inputs[ROWS]
-        source, real = rows % len(self.data), rows < len(self.data)
+        real = rows < len(self.data)
         trl_inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-        device = trl_inputs["input_ids"].device
-        margin = torch.from_numpy(self.margin[source]).to(device, torch.float32)
+        weight, margin = inputs["weight"], inputs["margin"]
         if margin.any():
             trl_inputs["margin"] = margin
         stock: Any = super().compute_loss
         loss, outputs = stock(model, trl_inputs, return_outputs=True)
         if not (self.uniform and real.all()):
-            weight = torch.from_numpy(np.where(real, self.weight[source], 0.0)).to(device, torch.float32)
+            weight = weight * torch.from_numpy(real).to(weight)
             loss = self._weighted(outputs.logits.squeeze(-1).float(), weight, margin, int(real.sum()))
         self.require_finite(loss, rows)
         loss = self.of_step(loss, rows)
@@ -128,7 +127,7 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         """float64 (held-out pairs, 2): the scores of chosen and rejected."""
         pairs = self.data.heldout
         assert pairs is not None
-        collate = self._collator(pairs, self.tokenizer.pad_token_id, self.args)
+        collate = self._collator(pairs, self.tokenizer.pad_token_id, self.args, {})
 
         def score(model: Any, batch: Batch) -> Any:
             inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}

@@ -22,8 +22,18 @@ from gymdata.commands.train.job import Job
 from gymdata.commands.train.losses import LOSSES
 from gymdata.commands.train.mapped import CHUNK, chunks, part_of, release, scratch
 from gymdata.commands.train.sequence_data import TrainingExperiences
-from gymdata.commands.train.settings import TrainRlConfig
-from gymdata.commands.train.trainers.batches import ROWS, SEGMENTS, Batch, Examples, PackedCollator, padded, row_dataset
+from gymdata.commands.train.settings import TrainConfig, TrainRlConfig
+from gymdata.commands.train.token_checksum import Columns
+from gymdata.commands.train.trainers.batches import (
+    ROWS,
+    SEGMENTS,
+    Batch,
+    Examples,
+    PackedCollator,
+    padded,
+    padded_columns,
+    row_dataset,
+)
 from gymdata.commands.train.trainers.exact import Exact, pad_id
 from gymdata.commands.train.trainers.policy_loss import PolicyLoss, k3
 from gymdata.errors import RefusedError, counted
@@ -68,9 +78,9 @@ def build(
 ) -> BatchRLTrainer:
     """The trainer for a job (see ``run``), its model compared with the saved log-probs; ``args`` and the rest as there."""
     model = with_head(loaded(model, rest["args"]), data, peft_config)
-    longest = int(data.sequences.by_sequence[0].max())
+    longest = int(data.sequences.n_trained.max())
     trainer = BatchRLTrainer(
-        data=data, loss=PolicyLoss.of(config, longest), kl_beta=config.kl_beta, model=model, **rest
+        config=config, data=data, loss=PolicyLoss.of(config, longest), kl_beta=config.kl_beta, model=model, **rest
     )
     trainer.on_policy = data.policy_hashes == {job["policy_hash"]}
     trainer.sampled_in = sampler_formats(lineage(job["data"]), stored_dtype(job["model"]))
@@ -106,35 +116,18 @@ def with_head(model: Any, data: TrainingExperiences, peft: Any) -> Any:
 
 @dataclass
 class ExperienceCollator:
-    """Rows to tensors: ids and masks (B, L), and for the positions 1 … L − 1 saved log-probs, advantages, reference."""
+    """Rows to tensors: ids and masks (B, L), and those of ``columns``, to which a computed reference is added."""
 
     data: TrainingExperiences
+    columns: Columns
     pad_token_id: int
     pad_to_multiple_of: int | None = None
-    #: The values besides the ids; set once the reference is known.
-    reference: Ragged | None = None
 
     def __call__(self, examples: Examples) -> Batch:
         rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
-        source, sequences = rows % len(self.data), self.data.sequences
-        batch = padded(sequences, source, rows >= len(self.data), self.pad_token_id, self.pad_to_multiple_of)
-        mask = batch["completion_mask"].numpy()
-        lists = self.data.per_token
-        if self.reference is not None:
-            lists["reference"] = self.reference
-        values = {name: np.zeros(mask.shape, np.float32) for name in lists}
-        for line, index in enumerate(source):
-            for name, ragged in lists.items():
-                values[name][line, : sequences.lengths[index]] = ragged[index]
-        for array in values.values():
-            array[mask == 0] = 0
-        return {
-            **batch,
-            "temperature": torch.from_numpy(sampled_at(self.data.temperature[source]).astype(np.float32)),
-            "weight": torch.from_numpy(self.data.weight[source].astype(np.float32)),
-            **{name: torch.from_numpy(array[:, 1:].copy()) for name, array in values.items()},
-            ROWS: rows,
-        }
+        source, sizes = rows % len(self.data), (self.pad_token_id, self.pad_to_multiple_of)
+        batch = padded(self.data.sequences, source, rows >= len(self.data), *sizes)
+        return {**batch, **padded_columns(self.columns, source, source, batch), ROWS: rows}
 
 
 def model_inputs(batch: Batch) -> Batch:
@@ -172,6 +165,7 @@ class BatchRLTrainer(Exact, Trainer):
     def __init__(
         self,
         *,
+        config: TrainConfig,
         data: TrainingExperiences,
         sharing: Mode,
         args: RLConfig,
@@ -191,7 +185,8 @@ class BatchRLTrainer(Exact, Trainer):
         self.limited: torch.Tensor | None = None
         temperatures = np.unique(sampled_at(data.temperature))
         self.fused, self.temperature = len(temperatures) == 1, float(temperatures[0])
-        self.collator = ExperienceCollator(data, pad_id(processing_class), args.pad_to_multiple_of)
+        columns = dict(config.read_by_loss(data))
+        self.collator = ExperienceCollator(data, columns, pad_id(processing_class), args.pad_to_multiple_of)
         self._metrics: dict[str, float] = defaultdict(float)
         super().__init__(
             args=args,
@@ -270,9 +265,9 @@ class BatchRLTrainer(Exact, Trainer):
 
     def token_losses(self, logps: torch.Tensor, inputs: Batch) -> dict[str, torch.Tensor]:
         """The loss of each token of a batch, (B, L − 1), for each of ``components``, in that order; without its weights."""
-        reference = inputs.get("reference")
+        reference = inputs.get("ref_logprobs")
         mask = weighed(inputs, "rl") != 0
-        policy, self.limited = self.policy_loss(logps, inputs["saved"], inputs["advantages"], mask, reference)
+        policy, self.limited = self.policy_loss(logps, inputs["logprobs"], inputs["advantages"], mask, reference)
         losses = {"rl": policy, "ce": -logps}
         if "ref_kl" in self.components:
             assert reference is not None  # ``compare`` made it, or the file has it
@@ -282,13 +277,13 @@ class BatchRLTrainer(Exact, Trainer):
     def _note(self, logps: torch.Tensor, inputs: Batch, _mask: torch.Tensor) -> None:
         assert self.limited is not None
         mask, limited = weighed(inputs, "rl") != 0, self.limited
-        ratio = torch.exp(logps - inputs["saved"])
+        ratio = torch.exp(logps - inputs["logprobs"])
         sums = torch.stack(
             [
                 mask.sum(),
                 ratio[mask].sum(),
                 limited[mask].sum(),
-                (inputs["saved"] - logps)[mask].sum(),
+                (inputs["logprobs"] - logps)[mask].sum(),
             ]
         ).tolist()
         for name, value in zip(("tokens", "ratio", "clipped", "kl"), sums, strict=True):
@@ -323,8 +318,8 @@ class BatchRLTrainer(Exact, Trainer):
             saved = sequences.logprobs.take(rows[part]).values[on_policy]
             ratios.add(part_of(scores, part).values[on_policy], saved)
             recorded |= bool(saved.any())
-        if reference is not None or every:
-            self.collator.reference = scores if reference is None else reference
+        if every:
+            self.collator.columns = {**self.collator.columns, "ref_logprobs": scores}
         if not ratios.tokens:
             return {}
         facts = ratios.facts()

@@ -69,7 +69,7 @@ def train(job: Job, arguments: Arguments, progress: Progress) -> Figures:
         *_, steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
         trainer.run_deferred(steps)
         trainer.end()
-        return {**trainer.before_training, "trained_tokens": proof, "steps": steps}
+        return {**trainer.before_training, "trained_tokens": proof, "proof": proof_facts(seen), "steps": steps}
     with handling(signal.SIGINT, stopper.note):
         checkpoint = last_checkpoint(Path(trainer.args.output_dir), trainer.note)
         if checkpoint is not None:
@@ -90,12 +90,18 @@ def train(job: Job, arguments: Arguments, progress: Progress) -> Figures:
         "dtype": stored_dtype(str(out)),
         "training": summary(read_metrics(out / METRICS)),
         "trained_tokens": token_checksum.as_json(),
+        "proof": proof_facts(token_checksum.expected),
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "resumed_from": checkpoint.name if checkpoint else None,
         "settings": _resolved(trainer.args),
         "versions": {name: version(name) for name in ("trl", "transformers", "torch", "accelerate", "peft")},
     }
+
+
+def proof_facts(tokens: TrainedTokens) -> Figures:
+    """For run.json: that every batch was equal, or this would not be reached, and what of its tokens was compared."""
+    return {"equal": True, "columns": list(tokens.checksums)}
 
 
 def proof_text(proof: Figures) -> str:
@@ -132,7 +138,7 @@ def assemble(
     if sharing == "auto" and (own_order or not args.use_cpu):
         # On CUDA it pays from prompts of about 2,000 tokens, by the model's size (RESULTS.md); and the order may be chosen.
         sharing = "off"
-    token_checksum = TokenChecksumCallback(data.sequences, config.sides, TrainedTokens.from_json(job["trained_tokens"]))
+    token_checksum = TokenChecksumCallback(data, config.sides, TrainedTokens.from_json(job["trained_tokens"]))
     trainer = module.build(
         config,
         data,

@@ -87,8 +87,7 @@ class TeacherCollator(ExperienceCollator):
         for line, example in enumerate(examples):
             row = int(example["row"]) % len(data)
             columns = np.flatnonzero(data.sequences.loss_mask[row]) - 1
-            ids[line, columns] = data.top_ids[row].reshape(-1, data.k)
-            logprobs[line, columns] = data.top_logprobs[row].reshape(-1, data.k)
+            ids[line, columns], logprobs[line, columns] = data.top_ids[row], data.top_logprobs[row]
         return {**batch, "top_ids": torch.from_numpy(ids), "top_logprobs": torch.from_numpy(logprobs)}
 
 
@@ -97,7 +96,8 @@ class DistillTrainer(ExactSFTTrainer):
 
     def __init__(self, *, data: TeacherDistributions, processing_class: Any, **rest: Any) -> None:
         super().__init__(data=data, processing_class=processing_class, **rest)
-        self.collator = TeacherCollator(data, pad_id(processing_class), self.args.pad_to_multiple_of)
+        sizes = pad_id(processing_class), self.args.pad_to_multiple_of
+        self.collator = TeacherCollator(data, data.per_row, *sizes)
         self.data_collator: Any = self.collator
 
     def outputs(self, model: Any, batch: Batch) -> torch.Tensor:
@@ -129,7 +129,7 @@ def build(
     model = with_head(loaded(model, trainer["args"]), data, peft_config)
     packed = None
     if isinstance(data, TeacherDistributions):
-        distilling = DistillTrainer(data=data, model=model, **trainer)
+        distilling = DistillTrainer(config=config, data=data, model=model, **trainer)
         distilling.note(f"distilling the {data.k} most likely tokens of the teacher, the others as one class")
         return distilling
     if config.packing:
@@ -137,7 +137,7 @@ def build(
         length = config.pack_length or config.max_length or max(PACK_LENGTH, int(data.sequences.lengths.max()))
         bins = pack(data.sequences.lengths, length)
         packed = PackedCollator(data.sequences, bins, pad_id(trainer["processing_class"]), flash)
-    training = ExactSFTTrainer(data=data, model=model, packed=packed, **trainer)
+    training = ExactSFTTrainer(config=config, data=data, model=model, packed=packed, **trainer)
     if packed is not None:
         full = data.sequences.lengths.sum() / (length * len(bins))
         training.note(f"packed {len(data):,} sequences into {len(bins):,} rows of {length:,} tokens, {full:.0%} full")

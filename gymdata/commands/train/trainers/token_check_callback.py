@@ -1,8 +1,8 @@
 """Watches what a trainer trains and compares it with the file: the proof of trained tokens, kept while training runs.
 
-Invariants: what is counted are the labels of the very tensors that the loss is computed from, on every process and
-in every accumulation step; an epoch that trained other tokens than the file holds stops the run. The count survives a
-checkpoint, so a resumed epoch is still proven whole.
+Invariants: what is counted are the very tensors that the loss is computed from, on every process and in every
+accumulation step; the first batch that is not what is due of its rows stops the run, as does an epoch that is not all rows
+once. The count survives a checkpoint, so a resumed epoch is still proven whole.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 import xxhash
 from transformers import TrainerCallback
 
-from gymdata.commands.train.pair_data import NamedSequences
-from gymdata.commands.train.token_checksum import TokenFacts, TrainedTokens, trained_tokens
+from gymdata.commands.train.pair_data import TrainingData
+from gymdata.commands.train.token_checksum import IDS, TokenFacts, TrainedTokens, token_proofs, trained_tokens
 from gymdata.commands.train.trainers.batches import ROWS, SEGMENTS, Batch
 from gymdata.errors import OutsideError, counted
 from gymdata.store import hash_file
@@ -38,16 +38,14 @@ class EpochFacts(TokenFacts):
 
 
 class TokenChecksumCallback(TrainerCallback):
-    """Counts trained tokens of one epoch after another.
+    """Counts trained tokens of one epoch after another, and compares each batch with what is due of its rows.
 
     ``sides``: sequences per row of the dataset (2 for pairs, sequence ``sides·row + s``).
     """
 
-    def __init__(self, sequences: NamedSequences, sides: int, expected: TrainedTokens) -> None:
-        self.sequences = sequences
-        self.sides = sides
-        self.expected = expected
-        self.rows = len(sequences) // sides
+    def __init__(self, data: TrainingData, sides: int, expected: TrainedTokens) -> None:
+        self.data, self.sides, self.expected = data, sides, expected
+        self.sequences, self.rows = data.sequences, len(data.sequences) // sides
         self.before: TrainedTokens | None = None
         self.epochs: list[EpochFacts] = []
         #: Tokens of all batches that were trained on, padding left out, for the speed.
@@ -55,34 +53,34 @@ class TokenChecksumCallback(TrainerCallback):
         self._forget()
 
     def _forget(self) -> None:
-        self._seen, self._due, self._rows_seen = TrainedTokens(), TrainedTokens(), 0
+        """Begin an epoch, of which no batch was seen."""
+        self._seen, self._rows_seen, self._batches = TrainedTokens(), 0, 0
+        #: The rows that this process saw since it began the epoch, or resumed within it.
+        self._met = np.zeros(self.rows, np.bool_)
 
     def count(self, batch: Batch) -> None:
-        """Count one batch that is about to be trained on."""
-        seen, due, rows = self._of(batch)
+        """Count one batch that is about to be trained on. Raises OutsideError when it is not what is due."""
         self.tokens_fed += int((batch[SEGMENTS] >= 0).sum() if SEGMENTS in batch else batch["attention_mask"].sum())
-        self._seen, self._due, self._rows_seen = self._seen + seen, self._due + due, self._rows_seen + rows
+        self._add(batch)
 
     def dry_run_batches(self, trainer: Any, limit: float = math.inf) -> TrainedTokens:
         """Run the trainer's own data loader once, without the model; raises when its batches are not the file.
 
-        It stops after ``limit`` trained tokens of a process, and raises when they are not what the file has for their rows.
+        It stops after ``limit`` trained tokens of a process, all of which were compared.
         """
+        self._forget()
         with torch.random.fork_rng(devices=[]):
-            seen, due, rows = TrainedTokens(), TrainedTokens(), 0
             loader = trainer.get_train_dataloader()
             for batch in loader:
-                part, part_due, n = self._of(batch)
-                seen, due, rows = seen + part, due + part_due, rows + n
-                if seen.count >= limit:
+                self._add(batch)
+                if self._seen.count >= limit:
                     loader.end()  # after breaking off, it would be mistaken for the training loader
                     break
-        seen, due, rows = _summed(trainer.accelerator, seen, due, rows)
-        self.before = seen
-        complete = limit == math.inf or rows == self.rows
-        if seen != due or (complete and (seen != self.expected or rows != self.rows)):
-            raise self._mismatch("the batches", seen, rows)
-        return seen
+        self.before, rows = self._summed(trainer.accelerator)
+        if limit == math.inf or rows == self.rows:
+            self._require_whole(self.before, rows)
+        self._forget()
+        return self.before
 
     def bind(self, trainer: Any) -> None:
         self._accelerator, self._trainer = trainer.accelerator, trainer
@@ -90,23 +88,23 @@ class TokenChecksumCallback(TrainerCallback):
     def restore(self, checkpoint: Path) -> None:
         """Continue from the counts in a checkpoint."""
         proof = json.loads((checkpoint / MARKER).read_text())
-        self.epochs = proof["epochs"]
+        self.epochs, self._batches = proof["epochs"], proof["batches"]
         if proof["num_tokens"] is not None:
             self._trainer._total_train_tokens = proof["num_tokens"]
-        seen, due, rows = TrainedTokens.from_json(proof["seen"]), TrainedTokens.from_json(proof["due"]), proof["rows"]
+        seen, rows = TrainedTokens.from_json(proof["seen"]), proof["rows"]
         if rows == self.rows:
-            self._close_epoch(seen, due, rows)
+            self._close_epoch(seen, rows)
         elif self._accelerator.is_main_process:
-            self._seen, self._due, self._rows_seen = seen, due, rows
+            self._seen, self._rows_seen = seen, rows
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        seen, due, rows = _summed(self._accelerator, self._seen, self._due, self._rows_seen)
+        seen, rows = self._summed(self._accelerator)
         if not self._accelerator.is_main_process:
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         (folder / MARKER).unlink(missing_ok=True)
         files = {str(path.relative_to(folder)): hash_file(path) for path in folder.rglob("*") if path.is_file()}
-        proof = {"seen": seen.as_json(), "due": due.as_json(), "rows": rows, "epochs": self.epochs, "files": files}
+        proof = {"seen": seen.as_json(), "rows": rows, "batches": self._batches, "epochs": self.epochs, "files": files}
         # TRL's count of num_tokens in metrics.jsonl, which its own checkpoints forget.
         proof["num_tokens"] = getattr(self._trainer, "_total_train_tokens", None)
         temporary = folder / f".{MARKER}"
@@ -114,16 +112,15 @@ class TokenChecksumCallback(TrainerCallback):
         temporary.replace(folder / MARKER)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        seen, due, rows = _summed(self._accelerator, self._seen, self._due, self._rows_seen)
+        seen, rows = self._summed(self._accelerator)
         # The trainer's own count of epochs says whether this one was broken off (max_steps, Ctrl-C) or should be whole.
-        self._close_epoch(seen, due, rows, stopped=abs(state.epoch - round(state.epoch)) > 1e-6)
+        self._close_epoch(seen, rows, stopped=abs(state.epoch - round(state.epoch)) > 1e-6)
 
-    def _close_epoch(self, seen: TrainedTokens, due: TrainedTokens, rows: int, stopped: bool = False) -> None:
+    def _close_epoch(self, seen: TrainedTokens, rows: int, stopped: bool = False) -> None:
+        if rows == self.rows or not stopped:
+            self._require_whole(seen, rows)
         self._forget()
-        complete = rows == self.rows
-        if seen != due or (complete and seen != self.expected) or not (complete or stopped):
-            raise self._mismatch(f"epoch {len(self.epochs) + 1}", seen, rows)
-        self.epochs.append({**seen.as_json(), "rows": rows, "whole": complete, "equal": True})
+        self.epochs.append({**seen.as_json(), "rows": rows, "whole": rows == self.rows, "equal": True})
 
     def as_json(self) -> dict[str, object]:
         """For run.json. ``batches``: what one whole epoch trained; of a run shorter than an epoch, what it trained."""
@@ -131,37 +128,75 @@ class TokenChecksumCallback(TrainerCallback):
         last = whole_epoch or (self.epochs[-1] if self.epochs else None)
         return {
             "file": self.expected.as_json(),
-            "batches": {"count": last["count"], "checksum": last["checksum"]} if last else None,
-            "equal": whole_epoch is not None and TrainedTokens.from_json(whole_epoch) == self.expected,
+            "batches": {name: last[name] for name in ("count", "checksum", "columns")} if last else None,
+            "equal": whole_epoch is not None,
             "before_first_step": self.before.as_json() if self.before else None,
             "epochs": self.epochs,
         }
 
-    def _of(self, batch: Batch) -> tuple[TrainedTokens, TrainedTokens, int]:
-        """(trained in this batch, due by the file for its rows, its rows without fillers)."""
-        rows = batch[ROWS]
-        ids = batch["input_ids"].cpu().numpy()
+    def _add(self, batch: Batch) -> None:
+        """Count a batch. Raises OutsideError for a row that this epoch has had, and for other tokens than are due."""
+        self._batches += 1
+        real, times = np.unique(batch[ROWS][batch[ROWS] < self.rows], return_counts=True)
+        again = real[(times > 1) | self._met[real]]
+        if len(again):
+            raise self._unequal(f"has rows of this epoch again (first: {self.sequences.names[self.sides * again[0]]})")
+        self._met[real] = True
+        seen = self._tokens(batch)
+        counts = self.sequences.n_trained.reshape(-1, self.sides)
+        sums = {name: int(column[real].sum(dtype=np.uint64)) for name, column in self.data.due.items()}
+        due = TrainedTokens(int(counts[real].sum()), sums)
+        if seen != due:
+            differing = ", ".join(due.differing(seen))
+            raise self._unequal(f"has {seen}, and the file has {due} in these {counted(len(real), 'row')}: {differing}")
+        self._seen, self._rows_seen = self._seen + seen, self._rows_seen + len(real)
+
+    def _tokens(self, batch: Batch) -> TrainedTokens:
+        """The trained tokens of a batch, by the tensors that the loss is computed from."""
         mask = batch["completion_mask"].cpu().numpy()
         line, position = np.nonzero(mask[:, 1:])  # position 0 has nothing before it: the loss never reads it
-        position += 1
-        which = np.concatenate([self.sides * (rows % self.rows) + side for side in range(self.sides)])
+        owner, offset = batch[ROWS] % self.rows, position + 1
         if SEGMENTS in batch:
-            owner, offset = batch[SEGMENTS][line, position], batch["position_ids"].cpu().numpy()[line, position]
+            owner = batch[SEGMENTS][line, offset]
+            offset = batch["position_ids"].cpu().numpy()[line, offset]
         else:
-            owner, offset = which[line], position
-        seen = trained_tokens(self.sequences.keys[owner], offset, ids[line, position])
-        real = which[np.tile(rows < self.rows, self.sides)]
-        counts, sums = self.sequences.by_sequence
-        due = TrainedTokens(int(counts[real].sum()), int(sums[real].sum(dtype=np.uint64)))
-        return seen, due, int((rows < self.rows).sum())
+            owner = np.concatenate([self.sides * owner + side for side in range(self.sides)])[line]
+        columns = {}
+        for name in self.data.due:
+            tensor = batch[name].cpu().numpy()
+            if name == IDS:
+                columns[name] = tensor[line, position + 1]
+            else:  # of the row of a line, of which pairs have two, or of each position but the first
+                columns[name] = tensor[line % len(tensor)] if tensor.ndim == 1 else tensor[line, position]
+        return trained_tokens(token_proofs(self.sequences.keys[owner], offset), columns)
 
-    def _mismatch(self, what: str, seen: TrainedTokens, rows: int) -> OutsideError:
+    def _require_whole(self, seen: TrainedTokens, rows: int) -> None:
+        """Raises OutsideError when the batches of an epoch, each of which was compared, are not all of the file."""
+        if (seen, rows) != (self.expected, self.rows):
+            raise self._unequal(
+                f"ends the epoch with {seen} in {counted(rows, 'row')}, and the file has {self.expected} in "
+                f"{counted(self.rows, 'row')}"
+            )
+
+    def _unequal(self, what: str) -> OutsideError:
+        place = f"batch {self._batches} of epoch {len(self.epochs) + 1}"
         return OutsideError(
             "trainer",
-            f"{what} hold other tokens than the file: {seen} in {counted(rows, 'row')}; the file has {self.expected} in "
-            f"{counted(self.rows, 'row')}",
+            f"trained tokens: NOT EQUAL: other tokens than the file: {place} {what}",
             hint="do not trust this model; it is a defect in gymdata or a library: report it with the versions in run.json",
-        )
+        ).at(place)
+
+    def _summed(self, accelerator: Any) -> tuple[TrainedTokens, int]:
+        """Tokens and rows of all processes. Sums of int64 wrap, which is the addition mod 2⁶⁴ that checksums need."""
+        seen, rows = self._seen, self._rows_seen
+        if accelerator.num_processes == 1:
+            return seen, rows
+        names = list(self.data.due)
+        numbers = [seen.count, rows, *(seen.checksums.get(name, 0) for name in names)]
+        here = torch.from_numpy(np.array(numbers, np.uint64).view(np.int64)).to(accelerator.device)
+        summed = accelerator.gather(here).view(-1, len(numbers)).sum(dim=0).cpu().numpy().view(np.uint64)
+        count, rows, *sums = (int(number) for number in summed)
+        return TrainedTokens(count, dict(zip(names, sums, strict=True))), rows
 
 
 def damaged_file(checkpoint: Path) -> str | None:
@@ -184,16 +219,3 @@ def damaged_file(checkpoint: Path) -> str | None:
 
 def _hash_of(proof: dict[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(proof, sort_keys=True).encode())
-
-
-def _summed(
-    accelerator: Any, seen: TrainedTokens, due: TrainedTokens, rows: int
-) -> tuple[TrainedTokens, TrainedTokens, int]:
-    """Totals over all processes. Sums of int64 wrap, which is the addition mod 2⁶⁴ that checksums need."""
-    if accelerator.num_processes == 1:
-        return seen, due, rows
-    values = np.array([seen.count, seen.checksum, due.count, due.checksum, rows], dtype=np.uint64).view(np.int64)
-    here = torch.from_numpy(values).to(accelerator.device)
-    summed = accelerator.gather(here).view(-1, 5).sum(dim=0).cpu().numpy().view(np.uint64)
-    count, checksum, due_count, due_checksum, n = (int(v) for v in summed)
-    return TrainedTokens(count, checksum), TrainedTokens(due_count, due_checksum), n

@@ -53,7 +53,7 @@ def build(
 
         peft_config.task_type = "SEQ_CLS"  # the new head is trained whole
         critic = get_peft_model(critic, peft_config)
-    trainer = ExactValueTrainer(data=data, clip=config.value_clip, model=critic, **rest)
+    trainer = ExactValueTrainer(config=config, data=data, clip=config.value_clip, model=critic, **rest)
     trainer.when_sharded(trainer.measure_before)
     return trainer
 
@@ -147,7 +147,7 @@ class ExactValueTrainer(BatchRLTrainer):
         """``explained_variance``: 1 − Var(returns − values)/Var(returns); ``mse``: the mean of (values − returns)²."""
         data = self.data.heldout
         assert data is not None
-        values = self.score_all(replace(self.collator, data=data))
+        values = self.score_all(replace(self.collator, data=data, columns={}))
         left, returns, squares = Moments(), Moments(), 0.0
         for rows in chunks(values.offsets):
             trained = part_of(data.sequences.loss_mask, rows).values != 0
@@ -166,7 +166,7 @@ class ExactValueTrainer(BatchRLTrainer):
         """How near the values are to the returns of held-out tasks, before and after the training."""
         if self.data.heldout is None:
             return {}
-        tokens = self.data.heldout.sequences.trained().count
+        tokens = int(self.data.heldout.sequences.n_trained.sum())
         about = {"tokens": tokens, "tasks": len(set(self.data.heldout_tasks))}
         return {"heldout": {**about, **self._heldout(), "before": self.before}}
 
