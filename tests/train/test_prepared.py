@@ -13,8 +13,8 @@ import pytest
 
 import gymdata
 from gymdata.cli.main import main
-from gymdata.commands.train.mapped import chunks, mapped, part_of, release, scratch
-from gymdata.commands.train.prepared import PREPARED, opened, prepare
+from gymdata.commands.train.mapped import Lists, chunks, release, scratch
+from gymdata.commands.train.prepared import PREPARED, ROWS, opened, prepare
 from gymdata.commands.train.settings import TRAINERS, TrainRlConfig, TrainValueConfig
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.ragged import Ragged
@@ -24,7 +24,7 @@ from tests.rollout_files import experiences, rollout, two_turns, write_run
 
 SAMPLE = Path(__file__).parents[2] / "sample_data" / "rollouts" / "clean.jsonl"
 #: Derived numbers of sequences that are kept beside them.
-_DERIVED = ("keys", "n_trained", "first_trained", "siblings", "extent")
+_DERIVED = ("keys", "n_trained", "first_trained", "siblings", "lowest_id", "highest_id", "last_id")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def one_part(config: Any, source: str) -> Any:
 
 def plain(value: Any) -> Any:
     """Data as nested lists and dictionaries, whatever holds them."""
-    if isinstance(value, Ragged):
+    if isinstance(value, (Ragged, Lists)):
         return [value[i].tolist() for i in range(len(value))]
     if isinstance(value, np.ndarray):
         return value.tolist()
@@ -76,7 +76,7 @@ def test_prepared_files_are_the_sequences_of_the_table(
     assert (found.counts, found.cost) == (whole.counts, whole.cost)
     every = np.arange(len(whole))
     assert found.rollouts_of(every) == whole.rollouts_of(every)
-    assert not found.sequences.token_ids.values.flags.writeable
+    assert not found.sequences.token_ids[0].flags.writeable
 
 
 RL: Any = TrainRlConfig.load(None, {"model": "model", "output": "out"})
@@ -181,7 +181,7 @@ def test_held_out_tasks_are_those_of_the_whole_file(tmp_path: Path) -> None:
     config: Any = TrainValueConfig.load(None, {"model": "model", "output": "out", "split": 0.4, "value_clip": 0.2})
     whole = one_part(config, source)
     found = prepare(tmp_path / "data", config.parts(source, 2))
-    assert len(set(found.heldout_tasks)) == 2
+    assert len(set(found.heldout.tasks)) == 2
     assert plain(found) == plain(whole)
     lacking = experiences(tmp_path, [{"values": [0.0, 0.5, 0.5]}, {}] * 4)
     with pytest.raises(UsageError, match="--value-clip needs the values"):
@@ -192,7 +192,7 @@ def test_another_process_opens_what_was_prepared(sources: dict[str, Path], tmp_p
     """All but what a length limit cost; an earlier preparation is replaced, and an incomplete one is refused."""
     data = tmp_path / "data"
     data.mkdir()
-    (data / "sequences.token_ids").write_bytes(b"half")
+    (data / ROWS).write_bytes(b"half")
     with pytest.raises(StoreError, match="is not complete"):
         opened(data)
     (data / PREPARED).touch()
@@ -210,11 +210,11 @@ def test_the_count_of_the_file_is_not_that_of_the_prepared_ids(tmp_path: Path) -
     """An id that was written wrong does not change what the file is known to hold."""
     data = tmp_path / "data"
     expected = prepare(data, RL.parts(experiences(tmp_path, [{}, {}]))).trained()
-    ids = np.fromfile(data / "sequences.token_ids", "<i4")
-    ids[2] += 1
-    ids.tofile(data / "sequences.token_ids")
-    assert opened(data).trained() == expected
-    assert ids.nbytes == (data / "sequences.token_ids").stat().st_size == 24
+    written, ids = (data / ROWS).read_bytes(), np.array([5, 6, 7, 5, 6, 8], "<i4").tobytes()
+    assert written.count(ids) == 1
+    (data / ROWS).write_bytes(written.replace(ids, np.array([5, 6, 9, 5, 6, 8], "<i4").tobytes()))
+    found = opened(data)
+    assert (found.sequences.token_ids[0].tolist(), found.trained()) == ([5, 6, 9], expected)
 
 
 def test_mapped_numbers_are_let_go_of_unchanged(tmp_path: Path) -> None:
@@ -223,7 +223,21 @@ def test_mapped_numbers_are_let_go_of_unchanged(tmp_path: Path) -> None:
     large[[0, 4_999_999]] = 1.5
     release()
     assert (large[[0, 1, 4_999_999]].tolist(), list(tmp_path.iterdir())) == ([1.5, 0.0, 1.5], [])
-    np.arange(6, dtype="<i4").tofile(tmp_path / "numbers")
-    lists = Ragged(mapped(tmp_path / "numbers", "<i4"), np.array([0, 1, 5, 5, 6]))
-    parts = [part_of(lists, rows) for rows in chunks(lists.offsets, 2)]
+    pieces = [[[0], [1, 2, 3, 4]], [[], [5]]]
+    lists = Lists(pa.chunked_array([pa.array(piece, pa.list_(pa.int32())) for piece in pieces]))
+    parts = [lists.part(rows) for rows in chunks(lists.offsets, 2)]
     assert [plain(part) for part in parts] == [[[0]], [[1, 2, 3, 4]], [[], [5]]]
+    assert plain(lists.part(slice(1, 4))) == [[1, 2, 3, 4], [], [5]]
+    assert plain(lists.take(np.array([3, 0]))) == [[5], [0]]
+
+
+def test_the_file_is_a_dataset_of_rows(sources: dict[str, Path], tmp_path: Path) -> None:
+    """datasets maps it: one row per pair, what it has of each side in a list of two, and what is due of it."""
+    from datasets import Dataset
+
+    found = prepare(tmp_path / "data", config_of("dpo").parts(str(sources["dpo"]), 4))
+    rows = Dataset.from_file(str(tmp_path / "data" / ROWS))
+    assert len(rows) == len(found) > 4
+    assert rows[4]["pair_ids"] == found.pair_ids[4]
+    assert rows[4]["sequences.token_ids"] == [found.sequences.token_ids[k].tolist() for k in (8, 9)]
+    assert rows[4]["due.input_ids"] == found.due["input_ids"][4]

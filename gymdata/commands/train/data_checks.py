@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gymdata.commands.train.losses import LOSSES
-from gymdata.commands.train.mapped import chunks, part_of
+from gymdata.commands.train.mapped import chunks
 from gymdata.commands.train.pair_data import TrainingData, TrainingPairs
 from gymdata.commands.train.parts import distinct
 from gymdata.commands.train.sequence_data import TrainingExperiences
@@ -36,7 +36,8 @@ def check(
 ) -> None:
     """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` gets the warnings."""
     data.cost.refuse(source, model.path, model.max_length)
-    refuse_unknown_ids(data.sequences.extent, model.vocab_size, model.path, f"{source}: ")
+    ids = np.concatenate([data.sequences.lowest_id, data.sequences.highest_id])
+    refuse_unknown_ids(ids, model.vocab_size, model.path, f"{source}: ")
     check_tokenizer(runs, model, source, progress)
     if isinstance(config, TrainDpoConfig) and config.ref == "saved":
         _check_reference(source, runs, model, data)
@@ -131,8 +132,8 @@ def _largest(values: Ragged, mask: Ragged) -> np.ndarray:
     """float64 (n,): the largest number at a trained token of each sequence, without its sign."""
     parts = [
         np.maximum.reduceat(
-            np.abs(np.where(part_of(mask, rows).values, part_of(values, rows).values, 0)).astype(np.float64),
-            part_of(mask, rows).offsets[:-1],
+            np.abs(np.where(mask.part(rows).values, values.part(rows).values, 0)).astype(np.float64),
+            mask.part(rows).offsets[:-1],
         )
         for rows in chunks(mask.offsets)
     ]
@@ -188,8 +189,8 @@ def _impossible(data: TrainingData) -> str:
     """L306: why the saved log-probabilities of trained tokens cannot be a sampler's, or nothing."""
     counts, sequences = SampledLogProbs(), data.sequences
     for rows in chunks(sequences.loss_mask.offsets):
-        trained = part_of(sequences.loss_mask, rows).values != 0
-        logprobs, follows = part_of(sequences.logprobs, rows).values[trained], np.roll(trained, 1)[trained]
+        trained = sequences.loss_mask.part(rows).values != 0
+        logprobs, follows = sequences.logprobs.part(rows).values[trained], np.roll(trained, 1)[trained]
         counts.add(logprobs, follows)
     return counts.fault()
 

@@ -1,6 +1,7 @@
-"""Arrays in files that are mapped into memory, and dropped from it again: data larger than memory, shared by processes.
+"""Columns of an Arrow file that is mapped into memory, and dropped from it again: data larger than memory, shared by
+processes.
 
-Only the rows of a few batches stay in memory, because ``read_rows`` drops earlier pages.
+Only the rows of a few batches stay in memory, because ``read_rows`` drops earlier pages; numbers per row are in memory.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import mmap
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from gymdata.rollouts.ragged import Array, Ints, Ragged
+from gymdata.rollouts.ragged import Array, Ints, Ragged, offsets_of
 from gymdata.store.run_json import unnamed_file
 
 #: Rows that are read before their pages are dropped. Reading one value maps 64 kB around it.
@@ -26,12 +29,12 @@ _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 _read = 0
 
 
-def mapped(path: Path, dtype: str, shape: tuple[int, ...] = ()) -> Array:
-    """The numbers of a file, (n, *shape), read-only."""
-    if not path.stat().st_size:
-        return np.empty((0, *shape), dtype)
+def mapped(path: Path) -> pa.Table:
+    """The rows of an Arrow stream, without reading them."""
     with path.open("rb") as file:
-        return _mapped(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype).reshape(-1, *shape)
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    _maps.add(mapping)
+    return pa.ipc.open_stream(pa.py_buffer(mapping)).read_all()
 
 
 def scratch(n: int, dtype: str, folder: Path) -> Array:
@@ -41,10 +44,7 @@ def scratch(n: int, dtype: str, folder: Path) -> Array:
         return np.zeros(n, dtype)
     with unnamed_file(folder) as file:
         file.truncate(size)
-        return _mapped(mmap.mmap(file.fileno(), 0), dtype)
-
-
-def _mapped(mapping: mmap.mmap, dtype: str) -> Array:
+        mapping = mmap.mmap(file.fileno(), 0)
     _maps.add(mapping)
     return np.frombuffer(mapping, dtype)
 
@@ -76,26 +76,44 @@ def chunks(offsets: Ints, size: int = CHUNK) -> Iterator[slice]:
         first = last
 
 
-def part_of(lists: Ragged, rows: slice) -> Ragged:
-    """The lists of some rows side by side, without copying their values."""
-    offsets = lists.offsets[rows.start : rows.stop + 1]
-    return Ragged(lists.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+class Lists:
+    """A column of lists of numbers: a list is read when it is looked at."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self._column = column
+        self.offsets = offsets_of(pc.list_value_length(column).to_numpy())
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    @property
+    def lengths(self) -> Ints:
+        return np.diff(self.offsets)
+
+    def __getitem__(self, i: int) -> Array:
+        values = self._column[int(i)].values
+        if pa.types.is_fixed_size_list(values.type):
+            return np.asarray(values.flatten().to_numpy().reshape(len(values), -1))
+        return np.asarray(values.to_numpy())
+
+    def part(self, rows: slice) -> Ragged:
+        """The lists of some rows, whose values are copied only where they are of several parts of the file."""
+        return Ragged.of(self._column.slice(rows.start, rows.stop - rows.start))
+
+    def take(self, rows: Array) -> Ragged:
+        """The lists at ``rows`` (int array), in that order."""
+        # Arrow's own would first put all record batches together.
+        return Ragged.of_arrays([self[i] for i in rows], self._column.type.value_type.to_pandas_dtype())
 
 
 class Texts(Sequence[str]):
-    """Texts as lists of UTF-8 bytes: a text is made when it is looked at."""
+    """A column of texts: a text is made when it is looked at."""
 
-    def __init__(self, lists: Ragged) -> None:
-        self.lists = lists
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self._column = column
 
     def __len__(self) -> int:
-        return len(self.lists)
+        return len(self._column)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        return self.lists[range(len(self))[index]].tobytes().decode("utf-8", "surrogatepass")
+        return self._column[index].to_pylist() if isinstance(index, slice) else self._column[int(index)].as_py()

@@ -79,13 +79,19 @@ class NamedSequences(Sequences):
         return self.loss_mask.first_nonzero()
 
     @cached_property
-    def extent(self) -> np.ndarray:
-        """int32 (n, 3): the lowest, the highest and the last id of each sequence, none of which is empty."""
-        ids, starts = self.token_ids.values, self.token_ids.offsets
-        if not len(self):
-            return np.empty((0, 3), np.int32)
-        edges = (np.minimum.reduceat(ids, starts[:-1]), np.maximum.reduceat(ids, starts[:-1]), ids[starts[1:] - 1])
-        return np.stack(edges, axis=1).astype(np.int32)
+    def lowest_id(self) -> np.ndarray:
+        """int32 (n,): of each sequence, none of which is empty; as the others."""
+        ids = self.token_ids
+        return np.minimum.reduceat(ids.values, ids.offsets[:-1]) if len(self) else ids.values
+
+    @cached_property
+    def highest_id(self) -> np.ndarray:
+        ids = self.token_ids
+        return np.maximum.reduceat(ids.values, ids.offsets[:-1]) if len(self) else ids.values
+
+    @cached_property
+    def last_id(self) -> np.ndarray:
+        return self.token_ids.values[self.token_ids.offsets[1:] - 1]
 
     def refuse_odd_mask(self, where: str) -> None:
         """Raises DataError for an entry of the mask other than 0 and 1."""
@@ -197,11 +203,13 @@ class LengthCost:
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
     """The data of a trainer: sequences, a row of training being one of them or a pair. ``due``: the checksum of each row, by
-    column that the loss reads, as ``TrainConfig.parts`` made them of what was read."""
+    column that the loss reads, as ``TrainConfig.parts`` made them of what was read. ``tasks``: the task of each row, of rows
+    that are held out."""
 
     sequences: NamedSequences
     cost: LengthCost
     due: dict[str, Hashes] = field(default_factory=dict)
+    tasks: Sequence[str] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -384,15 +392,14 @@ REWARD_COLUMNS: tuple[str, ...] = (*PAIR_COLUMNS, "task_id")
 
 @dataclass(frozen=True, kw_only=True)
 class RewardPairs(TrainingPairs):
-    """Pairs to train on, and ``heldout`` pairs of the tasks ``heldout_tasks`` (one entry per pair) to measure on."""
+    """Pairs to train on, and ``heldout`` pairs of other tasks to measure on."""
 
     heldout: TrainingPairs | None = None
-    heldout_tasks: Sequence[str] = ()
 
     @property
     def counts(self) -> dict[str, int]:
-        measured = 0 if self.heldout is None else len(self.heldout)
-        return {"pairs": len(self), "heldout_pairs": measured, "heldout_tasks": len(set(self.heldout_tasks))}
+        pairs, tasks = (0, 0) if self.heldout is None else (len(self.heldout), len(set(self.heldout.tasks)))
+        return {"pairs": len(self), "heldout_pairs": pairs, "heldout_tasks": tasks}
 
 
 def pairs_apart(
@@ -405,4 +412,4 @@ def pairs_apart(
         return RewardPairs(**vars(train))
     measured = training_pairs(table.filter(heldout), max_length, where, rendered=rendered)
     task_of = dict(zip(table["pair_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))
-    return RewardPairs(**vars(train), heldout=measured, heldout_tasks=[task_of[pair] for pair in measured.pair_ids])
+    return RewardPairs(**vars(train), heldout=replace(measured, tasks=[task_of[pair] for pair in measured.pair_ids]))

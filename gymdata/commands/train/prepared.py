@@ -1,36 +1,39 @@
-"""Training data in flat files of numbers, written part by part and mapped by every process of a training.
+"""Training data as one Arrow file of columns, written part by part and mapped by every process of a training.
 
-A part of the data (``TrainConfig.parts``) is in memory while it is checked, counted and appended; after that only numbers
-per sequence are. ``prepared``, written last, is the data itself with the names of its files in place of its numbers.
+A part of the data (``TrainConfig.parts``) is in memory while it is checked, counted and appended as a record batch; after
+that only numbers per row are. A row of the file is a row of training: what a pair has of each side is a list of two, and
+``due`` is what its tokens must sum up to. Held-out rows are a file of their own. ``prepared``, written last, has what is
+known of all rows. ``datasets.Dataset.from_file`` reads the files, too.
 
-Invariants: a folder without ``prepared`` is not opened; the counts and checksums of trained tokens are those of the part as
-it was made from the source's table, not of what was written.
+Invariants: a folder without ``prepared`` is not opened; what is due is of the part as it was made from the source's table,
+not of what was written.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import math
 import pickle
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from gymdata.commands.train.mapped import Texts, mapped
+from gymdata.commands.train.mapped import Lists, Texts, mapped
 from gymdata.commands.train.pair_data import NamedSequences, TrainingData
 from gymdata.errors import StoreError
-from gymdata.rollouts.ragged import Array, Ragged, offsets_of
+from gymdata.rollouts.ragged import Array, Ragged, byte_view
 from gymdata.store.run_json import replacing
 
 #: The folder's name beside a training's job file.
 DATA = "data"
-PREPARED = "prepared"
+PREPARED, ROWS, HELD_OUT = "prepared", "rows.arrow", "held-out.arrow"
 #: What is computed of sequences while they are in memory and kept beside them.
-_DERIVED = ("keys", "n_trained", "first_trained", "extent", "prompts")
+_DERIVED = ("keys", "n_trained", "first_trained", "lowest_id", "highest_id", "last_id", "prompts")
+#: Where a value is in the data: the names of a field and of what is within it.
+_Path = tuple[str, ...]
 
 
 def prepare(folder: Path, parts: Iterable[TrainingData]) -> TrainingData:
@@ -39,118 +42,141 @@ def prepare(folder: Path, parts: Iterable[TrainingData]) -> TrainingData:
     Raises StoreError when the disk refuses, and whatever ``parts`` does.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    data: TrainingData | None = None
+    files: dict[str, _File] = {}
     try:
         folder.mkdir(parents=True)
         for part in parts:
-            data = _appended(data, part, folder, "")
+            for name, rows in ((ROWS, part), (HELD_OUT, getattr(part, "heldout", None))):
+                if rows is not None:
+                    files.setdefault(name, _File(folder / name)).append(rows)
+        for file in files.values():
+            file.close()
         with replacing(folder / PREPARED) as temporary, temporary.open("wb") as stream:
-            _Pickler(stream).dump(data)
+            pickle.dump({name: file.known for name, file in files.items()}, stream)
     except OSError as error:
         raise StoreError.from_os(folder, error) from error
     return opened(folder)
 
 
 def opened(folder: Path) -> TrainingData:
-    """The data that was written to ``folder``, its numbers in mapped files. Raises StoreError when it is not complete."""
+    """The data that was written to ``folder``, its lists mapped. Raises StoreError when it is not complete."""
     try:
         with (folder / PREPARED).open("rb") as stream:
-            data: TrainingData = _Unpickler(stream, folder).load()
+            files = pickle.load(stream)  # noqa: S301 - this training wrote it
     except (FileNotFoundError, EOFError) as error:
         raise StoreError(
             f"{folder}: the prepared training data is not complete", hint="start the training again"
         ) from error
+    data: TrainingData
+    data, *held_out = (_filled(known, mapped(folder / name)) for name, known in files.items())
+    for rows in held_out:
+        vars(data)["heldout"] = rows
     return data
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
+class _Known:
+    """What opens a file: the class of its data, what is known of all rows, and the columns that all of them have."""
+
+    kind: Any = TrainingData
+    facts: dict[_Path, Any] = dataclasses.field(default_factory=dict)
+    columns: set[str] = dataclasses.field(default_factory=set)
+
+
 class _File:
-    """``length`` entries of ``shape`` in a file of the folder."""
+    """A file of columns that is being written."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    length: int
+    def __init__(self, path: Path) -> None:
+        self.path, self.known = path, _Known()
+        self.schema = pa.schema([])
+        self.writer: pa.RecordBatchStreamWriter | None = None
 
-    def __len__(self) -> int:
-        return self.length
-
-
-class _Pickler(pickle.Pickler):
-    """Names the files of arrays."""
-
-    def persistent_id(self, value: Any) -> Any:
-        return (value.name, value.dtype, value.shape) if isinstance(value, _File) else None
-
-
-class _Unpickler(pickle.Unpickler):
-    """Maps them, wherever the folder is now."""
-
-    def __init__(self, stream: IO[bytes], folder: Path) -> None:
-        super().__init__(stream)
-        self.folder = folder
-
-    def persistent_load(self, file: Any) -> Array:
-        name, dtype, shape = file
-        return mapped(self.folder / name, dtype, shape)
-
-
-def _appended(before: Any, part: Any, folder: Path, name: str) -> Any:
-    """``part`` behind ``before``, what this returned for the earlier parts (None: it is the first): columns, which have an
-    entry per row, as files that are called ``name``, and facts summed."""
-    if isinstance(part, np.ndarray):
-        shape = part.shape[1:]
-        with (folder / name).open("ab") as stream:
-            stream.write(np.ascontiguousarray(part).view(np.uint8).data if len(part) else b"")
-            return _File(name, part.dtype.str, shape, stream.tell() // (part.itemsize * math.prod(shape)))
-    if isinstance(part, Ragged):
-        offsets = part.offsets if before is None else part.offsets[1:] + len(before.values)
-        files: Any = (part.values, offsets.astype(np.int64, copy=False))
-        return Ragged(
-            *(_appended(None, file, folder, name + end) for file, end in zip(files, ("", ".offsets"), strict=True))
-        )
-    if isinstance(part, list):
-        encoded = [text.encode("utf-8", "surrogatepass") for text in part]
-        lists = Ragged(np.frombuffer(b"".join(encoded), np.uint8), offsets_of([len(text) for text in encoded]))
-        return Texts(_appended(getattr(before, "lists", None), lists, folder, name))
-    if isinstance(part, tuple):
-        return tuple(_appended(before and before[i], item, folder, f"{name}.{i}") for i, item in enumerate(part))
-    if dataclasses.is_dataclass(part) and hasattr(part, "__len__"):
-        return _rows_appended(before, part, folder, f"{name}." if name else "")
-    if before is None:
-        return part
-    if isinstance(part, dict):
-        return {key: before.get(key, 0) + part.get(key, 0) for key in {**before, **part}}
-    if isinstance(part, frozenset):
-        return before | part
-    if dataclasses.is_dataclass(part):
-        return before + part
-    if before != part:
-        raise ValueError(f"parts of one file differ: {before!r} and {part!r}")
-    return part
-
-
-def _rows_appended(before: Any, part: Any, folder: Path, prefix: str) -> Any:
-    """``_appended`` of a dataclass of rows. A part without rows may lack any column; a column that a part with rows lacks
-    is in none."""
-    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    if isinstance(part, NamedSequences):
-        fields |= {name: getattr(part, name) for name in _DERIVED}
-    has_rows = before is not None and len(before) > 0
-
-    def joined(old: Any, new: Any, prefix: str) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for name in {**old, **new}:
-            first, more = old.get(name), new.get(name)
-            if (first is None and has_rows) or (more is None and len(part)):
-                continue
-            if name in ("weights", "due"):
-                values[name] = joined(first or {}, more, f"{prefix}{name}.")
+    def append(self, part: TrainingData) -> None:
+        self.known.kind, n = type(part), len(part)
+        columns = {}
+        for path, value in _values(part):
+            if isinstance(value, (np.ndarray, Ragged, list)):
+                columns[".".join(path)] = _array(value, n)
             else:
-                values[name] = first if more is None else _appended(first, more, folder, f"{prefix}{name}")
-        return values
+                self.known.facts[path] = _summed(self.known.facts.get(path), value)
+        if self.writer is not None and n:
+            # A column that some part lacks is in none; where it is written already, the others are null.
+            self.known.columns &= columns.keys()
+            arrays = [columns.get(field.name, pa.nulls(n, field.type)) for field in self.schema]
+            self.writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+        elif self.writer is None:
+            batch = pa.RecordBatch.from_pydict(columns)
+            self.known.columns, self.schema = set(columns), batch.schema
+            if n:
+                self.writer = pa.ipc.new_stream(self.path, self.schema)
+                self.writer.write_batch(batch)
 
-    data = copy.copy(part)
-    vars(data).clear()
-    vars(data).update(dict.fromkeys(fields) | joined({} if before is None else vars(before), fields, prefix))
+    def close(self) -> None:
+        if self.writer is None:  # no part has rows
+            self.writer = pa.ipc.new_stream(self.path, self.schema)
+        self.writer.close()
+
+
+def _values(data: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+    """Everything that is in ``data`` but its held-out rows, and where."""
+    if isinstance(data, (TrainingData, NamedSequences)):
+        names = [field.name for field in dataclasses.fields(data) if field.name != "heldout"]
+        items = {
+            name: getattr(data, name) for name in (*names, *(_DERIVED if isinstance(data, NamedSequences) else ()))
+        }
+    elif isinstance(data, dict) and data:
+        items = data
+    else:
+        yield path, data
+        return
+    for name, value in items.items():
+        yield from _values(value, (*path, name))
+
+
+def _summed(before: Any, part: Any) -> Any:
+    """What is known of the rows of both, of which either may have nothing."""
+    if not before or not part:
+        return before or part
+    return before | part if isinstance(part, frozenset) else before + part
+
+
+def _filled(known: _Known, table: pa.Table) -> Any:
+    """The data with its columns."""
+    fields: dict[str, Any] = {"heldout": None}
+    columns = {tuple(name.split(".")): _read(table[name]) for name in known.columns}
+    for (name, *within), value in {**known.facts, **columns}.items():
+        fields[name] = {**(fields.get(name) or {}), within[0]: value} if within else value
+    data, sequences = object.__new__(known.kind), object.__new__(NamedSequences)
+    vars(sequences).update(fields["sequences"])
+    vars(data).update({**fields, "sequences": sequences})
     return data
+
+
+def _array(column: Any, rows: int) -> pa.Array:
+    """A column of ``rows`` entries, each a list of two where there are twice as many values."""
+    if isinstance(column, Ragged):
+        values = pa.array(column.values.ravel())
+        if column.values.ndim == 2:
+            values = pa.FixedSizeListArray.from_arrays(values, column.values.shape[1])
+        array = pa.ListArray.from_arrays(column.offsets.astype(np.int32), values)
+    elif isinstance(column, list):
+        array = pa.array(column, pa.string())
+    elif column.dtype.kind == "V":
+        array = pa.Array.from_buffers(pa.binary(column.itemsize), len(column), [None, pa.py_buffer(byte_view(column))])
+    else:
+        array = pa.array(column)
+    return array if len(array) == rows else pa.FixedSizeListArray.from_arrays(array, len(array) // rows)
+
+
+def _read(column: pa.ChunkedArray) -> Lists | Texts | Array:
+    """A column as it was given to ``_array``."""
+    if pa.types.is_fixed_size_list(column.type):
+        column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
+    if pa.types.is_list(column.type):
+        return Lists(column)
+    if pa.types.is_string(column.type):
+        return Texts(column)
+    if pa.types.is_fixed_size_binary(column.type):
+        keys = [chunk.buffers()[1][: len(chunk) * column.type.byte_width] for chunk in column.chunks]
+        return np.frombuffer(b"".join(keys), f"V{column.type.byte_width}")
+    return np.asarray(column.to_numpy())

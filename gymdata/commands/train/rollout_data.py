@@ -5,7 +5,6 @@ Which rollouts are chosen or labelled does not depend on the order of the rows.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -135,7 +134,10 @@ class TeacherDistributions(TrainingExperiences):
 
     top_ids: Ragged
     top_logprobs: Ragged
-    k: int
+
+    @property
+    def k(self) -> int:
+        return int(self.top_ids[0].shape[1])
 
     @classmethod
     def of(cls, sequences: pa.Table, k: int, max_length: int | None, where: str) -> TeacherDistributions:
@@ -150,29 +152,7 @@ class TeacherDistributions(TrainingExperiences):
             **vars(data),
             top_ids=Ragged(ids.values.reshape(-1, k)[tokens], offsets),
             top_logprobs=Ragged(logprobs.values.reshape(-1, k)[tokens], offsets),
-            k=k,
         )
-
-
-def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
-    """Sequences put together into rows of at most ``capacity`` tokens: the sequence numbers of each row.
-
-    Best fit, longest first; the same lengths always give the same rows. A sequence longer than ``capacity`` has a row of
-    its own.
-    """
-    free: list[tuple[int, int]] = []  # (room left, row), rising
-    rows: list[list[int]] = []
-    for sequence in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[sequence])
-        slot = bisect_left(free, (length, -1))
-        if slot < len(free):
-            room, row = free.pop(slot)
-        else:
-            room, row = capacity, len(rows)
-            rows.append([])
-        rows[row].append(sequence)
-        insort(free, (room - length, row))
-    return [np.array(row, np.int64) for row in rows]
 
 
 def made_sequences(

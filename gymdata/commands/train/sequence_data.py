@@ -242,12 +242,11 @@ VALUE_COLUMNS: tuple[str, ...] = (*EXPERIENCE_COLUMNS[:-1], "task_id", "returns"
 @dataclass(frozen=True, kw_only=True)
 class TrainingReturns(TrainingExperiences):
     """Sequences with the return of every token, and the ``values`` that a critic gave them before, where the file has any;
-    ``heldout``: those of the tasks ``heldout_tasks`` (one entry per sequence), to measure on."""
+    ``heldout``: those of other tasks, to measure on."""
 
     returns: Ragged
     values: Ragged | None = None
     heldout: TrainingReturns | None = None
-    heldout_tasks: Sequence[str] = ()
 
     @property
     def per_token(self) -> dict[str, Ragged]:
@@ -255,8 +254,8 @@ class TrainingReturns(TrainingExperiences):
 
     @property
     def counts(self) -> dict[str, int]:
-        n_heldout = 0 if self.heldout is None else len(self.heldout)
-        return {**super().counts, "heldout_sequences": n_heldout, "heldout_tasks": len(set(self.heldout_tasks))}
+        sequences, tasks = (0, 0) if self.heldout is None else (len(self.heldout), len(set(self.heldout.tasks)))
+        return {**super().counts, "heldout_sequences": sequences, "heldout_tasks": tasks}
 
 
 def returns_apart(table: pa.Table, tasks: Collection[str], max_length: int | None, where: str) -> TrainingReturns:
@@ -268,7 +267,7 @@ def returns_apart(table: pa.Table, tasks: Collection[str], max_length: int | Non
         return train
     measured = _with_returns(table.filter(heldout), max_length, where)
     task_of = dict(zip(table["rollout_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))
-    return replace(train, heldout=measured, heldout_tasks=[task_of[rollout] for rollout in measured.rollout_ids])
+    return replace(train, heldout=replace(measured, tasks=[task_of[rollout] for rollout in measured.rollout_ids]))
 
 
 def _with_returns(table: pa.Table, max_length: int | None, where: str) -> TrainingReturns:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from gymdata.commands.train.mapped import chunks, part_of
+from gymdata.commands.train.mapped import chunks
 from gymdata.rollouts.ragged import Array, Ragged
 
 if TYPE_CHECKING:
@@ -111,16 +111,16 @@ def checksums_by_row(sequences: NamedSequences, columns: Columns, sides: int = 1
     """The checksum of each column (``IDS`` and those given) for each row of training, which is ``sides`` sequences."""
     sums = {name: np.zeros(len(sequences), np.uint64) for name in (IDS, *columns)}
     for rows in chunks(sequences.token_ids.offsets, _CHUNK):
-        ids = part_of(sequences.token_ids, rows)
-        tokens = np.flatnonzero(part_of(sequences.loss_mask, rows).values)
+        ids = sequences.token_ids.part(rows)
+        tokens = np.flatnonzero(sequences.loss_mask.part(rows).values)
         owner = ids.owner[tokens]
         proofs = token_proofs(sequences.keys[rows][owner], tokens - ids.offsets[owner])
         for name, column in {IDS: sequences.token_ids, **columns}.items():
             if not isinstance(column, Ragged):
                 values = column[(rows.start + owner) // sides]
             elif column.values.ndim == 1:
-                values = part_of(column, rows).values[tokens]
+                values = column.part(rows).values[tokens]
             else:
-                values = part_of(column, rows).values
+                values = column.part(rows).values
             np.add.at(sums[name][rows], owner, hashes(proofs, values))
     return {name: column.reshape(-1, sides).sum(axis=1, dtype=np.uint64) for name, column in sums.items()}

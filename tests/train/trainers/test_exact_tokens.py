@@ -12,6 +12,7 @@ import pytest
 
 from gymdata.commands.train.token_checksum import TrainedTokens
 from gymdata.errors import OutsideError, UsageError
+from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
 from tests.servers import Watcher
@@ -44,21 +45,22 @@ def test_batches_hold_the_saved_ids_and_masks(assemble: Assemble, pairs: Path) -
     assert len(seen) == 2 * len(rows)
 
 
-def writable(lists: Any) -> Any:
-    """The lists, with a copy of the values that are mapped from a file."""
-    object.__setattr__(lists, "values", lists.values.copy())
-    return lists
+def writable(sequences: Any, name: str) -> Any:
+    """A copy of lists that are mapped from a file, in their place."""
+    lists = getattr(sequences, name)
+    copied = Ragged.of_arrays([lists[i] for i in range(len(lists))], np.int32)
+    object.__setattr__(sequences, name, copied)
+    return copied
 
 
 def flip_one_id(trainer: Any) -> None:
     sequences = trainer.data.sequences
-    writable(sequences.token_ids)
-    sequences.token_ids.values[np.flatnonzero(sequences.is_trained)[3]] ^= 1
+    writable(sequences, "token_ids").values[np.flatnonzero(writable(sequences, "loss_mask").values)[3]] ^= 1
 
 
 def shift_one_mask(trainer: Any) -> None:
-    sequences = trainer.data.sequences
-    writable(sequences.loss_mask)[4][:] = np.roll(sequences.loss_mask[4], -1)
+    mask = writable(trainer.data.sequences, "loss_mask")
+    mask[4][:] = np.roll(mask[4], -1)
 
 
 def lose_one_pair(trainer: Any) -> None:

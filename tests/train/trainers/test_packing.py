@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gymdata.commands.train.rollout_data import pack
+from gymdata.commands.train.prepared import ROWS, prepare
+from gymdata.commands.train.settings import TRAINERS
 from gymdata.errors import OutsideError
 from tests.rollout_files import BRANCH, BREAK, rollout, two_turns, write_run
 from tests.train.trainers.conftest import start
@@ -25,16 +24,24 @@ def mixed_run(folder: Path) -> Path:
     return write_run(folder, [rollout(f"t{i}", 0, 1.0, calls) for i, calls in enumerate(shapes)])
 
 
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), capacity=st.integers(10, 50))
-def test_every_sequence_is_in_one_row_that_holds_it(lengths: list[int], capacity: int) -> None:
-    """No sequence is lost, doubled or squeezed, and no two rows could be one."""
-    sizes = np.array(lengths)
-    rows = pack(sizes, capacity)
-    assert sorted(np.concatenate(rows).tolist()) == list(range(len(sizes)))
-    filled = [int(sizes[row].sum()) for row in rows]
-    assert all(total <= capacity or len(row) == 1 for total, row in zip(filled, rows, strict=True))
-    least = sorted(filled)[:2]
-    assert len(rows) == 1 or sum(least) > capacity
+def test_every_sequence_is_in_one_row_that_holds_it(tmp_path: Path) -> None:
+    """TRL's rows have each sequence of the file once and whole, with the number of its row for each token."""
+    from gymdata.commands.train.trainers.batches import LOSS_MASK, SEGMENTS, TOKEN_IDS, packed_rows
+
+    config: Any = TRAINERS["sft"].load(None, {"model": "model", "output": "out"})
+    data = prepare(tmp_path / "data", config.parts(str(mixed_run(tmp_path / "run")), 2))
+    seen: list[int] = []
+    for row in packed_rows(tmp_path / "data" / ROWS, 24):
+        assert len(row[TOKEN_IDS]) == sum(row["seq_lengths"]) <= 24
+        for ids, mask, numbers in zip(
+            *(np.split(row[name], np.cumsum(row["seq_lengths"])[:-1]) for name in (TOKEN_IDS, LOSS_MASK, SEGMENTS)),
+            strict=True,
+        ):
+            assert len(set(numbers)) == 1
+            assert ids.tolist() == data.sequences.token_ids[numbers[0]].tolist()
+            assert mask.tolist() == data.sequences.loss_mask[numbers[0]].tolist()
+            seen.append(int(numbers[0]))
+    assert sorted(seen) == list(range(len(data)))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

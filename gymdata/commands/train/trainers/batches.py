@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import TrainingArguments
+from trl.data_utils import pack_dataset
 
 from gymdata.commands.train.mapped import read_rows
 from gymdata.commands.train.pair_data import NamedSequences
 from gymdata.commands.train.token_checksum import Columns
 from gymdata.models._shared_prefixes import Mode
 from gymdata.models.prefix_tree import prefix_tree
-from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.ragged import Ragged, offsets_of
 
 #: Tensors by name, and ``ROWS`` and ``SEGMENTS``.
 Batch = dict[str, Any]
@@ -31,6 +34,8 @@ ROWS = "rows"
 #: In packed batches: the sequence that each token belongs to, int64 (B, L), −1 where none; ``position_ids`` beside it
 #: holds each token's position in that sequence.
 SEGMENTS = "segments"
+#: Columns of the file of rows.
+TOKEN_IDS, LOSS_MASK = "sequences.token_ids", "sequences.loss_mask"
 #: Batches from which the savings of sharing are estimated.
 _LOOKED_AT = 32
 #: Share of saved tokens from which on another order of training is used.
@@ -75,36 +80,29 @@ class PairCollator:
 
 @dataclass
 class PackedCollator:
-    """Rows of several sequences each (``bins``) to tensors: positions begin again with each sequence and no attention
-    mask is given, by which models keep the sequences apart; padding is a sequence too, masked. ``flat``: all rows in
-    one, as flash attention needs it."""
+    """``packed_rows`` of ``sequences`` sequences to tensors: positions begin again with each sequence and no attention mask
+    is given, by which models keep the sequences apart; padding is a sequence too, masked. ``flat``: all rows in one, as
+    flash attention needs it."""
 
-    sequences: NamedSequences
-    bins: list[np.ndarray]
+    rows: Dataset
+    sequences: int
     pad_token_id: int
     flat: bool = False
 
     def __call__(self, examples: Examples) -> Batch:
         numbers = [int(example["row"]) for example in examples]
-        members = [self.bins[number % len(self.bins)] for number in numbers]
-        read_rows(sum(map(len, members)))
-        width = max(int(self.sequences.lengths[m].sum()) for m in members)
-        shape = (len(numbers), width)
+        packed = [self.rows[number % len(self.rows)] for number in numbers]
+        shape = (len(packed), max(len(row[TOKEN_IDS]) for row in packed))
         ids, mask = np.full(shape, self.pad_token_id, np.int64), np.zeros(shape, np.int64)
         positions, segments = np.zeros(shape, np.int64), np.full(shape, -1, np.int64)
-        rows = []
-        for line, (number, sequences) in enumerate(zip(numbers, members, strict=True)):
-            real, begin = number < len(self.bins), 0
-            for sequence in sequences.tolist():
-                own = self.sequences.token_ids[sequence]
-                here = slice(begin, begin + len(own))
-                ids[line, here] = own
-                mask[line, here] = self.sequences.loss_mask[sequence] if real else 0
-                positions[line, here] = np.arange(here.stop - begin)
-                segments[line, here] = sequence
-                rows.append(sequence if real else sequence + len(self.sequences))
-                begin = here.stop
-            positions[line, begin:] = np.arange(width - begin)
+        members = []
+        for line, (number, row) in enumerate(zip(numbers, packed, strict=True)):
+            n, real, offsets = len(row[TOKEN_IDS]), number < len(self.rows), offsets_of(row["seq_lengths"])
+            ids[line, :n], segments[line, :n] = row[TOKEN_IDS], row[SEGMENTS]
+            mask[line, :n] = row[LOSS_MASK] if real else 0
+            positions[line] = np.arange(shape[1])
+            positions[line] -= np.repeat([*offsets[:-1], n], [*row["seq_lengths"], shape[1] - n])
+            members.append(row[SEGMENTS][offsets[:-1]] + (0 if real else self.sequences))
         if self.flat:
             ids, mask, positions, segments = (a.reshape(1, -1) for a in (ids, mask, positions, segments))
         return {
@@ -114,8 +112,22 @@ class PackedCollator:
             "weight": torch.ones(len(ids)),
             "temperature": torch.ones(len(ids)),
             SEGMENTS: segments,
-            ROWS: np.array(rows, np.int64),
+            ROWS: np.concatenate(members),
         }
+
+
+def packed_rows(file: Path, length: int) -> Dataset:
+    """The sequences of a file of rows, packed by TRL into rows of at most ``length`` tokens: ids, masks, and for each token
+    the number of its sequence."""
+    rows = Dataset.from_file(str(file)).select_columns([TOKEN_IDS, LOSS_MASK]).with_format("arrow")
+    rows = rows.map(_numbered, batched=True, with_indices=True)
+    return pack_dataset(rows, length).with_format("numpy")
+
+
+def _numbered(rows: pa.Table, numbers: Sequence[int]) -> pa.Table:
+    """With the number of its row for each token."""
+    lists = Ragged.of(rows[TOKEN_IDS])
+    return rows.append_column(SEGMENTS, lists.like(lists.spread(np.array(numbers))).to_arrow())
 
 
 def padded(
@@ -147,19 +159,28 @@ def padded_lists(
 
 
 def padded_columns(columns: Columns, rows: np.ndarray, which: np.ndarray, batch: Batch) -> Batch:
-    """float32 tensors of ``columns`` for the ``rows`` of a batch, whose lines are the sequences ``which``: a number per row
-    as (B,), one per token as (lines, L − 1), from position 1 on and 0 where nothing is trained."""
+    """The tensors of ``columns`` for the ``rows`` of a batch, whose lines are the sequences ``which``: a number per row as
+    (B,), one per token as (lines, L − 1), from position 1 on and 0 where nothing is trained, and those of a head as
+    (lines, L − 1, k), −1 or −∞ where nothing is."""
     mask, tensors = batch["completion_mask"].numpy(), {}
     for name, column in columns.items():
-        if isinstance(column, Ragged):
+        if isinstance(column, np.ndarray):
+            tensors[name] = torch.from_numpy(column[rows].astype(np.float32))
+            continue
+        lists = [column[sequence] for sequence in which]
+        if lists[0].ndim == 1:
             values = np.zeros(mask.shape, np.float32)
-            for line, sequence in enumerate(which):
-                own = column[sequence]
+            for line, own in enumerate(lists):
                 values[line, : len(own)] = own
             values[mask == 0] = 0
-            tensors[name] = torch.from_numpy(values[:, 1:].copy())
         else:
-            tensors[name] = torch.from_numpy(column[rows].astype(np.float32))
+            ids = np.issubdtype(lists[0].dtype, np.integer)
+            shape = (*mask.shape, lists[0].shape[1])
+            values = np.full(shape, -1, np.int64) if ids else np.full(shape, -np.inf, np.float32)
+            for line, own in enumerate(lists):
+                trained = np.flatnonzero(mask[line])  # none of a filler
+                values[line, trained] = own[: len(trained)]
+        tensors[name] = torch.from_numpy(values[:, 1:].copy())
     return tensors
 
 

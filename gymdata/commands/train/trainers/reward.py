@@ -32,7 +32,7 @@ CONFIG = RewardConfig
 def last_ids(data: RewardPairs) -> set[int]:
     """The ids that sequences end with, trained or held out."""
     parts = [data.sequences] + ([] if data.heldout is None else [data.heldout.sequences])
-    return {int(i) for part in parts for i in np.unique(part.extent[:, 2])}
+    return {int(i) for part in parts for i in np.unique(part.last_id)}
 
 
 def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:
@@ -143,7 +143,7 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         """How often the chosen side of held-out pairs scores higher, with a 95 % interval over tasks."""
         if self.data.heldout is None:
             return {}
-        return {"heldout": ranking(self.heldout_scores(), self.data.heldout_tasks)}
+        return {"heldout": ranking(self.heldout_scores(), self.data.heldout.tasks)}
 
     def finish(self, out: Path) -> None:
         """The tokenizer's files were copied as they are; they must name the pad token that the model knows."""

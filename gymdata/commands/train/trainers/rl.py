@@ -20,7 +20,7 @@ from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
 from gymdata.commands.train.job import Job
 from gymdata.commands.train.losses import LOSSES
-from gymdata.commands.train.mapped import CHUNK, chunks, part_of, release, scratch
+from gymdata.commands.train.mapped import CHUNK, chunks, release, scratch
 from gymdata.commands.train.sequence_data import TrainingExperiences
 from gymdata.commands.train.settings import TrainConfig, TrainRlConfig
 from gymdata.commands.train.token_checksum import Columns
@@ -194,7 +194,7 @@ class BatchRLTrainer(Exact, Trainer):
             # Packed rows have positions of their own, and no siblings side by side.
             sharing="off" if packed is not None else sharing,
             processing_class=processing_class,
-            train_dataset=row_dataset(len(data) if packed is None else len(packed.bins), args),
+            train_dataset=row_dataset(len(data) if packed is None else len(packed.rows), args),
             data_collator=self.collator if packed is None else packed,
             **rest,
         )
@@ -207,7 +207,7 @@ class BatchRLTrainer(Exact, Trainer):
 
     @property
     def rows(self) -> int:
-        return len(self.data) if self.packed is None else len(self.packed.bins)
+        return len(self.data) if self.packed is None else len(self.packed.rows)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
         """The divisor of each component, (components,): of all micro-batches of a step, on all processes."""
@@ -316,7 +316,7 @@ class BatchRLTrainer(Exact, Trainer):
         for part in chunks(scores.offsets):
             on_policy = self.data.of_policy(rows[part])
             saved = sequences.logprobs.take(rows[part]).values[on_policy]
-            ratios.add(part_of(scores, part).values[on_policy], saved)
+            ratios.add(scores.part(part).values[on_policy], saved)
             recorded |= bool(saved.any())
         if every:
             self.collator.columns = {**self.collator.columns, "ref_logprobs": scores}

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from gymdata.commands.train.job import Job
-from gymdata.commands.train.rollout_data import TeacherDistributions, pack
+from gymdata.commands.train.prepared import DATA, ROWS
+from gymdata.commands.train.rollout_data import TeacherDistributions
 from gymdata.commands.train.sequence_data import TrainingExperiences
 from gymdata.commands.train.settings import TrainSftConfig
-from gymdata.commands.train.trainers.batches import Batch, Examples, PackedCollator
+from gymdata.commands.train.trainers.batches import Batch, PackedCollator, packed_rows
 from gymdata.commands.train.trainers.exact import pad_id
 from gymdata.commands.train.trainers.rl import (
     BatchRLTrainer,
-    ExperienceCollator,
     RLConfig,
     loaded,
     model_inputs,
@@ -74,31 +74,8 @@ def forward_kl(logits: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.
     return head.sum(dim=1) + tail
 
 
-@dataclass
-class TeacherCollator(ExperienceCollator):
-    """With ``top_ids`` and ``top_logprobs`` (B, L − 1, k), −1 and −inf where nothing is trained."""
-
-    def __call__(self, examples: Examples) -> Batch:
-        batch = super().__call__(examples)
-        data = self.data
-        assert isinstance(data, TeacherDistributions)
-        shape = (*batch["completion_mask"][:, 1:].shape, data.k)
-        ids, logprobs = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
-        for line, example in enumerate(examples):
-            row = int(example["row"]) % len(data)
-            columns = np.flatnonzero(data.sequences.loss_mask[row]) - 1
-            ids[line, columns], logprobs[line, columns] = data.top_ids[row], data.top_logprobs[row]
-        return {**batch, "top_ids": torch.from_numpy(ids), "top_logprobs": torch.from_numpy(logprobs)}
-
-
 class DistillTrainer(ExactSFTTrainer):
     """Trains ``data`` towards the distributions that its sampler had at each token, at the temperature of its rows."""
-
-    def __init__(self, *, data: TeacherDistributions, processing_class: Any, **rest: Any) -> None:
-        super().__init__(data=data, processing_class=processing_class, **rest)
-        sizes = pad_id(processing_class), self.args.pad_to_multiple_of
-        self.collator = TeacherCollator(data, data.per_row, *sizes)
-        self.data_collator: Any = self.collator
 
     def outputs(self, model: Any, batch: Batch) -> torch.Tensor:
         """The loss of each token of the batch, (B, L − 1); 0 where masked."""
@@ -119,7 +96,7 @@ class DistillTrainer(ExactSFTTrainer):
 def build(
     config: TrainSftConfig,
     data: TrainingExperiences,
-    _job: Job,
+    job: Job,
     *,
     model: Any,
     peft_config: Any,
@@ -135,10 +112,10 @@ def build(
     if config.packing:
         flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
         length = config.pack_length or config.max_length or max(PACK_LENGTH, int(data.sequences.lengths.max()))
-        bins = pack(data.sequences.lengths, length)
-        packed = PackedCollator(data.sequences, bins, pad_id(trainer["processing_class"]), flash)
+        rows = packed_rows(Path(job["output"]) / "job" / DATA / ROWS, length)
+        packed = PackedCollator(rows, len(data), pad_id(trainer["processing_class"]), flash)
     training = ExactSFTTrainer(config=config, data=data, model=model, packed=packed, **trainer)
     if packed is not None:
-        full = data.sequences.lengths.sum() / (length * len(bins))
-        training.note(f"packed {len(data):,} sequences into {len(bins):,} rows of {length:,} tokens, {full:.0%} full")
+        full = data.sequences.lengths.sum() / (length * len(rows))
+        training.note(f"packed {len(data):,} sequences into {len(rows):,} rows of {length:,} tokens, {full:.0%} full")
     return training

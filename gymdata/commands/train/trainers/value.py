@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from gymdata.commands.train.job import Job
-from gymdata.commands.train.mapped import chunks, part_of
+from gymdata.commands.train.mapped import chunks
 from gymdata.commands.train.sequence_data import TrainingReturns
 from gymdata.commands.train.settings import TrainValueConfig
 from gymdata.commands.train.trainers.batches import Batch
@@ -150,9 +150,9 @@ class ExactValueTrainer(BatchRLTrainer):
         values = self.score_all(replace(self.collator, data=data, columns={}))
         left, returns, squares = Moments(), Moments(), 0.0
         for rows in chunks(values.offsets):
-            trained = part_of(data.sequences.loss_mask, rows).values != 0
-            targets = part_of(data.returns, rows).values[trained].astype(np.float64)
-            apart = targets - part_of(values, rows).values[trained]
+            trained = data.sequences.loss_mask.part(rows).values != 0
+            targets = data.returns.part(rows).values[trained].astype(np.float64)
+            apart = targets - values.part(rows).values[trained]
             left, returns = left + moments(apart), returns + moments(targets)
             squares += float(np.square(apart).sum())
         # NaN where all returns are equal.
@@ -167,7 +167,7 @@ class ExactValueTrainer(BatchRLTrainer):
         if self.data.heldout is None:
             return {}
         tokens = int(self.data.heldout.sequences.n_trained.sum())
-        about = {"tokens": tokens, "tasks": len(set(self.data.heldout_tasks))}
+        about = {"tokens": tokens, "tasks": len(set(self.data.heldout.tasks))}
         return {"heldout": {**about, **self._heldout(), "before": self.before}}
 
 
