@@ -72,7 +72,7 @@ def test_prepared_files_are_the_sequences_of_the_table(
     found = prepare(tmp_path / "data", config.parts(source, rows))
     assert plain(found) == plain(whole)
     assert found.trained() == whole.trained()
-    assert set(found.due) == {"input_ids", *config.read_by_loss(found)}
+    assert set(found.due) == {"input_ids", "context_ids", *config.read_by_loss(found)}
     assert (found.counts, found.cost) == (whole.counts, whole.cost)
     every = np.arange(len(whole))
     assert found.rollouts_of(every) == whole.rollouts_of(every)

@@ -32,7 +32,7 @@ def sequences_of(rows: Rows) -> NamedSequences:
 
 
 def whole(sequences: NamedSequences, sides: int = 1) -> dict[str, int]:
-    sums = checksums_by_row(sequences, {"logprobs": sequences.logprobs}, sides)
+    sums = checksums_by_row(sequences.keys, sequences, {"logprobs": sequences.logprobs}, sides)
     return {name: int(column.sum(dtype=np.uint64)) for name, column in sums.items()}
 
 
@@ -54,12 +54,14 @@ def test_order_and_form_do_not_matter(rows: Rows, random: Random) -> None:
         ids = np.array([rows[i][p][0] for i, p in part], np.int64)
         columns = {"input_ids": ids, "logprobs": ids.astype(np.int32).astype(np.float32) / 7}
         total += trained_tokens(token_proofs(sequences.keys[owner], position), columns)
-    assert total == TrainedTokens(len(tokens), whole(sequences))
+    sums = whole(sequences)
+    del sums["context_ids"]
+    assert total == TrainedTokens(len(tokens), sums)
 
 
 def test_one_value_one_shift_and_one_swap_change_what_they_are_of() -> None:
-    """An id changes the checksum of ids, the last bit of a log-prob that of log-probs, a shifted mask and other names
-    change both."""
+    """An id changes the checksum of ids or of their context, the last bit of a log-prob that of log-probs, a shifted mask
+    and other names change all."""
     rows: Rows = [[(5, 0), (6, 1), (7, 1), (8, 0)], [(5, 0), (9, 1), (4, 0), (6, 1)]]
     sequences = sequences_of(rows)
     base = TrainedTokens(4, whole(sequences))
@@ -68,27 +70,32 @@ def test_one_value_one_shift_and_one_swap_change_what_they_are_of() -> None:
         other = NamedSequences(**{**vars(sequences_of(rows)), **columns})  # type: ignore[arg-type]  # columns of its own
         return base.differing(TrainedTokens(4, whole(other)))
 
-    flipped, nudged = sequences.token_ids.values.copy(), sequences.logprobs.values.copy()
+    flipped, prompt = sequences.token_ids.values.copy(), sequences.token_ids.values.copy()
+    nudged = sequences.logprobs.values.copy()
     flipped[2] += 1
+    prompt[0] += 1
     nudged[2] = np.nextafter(nudged[2], np.float32(9))
     shifted = np.array([0, 0, 1, 1, 0, 1, 0, 1], np.int8)
     assert changed() == []
     assert changed(token_ids=sequences.token_ids.like(flipped)) == ["input_ids"]
+    assert changed(token_ids=sequences.token_ids.like(prompt)) == ["context_ids"]
     assert changed(logprobs=sequences.logprobs.like(nudged)) == ["logprobs"]
-    assert changed(loss_mask=sequences.loss_mask.like(shifted)) == ["input_ids", "logprobs"]
-    assert changed(names=["s1", "s0"]) == ["input_ids", "logprobs"]
+    assert changed(loss_mask=sequences.loss_mask.like(shifted)) == ["input_ids", "context_ids", "logprobs"]
+    assert changed(names=["s1", "s0"]) == ["input_ids", "context_ids", "logprobs"]
 
 
 def test_rows_have_their_numbers_and_their_heads() -> None:
     """A number per row is of each of its sides' tokens; of two numbers per trained token their order counts."""
     sequences = sequences_of([[(5, 0), (6, 1)], [(5, 0), (9, 1)]])
     head = Ragged(np.array([[1, 2], [3, 4]]), np.array([0, 1, 2]))
-    pairs = checksums_by_row(sequences, {"weight": np.array([0.5]), "top_ids": head}, sides=2)
-    apart = checksums_by_row(sequences, {"weight": np.array([0.5, 0.5]), "top_ids": head})
+    pairs = checksums_by_row(sequences.keys, sequences, {"weight": np.array([0.5]), "top_ids": head}, sides=2)
+    apart = checksums_by_row(sequences.keys, sequences, {"weight": np.array([0.5, 0.5]), "top_ids": head})
     assert all(pairs[name].tolist() == [int(apart[name].sum(dtype=np.uint64))] for name in pairs)
-    turned = checksums_by_row(sequences, {"top_ids": head.like(head.values[:, ::-1])})
+    turned = checksums_by_row(sequences.keys, sequences, {"top_ids": head.like(head.values[:, ::-1])})
     assert (turned["top_ids"] != apart["top_ids"]).all()
-    assert not np.array_equal(checksums_by_row(sequences, {"weight": np.array([0.25])}, 2)["weight"], pairs["weight"])
+    assert not np.array_equal(
+        checksums_by_row(sequences.keys, sequences, {"weight": np.array([0.25])}, 2)["weight"], pairs["weight"]
+    )
 
 
 def test_json_keeps_all_64_bits() -> None:

@@ -143,7 +143,7 @@ def _summed(before: Any, part: Any) -> Any:
 def _filled(known: _Known, table: pa.Table) -> Any:
     """The data with its columns."""
     fields: dict[str, Any] = {"heldout": None}
-    columns = {tuple(name.split(".")): _read(table[name]) for name in known.columns}
+    columns = {tuple(name.split(".")): _read(table[name]) for name in table.column_names if name in known.columns}
     for (name, *within), value in {**known.facts, **columns}.items():
         fields[name] = {**(fields.get(name) or {}), within[0]: value} if within else value
     data, sequences = object.__new__(known.kind), object.__new__(NamedSequences)

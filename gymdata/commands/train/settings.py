@@ -115,7 +115,8 @@ class TrainConfig(Config):
         """The training data of a path with what is due of each row, in parts of ``rows`` rows if the trainer supports it; a
         part is made when the one before is used up. Raises DataError and RefusedError."""
         for data in self.checked_parts(source, rows):
-            yield replace(data, due=checksums_by_row(data.sequences, self.read_by_loss(data), self.sides))
+            due = checksums_by_row(data.sequences.keys, data.sequences, self.read_by_loss(data), self.sides)
+            yield replace(data, due=due)
 
     def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         """``parts``, without what is due."""

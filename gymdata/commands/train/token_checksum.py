@@ -1,16 +1,17 @@
 """The proof that what is trained is what the file holds: a count and checksums of trained tokens.
 
-Invariants: a trained token is known by its sequence's key and its position in the whole sequence. Each column that a loss
-reads of it (its id; log-prob, advantage, weight …) has a checksum of its own, the sum mod 2⁶⁴ of hashes of key, position and
-the value's bits, so it does not depend on order, batch size, padding, accumulation or how many processes share the work, and
-parts add up to the whole. One value changed, one mask shifted by one, one sequence lost or seen twice changes it.
+Invariants: a token is known by its sequence's key and its position in the whole sequence. The ids of trained tokens, those
+of their context, and each column that a loss reads (log-prob, advantage, weight …) have a checksum of their own: the sum mod
+2⁶⁴ of hashes of key, position and the value's bits. So it does not depend on order, batch size, padding, accumulation or how
+many processes share the work, and parts add up to the whole. One value changed, one mask shifted by one, one sequence lost
+or seen twice changes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,10 @@ import xxhash
 
 from gymdata.commands.train.mapped import chunks
 from gymdata.rollouts.ragged import Array, Ragged
+from gymdata.rollouts.sequences import Sequences
 
-if TYPE_CHECKING:
-    from gymdata.commands.train.pair_data import NamedSequences
-
-#: The column that every trained token has.
-IDS = "input_ids"
+#: The ids of trained tokens, and of all others that the model reads.
+IDS, CONTEXT = "input_ids", "context_ids"
 #: What a loss reads besides ids: a list with a number per token, a list with some numbers per trained token, or an array
 #: with a number per row of training.
 Columns = Mapping[str, "Ragged | Array"]
@@ -107,20 +106,22 @@ def trained_tokens(proofs: Hashes, columns: Mapping[str, Array]) -> TrainedToken
     return TrainedTokens(len(proofs), sums)
 
 
-def checksums_by_row(sequences: NamedSequences, columns: Columns, sides: int = 1) -> dict[str, Hashes]:
-    """The checksum of each column (``IDS`` and those given) for each row of training, which is ``sides`` sequences."""
-    sums = {name: np.zeros(len(sequences), np.uint64) for name in (IDS, *columns)}
+def checksums_by_row(keys: Hashes, sequences: Sequences, columns: Columns, sides: int = 1) -> dict[str, Hashes]:
+    """The checksum of each column (``IDS``, ``CONTEXT`` and those given) for each row of training, which is ``sides``
+    sequences."""
+    sums = {name: np.zeros(len(sequences), np.uint64) for name in (IDS, CONTEXT, *columns)}
     for rows in chunks(sequences.token_ids.offsets, _CHUNK):
         ids = sequences.token_ids.part(rows)
-        tokens = np.flatnonzero(sequences.loss_mask.part(rows).values)
-        owner = ids.owner[tokens]
-        proofs = token_proofs(sequences.keys[rows][owner], tokens - ids.offsets[owner])
-        for name, column in {IDS: sequences.token_ids, **columns}.items():
+        owner, trained = ids.owner, sequences.loss_mask.part(rows).values != 0
+        proofs = token_proofs(keys[rows][owner], np.arange(len(owner)) - ids.offsets[owner])
+        of_ids = hashes(proofs, ids.values)
+        np.add.at(sums[IDS][rows], owner[trained], of_ids[trained])
+        np.add.at(sums[CONTEXT][rows], owner[~trained], of_ids[~trained])
+        for name, column in columns.items():
             if not isinstance(column, Ragged):
-                values = column[(rows.start + owner) // sides]
-            elif column.values.ndim == 1:
-                values = column.part(rows).values[tokens]
+                values = column[(rows.start + owner[trained]) // sides]
             else:
-                values = column.part(rows).values
-            np.add.at(sums[name][rows], owner, hashes(proofs, values))
+                part = column.part(rows).values
+                values = part[trained] if part.ndim == 1 else part
+            np.add.at(sums[name][rows], owner[trained], hashes(proofs[trained], values))
     return {name: column.reshape(-1, sides).sum(axis=1, dtype=np.uint64) for name, column in sums.items()}

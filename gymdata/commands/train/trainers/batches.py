@@ -98,8 +98,8 @@ class PackedCollator:
         members = []
         for line, (number, row) in enumerate(zip(numbers, packed, strict=True)):
             n, real, offsets = len(row[TOKEN_IDS]), number < len(self.rows), offsets_of(row["seq_lengths"])
-            ids[line, :n], segments[line, :n] = row[TOKEN_IDS], row[SEGMENTS]
-            mask[line, :n] = row[LOSS_MASK] if real else 0
+            ids[line, :n] = row[TOKEN_IDS]
+            mask[line, :n], segments[line, :n] = (row[LOSS_MASK], row[SEGMENTS]) if real else (0, -1)
             positions[line] = np.arange(shape[1])
             positions[line] -= np.repeat([*offsets[:-1], n], [*row["seq_lengths"], shape[1] - n])
             members.append(row[SEGMENTS][offsets[:-1]] + (0 if real else self.sequences))

@@ -19,7 +19,15 @@ import xxhash
 from transformers import TrainerCallback
 
 from gymdata.commands.train.pair_data import TrainingData
-from gymdata.commands.train.token_checksum import IDS, TokenFacts, TrainedTokens, token_proofs, trained_tokens
+from gymdata.commands.train.token_checksum import (
+    CONTEXT,
+    IDS,
+    TokenFacts,
+    TrainedTokens,
+    hashes,
+    token_proofs,
+    trained_tokens,
+)
 from gymdata.commands.train.trainers.batches import ROWS, SEGMENTS, Batch
 from gymdata.errors import OutsideError, counted
 from gymdata.store import hash_file
@@ -152,23 +160,28 @@ class TokenChecksumCallback(TrainerCallback):
         self._seen, self._rows_seen = self._seen + seen, self._rows_seen + len(real)
 
     def _tokens(self, batch: Batch) -> TrainedTokens:
-        """The trained tokens of a batch, by the tensors that the loss is computed from."""
-        mask = batch["completion_mask"].cpu().numpy()
-        line, position = np.nonzero(mask[:, 1:])  # position 0 has nothing before it: the loss never reads it
-        owner, offset = batch[ROWS] % self.rows, position + 1
+        """The trained tokens of a batch and their context, by the tensors that the loss is computed from."""
+        trained = batch["completion_mask"].cpu().numpy() != 0
+        trained[:, 0] = False  # nothing is before it: the loss never reads it
         if SEGMENTS in batch:
-            owner = batch[SEGMENTS][line, offset]
-            offset = batch["position_ids"].cpu().numpy()[line, offset]
+            line, position = np.nonzero(batch[SEGMENTS] >= 0)
+            owner = batch[SEGMENTS][line, position]
+            offset = batch["position_ids"].cpu().numpy()[line, position]
         else:
-            owner = np.concatenate([self.sides * owner + side for side in range(self.sides)])[line]
-        columns = {}
-        for name in self.data.due:
+            rows = np.tile(batch[ROWS], self.sides)
+            line, position = np.nonzero((batch["attention_mask"].cpu().numpy() != 0) & (rows < self.rows)[:, None])
+            sides = np.repeat(np.arange(self.sides), len(batch[ROWS]))
+            owner, offset = (self.sides * rows + sides)[line], position
+        proofs, ids = token_proofs(self.sequences.keys[owner], offset), batch[IDS].cpu().numpy()[line, position]
+        of_token = trained[line, position]
+        context = int(hashes(proofs[~of_token], ids[~of_token]).sum(dtype=np.uint64))
+        line, position = line[of_token], position[of_token]
+        columns = {IDS: ids[of_token]}
+        for name in self.data.due.keys() - {IDS, CONTEXT}:
+            # A number per row, of which pairs have two lines, or one for each position but the first.
             tensor = batch[name].cpu().numpy()
-            if name == IDS:
-                columns[name] = tensor[line, position + 1]
-            else:  # of the row of a line, of which pairs have two, or of each position but the first
-                columns[name] = tensor[line % len(tensor)] if tensor.ndim == 1 else tensor[line, position]
-        return trained_tokens(token_proofs(self.sequences.keys[owner], offset), columns)
+            columns[name] = tensor[line % len(tensor)] if tensor.ndim == 1 else tensor[line, position - 1]
+        return trained_tokens(proofs[of_token], columns) + TrainedTokens(0, {CONTEXT: context})
 
     def _require_whole(self, seen: TrainedTokens, rows: int) -> None:
         """Raises OutsideError when the batches of an epoch, each of which was compared, are not all of the file."""
