@@ -311,3 +311,13 @@ def ratio_text(facts: dict[str, float]) -> str:
         f"{facts['effective_sample_size']:.1%}, mean |Δ log p| {facts['mean_abs_difference']:.3g}, max "
         f"{facts['max_abs_difference']:.3g}"
     )
+
+
+def ratio_of_version(facts: Mapping[str, float]) -> str:
+    """The facts of one policy version as a line for people; ``clipped``: those that the loss limits, where it is known."""
+    text = f"{facts['tokens']:,} tokens, mean ratio {facts['mean']:.4f}, effective sample size "
+    return (
+        text
+        + f"{facts['effective_sample_size']:.1%}"
+        + (f", clipped {facts['clipped']:.1%}" if "clipped" in facts else "")
+    )

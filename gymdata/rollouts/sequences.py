@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from gymdata.errors import DataError, RefusedError, abridged
 from gymdata.rollouts.messages import loads, object_of
 from gymdata.rollouts.ragged import Array, Ints, Ragged, list_parts, offsets_of, places
+from gymdata.rollouts.schema import HEAD
 from gymdata.rollouts.soundness import refuse_unsound_turns
 from gymdata.rollouts.turn_columns import ArrowTexts, TurnColumns
 from gymdata.rollouts.turns import MAIN, chains, expand_prompts
@@ -320,6 +321,18 @@ def alternatives(turns: pa.ListArray, sampled: SampledTokens) -> tuple[Ragged, R
     """``heads_of`` the turns of ``sampled``, which was stitched from the column ``turns``: one list per sampled token, in
     turn order."""
     return heads_of(turns, sampled.turn, sampled.turn_sizes)
+
+
+def head_columns(sequences: RolloutSequences, turns: pa.ListArray) -> dict[str, pa.ListArray]:
+    """The columns ``HEAD``: for each token of ``sequences``, which were stitched from ``turns``, its saved alternatives;
+    none where it is not trained."""
+    columns = {}
+    for name, of_sampled in zip(HEAD, alternatives(turns, sequences.sampled), strict=True):
+        lengths = sequences.to_sequences(of_sampled.lengths, np.int64)
+        trained = of_sampled if sequences.source is None else of_sampled.take(sequences.source)
+        per_token = Ragged(trained.values, offsets_of(lengths.values)).to_arrow()
+        columns[name] = pa.ListArray.from_arrays(lengths.offsets.astype(np.int32), per_token)
+    return columns
 
 
 def heads_of(turns: pa.ListArray, numbers: Ints, sizes: Ints) -> tuple[Ragged, Ragged]:

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gymdata import credit
 from gymdata.commands.experience.settings import ExperienceConfig
 from gymdata.errors import DataError, RefusedError, UsageError
-from gymdata.rollouts.ragged import Array, Ragged, offsets_of
+from gymdata.rollouts.ragged import Array, Ragged
 from gymdata.rollouts.schema import EXPERIENCES, HEAD
-from gymdata.rollouts.sequences import RolloutSequences, SampledTokens, alternatives
+from gymdata.rollouts.sequences import RolloutSequences, SampledTokens, head_columns
 
 #: Columns of the rollout, besides its id, that are copied to each of its sequences.
 CARRIED = ("run_id", "task_id", "group_id", "temperature", "policy_hash", "policy_version")
@@ -161,7 +162,7 @@ def rows(
     heads: bool = False,
 ) -> pa.Table:
     """The experiences rows of ``sequences``. ``rollouts`` has ids, turns and the columns ``CARRIED``, one row a rollout of
-    the batch, and ``numbers`` further columns like that; ``heads``: with the columns of ``head_columns``."""
+    the batch, and ``numbers`` further columns like that; ``heads``: with the columns ``HEAD``."""
     carried = {**{name: rollouts.column(name) for name in ("rollout_id", *CARRIED)}, **numbers}
     if not np.array_equal(sequences.rollout, np.arange(rollouts.num_rows)):
         of = pa.array(sequences.rollout)
@@ -185,25 +186,20 @@ def rows(
         tokens["kl"] = sequences.to_sequences(credited.kl)
     columns = {**carried, "sequence_index": pa.array(sequences.index)}
     columns |= {name: lists.to_arrow() for name, lists in tokens.items()}
-    columns |= head_columns(trained, rollouts.column("turns")) if heads else {}
+    columns |= _heads(trained, rollouts.column("turns")) if heads else {}
     fields = [f for f in EXPERIENCES.schema if f.name in columns]
     return pa.table([columns[f.name] for f in fields], schema=pa.schema(fields))
 
 
-def head_columns(sequences: RolloutSequences, turns: pa.ListArray) -> dict[str, pa.ListArray]:
-    """The columns ``HEAD``: for each token of ``sequences``, which were stitched from ``turns``, its saved alternatives;
-    none where it is not trained. Raises RefusedError for more than ``MOST_TOP_IDS`` of a token."""
-    columns = {}
-    for name, of_sampled in zip(HEAD, alternatives(turns, sequences.sampled), strict=True):
-        if (most := int(of_sampled.lengths.max(initial=0))) > MOST_TOP_IDS:
-            raise RefusedError(
-                f"top_log_probs has {most:,} ids of one token, experiences hold at most {MOST_TOP_IDS}",
-                hint=f"collect with --top-logprobs {MOST_TOP_IDS} or fewer",
-            )
-        lengths = sequences.to_sequences(of_sampled.lengths, np.int64)
-        trained = of_sampled if sequences.source is None else of_sampled.take(sequences.source)
-        per_token = Ragged(trained.values, offsets_of(lengths.values)).to_arrow()
-        columns[name] = pa.ListArray.from_arrays(lengths.offsets.astype(np.int32), per_token)
+def _heads(sequences: RolloutSequences, turns: pa.ListArray) -> dict[str, pa.ListArray]:
+    """``head_columns``. Raises RefusedError for more than ``MOST_TOP_IDS`` ids of a token."""
+    columns = head_columns(sequences, turns)
+    most = pc.max(pc.list_value_length(columns[HEAD[0]].flatten())).as_py() or 0
+    if most > MOST_TOP_IDS:
+        raise RefusedError(
+            f"top_log_probs has {most:,} ids of one token, experiences hold at most {MOST_TOP_IDS}",
+            hint=f"collect with --top-logprobs {MOST_TOP_IDS} or fewer",
+        )
     return columns
 
 

@@ -22,6 +22,7 @@ from gymdata.commands.report.several import charts_of_several
 from gymdata.commands.report.stages import value_at
 from gymdata.commands.show.rollout import messages_of
 from gymdata.errors import counted, printable
+from gymdata.rollouts.logprobs import ratio_of_version
 
 _GENERATOR = '<meta name="generator" content="gymdata">'
 
@@ -48,6 +49,7 @@ def page(figures: Figures) -> str:
         "charts": charts_of,
         "columns": lambda row, *names: [row[name] for name in names],
         "counted": counted,
+        "ratio_of_version": ratio_of_version,
         "ends": lambda ends: "–" if not ends else f"{ends[0]:.4g} to {ends[1]:.4g}",
         "svg": lambda chart: Markup(svg(chart)),
         "text": text,

@@ -20,6 +20,7 @@ from gymdata.commands.report.stages import stage_table
 from gymdata.errors import DataError, UsageError, counted, shown
 from gymdata.public import Figures, Report, Row, path_of
 from gymdata.rewards.port import TOTAL
+from gymdata.rollouts.logprobs import ratio_of_version
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.scores.chosen import default_score
 from gymdata.store import find_run_json, read_run_json, resolve
@@ -58,7 +59,10 @@ class ReportPage(Report):
 
     def rows(self) -> list[Row]:
         """The summary below the headline: names and values."""
-        return [("written to", self.path)] if self.path is not None else []
+        trainings = [row for row in self.figures.get("training") or [] if isinstance(row, dict)]
+        versions = [item for row in trainings for item in row["ratio_by_version"].items()]
+        rows: list[Row] = [(f"policy version {version}", ratio_of_version(facts)) for version, facts in versions]
+        return rows + ([("written to", self.path)] if self.path is not None else [])
 
 
 def report(

@@ -175,6 +175,8 @@ def _training(folder: Path, facts: RunFacts) -> Figures:
         # As the training printed them: means of the first and of the last tenth of its steps.
         "first": means.get("first") or {},
         "last": means.get("last") or {},
+        # Of several policy versions, how far each was from the model before the first step.
+        "ratio_by_version": facts.get("ratio_by_version") or {},
         "curves": {name: points for name in CURVES if (points := curve(rows, "step", name))},
     }
 

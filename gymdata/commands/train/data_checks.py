@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gymdata.commands.train.heads import extent, has_kept_sets
 from gymdata.commands.train.losses import LOSSES
 from gymdata.commands.train.mapped import chunks
 from gymdata.commands.train.pair_data import TrainingData, TrainingPairs
@@ -38,12 +39,19 @@ def check(
     data.cost.refuse(source, model.path, model.max_length)
     ids = np.concatenate([data.sequences.lowest_id, data.sequences.highest_id])
     refuse_unknown_ids(ids, model.vocab_size, model.path, f"{source}: ")
+    if isinstance(data, TrainingExperiences) and data.top_ids is not None:
+        refuse_unknown_ids(extent(data.top_ids), model.vocab_size, model.path, f"{source}: top_ids: ")
     check_tokenizer(runs, model, source, progress)
     if isinstance(config, TrainDpoConfig) and config.ref == "saved":
         _check_reference(source, runs, model, data)
     if isinstance(config, TrainRlConfig) and isinstance(data, TrainingExperiences):
         # The ratio to the sampler means something only when the saved log-probabilities are of what it sampled from.
         why = _sampling_faults(data, runs, source, "its log-probabilities were", progress)
+        if why and has_kept_sets(data, runs):
+            progress.message(
+                f"{source}: {why}: the model is normalized over the kept set of each token, its saved head"
+            )
+            why = ""
         code, hint = "L304", "collect with processed log-probs, top_p 1, top_k 0, min_p 0 and no penalties"
         if not why and (why := _impossible(data)):
             code, hint = "L306", "train-sft, train-dpo and train-kto need no log-probabilities"

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.rollouts.ragged import Array, Ints, Ragged, offsets_of
+from gymdata.rollouts.ragged import Array, Ints, Ragged, list_parts, offsets_of
 from gymdata.store.run_json import unnamed_file
 
 #: Rows that are read before their pages are dropped. Reading one value maps 64 kB around it.
@@ -98,7 +98,14 @@ class Lists:
 
     def part(self, rows: slice) -> Ragged:
         """The lists of some rows, whose values are copied only where they are of several parts of the file."""
-        return Ragged.of(self._column.slice(rows.start, rows.stop - rows.start))
+        lists = self._column.slice(rows.start, rows.stop - rows.start)
+        if not pa.types.is_fixed_size_list(self._column.type.value_type):
+            return Ragged.of(lists)
+        parts = [list_parts(chunk) for chunk in lists.chunks]
+        width = self._column.type.value_type.list_size
+        return Ragged.joined(
+            [Ragged(values.flatten().to_numpy().reshape(-1, width), offsets) for offsets, values in parts]
+        )
 
     def take(self, rows: Array) -> Ragged:
         """The lists at ``rows`` (int array), in that order."""

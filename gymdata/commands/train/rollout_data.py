@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.commands.train.sequence_data import TrainingExperiences, trained_rows
+from gymdata.commands.train.sequence_data import TrainingExperiences, training_experiences
 from gymdata.errors import DataError, RefusedError, counted
-from gymdata.rollouts.ragged import Ragged, offsets_of, places
-from gymdata.rollouts.sequences import Abandoned, alternatives, require_agents, stitch
+from gymdata.rollouts.sequences import Abandoned, head_columns, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.scores.chosen import labels, unscored_hint
 from gymdata.stats import known_rewards
@@ -114,8 +113,8 @@ def distilled_rollouts(
         )
     k = int(pc.max(counts).as_py())
     require_agents(chosen["turns"].chunks, agents, where)
-    sequences, unread = made_sequences(chosen, where, agents, abandoned, rendered=rendered, alternatives_per_token=k)
-    return TeacherDistributions.of(sequences, k, max_length, where), unread
+    sequences, unread = made_sequences(chosen, where, agents, abandoned, rendered=rendered, heads=True)
+    return training_experiences(sequences, max_length, where, k=k), unread
 
 
 def trained_once(
@@ -127,34 +126,6 @@ def trained_once(
     return replace(once, chosen={**counts, "left_out_duplicate": len(data) - len(once)})
 
 
-@dataclass(frozen=True, kw_only=True)
-class TeacherDistributions(TrainingExperiences):
-    """Sequences with the ``k`` most likely tokens that the sampler saw at each trained token: a list per sequence, with k
-    ids (int32, −1: none) and k log-probs (float32, −inf: none) for each trained token, at ``temperature``."""
-
-    top_ids: Ragged
-    top_logprobs: Ragged
-
-    @property
-    def k(self) -> int:
-        return int(self.top_ids[0].shape[1])
-
-    @classmethod
-    def of(cls, sequences: pa.Table, k: int, max_length: int | None, where: str) -> TeacherDistributions:
-        """The data of ``made_sequences``."""
-        data, rows = trained_rows(sequences, max_length, where)
-        mask = Ragged.of(sequences["loss_mask"])
-        # A sequence's first token is never trained, but has alternatives where it was sampled.
-        first = mask.values[mask.offsets[:-1]][rows] != 0
-        ids, logprobs = (Ragged.of(sequences[name]) for name in ("top_ids", "top_logprobs"))
-        tokens, offsets = places(ids.offsets[:-1][rows] // k + first, data.sequences.n_trained)
-        return cls(
-            **vars(data),
-            top_ids=Ragged(ids.values.reshape(-1, k)[tokens], offsets),
-            top_logprobs=Ragged(logprobs.values.reshape(-1, k)[tokens], offsets),
-        )
-
-
 def made_sequences(
     rollouts: pa.Table,
     where: str,
@@ -162,15 +133,14 @@ def made_sequences(
     abandoned: Abandoned = "drop",
     *,
     rendered: bool = False,
-    alternatives_per_token: int = 0,
+    heads: bool = False,
 ) -> tuple[pa.Table, int]:
     """The sequences of rollouts as ``training_experiences`` takes them: advantage 0, weight 1, temperature 1; and how many
     turns are in none of them (see ``stitch``).
 
     ``agents``: only the turns of these are trained, when any are given; ``rendered``: ids rendered from text are taken,
-    too (a column ``rendered`` says which); ``alternatives_per_token``: with columns ``top_ids`` and ``top_logprobs`` of
-    ``k`` numbers per trained token, and the rollouts' temperatures. Raises RefusedError for log-probs or ids that are
-    unusable (T206, T213, L301 to L303).
+    too (a column ``rendered`` says which); ``heads``: with the columns ``HEAD``, and the rollouts' temperatures.
+    Raises RefusedError for log-probs or ids that are unusable (T206, T213, L301 to L303).
     """
     tables, n_abandoned = [], 0
     for batch in rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS):
@@ -188,20 +158,13 @@ def made_sequences(
             "advantages": sequences.token_ids.like(np.zeros(len(sequences.token_ids.values), np.float32)),
         }
         temperature = pa.array(np.ones(n, np.float32))
-        if alternatives_per_token:
-            # Of the trained tokens; those that are not there are −1 and −inf.
-            k, (ids, logprobs) = alternatives_per_token, alternatives(turns, sequences.sampled)
-            row, rank = ids.owner, np.arange(len(ids.values)) - ids.offsets[:-1][ids.owner]
-            offsets = k * offsets_of(sequences.loss_mask.sums(sequences.is_trained))
-            for name, flat, filler in (("top_ids", ids.values, -1), ("top_logprobs", logprobs.values, -np.inf)):
-                top = np.full((len(ids), k), filler, flat.dtype)
-                top[row, rank] = flat
-                lists[name] = Ragged((top if sequences.source is None else top[sequences.source]).ravel(), offsets)
+        if heads:
             temperature = batch.column("temperature").take(of)
         columns = {
             "rollout_id": batch.column("rollout_id").take(of),
             "sequence_index": pa.array(sequences.index),
             **{name: ragged.to_arrow() for name, ragged in lists.items()},
+            **(head_columns(sequences, turns) if heads else {}),
             "weight": pa.array(np.ones(n)),
             "temperature": temperature,
             "policy_hash": batch.column("policy_hash").take(of),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -12,12 +12,15 @@ import pyarrow.compute as pc
 
 from gymdata.commands.train.pair_data import LengthCost, NamedSequences, TrainingData, check_numbers, numbers
 from gymdata.errors import DataError, RefusedError, UsageError, counted
-from gymdata.rollouts.logprobs import sampled_at
-from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE, sampled_at
+from gymdata.rollouts.ragged import Ragged, list_parts, offsets_of
+from gymdata.rollouts.schema import HEAD
 from gymdata.rollouts.soundness import Lists, is_rendered, refuse_unsound
 
 #: Weights of the parts of a loss, a number per token each.
 WEIGHTS = ("rl_weight", "ce_weight", "ref_kl_weight")
+#: What rounding leaves of a sum of probabilities above 1.
+_ROUNDED_SUM = 1e-3
 #: Columns of an experiences file that training reads; those from ``ref_logprobs`` on only where there are any.
 EXPERIENCE_COLUMNS: tuple[str, ...] = (
     "rollout_id",
@@ -30,6 +33,7 @@ EXPERIENCE_COLUMNS: tuple[str, ...] = (
     "weight",
     "temperature",
     "policy_hash",
+    "policy_version",
     "reward",
     "ref_logprobs",
     *WEIGHTS,
@@ -41,7 +45,10 @@ EXPERIENCE_COLUMNS: tuple[str, ...] = (
 class TrainingExperiences(TrainingData):
     """n sequences; ``advantages``, ``ref_logprobs`` (None: not in the file) and each of ``weights`` (those of ``WEIGHTS``
     that the file has) have a number per token of them; ``weight`` and ``temperature`` have one entry per sequence, as have
-    ``rollout_ids``. ``chosen``: how many rollouts they were chosen from, and so on, where they were chosen."""
+    ``rollout_ids``. ``policy_versions``, where they are known: that of each sequence. ``top_ids`` and ``top_log_probs``,
+    where they were read: a list per sequence, with k ids (int32, −1: none) and k log-probs (float32, −∞: none) of the
+    sampler's head for each trained token. ``chosen``: how many rollouts they were chosen from, and so on, where they were
+    chosen."""
 
     rollout_ids: Sequence[str]
     advantages: Ragged
@@ -51,9 +58,24 @@ class TrainingExperiences(TrainingData):
     policy_hashes: frozenset[str]
     chosen: dict[str, int] = field(default_factory=dict)
     weights: dict[str, Ragged] = field(default_factory=dict)
+    policy_versions: np.ndarray | None = None
+    top_ids: Ragged | None = None
+    top_log_probs: Ragged | None = None
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    @property
+    def heads(self) -> dict[str, Ragged]:
+        """What a loss reads of heads, where these were read: name → k numbers per trained token."""
+        if self.top_ids is None or self.top_log_probs is None:
+            return {}
+        return {"top_ids": self.top_ids, "top_log_probs": self.top_log_probs}
+
+    @property
+    def k(self) -> int:
+        """The ids of a head; 0 without heads."""
+        return 0 if self.top_ids is None else int(self.top_ids[0].shape[1])
 
     @property
     def counts(self) -> dict[str, int]:
@@ -98,17 +120,17 @@ def sequence_names(table: pa.Table) -> list[str]:
 
 
 def training_experiences(
-    table: pa.Table, max_length: int | None = None, where: str = "experiences", first_row: int = 0
+    table: pa.Table, max_length: int | None = None, where: str = "experiences", first_row: int = 0, k: int = 0
 ) -> TrainingExperiences:
     """The data of ``trained_rows``."""
-    return trained_rows(table, max_length, where, first_row)[0]
+    return trained_rows(table, max_length, where, first_row, k)[0]
 
 
 def trained_rows(
-    table: pa.Table, max_length: int | None, where: str, first_row: int = 0
+    table: pa.Table, max_length: int | None, where: str, first_row: int = 0, k: int = 0
 ) -> tuple[TrainingExperiences, np.ndarray]:
     """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given, and which of them they are; the
-    first is row ``first_row`` of ``where``.
+    first is row ``first_row`` of ``where``. ``k``: with heads of at most so many ids.
 
     A sequence without a trained token (after the cut) is left out and named in ``cost``. Raises DataError for rows that
     contradict themselves and RefusedError (T205, T206, L301 to L303) for rows that must not be trained on.
@@ -168,8 +190,69 @@ def trained_rows(
         policy_hashes=frozenset(table["policy_hash"].unique().to_pylist()),
         cost=cost,
         weights={name: weight.first(lengths) for name, weight in weights.items()},
+        policy_versions=table["policy_version"].to_numpy() if "policy_version" in table.column_names else None,
     )
+    if k:
+        trained = full.is_trained & full.token_ids.is_head(lengths)
+        top_ids, top_log_probs = _heads(table, full, trained, k, where, first_row)
+        offsets = offsets_of(short.n_trained)
+        data = replace(data, top_ids=Ragged(top_ids, offsets), top_log_probs=Ragged(top_log_probs, offsets))
     return data.take(rows), rows
+
+
+def _heads(
+    table: pa.Table, sequences: NamedSequences, trained: np.ndarray, k: int, where: str, first_row: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The columns ``HEAD`` of the tokens that are true in ``trained``, (n, k) each, −1 and −∞ where there is none. Raises
+    RefusedError for lists that do not fit, an id that is twice in a head, and log-probs of no distribution."""
+    lists, names = {}, sequences.names
+    for name in HEAD:
+        rows = [list_parts(chunk) for chunk in table[name].chunks]
+        flat = Ragged.joined(
+            [Ragged.of(of_rows) for _, of_rows in rows] or [Ragged(np.empty(0), np.zeros(1, np.int64))]
+        )
+        lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(offsets) for offsets, _ in rows)])
+        wrong = np.flatnonzero((lengths != sequences.lengths) & (lengths > 0))
+        if len(wrong):
+            row = int(wrong[0])
+            raise RefusedError(
+                f"{where}: row {first_row + row} ({names[row]}): {name} has {lengths[row]} lists, input_ids has "
+                f"{sequences.lengths[row]} tokens ({counted(len(wrong), 'such row')})"
+            )
+        # The tokens of a row without heads take the list of no token, at the end.
+        places = np.full(len(trained), len(flat), np.int64)
+        places[sequences.token_ids.spread(lengths > 0)] = np.arange(len(flat))
+        lists[name] = Ragged(flat.values, np.append(flat.offsets, flat.offsets[-1])).take(places[trained])
+    ids, logprobs = (lists[name] for name in HEAD)
+    places = np.flatnonzero(trained)
+    _refuse_odd_heads(ids, logprobs, lambda token: sequences.token_ids.locate(int(places[token])), names, where)
+    return _wide(ids, k, -1), _wide(logprobs, k, -np.inf)
+
+
+def _wide(lists: Ragged, k: int, filler: float) -> np.ndarray:
+    padded = lists.padded(filler)
+    return np.pad(padded, ((0, 0), (0, k - padded.shape[1])), constant_values=filler)
+
+
+def _refuse_odd_heads(
+    ids: Ragged, logprobs: Ragged, place: Callable[[int], tuple[int, int]], names: Sequence[str], where: str
+) -> None:
+    """Raises RefusedError for the first head that no distribution has; ``place``: row and position of a token."""
+    unequal = np.flatnonzero(ids.lengths != logprobs.lengths)
+    values, owner = logprobs.values.astype(np.float64), logprobs.owner
+    order = np.lexsort((ids.values, ids.owner))
+    twice = (np.diff(ids.values[order]) == 0) & (np.diff(ids.owner[order]) == 0)
+    too_much = np.bincount(owner, weights=np.exp(np.minimum(values, 1)), minlength=len(logprobs)) > 1 + _ROUNDED_SUM
+    for tokens, code, what in (
+        (unequal, "L301", "top_ids and top_log_probs differ in number"),
+        (owner[~np.isfinite(values)], "L302", "a log-probability of top_log_probs is not finite"),
+        (owner[values > POSITIVE_TOLERANCE], "L303", "a log-probability of top_log_probs is above 0"),
+        (ids.owner[order][1:][twice], None, "an id is twice in top_ids"),
+        (np.flatnonzero(too_much), None, "the probabilities of top_log_probs sum to more than 1"),
+    ):
+        if len(tokens):
+            row, position = place(int(tokens.min()))
+            raise RefusedError(f"{where}: token {position} of {names[row]}: {what}", code=code)
 
 
 def _weights(table: pa.Table, sequences: NamedSequences, where: str, first_row: int) -> dict[str, Ragged]:

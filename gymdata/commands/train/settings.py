@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 import pydantic
 from pydantic_core import PydanticCustomError
 
-from gymdata.commands.train.losses import AGGREGATIONS, LOSSES, Aggregation, with_setting
+from gymdata.commands.train.heads import ids_per_token, only_cuts, require_heads
+from gymdata.commands.train.losses import AGGREGATIONS, CENTERED, LOSSES, Aggregation, with_setting
 from gymdata.commands.train.pair_data import (
     PAIR_COLUMNS,
     REWARD_COLUMNS,
@@ -51,11 +52,11 @@ from gymdata.commands.train.token_checksum import Columns, checksums_by_row
 from gymdata.errors import UsageError
 from gymdata.registry import shared_fields
 from gymdata.rollouts.column_names import TestShare, TextColumns
-from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS, Table
+from gymdata.rollouts.schema import EXPERIENCES, HEAD, HEADED_ROWS, PAIRS, ROLLOUTS, Table
 from gymdata.scores.chosen import scores_of
 from gymdata.settings import Abandoned, Config, Names, OnlyWith, Settings, Switch
 from gymdata.store import read_table
-from gymdata.store.lineage import masked_rollouts
+from gymdata.store.lineage import lineage, masked_rollouts
 from gymdata.user_code import load_symbol
 
 #: Pair losses that TRL does not have.
@@ -240,6 +241,10 @@ class TrainRlConfig(TrainConfig):
             name: (with_setting(name), lambda c, name=name: name in c.own_settings)  # type: ignore[misc]  # a lambda's default
             for name in LOSS_SETTINGS
         },
+        "score_centering": (
+            f"a loss that it centers, which is {CENTERED}, and {{sequence_mask}} left out",
+            lambda c: c.loss in LOSSES and LOSSES[c.loss].weight is not None and c.sequence_mask is None,
+        ),
         "loss_constant": ("{loss_aggregation:constant}", lambda c: c.loss_aggregation == "constant"),
         **TrainConfig.merge_with,
     }
@@ -252,6 +257,10 @@ class TrainRlConfig(TrainConfig):
         0.0,
         ge=0.0,
         description="Weight of the KL (k3) to the reference: ref_logprobs of the file, else the model before training.",
+    )
+    score_centering: bool = pydantic.Field(
+        False,
+        description=f"Add the score-centering term, from the sampler's head of each token (losses {CENTERED}).",
     )
     sequence_mask: float | None = pydantic.Field(
         None,
@@ -302,13 +311,17 @@ class TrainRlConfig(TrainConfig):
         return AGGREGATIONS.get(name, name) if isinstance(name, str) else name
 
     def read_by_loss(self, data: Any) -> Columns:
-        return {**data.per_token, **data.per_row}
+        return {**data.per_token, **data.per_row, **data.heads}
 
     def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
-        for first_row, part in experience_parts(source, self.columns, rows):
+        k = ids_per_token(source) if self.score_centering or only_cuts(list(lineage(source))) else 0
+        if self.score_centering:
+            require_heads(k, source)
+        columns = (*self.columns, *HEAD) if k else self.columns
+        for first_row, part in experience_parts(source, columns, min(rows, HEADED_ROWS) if k else rows):
             if self.loss in LOSSES and LOSSES[self.loss].needs == "optimal_value":
                 part = with_optimal_advantages(part, self.loss, source)
-            data = training_experiences(part, self.max_length, source, first_row)
+            data = training_experiences(part, self.max_length, source, first_row, k)
             if self.kl_beta and "ref_kl_weight" in data.weights:
                 raise UsageError(
                     f"--kl-beta and the column ref_kl_weight of {source} both say how much the KL counts",
@@ -385,8 +398,7 @@ class TrainSftConfig(RolloutsConfig):
     merge: Merge = False
 
     def read_by_loss(self, data: Any) -> Columns:
-        head = {"top_ids": data.top_ids, "top_logprobs": data.top_logprobs} if self.distill else {}
-        return {**data.per_row, **head}
+        return {**data.per_row, **data.heads}
 
     def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))

@@ -140,7 +140,7 @@ def test_a_sampled_first_token_is_left_out_with_its_alternatives() -> None:
     data = training_data("sft", table, select="all", distill=True, keep_duplicates=True)
     assert [data.sequences.loss_mask[i].tolist() for i in (0, 1)] == [[0, 1, 1]] * 2
     assert [data.top_ids[i].tolist() for i in (0, 1)] == [[[11, 61], [2, 52]]] * 2
-    assert data.top_logprobs[1].tolist() == [[-11.0, -61.0], [-2.0, -52.0]]
+    assert data.top_log_probs[1].tolist() == [[-11.0, -61.0], [-2.0, -52.0]]
 
 
 def test_rollouts_without_alternatives_are_refused(teacher: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,28 @@ def test_the_output_is_a_model_with_its_ratio(policy: Path, tmp_path: Path) -> N
     logged = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert logged[0]["ratio/mean"] == pytest.approx(1.0, abs=1e-6)
     assert model_facts(str(out)).policy_hash != model_facts(str(policy)).policy_hash
+
+
+def test_a_stale_policy_version_is_shown(policy: Path, tmp_path: Path) -> None:
+    """Before the first step: tokens, mean ratio, effective sample size and share clipped of each; report shows them."""
+    rows = [{**row, "policy_version": i % 2} for i, row in enumerate(experience_rows(policy, noise=0.0))]
+    for row in rows[::2]:  # version 0 gave each token e^0.5 times the probability
+        row["logprobs"] = [lp + 0.5 * m for lp, m in zip(row["logprobs"], row["loss_mask"], strict=True)]
+    out = tmp_path / "out"
+    done = gymdata("train-rl", make(tmp_path, policy, rows), "-m", policy, "-o", out, "--set", "clip_low=0.2")
+    assert done.returncode == 0, done.stderr
+    old, new = read_run_json(out)["ratio_by_version"].values()
+    assert old["mean"] == pytest.approx(math.exp(-0.5), abs=1e-4)
+    assert new["mean"] == pytest.approx(1, abs=1e-4)
+    assert old["tokens"] == sum(sum(row["loss_mask"]) for row in rows[::2])
+    worse = sum(a < 0 for row in rows[::2] for a, m in zip(row["advantages"], row["loss_mask"], strict=True) if m)
+    assert (old["clipped"], new["clipped"]) == (pytest.approx(worse / old["tokens"]), 0)
+    line = f"policy version 0: {old['tokens']} tokens, mean ratio 0.6065, effective sample size 100.0%, clipped "
+    assert line in done.stderr
+    assert "policy version 1" in done.stderr
+    shown = gymdata("report", out)
+    assert "mean ratio 0.6065" in shown.stdout + shown.stderr
+    assert "mean ratio 0.6065" in (out / "report.html").read_text()
 
 
 @pytest.mark.parametrize("identity", [{"top_p": 0.9}, {"logprobs_mode": "raw_logprobs"}], ids=str)

@@ -17,11 +17,24 @@ from gymdata.commands.train.losses._registry import (
     loss,
 )
 
-__all__ = ["AGGREGATIONS", "LOSSES", "Aggregation", "Curve", "Loss", "Result", "Tokens", "loss", "with_setting"]
+__all__ = [
+    "AGGREGATIONS",
+    "CENTERED",
+    "LOSSES",
+    "Aggregation",
+    "Curve",
+    "Loss",
+    "Result",
+    "Tokens",
+    "loss",
+    "with_setting",
+]
 
 DEFAULT = "ppo_clip"
 #: Name → loss, the default first.
 LOSSES: dict[str, Loss] = {e.name: e.object for e in sorted(REGISTRY, key=lambda e: e.name != DEFAULT)}
+#: The losses that score centering has a term for, as text.
+CENTERED = " or ".join(name for name, loss in LOSSES.items() if loss.weight is not None)
 
 
 def with_setting(setting: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,10 @@ class PolicyLoss:
     sequence_mask: float | None = None
     needs_reference: bool = False
     constant: float = 1.0
+    #: f of the score-centering term, where it is added.
+    weight: Callable[[Tensor], Tensor] | None = None
+    #: It compares the tokens of its batch.
+    over_batch: bool = False
 
     @classmethod
     def of(cls, config: TrainRlConfig, longest: int) -> PolicyLoss:
@@ -38,7 +43,20 @@ class PolicyLoss:
             loss = LOSSES[config.loss]
             mean = config.loss_aggregation or loss.aggregation
             needs = loss.needs == "reference"
-            return cls(loss.function, config.loss_settings, mean, config.sequence_mask, needs, constant)
+            weight = None
+            if config.score_centering:
+                assert loss.weight is not None  # the settings say so
+                weight = functools.partial(loss.weight, **config.loss_settings)
+            return cls(
+                loss.function,
+                config.loss_settings,
+                mean,
+                config.sequence_mask,
+                needs,
+                constant,
+                weight,
+                loss.over_batch,
+            )
         function, _ = load_symbol(config.loss, "--loss")
         named = str(getattr(function, "aggregation", "token"))
         # What this was called when there were two.
@@ -50,11 +68,19 @@ class PolicyLoss:
         return cls(users(function, config.loss), {}, mean, config.sequence_mask, constant=constant)
 
     def __call__(
-        self, logprobs: Tensor, saved: Tensor, advantages: Tensor, mask: Tensor, reference: Tensor | None = None
+        self,
+        logprobs: Tensor,
+        saved: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        reference: Tensor | None = None,
+        centering: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The loss of each token, (B, T), such that its sum over the global batch divided by that of ``counts`` is the mean
-        that ``aggregation`` names; and which tokens are limited."""
+        that ``aggregation`` names; and which tokens are limited. ``centering``: C of each token, which is added A times."""
         loss, limited = self.function(logprobs, saved, advantages, mask, reference, **self.settings)
+        if centering is not None:
+            loss = loss + (advantages * centering).masked_fill(~mask, 0.0)
         if self.aggregation == "sequence-mean":
             loss = loss / mask.sum(dim=1, keepdim=True).clamp(min=1)
         elif self.aggregation == "constant":

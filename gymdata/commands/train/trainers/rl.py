@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
+from gymdata.commands.train.heads import has_kept_sets
 from gymdata.commands.train.job import Job
 from gymdata.commands.train.losses import LOSSES
 from gymdata.commands.train.mapped import CHUNK, chunks, release, scratch
@@ -36,10 +37,11 @@ from gymdata.commands.train.trainers.batches import (
 )
 from gymdata.commands.train.trainers.exact import Exact, pad_id
 from gymdata.commands.train.trainers.policy_loss import PolicyLoss, k3
-from gymdata.errors import RefusedError, counted
+from gymdata.errors import RefusedError, UsageError, counted
+from gymdata.losses import score_centering
 from gymdata.models._shared_prefixes import Mode
 from gymdata.models.model_identity import sampler_formats, stored_dtype
-from gymdata.rollouts.logprobs import MEANS, NEAR, Ratios, Rounding, ratio_text, sampled_at
+from gymdata.rollouts.logprobs import MEANS, NEAR, Ratios, Rounding, ratio_of_version, ratio_text, sampled_at
 from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.store.lineage import lineage
 
@@ -79,11 +81,22 @@ def build(
     """The trainer for a job (see ``run``), its model compared with the saved log-probs; ``args`` and the rest as there."""
     model = with_head(loaded(model, rest["args"]), data, peft_config)
     longest = int(data.sequences.n_trained.max())
-    trainer = BatchRLTrainer(
-        config=config, data=data, loss=PolicyLoss.of(config, longest), kl_beta=config.kl_beta, model=model, **rest
+    runs = list(lineage(job["data"]))
+    kept_sets = has_kept_sets(data, runs)
+    loss = PolicyLoss.of(config, longest)
+    if kept_sets and data.ref_logprobs is not None and (loss.needs_reference or config.kl_beta):
+        raise UsageError(
+            "ref_logprobs of this file are over the whole vocabulary, and its model is normalized over kept sets",
+            hint="leave --kl-beta out, or drop the column: the model before training is then the reference",
+        )
+    kind: Any = HeadedTrainer if kept_sets or config.score_centering else BatchRLTrainer
+    trainer: BatchRLTrainer = kind(
+        config=config, data=data, loss=loss, kl_beta=config.kl_beta, model=model, kept_sets=kept_sets, **rest
     )
+    if config.score_centering:
+        trainer.note(f"score centering with the sampler's head at each token, of up to {data.k} ids")
     trainer.on_policy = data.policy_hashes == {job["policy_hash"]}
-    trainer.sampled_in = sampler_formats(lineage(job["data"]), stored_dtype(job["model"]))
+    trainer.sampled_in = sampler_formats(runs, stored_dtype(job["model"]))
     trainer.of_ratios = config.loss not in LOSSES or LOSSES[config.loss].of_ratios or config.sequence_mask is not None
     trainer.when_sharded(
         lambda: trainer.compare(refuse=not config.allow_biased_logprobs, trains=not job.get("dry_run", False))
@@ -172,9 +185,12 @@ class BatchRLTrainer(Exact, Trainer):
         processing_class: Any,
         loss: PolicyLoss = PolicyLoss(),
         kl_beta: float = 0.0,
+        kept_sets: bool = False,
         packed: PackedCollator | None = None,
         **rest: Any,
     ) -> None:
+        #: Whether the model is normalized over each token's head, which is all that could be sampled.
+        self.kept_sets = kept_sets
         self.packed = packed
         self.policy_loss, self.kl_beta = loss, kl_beta
         if "ce_weight" in data.weights:
@@ -267,12 +283,20 @@ class BatchRLTrainer(Exact, Trainer):
         """The loss of each token of a batch, (B, L − 1), for each of ``components``, in that order; without its weights."""
         reference = inputs.get("ref_logprobs")
         mask = weighed(inputs, "rl") != 0
-        policy, self.limited = self.policy_loss(logps, inputs["logprobs"], inputs["advantages"], mask, reference)
+        centering = self.centering(inputs)
+        policy, self.limited = self.policy_loss(
+            logps, inputs["logprobs"], inputs["advantages"], mask, reference, centering
+        )
         losses = {"rl": policy, "ce": -logps}
         if "ref_kl" in self.components:
             assert reference is not None  # ``compare`` made it, or the file has it
             losses["ref_kl"] = k3(logps, reference) * (self.kl_beta or 1.0)
         return {name: losses[name] for name in self.components}
+
+    def centering(self, _inputs: Batch) -> torch.Tensor | None:
+        """The score-centering term of each token of the batch that ``outputs`` was called with last, (B, L − 1), where the
+        loss has it."""
+        return None
 
     def _note(self, logps: torch.Tensor, inputs: Batch, _mask: torch.Tensor) -> None:
         assert self.limited is not None
@@ -294,8 +318,13 @@ class BatchRLTrainer(Exact, Trainer):
         if "loss" in logs and (tokens := self._metrics["tokens"]):
             named = (("ratio/mean", "ratio"), ("ratio/clipped", "clipped"), ("kl/sampler", "kl"))
             logs = {**logs, **{name: self._metrics[key] / tokens for name, key in named}}
+            logs |= self.figures_of_heads(tokens)
             self._metrics.clear()
         super().log(logs, *more, **kwargs)
+
+    def figures_of_heads(self, _tokens: float) -> dict[str, float]:
+        """What heads were like since the last entry, where the loss reads them."""
+        return {}
 
     def compare(self, refuse: bool, trains: bool = True) -> dict[str, float]:
         """Score the file with the model as it was loaded, announce the ratio, and keep what the loss needs of it. Of a large
@@ -312,7 +341,8 @@ class BatchRLTrainer(Exact, Trainer):
         tokens = RATIO_TOKENS if trains else DRY_RATIO_TOKENS
         rows = np.arange(len(sequences)) if every else sample(sequences.lengths, tokens, self.args.seed)
         scores = self.score_all(self.collator, rows)
-        ratios, recorded = Ratios(Rounding.of(self.computed_in(), *self.sampled_in)), False
+        rounding = Rounding.of(self.computed_in(), *self.sampled_in)
+        ratios, recorded = Ratios(rounding), False
         for part in chunks(scores.offsets):
             on_policy = self.data.of_policy(rows[part])
             saved = sequences.logprobs.take(rows[part]).values[on_policy]
@@ -326,6 +356,7 @@ class BatchRLTrainer(Exact, Trainer):
         self.before_training["ratio"] = facts
         some = "" if len(rows) == len(sequences) else f" (in {len(rows):,} of {counted(len(sequences), 'sequence')})"
         self.note(ratio_text(facts) + some)
+        self._note_versions(scores, rows, rounding)
         outside, mean, effective = (facts[name] for name in ("share_outside", "mean", "effective_sample_size"))
         why = ""
         if self.on_policy and (departures := ratios.departures()):
@@ -350,6 +381,40 @@ class BatchRLTrainer(Exact, Trainer):
         if why:
             self.note(f"warning: the saved log-probabilities are not those of the tokens (L305): {why}")
         return facts
+
+    def _note_versions(self, scores: Ragged, rows: np.ndarray, rounding: Rounding) -> None:
+        """Announce the ratio of each policy version, where the file is of several: how stale they are. ``scores``: of the
+        sequences ``rows``."""
+        versions = self.data.policy_versions
+        if versions is None or len(np.unique(versions)) < 2:
+            return
+        parts: dict[int, Ratios] = {int(version): Ratios(rounding) for version in np.unique(versions[rows])}
+        limited = dict.fromkeys(parts, 0)
+        for number, row in enumerate(rows.tolist()):
+            version, on_policy = int(versions[row]), self.data.of_policy(np.array([row]))
+            logps, saved = scores[number], self.data.sequences.logprobs[row]
+            parts[version].add(logps[on_policy], saved[on_policy])
+            if not self.policy_loss.over_batch:
+                limited[version] += self._limited(logps, saved, self.data.advantages[row], on_policy)
+        by_version = {}
+        for version, ratios in parts.items():
+            if not ratios.tokens:
+                continue
+            facts = ratios.facts()
+            kept = {name: facts[name] for name in ("tokens", "mean", "effective_sample_size")}
+            by_version[str(version)] = kept
+            if not self.policy_loss.over_batch:
+                kept["clipped"] = limited[version] / ratios.tokens
+            self.note(f"policy version {version}: {ratio_of_version(kept)}")
+        self.before_training["ratio_by_version"] = by_version
+
+    def _limited(self, logps: np.ndarray, saved: np.ndarray, advantages: np.ndarray, mask: np.ndarray) -> int:
+        """How many tokens of a sequence the loss limits."""
+        logprobs, of_sampler, credit = (
+            torch.from_numpy(np.array(each, np.float32))[None] for each in (logps, saved, advantages)
+        )
+        limited = self.policy_loss(logprobs, of_sampler, credit, torch.from_numpy(mask)[None], logprobs)[1]
+        return int(limited.sum())
 
     def computed_in(self) -> str:
         """The number format in which the model computes here."""
@@ -381,6 +446,53 @@ class BatchRLTrainer(Exact, Trainer):
                 scores[start : start + CHUNK] = self.on_every_process(torch.from_numpy(scores[start : start + CHUNK]))
                 release()
         return Ragged(scores, offsets)
+
+
+class HeadedTrainer(BatchRLTrainer):
+    """Whose log-probs are of the sampler's heads, too: the loss has its score-centering term, and with ``kept_sets`` the
+    model is normalized over each token's head."""
+
+    #: Log p at the ids of the heads of the last batch, (N, k), a row per trained token, and which tokens these are.
+    _of_heads: tuple[torch.Tensor, torch.Tensor]
+
+    def outputs(self, model: Any, batch: Batch) -> torch.Tensor:
+        """``BatchRLTrainer.outputs``; the logits of all trained tokens are held at once."""
+        mask = batch["completion_mask"][:, 1:] != 0
+        positions = mask.any(dim=0).nonzero().squeeze(1)
+        inputs = model_inputs(batch)
+        logits = (
+            model(**inputs, logits_to_keep=positions).logits if self.keeps else model(**inputs).logits[:, positions]
+        )
+        chosen = mask[:, positions]
+        flat = logits[chosen].float() / batch["temperature"][chosen.nonzero()[:, 0], None]
+        ids = batch["top_ids"][mask]
+        at_ids = flat.gather(1, ids.clamp(min=0))
+        total = flat.logsumexp(dim=1)
+        if self.kept_sets:
+            total = at_ids.masked_fill(ids < 0, -torch.inf).logsumexp(dim=1)
+        self._of_heads = at_ids - total[:, None], mask
+        logprobs = flat.gather(1, batch["input_ids"][:, 1:][mask][:, None])[:, 0] - total
+        return torch.zeros(mask.shape, device=flat.device).masked_scatter(mask, logprobs)
+
+    def centering(self, inputs: Batch) -> torch.Tensor | None:
+        if self.policy_loss.weight is None:
+            return None
+        logprobs, mask = self._of_heads
+        saved = inputs["top_log_probs"][mask]
+        found = score_centering(logprobs, saved, self.policy_loss.weight, kept_set=self.kept_sets)
+        counted_tokens = (weighed(inputs, "rl") != 0)[mask]
+        headed = counted_tokens & (saved > -torch.inf).any(dim=1)
+        self._metrics["headed"] += float(headed.sum())
+        for name, values in (("covered", found.covered), ("rho", found.rho), ("term", found.term.detach().abs())):
+            self._metrics[name] += float(values[headed].sum())
+        return torch.zeros(mask.shape, device=saved.device).masked_scatter(mask, found.term)
+
+    def figures_of_heads(self, tokens: float) -> dict[str, float]:
+        if self.policy_loss.weight is None:
+            return {}
+        headed = self._metrics["headed"]
+        means = {f"centering/{name}": self._metrics[name] / max(headed, 1.0) for name in ("covered", "rho", "term")}
+        return {**means, "centering/without_head": 1 - headed / tokens}
 
 
 def sample(lengths: np.ndarray, tokens: int, seed: int) -> np.ndarray:

@@ -10,7 +10,6 @@ import torch
 
 from gymdata.commands.train.job import Job
 from gymdata.commands.train.prepared import DATA, ROWS
-from gymdata.commands.train.rollout_data import TeacherDistributions
 from gymdata.commands.train.sequence_data import TrainingExperiences
 from gymdata.commands.train.settings import TrainSftConfig
 from gymdata.commands.train.trainers.batches import Batch, PackedCollator, packed_rows
@@ -86,7 +85,7 @@ class DistillTrainer(ExactSFTTrainer):
         chosen = mask[:, columns]
         rows = chosen.nonzero()[:, 0]
         flat = logits[chosen].float() / batch["temperature"][rows, None]
-        losses = forward_kl(flat, batch["top_ids"][:, columns][chosen], batch["top_logprobs"][:, columns][chosen])
+        losses = forward_kl(flat, batch["top_ids"][:, columns][chosen], batch["top_log_probs"][:, columns][chosen])
         return torch.zeros(mask.shape, device=losses.device).masked_scatter(mask, losses)
 
     def token_losses(self, losses: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
@@ -105,7 +104,7 @@ def build(
     """The trainer for a job (see ``run``)."""
     model = with_head(loaded(model, trainer["args"]), data, peft_config)
     packed = None
-    if isinstance(data, TeacherDistributions):
+    if config.distill:
         distilling = DistillTrainer(config=config, data=data, model=model, **trainer)
         distilling.note(f"distilling the {data.k} most likely tokens of the teacher, the others as one class")
         return distilling
