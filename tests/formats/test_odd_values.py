@@ -38,7 +38,9 @@ READ_ONLY: dict[str, Callable[[int], dict[str, Any]]] = {
     **PUBLISHED,
 }
 #: Dumps with ids, of which several lines may be one rollout, have tests of this kind beside their other tests.
-SOURCES = {name: form.table for name, form in imported_formats().items() if name in READ_ONLY or form.suffixes}
+SOURCES = {
+    name: form.table for name, form in imported_formats().items() if name in READ_ONLY or ".jsonl" in form.suffixes
+}
 FORMATS = [*SOURCES, "foreign nat-trajectories", "foreign atif"]
 
 

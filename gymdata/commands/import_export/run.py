@@ -194,8 +194,9 @@ def export(
 
     The table in `gymdata docs your-data` says of each format what it is made of (rollouts, pairs or experiences:
     ``path`` is a file or folder of them, or a run that holds one) and whether it has token ids. ``verl`` and
-    ``verl-sft`` write Parquet; ``nat-trajectories`` and ``nat-dpo-items`` write a collection to ``.json`` and a
-    trajectory per line to ``.jsonl``; ``atif`` a trajectory per line, or one to ``.json``; the others JSON lines.
+    ``verl-sft`` write Parquet, ``verl-skip`` a batch of torch (``.pt``); ``nat-trajectories`` and ``nat-dpo-items`` write
+    a collection to ``.json`` and a trajectory per line to ``.jsonl``; ``atif`` a trajectory per line, or one to ``.json``;
+    the others JSON lines.
     Raises UsageError for an unknown format, StoreError for a file that is there and has other content (without
     ``overwrite``), DataError when there is nothing to export, RefusedError for ids or log-probabilities that no
     consumer may take (T206, L301 to L303) and for a rollout that is there twice (D701).
