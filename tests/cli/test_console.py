@@ -301,7 +301,7 @@ def test_messages_break_between_words_on_a_terminal(terminal: None, capsys: pyte
     assert main(["export", "nowhere", "--format", "opnai", "-o", "x.jsonl"]) == 2
     error = capsys.readouterr().err
     assert max(map(len, error.splitlines())) <= 80
-    assert "expected one of 17, such as atif, nat-dpo" in error
+    assert "expected one of 18, such as atif, nat-dpo" in error
     assert "--help lists all" in error
     console.note("a line of words " * 8 + "\n  → " + "gymdata score runs/x " * 5)
     words, command = capsys.readouterr().err.rstrip("\n").rsplit("\n", 1)

@@ -29,6 +29,7 @@ OTHERS = {
         "--enable-auto-tool-choice", "--tool-call-parser",
         "--max-logprobs", "--logprobs-mode", "--max-model-len", "--enable-lora", "--no",
     },
+    "slime, miles": {"--save-debug-rollout-data"},
     "codex, claude, qwen": {
         "--skip-git-repo-check", "--allowed", "--auth-type", "--openai-api-key",
         "--openai-base-url", "--yolo",

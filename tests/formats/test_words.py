@@ -317,7 +317,7 @@ def test_an_agent_or_an_answer_that_is_not_trained_is_told_in_any_spelling(false
     """In traces of verifiers: of an agent the row is left out, of an answer that was not sampled the message."""
     trace = verifiers_traces(1)
     trace = trace["traces"][0] if "traces" in trace else trace
-    trace["nodes"][1]["sampled"] = false
+    trace["nodes"][1] |= {"sampled": false, "mask": [False, False], "logprobs": []}
     other = verifiers_traces(2)
     other = other["traces"][0] if "traces" in other else other
     other["agent"]["trainable"] = false

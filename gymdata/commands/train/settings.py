@@ -242,7 +242,7 @@ class TrainRlConfig(TrainConfig):
             for name in LOSS_SETTINGS
         },
         "score_centering": (
-            f"a loss that it centers, which is {CENTERED}, and {{sequence_mask}} left out",
+            f"a loss that it centers, which is {CENTERED}, and no sequence_mask",
             lambda c: c.loss in LOSSES and LOSSES[c.loss].weight is not None and c.sequence_mask is None,
         ),
         "loss_constant": ("{loss_aggregation:constant}", lambda c: c.loss_aggregation == "constant"),
