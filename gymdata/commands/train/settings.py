@@ -101,7 +101,8 @@ class TrainConfig(Config):
     )
     prefix_sharing: Switch = pydantic.Field(
         "auto",
-        description="Compute shared prefixes once per batch, and group rollouts of a task (auto: on CPUs, in random order).",
+        description="Compute shared prefixes once per batch, and group rollouts of a task (auto: in random order; on CUDA, "
+        "where 1,000 tokens of a sequence or more are shared).",
     )
     trainer: Settings = pydantic.Field(
         default_factory=dict,

@@ -127,7 +127,7 @@ class Exact:
         order = siblings_together(groups, np.random.default_rng(self.args.seed))
         if grouping_pays(self.sharing, sequences, order, self.args, sides):
             self.groups = groups
-            saved = shared_tokens(sequences, order, self.args.train_batch_size, sides)
+            saved, _ = shared_tokens(sequences, order, self.args.train_batch_size, sides)
             self.note(
                 f"prefix sharing: rollouts with the same prompt are trained together, {saved:.0%} of their tokens are "
                 "shared; --prefix-sharing off trains in random order, to other weights"

@@ -26,6 +26,7 @@ from gymdata.commands.train.prepared import DATA, opened
 from gymdata.commands.train.settings import TRAINERS
 from gymdata.commands.train.token_checksum import TrainedTokens
 from gymdata.commands.train.trainer_settings import fields_of, sort_settings
+from gymdata.commands.train.trainers.batches import pays_on_cuda
 from gymdata.commands.train.trainers.metrics import METRICS, Recorder, StopOnSignal, summary
 from gymdata.commands.train.trainers.token_check_callback import MARKER, TokenChecksumCallback, damaged_file
 from gymdata.errors import UsageError
@@ -135,8 +136,7 @@ def assemble(
     stopper = StopOnSignal()
     sharing = config.prefix_sharing
     own_order = args.train_sampling_strategy != _default(args, "train_sampling_strategy")
-    if sharing == "auto" and (own_order or not args.use_cpu):
-        # On CUDA it pays from prompts of about 2,000 tokens, by the model's size (RESULTS.md); and the order may be chosen.
+    if sharing == "auto" and (own_order or not (args.use_cpu or pays_on_cuda(data.sequences, args, config.sides))):
         sharing = "off"
     token_checksum = TokenChecksumCallback(data, config.sides, TrainedTokens.from_json(job["trained_tokens"]))
     trainer = module.build(
