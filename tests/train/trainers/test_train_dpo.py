@@ -42,7 +42,7 @@ def test_the_output_is_a_model_with_its_proof(policy: Path, told_pairs: Path, tm
     assert facts == read_run_json(out)
     assert facts["trained_tokens"]["file"] == facts["trained_tokens"]["batches"]
     assert facts["trained_tokens"]["equal"] is True
-    assert facts["proof"] == {"equal": True, "columns": ["input_ids", "context_ids", "weight", "margin"]}
+    assert facts["proof"] == {"equal": True, "columns": ["context_ids", "input_ids", "margin", "weight"]}
     assert f"checksum {facts['trained_tokens']['file']['checksum']}" in done.stderr
     assert "warning" not in done.stderr.lower()
     assert (out / "SUCCESS").is_file()
