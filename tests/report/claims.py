@@ -436,6 +436,7 @@ STAGES: dict[str, str | Twin] = {
     ),
     "training.{i}.first": lambda p, _: fact(p, "$.training.first") or {},
     "training.{i}.last": lambda p, _: fact(p, "$.training.last") or {},
+    "training.{i}.ratio_by_version": lambda p, _: fact(p, "$.ratio_by_version") or {},
     "training.{i}.curves": curves,
     "epochs": epochs,
 }  # fmt: skip

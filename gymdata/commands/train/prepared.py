@@ -142,14 +142,14 @@ def _summed(before: Any, part: Any) -> Any:
 
 def _filled(known: _Known, table: pa.Table) -> Any:
     """The data with its columns."""
-    fields: dict[str, Any] = {"heldout": None}
+    fields: dict[str, Any] = {}
     columns = {tuple(name.split(".")): _read(table[name]) for name in table.column_names if name in known.columns}
     for (name, *within), value in {**known.facts, **columns}.items():
         fields[name] = {**(fields.get(name) or {}), within[0]: value} if within else value
-    data, sequences = object.__new__(known.kind), object.__new__(NamedSequences)
-    vars(sequences).update(fields["sequences"])
-    vars(data).update({**fields, "sequences": sequences})
-    return data
+    given = fields.pop("sequences")
+    sequences = NamedSequences(**{name: value for name, value in given.items() if name not in _DERIVED})
+    vars(sequences).update(given)
+    return known.kind(**fields, sequences=sequences)
 
 
 def _array(column: Any, rows: int) -> pa.Array:
