@@ -379,7 +379,7 @@ def test_a_limit_takes_rollouts_evenly(clean_rows: Rows, tmp_path: Path):
     assert ids == [clean_rows[i]["rollout_id"] for i in (0, 11, 23)]
     audit(run, limit=3)
     assert not (run / "audit-policy" / "audit.parquet").exists()
-    with pytest.raises(StoreError, match="limit: 3 there, now 4"):
+    with pytest.raises(StoreError, match="limit: run has 3, now 4"):
         audit(run, limit=4)
     audit(run, limit=4, overwrite=True)
 
