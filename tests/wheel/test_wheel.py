@@ -78,7 +78,6 @@ def test_light_commands_load_no_module_that_is_not_declared(base: Installed):
         ("collect", "collect {data}/tasks/train.jsonl -m {data}/policy -o out --reward numeric --endpoint http://127.0.0.1:9"),
         ("collect", "check {data}/policy"),
         ("cpu", "judge {data}/rollouts/clean.jsonl --genrm {data}/genrm"),
-        ("collect", "validate {data}/rollouts/clean.jsonl --decode --tokenizer {data}/policy"),
         ("train", "audit {data}/rollouts/clean.jsonl -m {data}/policy"),
         ("train", "train-sft {data}/rollouts/clean.jsonl -m {data}/policy -o out"),
         ("train", "train-kto {data}/rollouts/clean.jsonl -m {data}/policy -o out"),
