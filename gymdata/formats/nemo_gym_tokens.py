@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
-import numpy as np
 from pydantic import Field
 
 from gymdata.formats import FORMATS
 from gymdata.formats.conversion.calls import PerCall
 from gymdata.formats.conversion.importing import Importing, TableRow
+from gymdata.formats.conversion.masked import group_of_ids
 from gymdata.formats.conversion.models import Int32, Model, Number, Several, read
 from gymdata.rollouts.messages import JsonObject
 
@@ -54,13 +53,11 @@ class NemoGymTokens(PerCall):
         from gymdata.store.lines import encode
 
         calls = sorted(read(Capture, item).calls, key=lambda call: (call.created_at, call.model_call_id))
-        first = calls[0]
-        prompt = hashlib.blake2b(np.array(first.prompt_token_ids, np.int32).tobytes(), digest_size=8).hexdigest()
         output = [part for call in calls for part in call.items()]
         row = {
-            "rollout_id": first.rollout_id,
-            "group_id": f"prompt-{prompt}",
+            "rollout_id": calls[0].rollout_id,
+            "group_id": group_of_ids(calls[0].prompt_token_ids),
             "responses_create_params": {"input": []},
-            "response": {"model": first.model, "created_at": first.created_at, "output": output},
+            "response": {"model": calls[0].model, "created_at": calls[0].created_at, "output": output},
         }
         return row_of_line(encode(row), importing)

@@ -114,12 +114,12 @@ class VerifiersTraces(Format):
             node["message"]["role"] == "assistant" and truth(node.get("sampled")) is not True for node in nodes
         ]
         messages = [n["message"] | ({"weight": 0} if flag else {}) for n, flag in zip(nodes, input_flags, strict=True)]
-        said = conversation(messages, "nodes")
+        chat = conversation(messages, "nodes")
         read_nodes = [read(Node, node) for node in nodes]
         log_probs = [number for node in read_nodes for number in node.logprobs]
         is_rounded = len(log_probs) >= _ENOUGH and all(round(number, 4) == number for number in log_probs)
         importing.unread["log-probabilities beyond the fourth decimal, which the file rounds,"] += is_rounded
-        calls = _calls(read_nodes, said)
+        calls = _calls(read_nodes, chat)
         offered = item.get("tools") or nodes[0].get("tools") or ()  # the first node has them from verifiers 0.4 on
         tools = [{k: t[k] for k in ("name", "description", "parameters") if k in t} for t in offered]
         terms = item.get("rewards") or {}
@@ -140,7 +140,7 @@ class VerifiersTraces(Format):
                 **{name: item[name] for name in _ABOUT_TRACES if name in item},
             },
             [],
-            said,
+            chat,
             importing,
             reward=total,
             rewards=named_scores(named),

@@ -31,23 +31,23 @@ def lines_file(path: Path, rows: list[Any]) -> Path:
 def test_sound_rollouts_can_be_trained(capsys: Capture) -> None:
     """Exit code 0, the figures of ``validate``, and every trainer can use all of them."""
     assert main(["check", str(ROLLOUTS / "clean.jsonl"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["verdict"] == "yes: 24 of 24 rollouts can be trained as they were sampled"
-    assert (said["rollouts"], said["tokens"], said["trainable"]) == (24, 1598, 24)
-    assert (said["log_probs"], said["breaks"], said["failures"]) == ("plausible", {}, {})
-    assert said["groups"] == {"n": 8, "of_several": 8, "without_signal": 0}
-    assert {use["rollouts"] for use in said["trainers"].values()} == {24}
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["verdict"] == "yes: 24 of 24 rollouts can be trained as they were sampled"
+    assert (shown["rollouts"], shown["tokens"], shown["trainable"]) == (24, 1598, 24)
+    assert (shown["log_probs"], shown["breaks"], shown["failures"]) == ("plausible", {}, {})
+    assert shown["groups"] == {"n": 8, "of_several": 8, "without_signal": 0}
+    assert {use["rollouts"] for use in shown["trainers"].values()} == {24}
 
 
 def test_broken_rollouts_are_wrong_to_train(capsys: Capture) -> None:
     """Exit code 1; the text has the verdict, breaks by cause, the three worst findings with line and page, and no more."""
     assert main(["check", str(ROLLOUTS / "broken.jsonl")]) == 1
-    said = capsys.readouterr().out
-    assert "no: none of 14 rollouts has sampled token ids and no error" in said
-    assert "T200 break" in said
-    assert "broken.jsonl line 1, turn 0" in said
-    assert said.count("gymdata validate --explain") == 3
-    assert len(said.splitlines()) <= 30
+    shown = capsys.readouterr().out
+    assert "no: none of 14 rollouts has sampled token ids and no error" in shown
+    assert "T200 break" in shown
+    assert "broken.jsonl line 1, turn 0" in shown
+    assert shown.count("gymdata validate --explain") == 3
+    assert len(shown.splitlines()) <= 30
 
 
 def test_a_part_with_errors_is_counted_by_trainer(tmp_path: Path) -> None:
@@ -68,10 +68,10 @@ def test_a_foreign_dump_is_read_as_it_is(tmp_path: Path, capsys: Capture) -> Non
     bad["trajectories"][0]["steps"][1]["logprobs"] = [0.25, -1.5]
     dump = lines_file(tmp_path / "episodes.jsonl", [rllm(1), bad])
     assert main(["check", str(dump), "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert (said["format"], said["trainable"]) == ("rllm", 1)
-    assert said["verdict"].startswith("not as it is: 1 of 2")
-    worst = said["findings"][0]
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["format"], shown["trainable"]) == ("rllm", 1)
+    assert shown["verdict"].startswith("not as it is: 1 of 2")
+    worst = shown["findings"][0]
     assert (worst["code"], worst["where"]) == ("L303", "episodes.jsonl line 2, turn 1, position 0")
     assert worst["page"] == "gymdata validate --explain L303"
     assert [path.name for path in tmp_path.iterdir()] == ["episodes.jsonl"]
@@ -84,10 +84,10 @@ def test_rows_that_import_rejects_are_errors(tmp_path: Path, capsys: Capture) ->
     failed = rllm(3) | {"termination_reason": "error", "info": {"error": {"type": "ValueError", "message": "odd"}}}
     dump = lines_file(tmp_path / "episodes.jsonl", [rllm(1), failed, bad])
     assert main(["check", str(dump), "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert said["rejected"] == {"L301": 1}
-    assert said["failures"] == {"environment: error": 1}
-    assert said["findings"][0]["where"] == "episodes.jsonl line 3"
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["rejected"] == {"L301": 1}
+    assert shown["failures"] == {"environment: error": 1}
+    assert shown["findings"][0]["where"] == "episodes.jsonl line 3"
     assert check_rollouts(lines_file(tmp_path / "good.jsonl", [rllm(1), failed])).ok
 
 

@@ -121,7 +121,7 @@ def _compare(
         # Filled in, averaged or rounded: another checkpoint explains none of it, and each turn would be a finding.
         report.violations, report.summary["departures"] = impossible, []
     elif kept_sets and not report.ok:
-        # Causes are told by other distributions over the whole vocabulary, which say nothing of kept sets.
+        # Causes are found with other distributions over the whole vocabulary, which say nothing of kept sets.
         report.notes = ["no cause is sought where the model is normalized over kept sets"]
     elif not report.ok:
         off = np.unique([v.row for v in report.violations if v.turn is not None]).astype(np.int64)

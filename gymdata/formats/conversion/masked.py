@@ -20,6 +20,11 @@ from gymdata.formats.conversion.importing import BadItem
 from gymdata.rollouts.turns import Call, TurnEncoder, WeightSpan
 
 
+def group_of_ids(prompt: Sequence[int]) -> str:
+    """Names a prompt by its ids, for a source that has no name for it."""
+    return "prompt-" + hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Masked:
     """``prompt``: ids that were given; ``response``: ids that follow, sampled where ``mask`` is 1 (None: all were);
@@ -35,9 +40,7 @@ class Masked:
 
     @property
     def group(self) -> str:
-        """Names the prompt by its ids, for a source that has no name for it."""
-        ids = np.asarray(self.prompt, np.int32)
-        return "prompt-" + hashlib.blake2b(ids.tobytes(), digest_size=8).hexdigest()
+        return group_of_ids(self.prompt)
 
     def turns(self, *, truncated: bool = False, versions: Sequence[str] = ()) -> TurnEncoder:
         """A turn per span that was sampled. ``truncated``: a limit ended the last; ``versions``: of the weights, one for all
