@@ -13,6 +13,7 @@ from gymdata.formats.text.rows import conversation, exchange, rollout_row
 from gymdata.formats.text.words import named_scores, score
 from gymdata.rollouts.messages import JsonObject
 from gymdata.rollouts.truth import is_number
+from gymdata.rollouts.turns import TopLogProb
 
 #: Per token: columns of a sample that no rollout here has a place for.
 _UNREAD = (
@@ -20,6 +21,9 @@ _UNREAD = (
     *("teacher_log_probs", "opd_reverse_kl"),
 )
 _OF_RESPONSE = ("tokens", "loss_mask", "rollout_log_probs")
+#: A list per token of the response, filled up with −1 and −inf.
+_HEADS = ("rollout_topk_token_ids", "rollout_topk_log_probs")
+_TEXTS = (*_OF_RESPONSE, *_HEADS, "response_length", "response", "label", "reward", "group_index")
 _ABOUT = ("step", "row", "index", "rollout_id", "status", "remove_sample", "weight_versions", "metadata", "texts")
 
 
@@ -28,6 +32,8 @@ class Sample(Model):
     response_length: int
     loss_mask: list[Any] | None = None
     rollout_log_probs: list[Number] | None = None
+    rollout_topk_token_ids: list[list[Int32]] | None = None
+    rollout_topk_log_probs: list[list[Number]] | None = None
     prompt: str | list[JsonObject] = ""
     response: str = ""
     label: Any = None
@@ -37,13 +43,26 @@ class Sample(Model):
     weight_versions: list[Any] | None = None
     metadata: OrEmpty[JsonObject]
 
+    def heads(self) -> list[list[TopLogProb]] | None:
+        """The sampler's head of each token of the response, as miles keeps it. Raises BadItem for lists that do not fit."""
+        ids, log_probs = self.rollout_topk_token_ids, self.rollout_topk_log_probs
+        if ids is None and log_probs is None:
+            return None
+        shape, n = [len(row) for row in ids or ()], self.response_length
+        if len(shape) != n or shape != [len(row) for row in log_probs or ()]:
+            expected = f"{n} lists each, one per token of the response, with a log-probability per id"
+            raise BadItem("L301", f"{_HEADS[0]}, {_HEADS[1]}: expected {expected}")
+        pairs = (zip(*head, strict=True) for head in zip(ids or (), log_probs or (), strict=True))
+        return [[{"id": i, "log_prob": log_prob} for i, log_prob in head if i >= 0] for head in pairs]
+
 
 @FORMATS.register("slime")
 class Slime(Format):
     """``--save-debug-rollout-data`` of slime and miles (``.pt``): ``tokens`` parted by ``response_length``, the spans of
-    ``loss_mask``, ``rollout_log_probs``, ``reward`` (of several the numbers are named rewards, and the total is not known),
-    ``group_index``, ``label``, ``weight_versions`` where it has one for all spans or for each, and ``status``. Messages are
-    those of a plain prompt with one span; other texts are kept in ``extra``."""
+    ``loss_mask``, ``rollout_log_probs``, miles' heads (``rollout_topk_token_ids``, ``rollout_topk_log_probs``), ``reward``
+    (of several the numbers are named rewards, and the total is not known), ``group_index``, ``label``, ``weight_versions``
+    where it has one for all spans or for each, and ``status``. Messages are those of a plain prompt with one span; other
+    texts are kept in ``extra``."""
 
     content = "rollouts that slime or miles dumped"
     several = "samples"
@@ -61,7 +80,7 @@ class Slime(Format):
             raise BadItem("S102", "multimodal_inputs: images, audio and video are not trained")
         for name in _UNREAD:
             importing.unread[f"`{name}`"] += item.get(name) is not None
-        read_of = (*_OF_RESPONSE, "response_length", "prompt", "response", "label", "reward", "group_index", *_ABOUT)
+        read_of = (*_TEXTS, "prompt", *_ABOUT)
         item = listed({name: item[name] for name in read_of if item.get(name) is not None})
         sample = read(Sample, item)
         first = len(sample.tokens) - sample.response_length
@@ -70,7 +89,8 @@ class Slime(Format):
                 "response_length", sample.response_length, f"0 to {len(sample.tokens)}, as many as tokens"
             )
         ids = sample.tokens[:first], sample.tokens[first:]
-        masked = Masked(*ids, sample.loss_mask, sample.rollout_log_probs, ("the response", *_OF_RESPONSE[1:]))
+        names = ("the response", *_OF_RESPONSE[1:])
+        masked = Masked(*ids, sample.loss_mask, sample.rollout_log_probs, names, heads=sample.heads())
         truncated = sample.status == "truncated"
         turns = masked.turns(truncated=truncated, versions=[str(version) for version in sample.weight_versions or ()])
         given, written = _messages(sample)
@@ -86,7 +106,7 @@ class Slime(Format):
             importing,
             reward=None if several else score(sample.reward, "reward"),
             rewards=named_scores({name: value for name, value in several.items() if is_number(value)}),
-            texts=(*_OF_RESPONSE, "response_length", "response", "label", "reward", "group_index"),
+            texts=_TEXTS,
             about=_ABOUT,
             group=masked.group if sample.group_index is None else f"group-{sample.group_index}-{masked.group[7:]}",
             truncated=truncated,

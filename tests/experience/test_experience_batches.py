@@ -106,6 +106,34 @@ def test_packed_batches_hold_the_rows(file: Path) -> None:
     assert at == N
 
 
+def test_heads_are_beside_the_tokens(tmp_path: Path) -> None:
+    """(B, A, K) for the last A places, −1 and −inf without an entry, packed (1, total_length, K); a row may have none."""
+    made = [
+        {**row, "input_ids": ids, "loss_mask": mask, "turn_starts": [1], "top_ids": top_ids, "top_log_probs": top,
+         **{name: [0.0] * len(ids) for name in ("logprobs", "advantages", "returns")}}
+        for row, ids, mask, top_ids, top in zip(
+            rows(3, optional=False), ([3, 4, 5], [6, 7], [8, 9]), ([0, 1, 1], [0, 1], [0, 1]),
+            ([[], [4, 9], [5]], [[], [7]], []), ([[], [-0.5, -1.0], [-0.25]], [[], [-0.75]], []), strict=True,
+        )
+    ]  # fmt: skip
+    file, none = write(tmp_path / "experiences.parquet", made), -math.inf
+    (batch,) = gymdata.load_experiences(file, 8)
+    info = batch.info
+    assert info["top_ids"].tolist() == [[[4, 9], [5, -1]], [[-1, -1], [7, -1]], [[-1, -1], [-1, -1]]]
+    assert info["top_log_probs"].tolist() == [[[-0.5, -1.0], [-0.25, none]], [[none, none], [-0.75, none]],
+                                              [[none, none], [none, none]]]  # fmt: skip
+    assert (info["top_ids"].dtype, info["top_log_probs"].dtype) == (torch.int64, torch.float32)
+    (packed,) = gymdata.load_experiences(file, 8, packed=True, shuffle_seed=None, columns=["top_ids"])
+    assert packed.info["top_ids"].tolist() == [
+        [[-1, -1], [4, 9], [5, -1], [-1, -1], [7, -1], [-1, -1], [-1, -1]],
+    ]
+    assert "top_log_probs" not in packed.info
+    shuffled = [
+        i for b in gymdata.load_experiences(file, 1, shuffle_seed=1) for i in b.info["top_ids"].ravel().tolist()
+    ]
+    assert sorted(i for i in shuffled if i >= 0) == [4, 5, 7, 9]
+
+
 @pytest.mark.parametrize("seed", [None, 7])
 def test_ranks_share_the_rows(file: Path, seed: int | None) -> None:
     """Every row on exactly one rank, equally many steps everywhere; what only fills up has no trained token."""

@@ -201,7 +201,25 @@ def test_what_a_sample_does_not_say_is_not_known(tmp_path: Path) -> None:
     assert bad == []
 
 
+def test_heads_that_miles_keeps_are_those_of_each_sampled_token(tmp_path: Path) -> None:
+    """Of the spans that were sampled, without what fills a list up; a sample without heads has none."""
+    sample = {
+        "tokens": [5, 6, 1, 2, 3], "response_length": 3, "loss_mask": [1, 0, 1], "weight_versions": None,
+        "rollout_topk_token_ids": np.array([[1, 8], [-1, -1], [3, -1]], np.int32),
+        "rollout_topk_log_probs": np.array([[-0.5, -1.0], [-np.inf, -np.inf], [-0.25, -np.inf]], np.float32),
+    }  # fmt: skip
+    (first, second), bad = read(dump(tmp_path, sample, {"index": 5}), "slime")
+    assert [turn["top_log_probs"] for turn in first["turns"]] == [
+        [[{"id": 1, "log_prob": -0.5}, {"id": 8, "log_prob": -1.0}]], [[{"id": 3, "log_prob": -0.25}]],
+    ]  # fmt: skip
+    assert (second["turns"][0]["top_log_probs"], bad) == (None, [])
+
+
 @pytest.mark.parametrize(("sample", "code", "reason"), [
+    ({"rollout_topk_token_ids": [[1], [2]], "rollout_topk_log_probs": [[-1.0], []]}, "L301",
+     "samples[0]: rollout_topk_token_ids, rollout_topk_log_probs: expected 2 lists each"),
+    ({"rollout_topk_token_ids": [[1]], "rollout_topk_log_probs": [[-1.0]]}, "L301", "samples[0]: rollout_topk_token_ids"),
+    ({"rollout_topk_token_ids": [[1], [2]]}, "L301", "samples[0]: rollout_topk_token_ids"),
     ({"response_length": 9}, "S102", "samples[0]: response_length: got 9, expected 0 to 4, as many as tokens"),
     ({"response_length": 4}, "T205", "samples[0]: the prompt has no token ids"),
     ({"loss_mask": [1]}, "L301", "samples[0]: loss_mask: got 1, expected 2, one per token of the response"),

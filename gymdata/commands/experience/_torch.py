@@ -18,13 +18,15 @@ import torch
 
 from gymdata.commands.experience.fields import BESIDE, COLUMNS
 from gymdata.commands.experience.texts import RolloutTexts
-from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.ragged import Ragged, list_parts, offsets_of
 from gymdata.store.partial_reads import RowGroup
 
 _FLOATS = COLUMNS | {name: name for name in BESIDE}
 _Nested = TypeVar("_Nested", bound="torch.Tensor | list[Any] | None")
 _SCALARS = {"reward": np.float64, "weight": np.float64, "temperature": np.float32}
 _NAMES = ("rollout_id", "sequence_index")
+#: Columns of heads → type, and what a place without an entry has.
+_HEADS: dict[str, tuple[type[np.generic], float]] = {"top_ids": (np.int64, -1), "top_log_probs": (np.float32, -np.inf)}
 
 
 class _Tensors:
@@ -60,7 +62,9 @@ class Experience(_Tensors):
 
     info: reward, weight, temperature, response_length, total_length, num_actions, each (B,), and the lists rollout_id and
     sequence_index; where the file has them, rl_weight, ce_weight, ref_kl_weight and teacher_logprobs in the shape of
-    advantages. prompts, labels, references: texts per row (see ``experience.texts``); None where no row has one.
+    advantages, and top_ids (int64) and top_log_probs (float32) with a last axis of K, the most ids of a token of the batch,
+    −1 and −inf where there is none. prompts, labels, references: texts per row (see ``experience.texts``); None where no
+    row has one.
     pad_len: padding of a packed batch, 0, as none is needed. A row that only fills up the last batch of a rank has weight 0
     and an empty action_mask.
     """
@@ -204,13 +208,22 @@ class _Group:
     def of(cls, table: pa.Table) -> _Group:
         lists, scalars = {}, {}
         for name in table.column_names:
-            if pa.types.is_list(table[name].type):
+            if name in _HEADS:
+                lists[name] = _wide(table[name], _HEADS[name][1])
+            elif pa.types.is_list(table[name].type):
                 lists[name] = Ragged.of(table[name])
             else:
                 scalars[name] = (
                     table[name].to_numpy().astype(_SCALARS[name]) if name in _SCALARS else table[name].to_pylist()
                 )
         return cls(lists, scalars)
+
+
+def _wide(heads: pa.ChunkedArray, filler: float) -> Ragged:
+    """For each row its tokens' lists, as lines of one array."""
+    rows = [list_parts(chunk) for chunk in heads.chunks]
+    lists = Ragged.joined([Ragged.of(tokens) for _, tokens in rows])
+    return Ragged(lists.padded(filler), offsets_of(np.concatenate([np.diff(offsets) for offsets, _ in rows])))
 
 
 class _Rows:
@@ -252,6 +265,14 @@ def _batch(rows: Sequence[_Row], packed: bool) -> Experience:
         padded[valid] = flat
         return torch.from_numpy(np.ascontiguousarray(padded[:, padded.shape[1] - last :]))
 
+    def heads(column: str, kind: type[np.generic], filler: float) -> torch.Tensor:
+        """``top_ids`` or ``top_log_probs`` of all rows, with the places of ``tensor``."""
+        wide = np.full((*valid.shape, max(row.lists[column].shape[1] for row in rows)), filler, kind)
+        for line, row in enumerate(rows):
+            of_row = row.lists[column]  # empty where the rollout has no heads
+            wide[line, valid.shape[1] - len(of_row) :, : of_row.shape[1]] = of_row
+        return torch.from_numpy(wide[valid][None] if packed else wide[:, valid.shape[1] - actions :].copy())
+
     mask = tensor("loss_mask", np.bool_, actions)
     floats: dict[str, Any] = {
         name: tensor(column, np.float32, actions).masked_fill_(~mask, 0)
@@ -267,6 +288,7 @@ def _batch(rows: Sequence[_Row], packed: bool) -> Experience:
     info |= {"total_length": torch.from_numpy(lengths), "num_actions": torch.tensor(responses)}
     info |= {name: [row.scalars[name] for row in rows] for name in _NAMES if name in rows[0].scalars}
     info |= {name: floats.pop(name) for name in BESIDE if name in floats}
+    info |= {name: heads(name, *of) for name, of in _HEADS.items() if name in rows[0].lists}
     attention = np.repeat(np.arange(1, len(rows) + 1), lengths)[None] if packed else valid[:, valid.shape[1] - width :]
     return Experience(
         tensor("input_ids", np.int64, width),

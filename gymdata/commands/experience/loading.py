@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Experience", "Samples", "load_experiences", "pin_memory", "to"]
 _ALWAYS = ("rollout_id", "sequence_index", "input_ids", "loss_mask", "reward", "weight", "temperature")
-_TOKENS = (*COLUMNS.values(), *BESIDE)
+_TOKENS = (*COLUMNS.values(), *BESIDE, "top_ids", "top_log_probs")
 
 
 def load_experiences(
@@ -33,9 +33,10 @@ def load_experiences(
     In the file's order Parquet is streamed row group by row group; with ``shuffle_seed`` rows come in an order that
     only depends on it, from an Arrow cache that is built on first use. ``start_step`` skips steps, to resume a run.
     ``columns``: what to load of the token columns (logprobs, advantages, returns, ref_logprobs, values, entropy, kl,
-    rl_weight, ce_weight, ref_kl_weight, teacher_logprobs) and the texts (prompts, labels, references), all that are there
-    when not given; ids and masks always come. Texts are read from the rollouts that the experiences were made from, where
-    these are still on this machine. The result has ``len``: its steps, equally many on every rank.
+    rl_weight, ce_weight, ref_kl_weight, teacher_logprobs, top_ids, top_log_probs) and the texts (prompts, labels,
+    references), all that are there when not given; ids and masks always come. Texts are read from the rollouts that the
+    experiences were made from, where these are still on this machine. The result has ``len``: its steps, equally many on
+    every rank.
 
     Raises DataError for a path without experiences and UsageError for numbers that make no sense.
     """

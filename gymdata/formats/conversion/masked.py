@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gymdata.formats.conversion.importing import BadItem
-from gymdata.rollouts.turns import Call, TurnEncoder, WeightSpan
+from gymdata.rollouts.turns import Call, TopLogProb, TurnEncoder, WeightSpan
 
 
 def group_of_ids(prompt: Sequence[int]) -> str:
@@ -29,7 +29,8 @@ def group_of_ids(prompt: Sequence[int]) -> str:
 class Masked:
     """``prompt``: ids that were given; ``response``: ids that follow, sampled where ``mask`` is 1 (None: all were);
     ``log_probs``: one for each token of the response, 0 where none was sampled; None where they are not known. ``names``:
-    the columns of the response, its mask and its log-probabilities; ``first``: where the response begins in these."""
+    the columns of the response, its mask and its log-probabilities; ``first``: where the response begins in these.
+    ``heads``: the sampler's head of each token of the response, where there are any."""
 
     prompt: Sequence[int]
     response: Sequence[int]
@@ -37,6 +38,7 @@ class Masked:
     log_probs: Sequence[float] | None
     names: tuple[str, str, str]
     first: int = 0
+    heads: Sequence[list[TopLogProb]] | None = None
 
     @property
     def group(self) -> str:
@@ -59,7 +61,8 @@ class Masked:
                 numbers = log_probs[start:end].astype(np.float32)
             finish = "length" if truncated and n == len(spans) - 1 else "stop"
             weights: list[WeightSpan] = [{"version": versions[n], "start": 0, "end": end - start}] if known else []
-            call = Call(given, whole[start:end], numbers, finish, weight_versions=weights or None)
+            heads = None if self.heads is None or not any(self.heads[start:end]) else [*self.heads[start:end]]
+            call = Call(given, whole[start:end], numbers, finish, top_log_probs=heads, weight_versions=weights or None)
             encoder.add(call, continues=n > 0)
             before = end
         return encoder
