@@ -1,6 +1,6 @@
-"""Conversations on a real tokenizer, sampled in spellings that it would not choose, with one fault planted in each.
+"""Conversations on a real tokenizer, sampled in spellings that it would not choose, with one break planted in each.
 
-A plant says where its fault must be found and, for a break, which cause it has. Calls are (prompt, generation, log-probs).
+A plant says where its break must be found, and which cause it has. Calls are (prompt, generation, log-probs).
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class Talk:
 
 @dataclass(frozen=True)
 class Planted:
-    """Calls with one fault: its code, and where it must be found (position None: none is said)."""
+    """Calls with one break: the code of its cause, and where it must be found."""
 
     name: str
     code: str
     turn: int
-    position: int | None
+    position: int
     calls: list[list[Any]]
 
 
 class Maker:
-    """Makes conversations and plants faults; everything follows from ``seed``."""
+    """Makes conversations and plants breaks; everything follows from ``seed``."""
 
     def __init__(self, tokenizer: Tokenizer, style: Style, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -113,7 +113,7 @@ class Maker:
         return {"name": self.draw.choice(["look", "sum", "send"]), "arguments": arguments}
 
     def plant(self, name: str) -> Planted:
-        """A conversation with the fault ``name``."""
+        """A conversation with the break ``name``."""
         make: Callable[[], Planted | None] = getattr(self, f"_{name}")
         while (made := make()) is None:
             # Not every conversation has a place for it.
@@ -235,42 +235,8 @@ class Maker:
                     parts.append((kind, [i]))
         return self._changed("dropped", "T204", talk, parts, turn)
 
-    def _log_probs(self) -> Planted | None:
-        turn, calls = self.draw.randrange(5), self.talk().calls()
-        calls[turn][2] = calls[turn][2][1:] if self.draw.random() < 0.5 else [*calls[turn][2], -1.0]
-        return Planted("log_probs", "L301", turn, None, calls)
 
-    def _not_finite(self) -> Planted | None:
-        turn, calls = self.draw.randrange(5), self.talk().calls()
-        at = self.draw.randrange(len(calls[turn][2]))
-        calls[turn][2][at] = self.draw.choice([float("nan"), float("inf"), float("-inf")])
-        return Planted("not_finite", "L302", turn, at, calls)
-
-    def _id_range(self) -> Planted | None:
-        turn, talk = self.draw.randrange(5), self.talk()
-        at = [i for i, (k, _) in enumerate(talk.parts) if k == "generation"][turn]
-        ids = list(talk.parts[at][1])
-        where = self.draw.randrange(len(ids))
-        ids[where] = self.draw.choice([-1, self.exact.get_vocab_size(), 2**31 - 1])
-        talk.parts[at] = ("generation", ids)
-        return Planted("id_range", "T206", turn, where, talk.calls())
-
-    def _swapped(self) -> Planted | None:
-        calls, at = self.talk().calls(), self.draw.randrange(3)
-        calls[at], calls[at + 1] = calls[at + 1], calls[at]
-        return Planted("swapped", "T208", at + 1, None, calls)
-
-    def _empty(self) -> Planted | None:
-        turn, calls = self.draw.randrange(1, 5), self.talk().calls()
-        calls[turn][0] = []
-        return Planted("empty", "T205", turn, None, calls)
-
-
-FAULTS = (
-    "merge", "resplit", "rerender", "stripped", "edited", "dropped",
-    "log_probs", "not_finite", "id_range", "swapped", "empty",
-)  # fmt: skip
-BREAKS = FAULTS[:6]
+BREAKS = ("merge", "resplit", "rerender", "stripped", "edited", "dropped")
 
 
 def encoded(calls: list[list[Any]]) -> Iterator[tokens.Call]:

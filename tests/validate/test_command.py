@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,49 +119,20 @@ def test_fix_writes_beside_and_says_what_it_cost(tmp_path: Path, capsys: pytest.
     assert "--fix drop leaves no rollout" in capsys.readouterr().err
 
 
-TEXT = {
-    "messages": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-    "completions": {"prompt": "a", "completion": "b", "label": True},
-    "preferences": {"prompt": "a", "chosen": "b", "rejected": "c"},
-    "conversations": {
-        side: [{"role": "user", "content": "a"}, {"role": "assistant", "content": side}]
-        for side in ("chosen", "rejected")
-    },
-}
-
-
-@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize(
+    "row", [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "a", "chosen": "b", "rejected": "c"}]
+)
 def test_a_file_of_another_project_is_imported_first(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    row: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In every format one sentence with the command that reads it, whatever else is in the file, and also of --fix."""
-    for rows in ([TEXT[name]], [TEXT[name], "{"]):
+    """One sentence with the command that reads it, whatever else is in the file, and also of --fix."""
+    for rows in ([row], [row, "{"]):
         path = write_lines(tmp_path / "a.jsonl", rows)
         for more in ([], ["--fix", "drop", "-o", str(tmp_path / "b.jsonl")]):
             assert main(["validate", str(path), *more]) == 2
             shown = capsys.readouterr().err
             assert "as text, expected rollouts or pairs" in shown
             assert f"`gymdata import {path} -o RUN` reads it" in shown
-
-
-def test_a_file_without_ids_names_the_command_that_renders_some(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 0, T205 as a warning, and nothing trainable; 1 as soon as a row cannot be read."""
-    row = nemo_rows(n=1)[0]
-    for item in row["response"]["output"]:
-        for key in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
-            item.pop(key, None)
-    path = write_lines(tmp_path / "a.jsonl", [row])
-    assert main(["validate", str(path)]) == 0
-    shown = capsys.readouterr().out
-    assert "no errors" in shown
-    assert "trainable: 0 of 1" in shown
-    assert "T205" in shown
-    assert "no token ids: `gymdata import FILE -m MODEL -o RUN` renders ids" in shown
-    write_lines(path, [row, "{"])
-    assert main(["validate", str(path)]) == 1
-    assert "line 2  S101" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["nemo", "jsonl", "parquet"])

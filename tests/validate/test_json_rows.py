@@ -49,28 +49,20 @@ def test_a_key_of_no_column_is_told_once(tmp_path: Path, rows: list[Any], where:
     [
         (("reward",), "1", "text 1"),
         (("reward",), True, "true"),
-        (("rewards",), [1], "number 1"),
         (("rewards",), {"a": "b"}, "text b"),
-        (("n_turns",), "7", "text 7"),
-        (("status",), 5, "number 5"),
         (("status",), "weird", "text weird"),  # there is no third way for a rollout to end
         (("n_generated_tokens",), 10**30, "number 1e+30"),
         (("rollout_index",), 2**31, "number 2147483648"),
         (("started_at",), "yesterday", "text yesterday"),
-        (("started_at",), None, "null"),
         (("task",), "a\ud800", "text a\ud800"),
         (("temperature",), None, "null"),
         (("temperature",), -1, "-1.0"),  # training would divide by it
         (("temperature",), "NaN", "nan"),
-        (("temperature",), "Infinity", "inf"),
         (("messages", 1, "role"), None, "null"),
-        (("messages", 1, "role"), 5, "number 5"),
         (("messages", 1, "content"), [{"text": "a"}], "list"),
         (("messages", 1, "turn"), "1", "text 1"),
         (("turns", 1, "finish_reason"), 3, "number 3"),
-        (("turns", 1, "agent"), ["a"], "list"),
         (("turns", 1, "reward"), "high", "text high"),
-        (("turns", 1, "reward"), True, "true"),
         (("turns", 1, "top_log_probs"), 5, "number 5"),
         (("turns", 1, "top_log_probs"), [[{"id": "x", "log_prob": -1.0}]], "text x"),
         (("turns", 1, "top_log_probs"), [{"id": 1, "log_prob": -1.0}], "object"),
@@ -112,19 +104,9 @@ def test_a_row_without_a_count_hides_no_other(tmp_path: Path, rows: list[Any], n
     assert [(code, row) for code, _, row, _, _ in found(tmp_path, rows)] == [("S103", 1), ("S102", 2)]
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": "hi", "answer": 1},
-        {"messages": [{"role": "user", "content": "hi"}]},
-        {"responses_create_params": {"input": "hi"}, "verifier_metadata": {}},
-    ],
-)
-def test_a_file_of_tasks_is_said_to_be_one(
-    tmp_path: Path, row: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_tasks_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Once, with what to do, and not as a fault of each row."""
-    path = write_lines(tmp_path / "tasks.jsonl", [row] * 30)
+    path = write_lines(tmp_path / "tasks.jsonl", [{"prompt": "hi", "answer": 1}] * 30)
     assert main(["validate", str(path)]) == 2
     said = capsys.readouterr().err
     assert "contains tasks" in said

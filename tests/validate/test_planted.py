@@ -1,9 +1,8 @@
-"""Faults planted in thousands of rollouts on a real tokenizer: found at their place, with their cause; none else."""
+"""Breaks planted in thousands of rollouts on a real tokenizer: found at their place, with their cause; none else."""
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ import pytest
 from tokenizers import Tokenizer
 
 import sample_data
-from gymdata.checks.violations import BREAKS as BREAK_CODES
 from gymdata.commands.validate.run import validate
 from gymdata.rollouts.turns import TurnEncoder
 from tests.check.matrix import FAMILIES, has_family, save_family
 from tests.rollout_files import rollout
 from tests.validate.generate import chat, nemo_row, write_lines, write_native
-from tests.validate.planted import BREAKS, CHATML, FAULTS, HEADERS, Maker, Planted, encoded
+from tests.validate.planted import BREAKS, CHATML, HEADERS, Maker, Planted, encoded
 
 pytestmark = pytest.mark.torch
 
@@ -48,11 +46,11 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 def plants(folder: Path, style: str, each: int, seed: int) -> tuple[list[Planted], list[Any]]:
-    """``each`` conversations of every fault, and as many clean ones."""
+    """``each`` conversations of every break, and as many clean ones."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     maker = Maker(tokenizer, STYLES[style], seed)
-    faulty = [maker.plant(name) for _ in range(each) for name in FAULTS]
-    return faulty, [maker.talk().calls() for _ in range(each)]
+    broken = [maker.plant(name) for _ in range(each) for name in BREAKS]
+    return broken, [maker.talk().calls() for _ in range(each)]
 
 
 def foreign(calls: list[Any], index: int) -> dict[str, Any]:
@@ -70,37 +68,19 @@ def native(calls: list[Any], index: int) -> dict[str, Any]:
     return rollout(f"t{index}", 0, 1.0, [], messages=chat(len(encoder.turns)), **encoder.columns())
 
 
-def check(path: Path, folder: Path, faulty: list[Planted]) -> None:
-    """Every plant is found once, where it is; its cause is right in 99 % of what is decidable, which is 90 %."""
+def check(path: Path, folder: Path, broken: list[Planted]) -> None:
+    """Every break is found once, where it is; its cause is right in 99 % of what is decidable, which is 90 %."""
     report = validate(path, tokenizer=folder, ignore=["D702", "R503", "L304", "B"])
-    found: dict[int, list[Any]] = {}
-    for v in report.violations:
-        found.setdefault(v.row, []).append(v)
-    assert sorted(found) == list(range(len(faulty))), "a clean rollout is flagged, or a fault was missed"
-    right: Counter[str] = Counter()
-    named: Counter[str] = Counter()
-    wrong = []
-    for row, plant in enumerate(faulty):
-        codes = {v.code for v in found[row]}
-        if plant.code not in BREAK_CODES:
-            assert codes == {plant.code}, (plant.name, found[row])
-        place = found[row][0]
-        assert (place.turn, place.position) == (plant.turn, plant.position), (plant.name, place)
-        assert len(found[row]) == 1, (plant.name, found[row])
-        if plant.code in BREAK_CODES:
-            named[plant.name] += place.code != "T200"
-            right[plant.name] += place.code == plant.code
-            if place.code not in (plant.code, "T200"):
-                wrong.append((plant.name, plant.code, place.code, place.evidence))
-    breaks = sum(p.code in BREAK_CODES for p in faulty)
-    decidable = named.total()
-    assert decidable >= 0.9 * breaks
-    assert right.total() >= 0.99 * decidable, wrong[:3]
-    assert set(right) == set(BREAKS)
+    places = [(v.row, v.turn, v.position) for v in report.violations]
+    assert places == [(row, plant.turn, plant.position) for row, plant in enumerate(broken)]
+    decided = [(plant, v) for plant, v in zip(broken, report.violations, strict=True) if v.code != "T200"]
+    wrong = [(plant.name, plant.code, v.code, v.evidence) for plant, v in decided if v.code != plant.code]
+    assert len(decided) >= 0.9 * len(broken)
+    assert len(wrong) <= 0.01 * len(decided), wrong[:3]
 
 
 STYLES = {"chatml": CHATML, "headers": HEADERS}
-#: Tokenizer, style, format, conversations with each fault, seed: a few; with make test-full thousands, and hundreds in every
+#: Tokenizer, style, format, conversations with each break, seed: a few; with make test-full thousands, and hundreds in every
 #: family, with a large real vocabulary as well.
 CASES = [
     *((style, style, form, 20, 3) for style in STYLES for form in ("nemo", "parquet")),
@@ -115,14 +95,14 @@ CASES = [
     ("tokenizer", "style", "form", "each", "seed"),
     [pytest.param(*case, marks=pytest.mark.full if case[3] > 20 else ()) for case in CASES],
 )
-def test_planted_faults(
+def test_planted_breaks(
     tmp_path: Path, folder_of: Callable[[str], Path], tokenizer: str, style: str, form: str, each: int, seed: int
 ) -> None:
-    """Every fault, in both formats, two templates' marks and the families of tokenizers."""
-    faulty, clean = plants(folder_of(tokenizer), style, each, seed)
-    calls = [*(p.calls for p in faulty), *clean]
+    """Every break, in both formats, two templates' marks and the families of tokenizers."""
+    broken, clean = plants(folder_of(tokenizer), style, each, seed)
+    calls = [*(p.calls for p in broken), *clean]
     if form == "nemo":
         path = write_lines(tmp_path / "a.jsonl", [foreign(c, i) for i, c in enumerate(calls)])
     else:
         path = write_native(tmp_path, [native(c, i) for i, c in enumerate(calls)], "parquet")
-    check(path, folder_of(tokenizer), faulty)
+    check(path, folder_of(tokenizer), broken)

@@ -57,7 +57,9 @@ def test_a_file_without_ids_has_nothing_to_train(tmp_path: Path, capsys: pytest.
     report = validate(path, select=["T", "L", "M", "S"])
     assert [(v.code, v.turn, v.severity) for v in report.violations] == [("T205", 0, "warning"), ("T205", 1, "warning")]
     assert main(["validate", str(path)]) == 0
-    assert "trainable: 0 of 1 rollouts" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "trainable: 0 of 1 rollouts" in shown
+    assert "no token ids: `gymdata import FILE -m MODEL -o RUN` renders ids" in shown
     mixed = validate(write_lines(tmp_path / "b.jsonl", rows), select=["T"])
     assert [(v.code, v.row, v.severity) for v in mixed.violations] == [("T205", 1, "error")] * 2
     import_rollouts(path, tmp_path / "run")
