@@ -43,7 +43,6 @@ def test_dry_run_shows_the_plan_and_writes_nothing(
     assert not run.exists()
 
 
-DTYPES = "expected one of auto, half, float16, bfloat16, float, float32"
 #: Words, of which HERE is the test's folder, and what is said of them.
 WRONG = [
     ("-m /nowhere/model", "no such file or folder"),
@@ -55,10 +54,8 @@ WRONG = [
     (f"-m {POLICY} -o HERE/file", "is a file, expected a folder"),
     (f"-m {POLICY} -o HERE/file/run", "HERE/file is a file"),
     (f"-m {POLICY} -o HERE/mine", "is not empty, and no run.json says what it holds"),
-    (f"-m {POLICY} --set engine.max_modl_len=5", "did you mean 'max_model_len'"),
     (f"-m {POLICY} --set engine.gpu_memory_utilisation=1", "did you mean 'gpu_memory_utilization'"),
-    *((f"-m {POLICY} --set engine.dtype={name}", f"--set engine.dtype: got '{name}', {DTYPES}")
-      for name in ("bf16", "foo", "int8")),
+    (f"-m {POLICY} --set engine.dtype=bf16", "--set engine.dtype: got 'bf16', expected one of auto, half, float16"),
 ]  # fmt: skip
 
 

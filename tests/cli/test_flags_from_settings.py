@@ -60,15 +60,8 @@ def test_an_option_of_several_commands_means_the_same(command: str) -> None:
     ("words", "flag", "got", "near"),
     [
         (["pairs", "run", "--strategy", "best-wrst"], "--strategy", "best-wrst", "best-worst"),
-        (["experience", "run", "--estimator", "gea"], "--estimator", "gea", "gae"),
-        (["collect", "t.jsonl", "--format", "parket"], "--format", "parket", "parquet"),
         (["export", "run", "-o", "x.jsonl", "--format", "varl"], "--format", "varl", "verl"),
-        (["import", "x", "-o", "run", "--from", "nemogym"], "--from", "nemogym", "nemo-gym"),
-        (["judge", "run", "--show", "finl"], "--show", "finl", "final"),
         (["validate", "run", "--fix", "splitt"], "--fix", "splitt", "split"),
-        (["audit", "run", "--dtype", "float23"], "--dtype", "float23", "float32"),
-        (["filter", "run", "--split-by", "tasks"], "--split-by", "tasks", "task"),
-        (["train-dpo", "x", "-m", "m", "-o", "o", "--ref", "modle"], "--ref", "modle", "model"),
     ],
 )
 def test_a_misspelt_choice_names_the_flag_and_the_nearest(

@@ -33,12 +33,10 @@ def run_without(missing: list[str], words: list[str], folder: Path, output: Path
 @pytest.mark.parametrize(
     ("missing", "words", "extra"),
     [
-        ("torch", ["audit", BROKEN, "-m", POLICY], "train"),
         ("torch,transformers", ["audit", BROKEN, "-m", POLICY], "train"),
         ("vllm", ["collect", TASKS, "-m", POLICY, "-o", "OUT", "--dry-run"], "cpu"),
         ("ray", ["collect", TASKS, "-m", POLICY, "-o", "OUT", "--replicas", "2"], "ray"),
         ("trl", ["train-sft", BROKEN, "-m", POLICY, "-o", "OUT"], "train"),
-        ("trl", ["finetune", str(ROOT / "sample_data" / "finetune.yaml"), "--output", "OUT"], "train"),
     ],
 )
 def test_a_missing_extra_is_one_line(
