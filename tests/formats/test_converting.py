@@ -280,14 +280,12 @@ def test_preferences_come_from_pairs(run: Path, tmp_path: Path) -> None:
 
 
 def test_outputs_are_not_overwritten(run: Path, tmp_path: Path) -> None:
-    """An existing file, an unknown format and a wrong suffix are refused."""
+    """An existing file and a wrong suffix are refused."""
     (tmp_path / "a.jsonl").write_text("mine")
     with pytest.raises(StoreError, match="exists"):
         gymdata.export(run, tmp_path / "a.jsonl", "openai")
     with pytest.raises(UsageError, match="verl"):
         gymdata.export(run, tmp_path / "b.jsonl", "verl")
-    with pytest.raises(UsageError, match="trl-messages"):
-        gymdata.export(run, tmp_path / "b.jsonl", "trl-message")
     assert (tmp_path / "a.jsonl").read_text() == "mine"
 
 
@@ -317,7 +315,7 @@ def test_an_export_without_a_row_is_a_fault(tmp_path: Path, capsys: pytest.Captu
     assert "left out" in said.out
 
 
-@pytest.mark.parametrize("name", ["nemo-gym", "trl-messages", "trl-preference"])
+@pytest.mark.parametrize("name", ["nemo-gym", "trl-preference"])
 def test_an_import_without_rows_is_not_exported(tmp_path: Path, name: str) -> None:
     """The error says that there are 0 rows and where the rejected ones are; nothing is written."""
     (tmp_path / "bad.jsonl").write_text('{"responses_create_params": {"input": []}, "response": {"output": 5}}\n')

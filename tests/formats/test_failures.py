@@ -17,14 +17,10 @@ from gymdata.store import read_failures, read_table
 from gymdata.store.columns import to_rows
 from tests.formats.failed_rows import COUNTED, FAILED, JUDGE, MASKED, ROW, Rewarded, nemo_gym, responding
 from tests.formats.trajectories import lines, write
-from tests.rollout_files import rollout, training_data, two_turns, write_run
+from tests.rollout_files import training_data
 
 #: Rows of traces have ids that are not read, which their import says.
 pytestmark = pytest.mark.filterwarnings("ignore::gymdata.store.reading.DataWarning")
-CASES = [*MASKED, *FAILED]
-NAMES = [f"{name}-{reason}".partition(":")[0].replace(" ", "_") for name, _, _, _, reason in CASES]
-
-
 #: What was sampled in the rows of a format with ids.
 GENERATED = {"nemo-gym": [[11, 2]], "rllm": [[2], [4, 5]], "verifiers-traces": [[9], [9]]}
 
@@ -40,24 +36,10 @@ def four(folder: Path, name: str, rewarded: Rewarded, failed: dict[str, Any]) ->
     return folder / "run"
 
 
-def with_ids(run: Path, folder: Path) -> Path:
-    """The same rollouts as one group with ids, which most of these formats do not have."""
-    made = [
-        rollout(
-            "t", n, row["reward"], two_turns(5, 40 + n), rollout_id=row["rollout_id"], extra=json.dumps(row["extra"])
-        )
-        | {"rewards": []}
-        for n, row in enumerate(rows_of(run))
-    ]
-    return write_run(folder, made)
-
-
-@pytest.mark.parametrize(("name", "rewarded", "failed", "kind", "reason"), CASES, ids=NAMES)
-def test_rewards_of_1_none_0_and_0_are_centered_without_the_second(
-    tmp_path: Path, name: str, rewarded: Rewarded, failed: dict[str, Any], kind: str, reason: str
-) -> None:
+@pytest.mark.parametrize("failed", [MASKED[0][2], FAILED[0][2]], ids=["masked", "failed"])
+def test_rewards_of_1_none_0_and_0_are_centered_without_the_second(tmp_path: Path, failed: dict[str, Any]) -> None:
     """Through experience: 0.667, −0.333, −0.333 before scaling; through pairs: the others only."""
-    run = with_ids(four(tmp_path, name, rewarded, failed), tmp_path / "ids")
+    run = four(tmp_path, "nemo-gym", nemo_gym, failed)
     counted = [row["rollout_id"] for row in rows_of(run) if row["reward"] is not None]
     gymdata.experience(run, tmp_path / "experience", estimator="reinforce_baseline")
     made = read_table(tmp_path / "experience", EXPERIENCES).to_pylist()
@@ -70,7 +52,7 @@ def test_rewards_of_1_none_0_and_0_are_centered_without_the_second(
     ]
 
 
-@pytest.mark.parametrize(("name", "rewarded", "masked", "kind", "reason"), MASKED, ids=NAMES[: len(MASKED)])
+@pytest.mark.parametrize(("name", "rewarded", "masked", "kind", "reason"), MASKED, ids=[case[-1] for case in MASKED])
 def test_what_its_writer_masked_or_cancelled_is_a_rollout_without_a_reward(
     tmp_path: Path, name: str, rewarded: Rewarded, masked: dict[str, Any], kind: str, reason: str
 ) -> None:
@@ -80,7 +62,7 @@ def test_what_its_writer_masked_or_cancelled_is_a_rollout_without_a_reward(
     assert row["extra"]["unscored"]["reward"] == 1.0
 
 
-@pytest.mark.parametrize(("name", "rewarded", "failed", "kind", "reason"), FAILED, ids=NAMES[len(MASKED) :])
+@pytest.mark.parametrize(("name", "rewarded", "failed", "kind", "reason"), FAILED, ids=[case[-1] for case in FAILED])
 def test_an_attempt_that_failed_is_a_line_of_failures_and_never_a_row(
     tmp_path: Path, name: str, rewarded: Rewarded, failed: dict[str, Any], kind: str, reason: str
 ) -> None:
@@ -94,11 +76,11 @@ def test_an_attempt_that_failed_is_a_line_of_failures_and_never_a_row(
     assert not lines(run / "rejected.jsonl")
 
 
-@pytest.mark.parametrize(("name", "row"), COUNTED, ids=[f"{name}-{n}" for n, (name, _) in enumerate(COUNTED)])
-def test_a_reward_that_nothing_takes_back_stays(tmp_path: Path, name: str, row: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_reward_that_nothing_takes_back_stays(tmp_path: Path, name: str) -> None:
     """A limit, an error of an earlier try and fields that say false are no failure."""
-    gymdata.import_rollouts(write(tmp_path / "rows.jsonl", row), tmp_path / "run", source=name)
-    assert [row["reward"] for row in rows_of(tmp_path / "run")] == [1.0]
+    gymdata.import_rollouts(write(tmp_path / "rows.jsonl", *COUNTED[name]), tmp_path / "run", source=name)
+    assert [row["reward"] for row in rows_of(tmp_path / "run")] == [1.0] * len(COUNTED[name])
     assert not read_failures(tmp_path / "run")
 
 
@@ -182,12 +164,8 @@ def test_a_later_score_changes_nothing(tmp_path: Path) -> None:
         data = training_data(algorithm, run, reward="position", **settings)
         assert masked.isdisjoint(data.rollout_ids)
         assert len(set(data.rollout_ids)) == 3
-
-
-def test_supervised_training_of_all_rollouts_leaves_masked_ones_out(tmp_path: Path) -> None:
-    """Also without any score; how many is counted."""
-    data = training_data("sft", masked_run(tmp_path), select="all")
-    assert (len(data.rollout_ids), data.chosen["left_out_masked"]) == (3, 2)
+    # Also without any score; how many is counted.
+    assert training_data("sft", run, select="all").chosen["left_out_masked"] == 2
 
 
 @pytest.mark.parametrize("files", ["rollouts.jsonl", "rollouts*.jsonl"])

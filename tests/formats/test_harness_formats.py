@@ -134,11 +134,3 @@ def test_many_rows_with_one_cause_are_one_message(tmp_path: Path, capsys: pytest
     for name in ROWS.keys() - {"verifiers-traces"}:
         (named,) = rejected(write(tmp_path / f"{name}.jsonl", ROWS[name](5) | {"images": ["1.png"]}), name)
         assert "images: images" in named["reason"]
-
-
-def test_answers_that_were_given_are_not_trained(tmp_path: Path) -> None:
-    """Of the prompt of a trace."""
-    trace = ROWS["verifiers-traces"](5)["traces"][0]
-    trace["nodes"][1] |= {"sampled": False, "mask": [False, False], "logprobs": []}
-    (read,) = imported(write(tmp_path / "traces.jsonl", trace), "verifiers-traces")
-    assert [m["extra"] for m in read["messages"] if m["role"] == "assistant"] == ['{"weight": 0}', None]

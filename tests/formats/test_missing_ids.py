@@ -55,37 +55,42 @@ def atif() -> dict[str, Any]:
 ROWS = {"nemo-gym": nemo_gym, "nat-trajectories": nat, "atif": atif}
 COLUMNS = {"nemo-gym": "response.output", "nat-trajectories": "episode", "atif": "steps"}
 IDS = {"nemo-gym": "generation_token_ids", "atif": "completion_token_ids"}
-#: The number of log-probabilities is wrong: the changed list, and the reason.
-NUMBERS = [
-    ("nemo-gym", ("response", "output", 0, "generation_log_probs"), [-0.5], "turn 0; expected 2; got 1"),
-    ("nemo-gym", ("response", "output", 2, "generation_log_probs"), [-0.5] * 3, "turn 1; expected 1; got 3"),
-    ("nemo-gym", ("response", "output", 4, "generation_log_probs"), [], "turn 2; expected 2; got 0"),
-    ("nat-trajectories", ("episode", 1, "logprobs", "content", 1, "logprob"), None,
-     "episode[1].logprobs.content[1].logprob: got null"),
-    ("atif", ("steps", 1, "metrics", "logprobs"), [-0.5], "steps[1].metrics.logprobs: got 1, expected 2"),
-    ("atif", ("steps", 3, "metrics", "logprobs"), [-0.5] * 22, "steps[3].metrics.logprobs: got 22, expected 2"),
-    ("atif", ("steps", 2, "metrics", "logprobs"), [], "steps[2].metrics.logprobs: got 0, expected 1"),
-]  # fmt: skip
-#: Ids are missing where other calls have them.
-MISSING = [
-    ("nemo-gym", ("response", "output", 2, "prompt_token_ids"), [], "prompt_token_ids missing, null or empty"),
-    ("nemo-gym", ("response", "output", 4, "prompt_token_ids"), None, "prompt_token_ids missing, null or empty"),
-    ("nemo-gym", ("response", "output", 0, "generation_token_ids"), None, "generation_token_ids missing, null or empty"),
-    ("nemo-gym", ("response", "output", 2, "generation_token_ids"), [], "generation_token_ids missing, null or empty"),
-    ("nemo-gym", ("response", "output", 0), {"type": "message", "role": "assistant", "content": "a"}, "no ids"),
-    ("nat-trajectories", ("episode", 2, "logprobs", "content", 0, "token"), "Hi",
-     "episode[2].logprobs.content[0].token: got 'Hi', expected token_id:N"),
-    ("nat-trajectories", ("episode", 3, "logprobs", "content", 1, "token"), "token_id:99999999999",
-     "episode[3].logprobs.content[1].token: got 'token_id:99999999999'"),
-    ("nat-trajectories", ("episode", 1, "metadata"), None, "episode[1].metadata.prompt_token_ids: missing"),
-    ("nat-trajectories", ("episode", 1, "metadata", "prompt_token_ids"), [], "episode[1].metadata.prompt_token_ids"),
-    ("nat-trajectories", ("episode", 2, "logprobs"), None, "episode[2].logprobs.content: missing or empty"),
-    ("nat-trajectories", ("episode", 2, "logprobs"), [-0.5], "episode[2].logprobs.content: missing or empty"),
-    ("atif", ("steps", 1, "metrics", "prompt_token_ids"), [], "steps[1].metrics: expected prompt_token_ids and"),
-    ("atif", ("steps", 3, "metrics", "completion_token_ids"), None, "steps[3].metrics: expected prompt_token_ids and"),
-    ("atif", ("steps", 2, "metrics"), None, "steps[2].metrics: expected prompt_token_ids and"),
-    ("atif", ("steps", 2, "llm_call_count"), 2, "steps[2].metrics: expected prompt_token_ids and"),
-]  # fmt: skip
+#: What is changed in a row of each format, its code, and the reason: a wrong number of log-probabilities, or ids that are
+#: missing where other calls have them.
+PARTS: dict[str, list[tuple[tuple[Any, ...], Any, str, str]]] = {
+    "nemo-gym": [
+        (("response", "output", 0, "generation_log_probs"), [-0.5], "L301", "turn 0; expected 2; got 1"),
+        (("response", "output", 2, "generation_log_probs"), [-0.5] * 3, "L301", "turn 1; expected 1; got 3"),
+        (("response", "output", 4, "generation_log_probs"), [], "L301", "turn 2; expected 2; got 0"),
+        (("response", "output", 2, "prompt_token_ids"), [], "T205", "prompt_token_ids missing, null or empty"),
+        (("response", "output", 4, "prompt_token_ids"), None, "T205", "prompt_token_ids missing, null or empty"),
+        (("response", "output", 2, "generation_token_ids"), [], "T205", "generation_token_ids missing, null or empty"),
+        (("response", "output", 0, "generation_token_ids"), None, "T205", "generation_token_ids missing, null or empty"),
+        (("response", "output", 0), {"type": "message", "role": "assistant", "content": "a"}, "T205", "no ids"),
+    ],
+    "nat-trajectories": [
+        (("episode", 1, "logprobs", "content", 1, "logprob"), None, "L301",
+         "episode[1].logprobs.content[1].logprob: got null"),
+        (("episode", 2, "logprobs", "content", 0, "token"), "Hi", "T205",
+         "episode[2].logprobs.content[0].token: got 'Hi', expected token_id:N"),
+        (("episode", 3, "logprobs", "content", 1, "token"), "token_id:99999999999", "T205",
+         "episode[3].logprobs.content[1].token: got 'token_id:99999999999'"),
+        (("episode", 1, "metadata"), None, "T205", "episode[1].metadata.prompt_token_ids: missing"),
+        (("episode", 1, "metadata", "prompt_token_ids"), [], "T205", "episode[1].metadata.prompt_token_ids"),
+        (("episode", 2, "logprobs"), None, "T205", "episode[2].logprobs.content: missing or empty"),
+        (("episode", 2, "logprobs"), [-0.5], "T205", "episode[2].logprobs.content: missing or empty"),
+    ],
+    "atif": [
+        (("steps", 1, "metrics", "logprobs"), [-0.5], "L301", "steps[1].metrics.logprobs: got 1, expected 2"),
+        (("steps", 2, "metrics", "logprobs"), [], "L301", "steps[2].metrics.logprobs: got 0, expected 1"),
+        (("steps", 3, "metrics", "logprobs"), [-0.5] * 22, "L301", "steps[3].metrics.logprobs: got 22, expected 2"),
+        (("steps", 1, "metrics", "prompt_token_ids"), [], "T205", "steps[1].metrics: expected prompt_token_ids and"),
+        (("steps", 3, "metrics", "completion_token_ids"), None, "T205",
+         "steps[3].metrics: expected prompt_token_ids and"),
+        (("steps", 2, "metrics"), None, "T205", "steps[2].metrics: expected prompt_token_ids and"),
+        (("steps", 2, "llm_call_count"), 2, "T205", "steps[2].metrics: expected prompt_token_ids and"),
+    ],
+}  # fmt: skip
 
 
 def changed(name: str, path: tuple[Any, ...], value: Any) -> dict[str, Any]:
@@ -98,21 +103,17 @@ def changed(name: str, path: tuple[Any, ...], value: Any) -> dict[str, Any]:
     return row
 
 
-@pytest.mark.parametrize(
-    ("code", "name", "path", "value", "reason"),
-    [*(("L301", *case) for case in NUMBERS), *(("T205", *case) for case in MISSING)],
-)
-def test_a_row_with_a_part_of_its_tokens_is_rejected_by_its_place(
-    code: str, name: str, path: tuple[Any, ...], value: Any, reason: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_with_a_part_of_its_tokens_is_rejected_by_its_place(name: str, tmp_path: Path) -> None:
     """Alone: the rows around it are imported."""
-    good = ROWS[name]()
-    (bad,) = rejected(write_lines(tmp_path / "a.jsonl", [good, changed(name, path, value), good]), name)
-    assert (bad["line"], bad["code"]) == (2, code)
-    assert reason in bad["reason"]
+    rows = [ROWS[name](), *(changed(name, path, value) for path, value, _, _ in PARTS[name]), ROWS[name]()]
+    named = rejected(write_lines(tmp_path / "a.jsonl", rows), name)
+    assert [bad["line"] for bad in named] == list(range(2, len(rows)))
+    for bad, (_, _, code, reason) in zip(named, PARTS[name], strict=True):
+        assert (bad["code"], reason in bad["reason"]) == (code, True), bad
 
 
-@pytest.mark.parametrize("path", [("response", "output", 2, "prompt_token_ids"), NUMBERS[0][1]])
+@pytest.mark.parametrize("path", [PARTS["nemo-gym"][0][0], PARTS["nemo-gym"][3][0]])
 def test_import_rejects_what_validate_finds_in_the_file(path: tuple[Any, ...], tmp_path: Path) -> None:
     """At the same turn, with the same code."""
     file = write_lines(tmp_path / "a.jsonl", [nemo_gym(), changed("nemo-gym", path, [])])
@@ -186,11 +187,12 @@ def test_a_failed_attempt_with_a_part_of_its_ids_is_a_failed_attempt(tmp_path: P
     assert json.loads(attempt["task"])["response"] == row["response"]
 
 
-@pytest.mark.parametrize("numbers", ["x", "", False, {}, 0])
-def test_log_probabilities_that_are_no_list_are_named(numbers: Any, tmp_path: Path) -> None:
+def test_log_probabilities_that_are_no_list_are_named(tmp_path: Path) -> None:
     """Also where they look like none."""
-    (bad,) = rejected(write_lines(tmp_path / "a.jsonl", [changed("nemo-gym", NUMBERS[0][1], numbers)]))
-    assert (bad["code"], bad["reason"][:50]) == ("S102", "generation_log_probs; turn 0; expected a list; got")
+    rows = [changed("nemo-gym", PARTS["nemo-gym"][0][0], numbers) for numbers in ("x", "", False, {}, 0)]
+    named = rejected(write_lines(tmp_path / "a.jsonl", rows))
+    expected = ("S102", "generation_log_probs; turn 0; expected a list; got")
+    assert [(bad["code"], bad["reason"][:50]) for bad in named] == [expected] * 5
 
 
 @pytest.mark.parametrize(

@@ -134,13 +134,11 @@ def test_imported_pairs_say_what_they_are(tmp_path: Path) -> None:
 
 
 def test_files_of_two_formats_are_refused(tmp_path: Path) -> None:
-    """One import is of one format; an unknown one is named."""
+    """One import is of one format."""
     a = write_lines(tmp_path / "a.jsonl", [{"prompt": "q", "chosen_response": "a", "rejected_response": "b"}])
     b = write_lines(tmp_path / "b.jsonl", [{"schema_version": "ATIF-v1.7", "steps": []}])
     with pytest.raises(UsageError, match="several formats"):
         import_rollouts([a, b], tmp_path / "x")
-    with pytest.raises(UsageError, match="nat-dpo"):
-        import_rollouts(a, tmp_path / "x", source="nat-dop")
 
 
 def test_pairs_without_a_margin_are_no_ties(tmp_path: Path) -> None:

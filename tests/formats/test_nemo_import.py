@@ -53,17 +53,6 @@ def test_a_position_in_a_file_of_tasks_is_no_name_of_a_task(tmp_path: Path) -> N
     assert (one.partition("-")[0], later.partition("-")[0], named) == ("0", "1", "mine")
 
 
-def test_missing_data_stays_missing(tmp_path: Path) -> None:
-    """A last call without ids gives no turn, and log-probabilities that the source lacks are NaN."""
-    rows = nemo_rows(n=1, turns=3)
-    with_ids(rows[0], 1)["generation_log_probs"] = None
-    for name in ("prompt_token_ids", "generation_token_ids", "generation_log_probs"):
-        with_ids(rows[0], 2)[name] = None if name != "prompt_token_ids" else []
-    (made,) = imported(tmp_path, rows)
-    assert [m["turn"] for m in made["messages"] if m["role"] == "assistant"] == [0, 1, None]
-    assert np.isnan(made["turns"][1]["generation_log_probs"]).all()
-
-
 @pytest.mark.parametrize("kind", ["input_image", "input_audio", "image_url", "input_file"])
 def test_a_row_with_more_than_text_is_left_out_by_name(kind: str, tmp_path: Path) -> None:
     """Its ids would be trained without what they stand for."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,6 @@ CALLED = '[{"id": null, "type": "function", "function": {"name": "add", "argumen
         ("trl-prompt-completion", {"prompt": ASKED, "response": "5"}, [QUESTION, ANSWER]),
         ("trl-prompt-completion", {"system_prompt": "Be brief.", **HISTORY, "question": ASKED, "response": "5"},
          [*BEFORE, QUESTION, ANSWER]),
-        ("trl-prompt-completion", {"query": ASKED, "response": "5"}, [QUESTION, ANSWER]),
         ("alpaca", {"instruction": "Add.", "context": "2 and 3", "response": "5", "category": "closed_qa"}, [ADD, ANSWER]),
         ("alpaca", {"instruction": "Add.", "input": "2 and 3", "output": "5", "system": "Be brief.", **HISTORY},
          [*BEFORE, ADD, ANSWER]),
@@ -113,18 +111,18 @@ def test_a_preference_becomes_a_pair(row: dict[str, Any], margin: float, tmp_pat
     assert len(pair["chosen_ids"]) == 0
 
 
-def test_a_system_prompt_beside_messages_is_of_both_sides(tmp_path: Path) -> None:
-    """ms-swift's `system`, `messages` and `rejected_messages` are one pair, whose prompt begins with the system prompt."""
-    row = {"system": "Be brief.", "messages": [QUESTION, ANSWER], "rejected_messages": [QUESTION, WRONG]}
-    (pair,) = imported(write(tmp_path / "rows.jsonl", row))
-    assert said(pair["prompt"]) == [{"role": "system", "content": "Be brief."}, QUESTION]
-    assert (said(pair["chosen"]), said(pair["rejected"])) == ([ANSWER], [WRONG])
+def test_a_system_prompt_beside_both_sides_is_a_part_of_the_prompt(tmp_path: Path) -> None:
+    """Beside ms-swift's `messages` and `rejected_messages`, and beside two conversations."""
+    of_swift = {"messages": [QUESTION, ANSWER], "rejected_messages": [QUESTION, WRONG]}
+    for n, sides in enumerate((of_swift, CONVERSATIONS)):
+        (pair,) = imported(write(tmp_path / f"{n}.jsonl", {"system": "Be brief.", **sides}))
+        assert [said(pair[side]) for side in ("prompt", "chosen", "rejected")] == [
+            [SYSTEM, QUESTION], [ANSWER], [WRONG],
+        ]  # fmt: skip
 
 
 CONTRADICTING = [
-    {"prompt": ASKED, **SIDES, "score_chosen": 1.0, "score_rejected": 5.0},
     {"prompt": ASKED, **SIDES, "chosen-rating": "2", "rejected-rating": "4", "margin": 1.0},
-    {"prompt": ASKED, **SIDES, "margin": -0.5},
     {"messages": [QUESTION, ANSWER], "rejected_messages": [WRONG], "chosen_score": 0, "rejected_score": 1},
     {"history": ASKED, "human_ref_A": "5", "human_ref_B": "6", "labels": 1, "score_A": 2, "score_B": 9},
 ]
@@ -193,49 +191,17 @@ def test_what_both_sides_share_before_an_answer_is_the_prompt(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("numbers", "reward"),
-    [
-        ({"label": True}, 1.0), ({"label": False}, 0.0), ({"score": 3}, 3.0), ({"reward": -0.5}, -0.5),
-        ({"helpfulness": 4, "verbosity": 1}, None),
-    ],
-)  # fmt: skip
-def test_the_number_of_an_answer_is_its_reward(numbers: dict[str, Any], reward: float | None, tmp_path: Path) -> None:
-    """Attributes, as HelpSteer has them, are named rewards, and no total is made of them."""
-    row = {"prompt": [QUESTION], "completion": [ANSWER], **numbers}
-    (rollout,) = imported(write(tmp_path / "rows.jsonl", row))
-    assert (rollout["reward"], rollout["rewards"]) == (reward, {name: float(value) for name, value in numbers.items()})
-
-
-@pytest.mark.parametrize(
     ("name", "row", "reason"),
     [
         ("trl-prompt-completion", {"prompt": None, "completion": "x"}, "prompt: got null, expected text or messages"),
-        (
-            "trl-prompt-completion",
-            {"prompt": "x", "completion": None},
-            "completion: got null, expected text or messages",
-        ),
         ("trl-prompt-completion", {"completion": "x"}, "prompt: is missing, also as question, problem"),
-        (
-            "trl-preference",
-            {"prompt": None, "chosen": "a", "rejected": "b"},
-            "prompt: got null, expected text or messages",
-        ),
-        (
-            "trl-preference",
-            {"prompt": "q", "chosen": None, "rejected": "b"},
-            "chosen: got null, expected text or messages",
-        ),
+        ("trl-preference", {"prompt": "q", "chosen": None, "rejected": "b"}, "chosen: got null, expected text or messages"),
         ("trl-messages", {"messages": None}, "messages: got null, expected text or messages"),
-        (
-            "trl-messages",
-            {"messages": [{"role": None, "content": "x"}, ANSWER]},
-            "messages[0].role: got null, expected",
-        ),
+        ("trl-messages", {"messages": [{"role": None, "content": "x"}, ANSWER]}, "messages[0].role: got null, expected"),
         ("nat-trajectories", {"episode": None, "reward": 1.0}, "episode: got null, expected"),
         ("atif", {"schema_version": "ATIF-v1.7", "steps": None}, "steps: got null, expected"),
     ],
-)
+)  # fmt: skip
 def test_a_null_where_a_value_must_be_is_named_with_its_place(
     name: str, row: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
@@ -244,33 +210,27 @@ def test_a_null_where_a_value_must_be_is_named_with_its_place(
     assert (named["file"], named["line"], named["reason"][: len(reason)]) == (str(file), 1, reason)
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"messages": [QUESTION]}, "no message of the assistant"),
-        ({"messages": [{"role": "wizard", "content": "x"}, ANSWER]}, "messages[0].role: got 'wizard'"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, ANSWER]},
-            "messages[0].content: got a part of type 'image_url', expected text",
-        ),
-        (
-            {"messages": [QUESTION, ANSWER | {"content": None}]},
-            "messages[1].content: got null, expected text or tool calls",
-        ),
-        ({"messages": [QUESTION, {"role": "assistant", "content": 7}]}, "messages[1].content"),
-        ({"messages": "x"}, "no message of the assistant"),
-        ({"prompt": "x", "chosen": "a", "rejected": "b"}, "messages: is missing"),
-        ({"messages": [{"role": "user", "content": "<image>Who?"}, ANSWER], "images": ["1.png"]}, "images: images"),
-        ("x", "expected an object"),
-        ({"messages": [QUESTION, ANSWER], "tools": "{"}, "tools: got text that is not JSON"),
-        ({"messages": [{"role": "user", "content": "<img>https://a/b.png</img>Who?"}, ANSWER]}, "<img>: images"),
-        ({"messages": [QUESTION, ANSWER | {"content": [{"type": "tool_use", "name": "add"}]}]}, "of type 'tool_use'"),
-    ],
-)
-def test_a_row_that_says_something_else_is_named(row: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    (named,) = rejected(write(tmp_path / "rows.jsonl", {"messages": [QUESTION, ANSWER]}, row))
-    assert named["line"] == 2
-    assert reason in named["reason"]
+#: Rows that are no conversation with an answer as text, and what is wrong with each.
+UNREAD: list[tuple[Any, str]] = [
+    ({"messages": [QUESTION]}, "no message of the assistant"),
+    ({"messages": [{"role": "wizard", "content": "x"}, ANSWER]}, "messages[0].role: got 'wizard'"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, ANSWER]},
+     "messages[0].content: got a part of type 'image_url', expected text"),
+    ({"messages": [QUESTION, ANSWER | {"content": None}]}, "messages[1].content: got null, expected text or tool calls"),
+    ({"messages": [QUESTION, {"role": "assistant", "content": 7}]}, "messages[1].content"),
+    ({"prompt": "x", "chosen": "a", "rejected": "b"}, "messages: is missing"),
+    ({"messages": [{"role": "user", "content": "<image>Who?"}, ANSWER], "images": ["1.png"]}, "images: images"),
+    ("x", "expected an object"),
+    ({"messages": [QUESTION, ANSWER], "tools": "{"}, "tools: got text that is not JSON"),
+    ({"messages": [{"role": "user", "content": "<img>https://a/b.png</img>Who?"}, ANSWER]}, "<img>: images"),
+]  # fmt: skip
+
+
+def test_a_row_that_says_something_else_is_named(tmp_path: Path) -> None:
+    good = {"messages": [QUESTION, ANSWER]}
+    named = rejected(write(tmp_path / "rows.jsonl", good, *(row for row, _ in UNREAD)))
+    assert [bad["line"] for bad in named] == [n + 2 for n in range(len(UNREAD))]
+    assert [reason for bad, (_, reason) in zip(named, UNREAD, strict=True) if reason not in bad["reason"]] == []
 
 
 @pytest.mark.parametrize(
@@ -286,34 +246,6 @@ def test_sides_that_are_no_preference_are_named(row: dict[str, Any], reason: str
     (named,) = rejected(write(tmp_path / "rows.jsonl", CONVERSATIONS, CONVERSATIONS | row))
     assert (named["line"], named["code"]) == (2, "P601" if "same" in reason else "S102")
     assert reason in named["reason"]
-
-
-def test_a_system_message_beside_two_conversations_is_a_part_of_the_prompt(tmp_path: Path) -> None:
-    (pair,) = imported(write(tmp_path / "rows.jsonl", {"system": "Be brief.", **CONVERSATIONS}))
-    assert said(pair["prompt"]) == [SYSTEM, QUESTION]
-
-
-@pytest.mark.parametrize("label", ["label", "kto_tag"])
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [QUESTION, ANSWER]},
-        {"instruction": "Add.", "output": "5"},
-        {"conversations": [HUMAN, GPT]},
-    ],
-)
-def test_whether_an_answer_is_desirable_is_read_in_every_format(
-    row: dict[str, Any], label: str, tmp_path: Path
-) -> None:
-    rollouts = imported(write(tmp_path / "rows.jsonl", row | {label: True}, row | {label: False}))
-    assert [rollout["reward"] for rollout in rollouts] == [1.0, 0.0]
-
-
-@pytest.mark.parametrize("field", ["train", "training", "loss"])
-def test_a_message_that_its_file_does_not_train_has_the_weight_0(field: str, tmp_path: Path) -> None:
-    row = {"messages": [QUESTION, ANSWER | {field: False}, QUESTION, WRONG | {field: True}]}
-    (rollout,) = imported(write(tmp_path / "rows.jsonl", row))
-    assert [m["extra"] for m in rollout["messages"]] == [None, '{"weight": 0}', None, None]
 
 
 @pytest.mark.parametrize("suffix", ["json", "parquet", "jsonl"])
@@ -408,14 +340,11 @@ def test_text_tables_are_read_as_rows_of_json(tmp_path: Path) -> None:
             gymdata.validate(tmp_path / name)
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-@pytest.mark.parametrize(("suffix", "separator"), [("csv", b","), ("csv", b";"), ("csv", b"\t"), ("tsv", b"\t")])
-def test_a_text_table_is_divided_as_its_header_is(
-    suffix: str, separator: bytes, pack: Callable[[bytes], bytes], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("suffix", "separator"), [("csv", b","), ("csv.gz", b";"), ("csv", b"\t"), ("tsv", b"\t")])
+def test_a_text_table_is_divided_as_its_header_is(suffix: str, separator: bytes, tmp_path: Path) -> None:
     """Spreadsheets of many countries write semicolons; a table may be compressed."""
-    file = tmp_path / (f"rows.{suffix}" + ".gz" * (pack is gzip.compress))
-    file.write_bytes(pack(b"prompt" + separator + b'completion\n"1,5;\n2\t"' + separator + b"b\n"))
+    file, text = tmp_path / f"rows.{suffix}", b"prompt" + separator + b'completion\n"1,5;\n2\t"' + separator + b"b\n"
+    file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)
     (row,) = imported(file)
     assert [message["content"] for message in row["messages"]] == ["1,5;\n2\t", "b"]
 
@@ -461,15 +390,13 @@ def test_rows_that_only_look_like_tasks_or_pairs_are_unknown(row: Any, why: str,
         assert "gymdata collect" not in str(error.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [({"messages": [{"role": "pretrain", "content": "x"}]}, "keys messages"), ("x", "its first value is text")],
-)
-def test_what_is_no_row_is_not_called_a_task(row: Any, why: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="of no known format") as error:
-        gymdata.import_rollouts(write(tmp_path / "odd.jsonl", row), tmp_path / "run")
-    assert why in str(error.value.hint)
-    assert "gymdata collect" not in str(error.value.hint)
+def test_what_is_no_row_is_not_called_a_task(tmp_path: Path) -> None:
+    pretraining = {"messages": [{"role": "pretrain", "content": "x"}]}
+    for row, why in ((pretraining, "keys messages"), ("x", "its first value is text")):
+        with pytest.raises(DataError, match="of no known format") as error:
+            gymdata.import_rollouts(write(tmp_path / "odd.jsonl", row), tmp_path / "run")
+        assert why in str(error.value.hint)
+        assert "gymdata collect" not in str(error.value.hint)
 
 
 def test_pairs_of_files_of_one_name_have_ids_of_their_own(tmp_path: Path) -> None:

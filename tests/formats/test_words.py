@@ -12,7 +12,9 @@ import pytest
 import gymdata
 from gymdata.errors import DataError
 from gymdata.formats.text.words import LABELS, MARKS
+from gymdata.rollouts.truth import truth
 from gymdata.store import read_table
+from gymdata.store.columns import to_rows
 from tests.formats.trajectories import ANSWER, QUESTION, imported, lines, rejected, verifiers, verifiers_traces, write
 
 ASKED = QUESTION["content"]
@@ -23,24 +25,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "alpaca": {"instruction": "Add.", "output": "5"},
     "sharegpt": {"conversations": [{"from": "human", "value": ASKED}, {"from": "gpt", "value": "5"}]},
 }
-GOOD = [True, 1, 1.0, "1", "1.0", "true", "TRUE", "yes", " Y ", "desirable", "chosen", "good", "positive", "correct"]
-BAD = [
-    False,
-    0,
-    0.0,
-    "0",
-    "0.0",
-    "false",
-    "False",
-    "no",
-    "N",
-    "undesirable",
-    "rejected",
-    "bad",
-    "negative",
-    "incorrect",
-]
-ODD = ["perhaps", 2, -1, 0.5, [1], {"a": 1}]
+#: How files spell true and false, and what is neither.
+GOOD = (True, 1, 1.0, "1", "1.0", "true", "TRUE", "yes", " Y ", "desirable", "chosen", "good", "positive", "correct")
+BAD = (False, 0, 0.0, "0", "0.0", "false", "no", "N", "undesirable", "rejected", "bad", "negative", "incorrect")
+ODD: tuple[Any, ...] = ("perhaps", "", 2, -1, 0.5, None, [1], {"a": 1})
 ULTRA = {"instruction": ASKED, "completions": [{"response": "5", "annotations": {"honesty": {"Rating": "N/A"}}}]}
 EPISODE = {
     "id": "t1:0", "is_correct": "true", "metrics": {"acc": "0.5"},
@@ -48,43 +36,40 @@ EPISODE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("label", LABELS)
+def test_true_and_false_are_understood_in_any_spelling() -> None:
+    assert [truth(value) for value in GOOD] == [True] * len(GOOD)
+    assert [truth(value) for value in BAD] == [False] * len(BAD)
+    assert [truth(value) for value in ODD] == [None] * len(ODD)
+
+
 @pytest.mark.parametrize("name", ROWS)
-def test_a_label_is_understood_in_every_spelling_and_format(name: str, label: str, tmp_path: Path) -> None:
-    rows = [ROWS[name] | {label: value} for value in (*GOOD, *BAD)]
+def test_labels_scores_and_marks_of_a_row_are_read_in_every_format(name: str, tmp_path: Path) -> None:
+    rows = [ROWS[name] | {label: value} for label in LABELS for value in ("no", 1)]
+    rows.append(ROWS[name] | {"score": "-3.5", "loss_mask": "0"})
     rollouts = imported(write(tmp_path / "rows.jsonl", *rows), name)
-    assert [rollout["reward"] for rollout in rollouts] == [1.0] * len(GOOD) + [0.0] * len(BAD)
-    assert {tuple(rollout["rewards"]) for rollout in rollouts} == {(label,)}
+    assert [rollout["reward"] for rollout in rollouts] == [0.0, 1.0, 0.0, 1.0, -3.5]
+    assert rollouts[2]["rewards"] == {"kto_tag": 0.0}
+    marks = [[m["extra"] for m in rollout["messages"] if m["role"] == "assistant"] for rollout in rollouts]
+    assert marks == [[None]] * 4 + [['{"weight": 0}']]
 
 
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("column", [*LABELS, *MARKS, "reward", "score", "rewards"])
-def test_a_column_that_says_something_else_names_its_row(name: str, column: str, tmp_path: Path) -> None:
-    odd = ["high", [1, 2], {"a": "b"}] if column in ("reward", "score", "rewards") else ODD
-    rows = [ROWS[name], *(ROWS[name] | {column: value} for value in odd), ROWS[name] | {column: None}]
-    named = rejected(write(tmp_path / "rows.jsonl", *rows), name)
-    assert [row["line"] for row in named] == [n + 2 for n in range(len(odd))]
-    assert all(column in row["reason"] or "a: got 'b'" in row["reason"] for row in named)
+def test_a_column_that_says_something_else_names_its_row(tmp_path: Path) -> None:
+    columns = [{name: "perhaps"} for name in (*LABELS, *MARKS, "reward", "score")]
+    columns += [{"label": 2}, {"score": [1, 2]}, {"rewards": {"a": "b"}}, {"rewards": ["high"]}]
+    row = ROWS["trl-messages"]
+    named = rejected(write(tmp_path / "rows.jsonl", row, *(row | more for more in columns), row | {"label": None}))
+    assert [bad["line"] for bad in named] == [n + 2 for n in range(len(columns))]
+    for bad, (name,) in zip(named, columns, strict=True):
+        assert bad["reason"].startswith(f"{name}: got ") or bad["reason"].startswith("a: got 'b'")
 
 
-@pytest.mark.parametrize("mark", MARKS)
-@pytest.mark.parametrize("on_row", [False, True], ids=["message", "row"])
-def test_a_mark_of_not_trained_is_understood_on_a_message_and_on_a_row(mark: str, on_row: bool, tmp_path: Path) -> None:
+def test_a_mark_of_not_trained_is_understood_on_a_message_and_on_a_row(tmp_path: Path) -> None:
     """``masked`` says the reverse of the others."""
-    untrained, trained = (GOOD, BAD) if mark == "masked" else (BAD, GOOD)
-    rows = [
-        {"messages": [QUESTION, ANSWER], mark: value} if on_row else {"messages": [QUESTION, ANSWER | {mark: value}]}
-        for value in (*untrained, *trained)
-    ]
+    marks = [{mark: value} for mark in MARKS for value in (("yes", 0) if mark == "masked" else ("no", 1))]
+    rows = [{"messages": [QUESTION, ANSWER | mark]} for mark in marks]
+    rows += [{"messages": [QUESTION, ANSWER], **mark} for mark in marks]
     rollouts = imported(write(tmp_path / "rows.jsonl", *rows))
-    marks = [rollout["messages"][1]["extra"] for rollout in rollouts]
-    assert marks == ['{"weight": 0}'] * len(untrained) + [None] * len(trained)
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_a_mark_on_a_row_is_read_in_every_format(name: str, tmp_path: Path) -> None:
-    (rollout,) = imported(write(tmp_path / "rows.jsonl", ROWS[name] | {"loss_mask": "0"}), name)
-    assert [m["extra"] for m in rollout["messages"] if m["role"] == "assistant"] == ['{"weight": 0}']
+    assert [rollout["messages"][1]["extra"] for rollout in rollouts] == ['{"weight": 0}', None] * len(MARKS) * 2
 
 
 def test_spans_of_a_message_that_are_not_trained_are_refused_by_name(tmp_path: Path) -> None:
@@ -105,24 +90,24 @@ def test_a_side_of_a_pair_that_is_not_trained_is_refused_by_name(tmp_path: Path)
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize(
-    ("columns", "reward", "rewards"),
-    [
-        ({"reward": 0.5}, 0.5, {"reward": 0.5}), ({"score": "-3.5"}, -3.5, {"score": -3.5}),
-        ({"reward": "1e-1"}, 0.1, {"reward": 0.1}), ({"reward": True}, 1.0, {"reward": 1.0}),
-        ({"score": "False"}, 0.0, {"score": 0.0}), ({"rewards": [0.25]}, 0.25, {"rewards": 0.25}),
-        ({"rewards": {"style": "2"}}, 2.0, {"style": 2.0}),
-        ({"rewards": {"style": 1, "fact": 0}}, None, {"style": 1.0, "fact": 0.0}),
-        ({"rewards": {"style": 1, "fact": 0}, "reward": 0.3}, 0.3, {"style": 1.0, "fact": 0.0, "reward": 0.3}),
-        ({"score": 3, "label": "no"}, 3.0, {"score": 3.0, "label": 0.0}), ({"score": ""}, None, {}),
-    ],
-)  # fmt: skip
-def test_scores_beside_an_answer_are_read(
-    name: str, columns: dict[str, Any], reward: float | None, rewards: dict[str, float], tmp_path: Path
-) -> None:
-    (rollout,) = imported(write(tmp_path / "rows.jsonl", ROWS[name] | columns), name)
-    assert (rollout["reward"], rollout["rewards"]) == (reward, rewards)
+#: Columns beside an answer, its reward and its named rewards.
+STATED: list[tuple[dict[str, Any], float | None, dict[str, float]]] = [
+    ({"reward": 0.5}, 0.5, {"reward": 0.5}), ({"score": "-3.5"}, -3.5, {"score": -3.5}),
+    ({"reward": "1e-1"}, 0.1, {"reward": 0.1}), ({"reward": True}, 1.0, {"reward": 1.0}),
+    ({"score": "False"}, 0.0, {"score": 0.0}), ({"rewards": [0.25]}, 0.25, {"rewards": 0.25}),
+    ({"rewards": {"style": "2"}}, 2.0, {"style": 2.0}),
+    ({"rewards": {"style": 1, "fact": 0}}, None, {"style": 1.0, "fact": 0.0}),
+    ({"rewards": {"style": 1, "fact": 0}, "reward": 0.3}, 0.3, {"style": 1.0, "fact": 0.0, "reward": 0.3}),
+    ({"score": 3, "label": "no"}, 3.0, {"score": 3.0, "label": 0.0}), ({"score": ""}, None, {}),
+    ({"helpfulness": 4, "verbosity": 1}, None, {"helpfulness": 4.0, "verbosity": 1.0}),
+]  # fmt: skip
+
+
+def test_scores_beside_an_answer_are_read(tmp_path: Path) -> None:
+    """Attributes, as HelpSteer has them, are named rewards, and no total is made of them."""
+    rows = [ROWS["trl-messages"] | columns for columns, _, _ in STATED]
+    rollouts = imported(write(tmp_path / "rows.jsonl", *rows))
+    assert [(rollout["reward"], rollout["rewards"]) for rollout in rollouts] == [stated[1:] for stated in STATED]
 
 
 def test_a_label_decides_what_is_trained_also_beside_a_score(tmp_path: Path) -> None:
@@ -191,7 +176,6 @@ def test_one_id_of_two_prompts_is_two_tasks(name: str, tmp_path: Path) -> None:
     assert other[0].startswith(f"{first[0]}-")
 
 
-@pytest.mark.parametrize("empty", ["", "  \n", "\u2003"])
 @pytest.mark.parametrize(
     ("row", "column"),
     [
@@ -201,14 +185,12 @@ def test_one_id_of_two_prompts_is_two_tasks(name: str, tmp_path: Path) -> None:
         ({"prompt": ASKED, "response_0": "5", "response_1": "6", "better_response_id": 0}, "response_1"),
     ],
 )  # fmt: skip
-def test_an_answer_without_words_is_named_and_left_out(
-    empty: str, row: dict[str, Any], column: str, tmp_path: Path
-) -> None:
-    summary = gymdata.import_rollouts(write(tmp_path / "rows.jsonl", row, row | {column: empty}), tmp_path / "run")
-    assert (summary.rollouts + summary.pairs, summary.reasons) == (1, {"S103": 1})
-    (named,) = lines(tmp_path / "run/rejected.jsonl")
-    assert named["line"] == 2
-    assert " is empty: got " in named["reason"]
+def test_an_answer_without_words_is_named_and_left_out(row: dict[str, Any], column: str, tmp_path: Path) -> None:
+    rows = [row, *(row | {column: empty} for empty in ("", "  \n", "\u2003"))]
+    summary = gymdata.import_rollouts(write(tmp_path / "rows.jsonl", *rows), tmp_path / "run")
+    assert (summary.rollouts + summary.pairs, summary.reasons) == (1, {"S103": 3})
+    named = lines(tmp_path / "run/rejected.jsonl")
+    assert [bad["line"] for bad in named if " is empty: got " in bad["reason"]] == [2, 3, 4]
 
 
 def test_a_message_of_only_a_call_or_only_reasoning_is_an_answer(tmp_path: Path) -> None:
@@ -226,18 +208,15 @@ def test_a_number_as_an_answer_is_its_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["arguments", "parameters", "args", "input"])
-@pytest.mark.parametrize("nested", [False, True])
-def test_arguments_of_a_call_are_read_under_each_of_their_names(name: str, nested: bool, tmp_path: Path) -> None:
+def test_arguments_of_a_call_are_read_under_each_of_their_names(name: str, tmp_path: Path) -> None:
+    """In the call or in its function, in both shapes of messages."""
     function = {"name": "add", name: {"a": 2}}
-    call = {"id": "c", "function": function} if nested else {"id": "c", **function}
-    rows = [{"messages": [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]}]
-    rows.append(
-        {"conversations": [{"from": "human", "value": ASKED}, {"from": "function_call", "value": json.dumps(call)}]}
-    )
-    for row in rows:
-        (rollout,) = imported(write(tmp_path / f"{len(row)}-{next(iter(row))}.jsonl", row))
-        (read,) = json.loads(rollout["messages"][1]["tool_calls"])
-        assert read["function"] == {"name": "add", "arguments": {"a": 2}}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": function}, function]}
+    spoken = [{"from": "human", "value": ASKED}, {"from": "function_call", "value": json.dumps(function)}]
+    for n, row in enumerate(({"messages": [QUESTION, called]}, {"conversations": spoken})):
+        (rollout,) = imported(write(tmp_path / f"{n}.jsonl", row))
+        calls = json.loads(rollout["messages"][1]["tool_calls"])
+        assert [call["function"] for call in calls] == [{"name": "add", "arguments": {"a": 2}}] * (2 - n)
 
 
 @pytest.mark.parametrize("more", [{"kwargs": {"a": 2}}, {"arguments": {"a": 1}, "parameters": {"a": 2}}])
@@ -247,12 +226,12 @@ def test_a_call_whose_arguments_are_not_sure_is_refused(more: dict[str, Any], tm
     assert "got a tool call with name, " in bad["reason"]
 
 
-@pytest.mark.parametrize("key", ["loss_scale", "mask", "train_on_turn", "no_loss", "is_masked", "supervised"])
-@pytest.mark.parametrize("value", [0, False, "0", 1])
-def test_a_mark_of_a_message_that_is_not_known_is_refused(key: str, value: Any, tmp_path: Path) -> None:
-    good = {"messages": [QUESTION, ANSWER | {key: None}]}
-    (bad,) = rejected(write(tmp_path / "a.jsonl", good, {"messages": [QUESTION, ANSWER | {key: value}]}))
-    assert (bad["line"], bad["reason"].partition(":")[0]) == (2, f"messages[1].{key}")
+def test_a_mark_of_a_message_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    marks = {"loss_scale": 0, "mask": False, "train_on_turn": "0", "no_loss": 1, "is_masked": 0, "supervised": False}
+    rows = [{"messages": [QUESTION, ANSWER | {key: None}]} for key in marks]
+    rows += [{"messages": [QUESTION, ANSWER | {key: value}]} for key, value in marks.items()]
+    named = rejected(write(tmp_path / "a.jsonl", *rows))
+    assert [bad["reason"].partition(":")[0] for bad in named] == [f"messages[1].{key}" for key in marks]
 
 
 def test_the_mark_of_a_call_is_read(tmp_path: Path) -> None:
@@ -262,12 +241,13 @@ def test_the_mark_of_a_call_is_read(tmp_path: Path) -> None:
     assert [m["extra"] for m in rollout["messages"] if m["role"] == "assistant"] == ['{"weight": 0}', None]
 
 
-@pytest.mark.parametrize("reasoning", [[{"type": "text", "text": "Hm."}], "Hm."])
-def test_reasoning_in_parts_is_read_and_other_reasoning_is_refused(reasoning: Any, tmp_path: Path) -> None:
-    (row,) = imported(write(tmp_path / "a.jsonl", {"messages": [QUESTION, ANSWER | {"reasoning": reasoning}]}))
-    assert row["messages"][1]["reasoning"] == "Hm."
-    bad = {"messages": [QUESTION, ANSWER | {"reasoning_content": {"steps": ["Hm."]}}]}
-    assert "expected text" in rejected(write(tmp_path / "b.jsonl", bad))[0]["reason"]
+def test_reasoning_in_parts_is_read_and_other_reasoning_is_refused(tmp_path: Path) -> None:
+    parts = ([{"type": "text", "text": "Hm."}], "Hm.", {"steps": ["Hm."]})
+    file = write(tmp_path / "a.jsonl", *({"messages": [QUESTION, ANSWER | {"reasoning": part}]} for part in parts))
+    (bad,) = rejected(file)
+    assert (bad["line"], "expected text" in bad["reason"]) == (3, True)
+    rows = to_rows(read_table(gymdata.import_rollouts(file, tmp_path / "run").run))
+    assert [row["messages"][1]["reasoning"] for row in rows] == ["Hm.", "Hm."]
 
 
 def test_a_reward_that_is_given_twice_is_neither_of_them(tmp_path: Path) -> None:
@@ -295,14 +275,13 @@ def test_a_system_prompt_that_is_given_twice_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["scores", "rewards", "ratings", "score", "reward", "labels", "label"])
-@pytest.mark.parametrize("values", [[1, 0], ["1", "0"], [True, False], [1.0, None]])
-def test_numbers_of_responses_are_read_under_each_of_their_names(name: str, values: list[Any], tmp_path: Path) -> None:
-    row = {"prompt": ASKED, "responses": ["5", "6"], name: values}
-    rows = imported(write(tmp_path / "a.jsonl", row), "response-lists")
-    assert [r["reward"] for r in rows] == [1.0, None if values[1] is None else 0.0]
-    for odd in ([1], 1, "high"):
-        (bad,) = rejected(write(tmp_path / "b.jsonl", row | {name: odd}), "response-lists")
-        assert bad["reason"] == f"{name}: expected one for each of the 2 responses"
+def test_numbers_of_responses_are_read_under_each_of_their_names(name: str, tmp_path: Path) -> None:
+    row = {"prompt": ASKED, "responses": ["5", "6"]}
+    values: list[Any] = [[1, 0], ["1", "0"], [True, False], [1.0, None], [1], 1, "high"]
+    file = write(tmp_path / "a.jsonl", *(row | {name: value} for value in values))
+    assert [bad["reason"] for bad in rejected(file)] == [f"{name}: expected one for each of the 2 responses"] * 3
+    rows = to_rows(read_table(gymdata.import_rollouts(file, tmp_path / "run").run))
+    assert [row["reward"] for row in rows] == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, None]
 
 
 def test_truth_values_of_responses_are_named_to_be_read(tmp_path: Path) -> None:
@@ -312,15 +291,11 @@ def test_truth_values_of_responses_are_named_to_be_read(tmp_path: Path) -> None:
     assert [row["reward"] for row in read_table(run).to_pylist()] == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("false", [False, "false", 0, "0"])
-def test_an_agent_or_an_answer_that_is_not_trained_is_told_in_any_spelling(false: Any, tmp_path: Path) -> None:
+def test_an_agent_or_an_answer_that_is_not_trained_is_understood_in_any_spelling(tmp_path: Path) -> None:
     """In traces of verifiers: of an agent the row is left out, of an answer that was not sampled the message."""
-    trace = verifiers_traces(1)
-    trace = trace["traces"][0] if "traces" in trace else trace
-    trace["nodes"][1] |= {"sampled": false, "mask": [False, False], "logprobs": []}
-    other = verifiers_traces(2)
-    other = other["traces"][0] if "traces" in other else other
-    other["agent"]["trainable"] = false
+    (trace,), (other,) = verifiers_traces(1)["traces"], verifiers_traces(2)["traces"]
+    trace["nodes"][1] |= {"sampled": "false", "mask": [False, False], "logprobs": []}
+    other["agent"]["trainable"] = "0"
     file = write(tmp_path / "a.jsonl", trace, other)
     (bad,) = rejected(file, "verifiers-traces")
     assert (bad["line"], bad["reason"]) == (2, "agent.trainable: the agent 'agent' is not trained")
@@ -329,12 +304,11 @@ def test_an_agent_or_an_answer_that_is_not_trained_is_told_in_any_spelling(false
     assert [m["extra"] for m in row["messages"] if m["role"] == "assistant"] == ['{"weight": 0}', None]
 
 
-@pytest.mark.parametrize("cut", [True, "true", 1])
-def test_a_limit_that_cut_an_answer_is_known_in_any_spelling(cut: Any, tmp_path: Path) -> None:
-    (row,) = imported(write(tmp_path / "a.jsonl", verifiers(1) | {"is_truncated": cut}), "verifiers")
+def test_a_limit_that_cut_an_answer_is_known_in_any_spelling(tmp_path: Path) -> None:
+    rows = [verifiers(1) | {"is_truncated": cut} for cut in (True, "true", 1)]
     episode = EPISODE | {"termination_reason": "TerminationReason.MAX_TURNS_EXCEEDED"}
-    (other,) = imported(write(tmp_path / "b.jsonl", episode), "rllm")
-    assert row["status"] == other["status"] == "truncated"
+    cut = [*imported(write(tmp_path / "a.jsonl", *rows), "verifiers"), *imported(write(tmp_path / "b.jsonl", episode))]
+    assert [(row["status"], row["stop_reason"]) for row in cut] == [("truncated", "length")] * 4
 
 
 def test_a_battle_has_one_winner_and_ranks_are_numbers(tmp_path: Path) -> None:
