@@ -17,7 +17,7 @@ from .flags import Json
 _TOPICS = """
 installing your-data your-reward your-environment your-server record-your-agent
 replay validate-codes audit filter-and-score judge
-train-and-watch batch-rl recipes finetune
+train-and-watch batch-rl stale-rollouts recipes finetune
 looking querying viewing python-api settings file-format scale
 nemo-gym nemo-agent-toolkit differences without-gymdata
 """
