@@ -43,7 +43,7 @@ class Tokenized(Format):
         for batch in batches:
             turns = batch.column("turns")
             ids, extra = batch.column("rollout_id"), batch.column("extra")
-            sequences = stitch(turns, ids, "drop", extra, where=export.path, rendered=True)
+            sequences = stitch(turns, ids, "drop", extra, where=export.path, rendered=True, ratios=False)
             export.lost[UNREAD] += sequences.abandoned
             # The first token of a sequence is never trained.
             trainable = np.array([n for n in range(len(sequences)) if sequences.loss_mask[n][1:].any()], np.int64)

@@ -178,17 +178,19 @@ def stitch(
     vocab_size: int | None = None,
     prompts_apart: bool = False,
     rendered: bool = False,
+    ratios: bool = True,
 ) -> RolloutSequences:
     """The sequences of a batch of rollouts (the column of that name, one chunk).
 
     ``rollout`` numbers the rows of the batch. ``abandoned``: whether unread turns are trained, which are retries that the
     conversation did not continue, and ``unread_turns`` of the column ``extra``; ``prompts_apart``: see
-    ``RolloutSequences``; ``rendered``: whether ids may be rendered from text (their log-probabilities are NaN). Raises
+    ``RolloutSequences``; ``rendered``: whether ids may be rendered from text (their log-probabilities are NaN);
+    ``ratios``: whether log-probabilities are needed, else a rollout may have none that are known. Raises
     RefusedError (T206, T213, L301 to L303; see ``refuse_unsound_turns``), and DataError (T209, T210) for changed or
     impossible turns, naming ``where`` (the file), rollout and turn.
     """
     flat = TurnColumns.of(turns)
-    refuse_unsound_turns(flat, rollout_ids, where, vocab_size, rendered=rendered)
+    refuse_unsound_turns(flat, rollout_ids, where, vocab_size, rendered=rendered, ratios=ratios)
     flat.refuse_altered(rollout_ids)
     simple, unread = flat.one_chain(), _unread_turns(extra)
     simple[list(unread)] = False

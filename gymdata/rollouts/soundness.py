@@ -61,15 +61,19 @@ def without_ratio(logprobs: Ragged, n_tokens: Ints, rendered: Bools | None = Non
 
 
 class Lists(NamedTuple):
-    """``name``: what the lists are, for messages. ``before``: how many values precede each list, which positions count."""
+    """``name``: what the lists are, for messages. ``before``: how many values precede each list, which positions count.
+    Of log-probabilities, ``mask``: which are of generated tokens (None: all); ``rollout``: the number of each list's rollout
+    (None: each list is of its own)."""
 
     name: str
     lists: Ragged
     before: npt.NDArray[np.integer[Any]] | None = None
+    mask: npt.NDArray[np.integer[Any]] | None = None
+    rollout: Ints | None = None
 
 
 class TokenFault(NamedTuple):
-    """What is wrong with list ``row`` of those that are called ``name``, or with one of its values."""
+    """What is wrong with list ``row`` of those that are called ``name``, or with one of its values (``position``)."""
 
     code: str
     row: int
@@ -79,11 +83,31 @@ class TokenFault(NamedTuple):
     name: str
 
 
+def unknown(log_probs: Lists) -> Bools:
+    """Which values are NaN as all others of their rollout: its log-probabilities are not known. Where a rollout has some,
+    NaN is damage."""
+    lists = log_probs.lists
+    is_nan = np.isnan(lists.values)
+    generated = np.ones(len(is_nan), np.bool_) if log_probs.mask is None else log_probs.mask != 0
+    if not is_nan.any() or len(generated) != len(is_nan):  # a mask of another length is a fault of its own
+        return np.zeros(len(is_nan), np.bool_)
+    rollout = lists.owner if log_probs.rollout is None else log_probs.rollout[lists.owner]
+    known = np.bincount(rollout[generated & ~is_nan], minlength=int(rollout.max()) + 1)
+    return np.asarray(generated & (known[rollout] == 0))
+
+
+def without_unknown(log_probs: Lists) -> Lists:
+    """``log_probs``, 0 where they are ``unknown``: for what needs none."""
+    lists = log_probs.lists
+    return log_probs._replace(lists=lists.like(np.where(unknown(log_probs), 0.0, lists.values)))
+
+
 def token_faults(ids: Sequence[Lists], log_probs: Lists, vocab_size: int | None = None) -> Iterator[TokenFault]:
     """Every fault of ids and log-probabilities: T206, L301, L302, L303, in this order.
 
     ``ids`` must be from 0 to ``vocab_size`` − 1 (None: any int32); ``log_probs`` has as many values in each list as
-    the last of ``ids``, all of them finite and at most 0 (``POSITIVE_TOLERANCE`` is for rounding).
+    the last of ``ids``, all of them finite and at most 0 (``POSITIVE_TOLERANCE`` is for rounding). A list with unknown ones
+    is one fault, without a position.
     """
 
     def at(code: str, lists: Lists, index: int, expected: str) -> TokenFault:
@@ -98,7 +122,10 @@ def token_faults(ids: Sequence[Lists], log_probs: Lists, vocab_size: int | None 
     lengths, needed = log_probs.lists.lengths, ids[-1].lists.lengths
     for k in np.flatnonzero(lengths != needed).tolist():
         yield TokenFault("L301", k, None, str(needed[k]), str(lengths[k]), log_probs.name)
-    for code, indices in odd_log_probs(log_probs.lists.values).items():
+    not_known = log_probs.lists.sums(unknown(log_probs))
+    for k in np.flatnonzero(not_known).tolist():
+        yield TokenFault("L302", k, None, "finite numbers", f"nan for all {not_known[k]}", log_probs.name)
+    for code, indices in odd_log_probs(without_unknown(log_probs).lists.values).items():
         for index in indices:
             yield at(code, log_probs, index, "a finite number" if code == "L302" else "at most 0")
 
@@ -109,6 +136,8 @@ _SENTENCES = {
     "L302": "a log-probability of {got} at position {position}, expected {expected}",
     "L303": "a log-probability of {got} at position {position}, expected {expected}",
 }
+_UNKNOWN = "log-probabilities that are not known: {got}, expected {expected}"
+_UNKNOWN_HINT = "ratios to the sampler need them; `pairs`, train-sft, -dpo, -kto and -reward do not"
 
 
 def refuse_unsound(
@@ -120,14 +149,17 @@ def refuse_unsound(
 ) -> None:
     """Raises RefusedError for the first of ``token_faults``. ``named(k)``: what to call list k."""
     for fault in token_faults(ids, log_probs, vocab_size):
-        text = _SENTENCES[fault.code].format_map(fault._asdict())
-        raise RefusedError(f"{_in(where)}{named(fault.row)}: {text}", code=fault.code, hint=with_options(_HINT))
+        is_unknown = fault.code == "L302" and fault.position is None
+        text = (_UNKNOWN if is_unknown else _SENTENCES[fault.code]).format_map(fault._asdict())
+        hint = _UNKNOWN_HINT if is_unknown else with_options(_HINT)
+        raise RefusedError(f"{_in(where)}{named(fault.row)}: {text}", code=fault.code, hint=hint)
 
 
 def lists_of_turns(turns: TurnColumns) -> tuple[tuple[Lists, Lists], Lists]:
     """The ids and log-probabilities of turns; those of rendered ids, which have none, are 0."""
     ids = Lists("the prompt", turns.delta, turns.prefix), Lists("the generation", turns.generation)
-    return ids, Lists("generation_log_probs", unless_rendered(turns.logprobs, turns.rendered))
+    logprobs = unless_rendered(turns.logprobs, turns.rendered)
+    return ids, Lists("generation_log_probs", logprobs, rollout=turns.rollout)
 
 
 def lists_of_pairs(batch: pa.RecordBatch) -> Iterator[tuple[list[Lists], Lists]]:
@@ -135,27 +167,37 @@ def lists_of_pairs(batch: pa.RecordBatch) -> Iterator[tuple[list[Lists], Lists]]
     names = ["prompt_ids"]
     for side in ("chosen", "rejected"):
         ids = [Lists(name, Ragged.of(batch.column(name))) for name in (*names, f"{side}_ids")]
-        logprobs = Ragged.of(batch.column(f"{side}_logprobs"))
-        yield ids, Lists(f"{side}_logprobs", unless_rendered(logprobs, is_rendered(batch)))
+        logprobs, mask = (Ragged.of(batch.column(f"{side}_{name}")) for name in ("logprobs", "mask"))
+        logprobs = unless_rendered(logprobs, is_rendered(batch))
+        yield ids, Lists(f"{side}_logprobs", logprobs, mask=mask.values)
         names = []
 
 
 def refuse_unsound_turns(
-    turns: TurnColumns, rollout_ids: pa.Array, where: str = "", vocab_size: int | None = None, *, rendered: bool = False
+    turns: TurnColumns,
+    rollout_ids: pa.Array,
+    where: str = "",
+    vocab_size: int | None = None,
+    *,
+    rendered: bool = False,
+    ratios: bool = True,
 ) -> None:
     """``refuse_unsound`` for the turns of rollouts; ``where``: their file.
 
     ``rendered``: turns whose ids were rendered from text pass, without log-probabilities; else they are refused (T213).
+    ``ratios``: whether log-probabilities are needed; else rollouts without any that are known pass.
     """
     if turns.rendered is not None and not rendered:
         first = turns.name_of(int(turns.rendered.argmax()), rollout_ids)
         raise rendered_ids(where, first, f"{turns.rendered.sum():,} turns")
-    refuse_unsound(*lists_of_turns(turns), lambda turn: turns.name_of(turn, rollout_ids), where, vocab_size)
+    ids, log_probs = lists_of_turns(turns)
+    log_probs = log_probs if ratios else without_unknown(log_probs)
+    refuse_unsound(ids, log_probs, lambda turn: turns.name_of(turn, rollout_ids), where, vocab_size)
 
 
 def refuse_unsound_rows(batch: pa.RecordBatch, where: str = "", vocab_size: int | None = None) -> None:
-    """The same for whole rows of the rollouts or the pairs table, with rendered ids and unknown log-probabilities (NaN in a
-    whole list, as imports mark missing ones) allowed."""
+    """The same for whole rows of the rollouts or the pairs table, with rendered ids and unknown log-probabilities (as
+    imports mark missing ones) allowed."""
     parts: Iterable[tuple[Sequence[Lists], Lists]]
     if "turns" in batch.schema.names:
         turns = TurnColumns.of(batch.column("turns"))
@@ -163,7 +205,7 @@ def refuse_unsound_rows(batch: pa.RecordBatch, where: str = "", vocab_size: int 
     else:
         parts, named = lists_of_pairs(batch), lambda k: f"pair {batch.column('pair_id')[k]}"
     for ids, log_probs in parts:
-        refuse_unsound(ids, _unless_unknown(log_probs), named, where, vocab_size)
+        refuse_unsound(ids, without_unknown(log_probs), named, where, vocab_size)
 
 
 def rendered_ids(where: str, name: str, many: str) -> RefusedError:
@@ -181,15 +223,6 @@ def unless_rendered(logprobs: Ragged, rendered: Bools | None) -> Ragged:
     if rendered is None or not rendered.any():
         return logprobs
     return logprobs.like(np.where(logprobs.spread(rendered) & np.isnan(logprobs.values), 0.0, logprobs.values))
-
-
-def _unless_unknown(log_probs: Lists) -> Lists:
-    """``log_probs``, 0 in the lists that hold nothing but NaN."""
-    lists = log_probs.lists
-    # The minimum is NaN when any is.
-    if not len(lists.values) or not np.isnan(lists.values.min()):
-        return log_probs
-    return log_probs._replace(lists=unless_rendered(lists, lists.sums(np.isnan(lists.values)) == lists.lengths))
 
 
 def is_rendered(pairs: pa.RecordBatch | pa.Table) -> Bools:

@@ -141,9 +141,16 @@ def test_a_trace_with_a_fault_is_named(tmp_path: Path, change: dict[str, Any], r
 
 
 def test_traces_without_log_probs_have_none(tmp_path: Path) -> None:
-    """They are unknown, which `check` says."""
+    """They are unknown, which `check` says: SFT could use them, and no ratio."""
     file = write(tmp_path / "traces.jsonl", *(call | {"logprobs": None} for call in TRACES))
-    assert check_rollouts(file).log_probs == "unknown or not finite in 1 rollout (L302)"
+    report = check_rollouts(file)
+    assert report.log_probs == "unknown or not finite in 1 rollout (L302)"
+    assert report.verdict == (
+        "not with ratios: 1 of 1 rollouts have token ids, but no log-probabilities are known (L302)"
+    )
+    usable = {use.trainer: (use.rollouts, use.why) for use in report.trainers}
+    assert usable["train-sft"][0] == 1
+    assert usable["train-rl"] == (0, "refused: no log-probabilities are known (L302)")
 
 
 def test_captured_calls_are_the_turns_of_a_rollout(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 import gymdata
 from gymdata.commands.train.sequence_data import EXPERIENCE_COLUMNS, training_experiences
-from gymdata.commands.train.settings import TrainKtoConfig, TrainSftConfig
+from gymdata.commands.train.settings import TrainDpoConfig, TrainKtoConfig, TrainSftConfig
 from gymdata.errors import RefusedError
 from gymdata.rollouts.schema import EXPERIENCES
 from gymdata.rollouts.turns import turn_digest
@@ -98,18 +98,55 @@ def test_the_vocabulary_is_the_runs(tmp_path: Path, consumer: str) -> None:
     CONSUMERS[consumer](run, out / "larger")
 
 
-def test_an_export_keeps_unknown_log_probabilities(tmp_path: Path) -> None:
-    """A turn of an import without any log-probability (NaN for all of its tokens) is no fault of the export."""
-    rows = [rollout("a", 0, 1.0, two_turns(5, 40))]
-    for turn in rows[0]["turns"]:
-        turn["generation_log_probs"] = np.full(len(turn["generation_token_ids"]), math.nan, np.float32)
-        above = rows[0]["turns"][0]["digest"] if turn["parent"] == 0 else 0
-        lists = [turn[name] for name in ("prompt_delta_ids", "generation_token_ids", "generation_log_probs")]
-        turn["digest"] = turn_digest(above, turn["prefix_length"], *lists)
-    run = write_run(tmp_path / "run", rows)
-    assert gymdata.export(run, tmp_path / "out.jsonl", "nemo-gym").rows_out == 1
-    with pytest.raises(RefusedError, match="L302"):
-        gymdata.experience(run, output=tmp_path / "e", zero_variance="keep")
+def run_without_log_probs(folder: Path, rollouts: Sequence[int] = (0, 1, 2, 3), turns: Sequence[int] = (0, 1)) -> Path:
+    """Two groups of two; in ``turns`` of ``rollouts`` no log-probability is known."""
+    rows = [rollout(task, i, float(i), two_turns(5, 40 + i)) for task in "ab" for i in range(2)]
+    for number in rollouts:
+        above = 0
+        for t, turn in enumerate(rows[number]["turns"]):
+            if t in turns:
+                turn["generation_log_probs"] = np.full(len(turn["generation_token_ids"]), math.nan, np.float32)
+            lists = [turn[name] for name in ("prompt_delta_ids", "generation_token_ids", "generation_log_probs")]
+            above = turn["digest"] = turn_digest(above, turn["prefix_length"], *lists)
+    return write_run(folder, rows)
+
+
+@pytest.mark.parametrize("consumer", ["pairs", "train-sft", "train-kto", "export nemo-gym", "export openai"])
+def test_unknown_log_probabilities_are_no_fault_where_none_are_needed(tmp_path: Path, consumer: str) -> None:
+    """A rollout without any log-probability that is known (NaN for all of its tokens) is sampled all the same."""
+    run = run_without_log_probs(tmp_path / "run", (0, 1))
+    CONSUMERS[consumer](run, tmp_path / "out")
+    with pytest.raises(RefusedError, match="rollout a-0, turn 0: log-probabilities that are not known: nan for all 3"):
+        gymdata.experience(run, output=tmp_path / "e")
+
+
+@pytest.mark.parametrize("consumer", ["pairs", "train-sft"])
+def test_a_turn_that_lost_its_log_probabilities_is_a_fault(tmp_path: Path, consumer: str) -> None:
+    """Where the rollout's other turn has some."""
+    run = run_without_log_probs(tmp_path / "run", (0,), (1,))
+    with pytest.raises(RefusedError, match="rollout a-0, turn 1: a log-probability of nan at position 0"):
+        CONSUMERS[consumer](run, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("rollouts", "severity"), [((0, 1, 2, 3), "warning"), ((0,), "error")])
+def test_unknown_log_probabilities_are_one_finding_a_turn(
+    tmp_path: Path, rollouts: tuple[int, ...], severity: str
+) -> None:
+    """An error where other rollouts of the file have some."""
+    report = gymdata.validate(run_without_log_probs(tmp_path / "run", rollouts), select=["L302"])
+    expected = [(turn, None, f"nan for all {3 - turn}") for turn in (0, 1)] * len(rollouts)
+    assert [(v.turn, v.position, v.got) for v in report.violations] == expected
+    assert {v.severity or "error" for v in report.violations} == {severity}
+
+
+def test_pairs_without_log_probabilities_are_trained(tmp_path: Path) -> None:
+    """Validation warns of both sides. The tasks' pairs are equal, so there is one."""
+    gymdata.pairs(run_without_log_probs(tmp_path / "run"), output=tmp_path / "pairs")
+    report = gymdata.validate(tmp_path / "pairs")
+    assert (report.errors, report.by_code) == (0, {"L302": 2})
+    config = TrainDpoConfig.load(None, {"model": "m", "output": tmp_path / "out"})
+    (data,) = config.parts(str(tmp_path / "pairs"))
+    assert len(data) == 1
 
 
 @pytest.mark.parametrize(("column", "value", "code"), [("input_ids", -5, "T206"), ("logprobs", 0.5, "L303")])

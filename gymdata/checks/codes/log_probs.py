@@ -15,7 +15,10 @@ L301 length differs (error): log-probabilities and generated ids differ in numbe
 One logprob per generated token is needed; an off-by-one shifts every ratio of an off-policy loss.
 
 L302 not finite (error): a log-probability is NaN or infinite
-`position` is the token's place in the generation. The literals NaN and Infinity are read, and land here.
+`position` is the token's place in the generation. The literals NaN and Infinity are read, and land here. A rollout
+whose log-probabilities are all NaN has none that are known (its source gave none): one finding a turn, without a position,
+and a warning where no rollout of the file has any. Ratios need them: `experience` and `train-rl` refuse such rollouts, and
+pairs, SFT, DPO, KTO and reward models take them.
 
 L303 positive (error): a log-probability is above zero
 Probabilities above one do not exist (1e-6 is allowed for rounding). Often probabilities or negated values were stored.

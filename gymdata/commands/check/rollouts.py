@@ -289,16 +289,24 @@ def _trainers(report: ValidationReport, figures: _Figures, has_text: bool) -> li
     extra = _as_text(report) if has_text else extra
     pairs = sampled & signal
     groups = f"in {counted(len(np.unique(group[pairs])), 'group')} with signal"
-    refused = next((code for code in ("L306", "L304") if code in report.by_code), None)
-    rl = (pairs, groups) if refused is None else (pairs & False, f"refused: {refused} {CODES[refused].name}")
+    lacking = "refused: no log-probabilities are known (L302)"
+    refused = lacking if _without_log_probs(report) else ""
+    for code in ("L306", "L304"):
+        refused = refused or (f"refused: {code} {CODES[code].name}" if code in report.by_code else "")
+    value = sampled & scored, "that have a reward"
     uses = {
         "train-sft": (sampled, extra),
         "train-dpo, train-reward": (pairs, groups),
         "train-kto": (pairs, groups),
-        "train-value": (sampled & scored, "that have a reward"),
-        "train-rl": rl,
+        "train-value": (pairs & False, lacking) if refused == lacking else value,
+        "train-rl": (pairs & False, refused) if refused else (pairs, groups),
     }
     return [Usable(name, int(of.sum()), int(tokens[of].sum()), why) for name, (of, why) in uses.items()]
+
+
+def _without_log_probs(report: ValidationReport) -> bool:
+    """Whether the source gave none in a whole file."""
+    return any(v.code == "L302" and v.severity == "warning" for v in report.violations)
 
 
 def _of_pairs(report: ValidationReport, has_text: bool) -> list[Usable]:
@@ -376,6 +384,8 @@ def _verdict(
         if n:
             return f"not as it is: {of} have sampled token ids and no error", False
         return f"no: none of {total:,} {noun} has sampled token ids and no error", False
+    if n and not is_pairs and _without_log_probs(report):
+        return f"not with ratios: {of} have token ids, but no log-probabilities are known (L302)", False
     if "L306" in report.by_code:
         return f"not with ratios: {of} have token ids, but their log-probabilities cannot be a sampler's (L306)", False
     if n:

@@ -66,7 +66,15 @@ def token_columns(
     """One row of ``TOKENS`` a rollout, in order; ``turns`` is the rollouts column of that name (one chunk)."""
     n = len(turns)
     stitched = stitch(
-        turns, rollout_ids, "drop", extra, where=where, vocab_size=vocab_size, prompts_apart=True, rendered=rendered
+        turns,
+        rollout_ids,
+        "drop",
+        extra,
+        where=where,
+        vocab_size=vocab_size,
+        prompts_apart=True,
+        rendered=rendered,
+        ratios=False,
     )
     n_sequences = np.bincount(stitched.rollout, minlength=n)
     single = stitched.restricted(stitched.sampled.of_agents(agents)) if agents else stitched

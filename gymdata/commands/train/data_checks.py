@@ -177,6 +177,9 @@ def _check_reference(source: str, runs: list[RunFacts], model: ModelFacts, data:
         distinct(source, PAIRS, name) for name in ("rendered", "policy_hash", "temperature")
     )
     reasons = ["ids rendered from text have no log-probabilities (T213)"] if True in rendered else []
+    sequences = data.sequences
+    if not reasons and np.isnan(sequences.logprobs.values[sequences.is_trained]).any():
+        reasons.append("some are not known (L302)")
     reasons += [f"policy {p}, not {model.policy_hash}" for p in policies - {model.policy_hash}]
     reasons += [f"temperature {t:g}, not 1" for t in temperatures - {1.0}]
     reasons += [f"{why} (L306)"] if (why := _impossible(data)) else []

@@ -20,7 +20,14 @@ from gymdata.errors import DataError, RefusedError, counted
 from gymdata.models.prefix_tree import sibling_order
 from gymdata.rollouts.ragged import Ragged, content_codes, first_like, joined_keys, offsets_of
 from gymdata.rollouts.sequences import Sequences
-from gymdata.rollouts.soundness import Lists, is_rendered, refuse_unsound, rendered_ids, unless_rendered
+from gymdata.rollouts.soundness import (
+    Lists,
+    is_rendered,
+    refuse_unsound,
+    rendered_ids,
+    unless_rendered,
+    without_unknown,
+)
 
 #: Columns of a pairs file that training reads.
 PAIR_COLUMNS: tuple[str, ...] = (
@@ -101,11 +108,13 @@ class NamedSequences(Sequences):
             name = self.names[mask.locate(odd[0])[0]]
             raise DataError(f"{where}: mask of {name} holds {mask.values[odd[0]]}, expected 0 or 1")
 
-    def refuse_unsound(self, ids: str, row: str, where: str, rendered: np.ndarray) -> None:
+    def refuse_unsound(self, ids: str, row: str, where: str, rendered: np.ndarray, *, ratios: bool) -> None:
         """Raises RefusedError for ids and trained log-probs that must not be trained on (T206, L302, L303). ``ids`` and
-        ``row``: what messages call them; ``rendered``: sequences whose ids were rendered from text."""
+        ``row``: what messages call them; ``rendered``: sequences whose ids were rendered from text; ``ratios``: whether
+        log-probs are needed, else a sequence may have none that are known."""
         trained_logprobs = self.logprobs.like(np.where(self.is_trained, self.logprobs.values, 0))
-        trained = Lists("logprobs", unless_rendered(trained_logprobs, rendered))
+        trained = Lists("logprobs", unless_rendered(trained_logprobs, rendered), mask=self.loss_mask.values)
+        trained = trained if ratios else without_unknown(trained)
         refuse_unsound((Lists(ids, self.token_ids),), trained, lambda k: f"{row} {self.names[k]}", where)
 
     def take(self, rows: np.ndarray) -> Self:
@@ -280,7 +289,7 @@ def training_pairs(
             code="T205",
             hint="these rollouts have no token data, or their generations are empty; collect them with gymdata",
         )
-    full.refuse_unsound("its ids", "pair", where, np.repeat(from_text, 2))
+    full.refuse_unsound("its ids", "pair", where, np.repeat(from_text, 2), ratios=False)
     same = np.flatnonzero(_identical(full))
     if len(same):
         raise RefusedError(

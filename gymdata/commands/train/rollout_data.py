@@ -114,7 +114,7 @@ def distilled_rollouts(
     k = int(pc.max(counts).as_py())
     require_agents(chosen["turns"].chunks, agents, where)
     sequences, unread = made_sequences(chosen, where, agents, abandoned, rendered=rendered, heads=True)
-    return training_experiences(sequences, max_length, where, k=k), unread
+    return training_experiences(sequences, max_length, where, k=k, ratios=False), unread
 
 
 def trained_once(
@@ -146,7 +146,7 @@ def made_sequences(
     for batch in rollouts.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS):
         turns = batch.column("turns")
         source = turns, batch.column("rollout_id"), abandoned, batch.column("extra")
-        sequences = stitch(*source, where=where, rendered=rendered)
+        sequences = stitch(*source, where=where, rendered=rendered, ratios=False)
         n_abandoned += sequences.abandoned
         if agents:
             sequences = sequences.restricted(sequences.sampled.of_agents(agents))

@@ -120,17 +120,24 @@ def sequence_names(table: pa.Table) -> list[str]:
 
 
 def training_experiences(
-    table: pa.Table, max_length: int | None = None, where: str = "experiences", first_row: int = 0, k: int = 0
+    table: pa.Table,
+    max_length: int | None = None,
+    where: str = "experiences",
+    first_row: int = 0,
+    k: int = 0,
+    *,
+    ratios: bool = True,
 ) -> TrainingExperiences:
     """The data of ``trained_rows``."""
-    return trained_rows(table, max_length, where, first_row, k)[0]
+    return trained_rows(table, max_length, where, first_row, k, ratios=ratios)[0]
 
 
 def trained_rows(
-    table: pa.Table, max_length: int | None, where: str, first_row: int = 0, k: int = 0
+    table: pa.Table, max_length: int | None, where: str, first_row: int = 0, k: int = 0, *, ratios: bool = True
 ) -> tuple[TrainingExperiences, np.ndarray]:
     """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given, and which of them they are; the
-    first is row ``first_row`` of ``where``. ``k``: with heads of at most so many ids.
+    first is row ``first_row`` of ``where``. ``k``: with heads of at most so many ids. ``ratios``: whether log-probs are
+    needed, else a row may have none that are known.
 
     A sequence without a trained token (after the cut) is left out and named in ``cost``. Raises DataError for rows that
     contradict themselves and RefusedError (T205, T206, L301 to L303) for rows that must not be trained on.
@@ -157,7 +164,7 @@ def trained_rows(
     mask = mask.like(mask.values.copy())
     mask.values[ids.offsets[:-1][ids.lengths > 0]] = 0
     full = NamedSequences(ids, mask, logprobs, names)
-    full.refuse_unsound("input_ids", "sequence", where, is_rendered(table))
+    full.refuse_unsound("input_ids", "sequence", where, is_rendered(table), ratios=ratios)
     if reference is not None:
         checked = reference.like(np.where(full.is_trained, reference.values, 0))
         refuse_unsound(

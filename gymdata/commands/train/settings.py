@@ -420,7 +420,9 @@ class TrainSftConfig(RolloutsConfig):
             experiences = [distilled_rollouts(rollouts, self.max_length, source, *options, rendered=rendered)]
         else:
             sequences = self.sequences(source, chosen, rows)
-            experiences = ((training_experiences(part, self.max_length, source), n) for *_, part, n in sequences)
+            experiences = (
+                (training_experiences(part, self.max_length, source, ratios=False), n) for *_, part, n in sequences
+            )
         total, seen = table.num_rows, None if self.keep_duplicates else set[bytes]()
         for data, unread in experiences:
             counts = {"rollouts": total, "rollouts_chosen": len(set(data.rollout_ids))}
@@ -465,7 +467,7 @@ class TrainKtoConfig(RolloutsConfig):
         seen = None if self.keep_duplicates else set[bytes]()
         for numbers, ids, part, unread in self.sequences(source, chosen, rows):
             label_of = dict(zip(ids, desirable[numbers].tolist(), strict=True))
-            data = training_experiences(part, self.max_length, source)
+            data = training_experiences(part, self.max_length, source, ratios=False)
             label = np.array([label_of[rollout] for rollout in data.rollout_ids], np.bool_)
             counts |= {"left_out_unread": unread} if unread else {}
             yield trained_once(TrainingLabels(**vars(data), label=label), counts, seen, label)

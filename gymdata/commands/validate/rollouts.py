@@ -76,9 +76,11 @@ def check_rollouts(source: Source, kind: Kind, checks: Checks, report: Validatio
         file.violations += checks.find(batch)
         # It would grow with the number of batches.
         give_back()
-    if not has_ids:
-        # A file of texts, and not a damaged one.
-        file.violations = [v._replace(severity="warning") if v.code == "T205" else v for v in file.violations]
+    # A file of texts, or one whose sampler gave no log-probabilities, and not a damaged one.
+    lacks = {"T205"} if not has_ids else {"L302"} if not file.has_log_probs else set()
+    for number, violation in enumerate(file.violations):
+        if violation.code in lacks and violation.position is None:
+            file.violations[number] = violation._replace(severity="warning")
     return file
 
 
