@@ -218,14 +218,17 @@ DROPPED_FIRST = (
             self._name_part(part, rows)
 """,
 )
+#: The part that run.json names is a file whose content no sync has reached.
+NOT_YET_SYNCED = """\
+copy = part.with_suffix(".copy")
+    copy.write_bytes(part.read_bytes())
+    copy.rename(part)
+    with self._facts_lock:"""
 #: What is planted: the function, its text, the text in its place, and which recording finds it.
 PLANTED = {
     "a row is not synced": (Journal, "sync", "os.fsync(self._fd)", "pass", wrong_of_run),
     "a name before its content": (run_json, "replacing", "sync(temporary)\n", "pass\n", wrong_of_run),
-    "run.json before its part": (
-        Run, "_name_part", "with self._facts_lock:", "part.write_bytes(part.read_bytes())\n    with self._facts_lock:",
-        wrong_of_run,
-    ),
+    "run.json before its part": (Run, "_name_part", "with self._facts_lock:", NOT_YET_SYNCED, wrong_of_run),
     "lines dropped before the part is named": (Run, "_seal", *DROPPED_FIRST, wrong_of_run),
     "a checksum is not checked": (
         journal, "body_of", "line[-_TAIL:] == b'%b%08x\"}' % (_KEY, zlib.crc32(content))", "line[-_TAIL:].startswith(_KEY)",

@@ -27,7 +27,7 @@ from gymdata.urls import address_of, listening_socket
 from tests.rollout_files import rollout, two_turns, write_run
 
 Serve = Callable[..., str]
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def words(page: str) -> str:
