@@ -103,7 +103,8 @@ class Harbor(Format):
             group=trial.task_name,
             policy=trial.agent_info.model_info.name or "unknown",
             reward=score(total, "verifier_result.rewards"),
-            started_at=None if began is None else began.isoformat(),
+            # Earlier trials have the local time of their machine, of which only the length is known.
+            started_at=began.isoformat() if began is not None and began.tzinfo else None,
             duration_s=0.0 if began is None or ended is None else max(0.0, (ended - began).total_seconds()),
         )
         about: JsonObject = {key: value for key, value in item.items() if key not in ("agent_result", "step_results")}

@@ -123,10 +123,11 @@ class VerifiersTraces(Format):
         offered = item.get("tools") or nodes[0].get("tools") or ()  # the first node has them from verifiers 0.4 on
         tools = [{k: t[k] for k in ("name", "description", "parameters") if k in t} for t in offered]
         terms = item.get("rewards") or {}
-        is_scored = all(isinstance(reward, dict) for reward in terms.values())
-        scores = {name: reward["score"] for name, reward in terms.items()} if is_scored else {}
-        total = sum(reward["score"] * reward.get("weight", 1.0) for reward in terms.values()) if scores else None
-        named = scores | (item.get("metrics") or {} if is_scored else {})
+        # A term that is null was not scored: the total is not known.
+        scored = {name: term for name, term in terms.items() if term is not None}
+        is_whole = bool(scored) and len(scored) == len(terms)
+        total = sum(term["score"] * term.get("weight", 1.0) for term in scored.values()) if is_whole else None
+        named = {name: term["score"] for name, term in scored.items()} | (item.get("metrics") or {})
         group = task.get("key") or task.get("hash")
         if group is not None and not isinstance(group, str):
             raise BadItem.value("task.key", group, "text")

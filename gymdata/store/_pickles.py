@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -88,13 +89,17 @@ def load(path: Path) -> Any:
     DataError."""
     try:
         with path.open("rb") as file:
+            names = zipfile.ZipFile(file).namelist() if zipfile.is_zipfile(file) else []
+            if names and not any(name.endswith("data.pkl") for name in names):
+                raise DataError.unreadable(path, "a zip archive that torch did not write")
+            file.seek(0)
             return _plain(_load(file))
     except (pickle.UnpicklingError, AttributeError, ImportError, LookupError, TypeError) as error:
         named = _NAMED.search(str(error))
         name = next(filter(None, named.groups()), None) if named else None
         why = f"it has objects of {name}, and only plain data is read" if name else f"damaged ({error!s:.100})"
         raise DataError.unreadable(path, why, _HINT if name else None) from error
-    except (EOFError, MemoryError, OverflowError, RuntimeError, ValueError) as error:
+    except (EOFError, MemoryError, OverflowError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
         raise DataError.unreadable(path, f"damaged ({error!s:.100})") from error
 
 

@@ -22,7 +22,7 @@ from gymdata.store.paths import Source, matches, resolve
 _LOOKED_AT = 20
 #: Columns of gymdata's own tables.
 _OWN = frozenset({"rollout_id", "comparison_id", "policy_hash", "rollout_index"})
-_OURS = _OWN | {"messages", "run_id", "group_id", "task_id", "status", "stop_reason", "n_turns", "temperature"}
+_OURS = _OWN | {"run_id", "group_id", "n_turns"}
 #: The column that names a row of a table.
 _TABLE_OF_ID = {"pair_id": "pairs", "comparison_id": "comparisons", "rollout_id": "rollouts"}
 #: Keys that no task has.

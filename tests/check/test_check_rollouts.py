@@ -112,7 +112,7 @@ def test_preferences_as_text_are_pairs_as_text(tmp_path: Path) -> None:
     """Their table has the trainers of pairs, and what makes their ids."""
     rows = [{"prompt": "1+1?", "chosen": "2", "rejected": "3"}]
     report = check_rollouts(lines_file(tmp_path / "pairs.jsonl", rows))
-    assert report.verdict == "only as text: 1 pairs without token ids, which `-m` renders (T213)"
+    assert report.verdict == "only as text: 1 pair without token ids, which `-m` renders (T213)"
     assert [use.why for use in report.trainers] == ["and 1 as text: -m renders their ids (T213)"]
 
 

@@ -184,6 +184,15 @@ def test_a_trial_of_harbor_keeps_the_ids_of_each_call(tmp_path: Path) -> None:
     assert check_rollouts(tmp_path / "result.jsonl").ok  # without text there is no fault of messages
 
 
+def test_a_trial_with_local_times_keeps_how_long_it_took(tmp_path: Path) -> None:
+    """As Harbor wrote them in January 2026: the zone is not known, so neither is when the trial began."""
+    times = {"started_at": "2026-01-26T02:12:06.5", "finished_at": "2026-01-26T02:12:08.5"}
+    file = write(tmp_path / "result.jsonl", trial(**times))
+    (row,) = imported(file, "harbor")
+    assert (row["started_at"].year, row["duration_s"]) == (1970, 2.0)
+    assert check_rollouts(file).ok
+
+
 @pytest.mark.parametrize("where", ["trial", "step"])
 def test_a_trial_with_an_exception_is_a_failed_attempt(tmp_path: Path, where: str) -> None:
     """Also where a step of it has the exception; never a reward of 0."""

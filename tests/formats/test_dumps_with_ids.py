@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import pickle
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -109,7 +111,16 @@ class Evil:
         return os.mkdir, ("evil",)
 
 
+def zipped() -> bytes:
+    """A log of Inspect, or anything else in a zip archive."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("header.json", "{}")
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(("content", "why"), [
+    (zipped(), "a zip archive that torch did not write"),
     (pickle.dumps({"batch": {"responses": [[1]]}, "non_tensor_batch": Evil()}), "it has objects of posix.mkdir, and only"),
     (pickle.dumps(Path("a")), "it has objects of pathlib.PosixPath, and only plain data is read"),
     (pickle.dumps([1, 2])[:-2], "damaged"),
@@ -306,6 +317,14 @@ def test_the_nodes_of_a_trace_are_turns_with_their_ids(tmp_path: Path) -> None:
     ((row,), bad) = read(tmp_path / "traces.jsonl", "verifiers-traces")
     assert sequences([row]) == [([5, 6, 4], [([], [1, 2], [-0.5, -0.25]), ([3, 4], [9], [-1.0])], 1.0)]
     assert ([message["turn"] for message in row["messages"]], bad) == ([None, 0, None, 1], [])
+
+
+def test_a_trace_that_was_scored_in_part_keeps_what_was_scored(tmp_path: Path) -> None:
+    """Null in ``rewards`` says that scoring did not run (verifiers/v1/trace.py): the total is not known."""
+    rewards = {"exact": {"score": 1.0, "weight": 0.5}, "judge": None}
+    (tmp_path / "traces.jsonl").write_text(json.dumps(trace() | {"rewards": rewards, "metrics": {"turns": 2.0}}))
+    ((row,), bad) = read(tmp_path / "traces.jsonl", "verifiers-traces")
+    assert (row["reward"], row["rewards"], bad) == (None, {"exact": 1.0, "turns": 2.0}, [])
 
 
 def test_a_trace_whose_log_probabilities_are_rounded_is_named(

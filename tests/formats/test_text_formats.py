@@ -275,6 +275,15 @@ def test_a_row_of_gymdata_is_never_that_of_another_project(tmp_path: Path) -> No
         assert error.value.hint == "files of gymdata need no import"
 
 
+def test_a_log_with_a_status_is_not_taken_for_rows_of_gymdata(tmp_path: Path) -> None:
+    """Other projects have such columns, too: it is of no known format, and its columns are named."""
+    log = {"version": 2, "status": "success", "eval": {}, "samples": [{"score": 1}]}
+    for row in (log, {"trajectory_id": "a", "task_id": 3, "status": "rejected", "temperature": 1.0}):
+        with pytest.raises(DataError, match="contains rows of no known format, expected rollouts or pairs") as error:
+            gymdata.validate(write(tmp_path / "rows.json", row))
+        assert f"its first row has the keys {', '.join(row)}" in str(error.value.hint)
+
+
 def test_what_git_lfs_leaves_is_named(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n")

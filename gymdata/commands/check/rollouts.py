@@ -200,7 +200,7 @@ def _checked(path: str | Path, place: str | Path, imported: _Imported) -> DataRe
         short_reason({"kind": row.get("kind"), "reason": row.get("message")}) for row in read_failures(place)
     )
     rejected = Counter(row.code for row in imported.rejected)
-    has_text = form is not None and form.holds_text and not report.tokens
+    has_text = form is not None and form.holds_text and report.rollouts > 0 and not report.tokens
     verdict, ok = _verdict(report, figures, len(imported.rejected), has_text, is_pairs)
     return DataReport(
         path=str(path),
@@ -377,13 +377,13 @@ def _verdict(
     report: ValidationReport, figures: _Figures, rejected: int, has_text: bool, is_pairs: bool
 ) -> tuple[str, bool]:
     """The answer in a sentence, and whether training on all of it would be right."""
-    noun = "pairs" if is_pairs else "rollouts"
-    n, total = report.trainable if is_pairs else sum(figures.sampled), report.rollouts + rejected
-    of = f"{n:,} of {total:,} {noun}"
+    n = report.trainable if is_pairs else sum(figures.sampled)
+    total = counted(report.rollouts + rejected, "pair" if is_pairs else "rollout")
+    of = f"{n:,} of {total}"
     if report.errors or rejected:
         if n:
             return f"not as it is: {of} have sampled token ids and no error", False
-        return f"no: none of {total:,} {noun} has sampled token ids and no error", False
+        return f"no: none of {total} has sampled token ids and no error", False
     if n and not is_pairs and _without_log_probs(report):
         return f"not with ratios: {of} have token ids, but no log-probabilities are known (L302)", False
     if "L306" in report.by_code:
@@ -391,10 +391,10 @@ def _verdict(
     if n:
         return f"yes: {of} can be trained as they were sampled", True
     if rendered := sum(figures.rendered):
-        return f"only with --allow-rendered: the ids of {rendered:,} of {total:,} were rendered from text (T213)", True
-    if has_text and report.rollouts:
-        return f"only as text: {total:,} {noun} without token ids, which `-m` renders (T213)", True
-    return f"no: none of {total:,} {noun} has token ids", False
+        return f"only with --allow-rendered: the ids of {rendered:,} of {total} were rendered from text (T213)", True
+    if has_text:
+        return f"only as text: {total} without token ids, which `-m` renders (T213)", True
+    return f"no: none of {total} has token ids", False
 
 
 def _counts(counts: Mapping[str, int]) -> str:
