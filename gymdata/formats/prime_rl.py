@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from gymdata.formats import FORMATS, Format
 from gymdata.formats.conversion.importing import Importing, TableRow
-from gymdata.formats.conversion.masked import Masked, shared_value
+from gymdata.formats.conversion.masked import Masked, group_of_ids, shared_value
 from gymdata.formats.conversion.models import Int32, Model, Number, read
 from gymdata.formats.text.rows import rollout_row
 
@@ -41,9 +41,7 @@ class PrimeRlTokens(Format):
         first = row.loss_mask.index(True) if True in row.loss_mask else len(row.token_ids)
         log_probs = [float("nan") if value is None else value for value in row.inference_logprobs]
         names = ("token_ids", "loss_mask", "inference_logprobs")
-        masked = Masked(
-            row.token_ids[:first], row.token_ids[first:], row.loss_mask[first:], log_probs[first:], names, first
-        )
+        masked = Masked([], row.token_ids, row.loss_mask, log_probs, names)
         about = item | {"advantage": shared_value(row.advantages, row.loss_mask)}
         return rollout_row(
             about,
@@ -53,6 +51,6 @@ class PrimeRlTokens(Format):
             reward=None,
             texts=tuple(item.keys() - {*_ABOUT, "env_name"}),
             about=_ABOUT,
-            group="-".join(filter(None, (row.env_name, masked.group))),
+            group="-".join(filter(None, (row.env_name, group_of_ids(row.token_ids[:first])))),
             turns=masked.turns(),
         )

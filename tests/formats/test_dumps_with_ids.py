@@ -281,14 +281,15 @@ EXPORTED = {
 def test_tokens_that_prime_rl_exported_are_rollouts(tmp_path: Path) -> None:
     """An exported sequence is a rollout of its own, also where it repeats another; a contradiction has its place."""
     odd = [False, False, True, False, False, True]
-    rows = [EXPORTED, EXPORTED | {"export_sequence_idx": 5}, EXPORTED | {"loss_mask": odd}]
+    begun_late = [False, False, False, True, False, True]
+    rows = [EXPORTED, EXPORTED | {"export_sequence_idx": 5}, *(EXPORTED | {"loss_mask": m} for m in (odd, begun_late))]
     file = tmp_path / "rank_0.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = gymdata.import_rollouts(file, tmp_path / "run")
-    assert (summary.format, summary.rollouts, summary.rejected, summary.duplicates) == ("prime-rl-tokens", 2, 1, 0)
+    assert (summary.format, summary.rollouts, summary.rejected, summary.duplicates) == ("prime-rl-tokens", 2, 2, 0)
     read_rows, bad = read(file, "prime-rl-tokens")
     assert sequences(read_rows) == [(*VERL[0][:2], None)] * 2
-    assert [(row.line, row.reason.partition(":")[0]) for row in bad] == [(3, "loss_mask[3]")]
+    assert [(row.line, row.reason.partition(":")[0]) for row in bad] == [(3, "loss_mask[3]"), (4, "loss_mask[2]")]
     assert json.loads(read_rows[0]["extra"])["advantage"] == 0.5
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gymdata
+from gymdata.commands.check.rollouts import check_rollouts
 from gymdata.errors import DataError
 from gymdata.rollouts.turns import expand_prompts
+from gymdata.store import read_table
+from gymdata.store.columns import to_rows
 from tests.formats.dumped import pickled, read
 from tests.formats.trajectories import copy_and_last, places
 
@@ -22,6 +27,9 @@ ODD: list[Any] = [None, True, 1, 0, -1, 5, 0.5, -0.25, 2**31, 2**70, float("nan"
 N = 250
 #: Of a rollout up to its last sampled token: ids, 1 where one was sampled, log-probabilities of these, reward.
 Facts = tuple[list[int], list[int], list[float], float | None]
+IDS = {"tokens", "token_ids", "prompt_token_ids", "completion_token_ids", "generation_token_ids"}
+MASKS = {"loss_mask", "mask"}
+LOG_PROBS = {"rollout_log_probs", "inference_logprobs", "logprobs", "generation_log_probs"}
 
 SAMPLES = [
     {"group_index": 0, "index": n, "prompt": "q", "tokens": [5, 6, 1, 2, 3, 9], "response": "a", "response_length": 4,
@@ -52,6 +60,38 @@ BATCH = {
     "attention_mask": np.array([[1] * 6, [0, 0, 0, 0, 1, 1]]), "response_mask": np.array([[1] * 4, [0, 0, 0, 1]]),
     "loss_mask": np.array([[1, 1, 0, 1], [0, 0, 0, 1]], np.float32),
     "rollout_logprobs": np.array([[-0.5, -0.25, 0, -1.0], [0, 0, 0, -2.0]], np.float32),
+}  # fmt: skip
+
+#: Of logs with a call per line: the prompt, what was sampled, its log-probabilities.
+CALLS = [([1, 2], [3, 4], [-0.5, -0.25]), ([1, 2, 3, 4, 9], [5, 6], [-1.0, -2.0])]
+SAID = {"role": "assistant", "content": "x"}
+#: Format → the rows of a file.
+DUMPS: dict[str, list[dict[str, Any]]] = {
+    "slime": SAMPLES,
+    "prime-rl-tokens": [EXPORTED, EXPORTED | {"export_sequence_idx": 5}],
+    "verifiers-traces": [TRACE, TRACE | {"id": "u"}],
+    "rllm-traces": [
+        {"trace_id": f"t{n}", "session_id": "s", "messages": [{"role": "user", "content": "q"}, *[SAID] * n],
+         "response_message": SAID, "prompt_token_ids": prompt, "completion_token_ids": ids, "logprobs": log_probs,
+         "timestamp": 1.0 + n}
+        for n, (prompt, ids, log_probs) in enumerate(CALLS)
+    ],
+    "nemo-gym-tokens": [
+        {"rollout_id": "0-1", "model_call_id": f"c{n}", "prompt_token_ids": prompt, "generation_token_ids": ids,
+         "generation_log_probs": log_probs, "output_items": [SAID | {"type": "message"}], "created_at": 1.0 + n}
+        for n, (prompt, ids, log_probs) in enumerate(CALLS)
+    ],
+    "harbor": [
+        {"task_name": "sum", "trial_name": name, "agent_info": {}, "verifier_result": {"rewards": {"reward": 1.0}},
+         "agent_result": {"rollout_details": [dict(zip(("prompt_token_ids", "completion_token_ids", "logprobs"),
+                                                       map(list, zip(*CALLS, strict=True)), strict=True))]}}
+        for name in "ab"
+    ],
+    "agentcore": [
+        {"rollout_id": name, "token_ids": [5, 6, 1, 2, 3, 9], "loss_mask": [1, 1, 0, 1], "response_length": 4,
+         "logprobs": [-0.5, -0.25, 0.0, -1.0], "reward": 1.0, "status": "completed"}
+        for name in "ab"
+    ],
 }  # fmt: skip
 
 
@@ -198,6 +238,99 @@ def test_a_mutated_dump_is_read_as_it_is_or_named(made: Callable[[random.Random]
             np.testing.assert_equal(facts_of(row), expected(row))
         n_read, n_bad = n_read + len(rows), n_bad + len(bad)
     assert min(n_read, n_bad) > N / 20
+
+
+def inner_lists(value: Any, names: set[str]) -> Iterator[list[Any]]:
+    """The lists of numbers in the columns of these names."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            found = inner if name in names and isinstance(inner, list) and inner else None
+            yield from () if found is None else found if isinstance(found[0], list) else [found]
+            yield from inner_lists(inner, names)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from inner_lists(inner, names)
+
+
+def holders(value: Any, names: set[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects with a column of these names, and its name."""
+    if isinstance(value, dict):
+        yield from ((value, name) for name in value if name in names and value[name])
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from holders(inner, names)
+
+
+def broken(rows: list[dict[str, Any]], kind: str, source: random.Random) -> list[dict[str, Any]]:
+    """The rows with one thing in them that contradicts the rest. Left out is what makes a dump that could have been written:
+    another id or reward, a token more that is sampled with probability 1, ids without their last, no mask in slime."""
+    rows = copy.deepcopy(rows)
+    names = {"cut": LOG_PROBS | MASKS, "shifted": MASKS, "flipped": MASKS, "not a number": LOG_PROBS, "negative": IDS,
+             "swapped": IDS & {"completion_token_ids", "generation_token_ids"}, "text": IDS | MASKS | LOG_PROBS}  # fmt: skip
+    if kind == "gone":
+        holder, name = source.choice(list(holders(rows, IDS | LOG_PROBS)))
+        del holder[name]
+        return rows
+    found = list(inner_lists(rows, names[kind]))
+    values = found[0] if kind == "swapped" else source.choice(found)  # from which the next call goes on
+    at = source.randrange(len(values))
+    if kind == "cut":
+        del values[at:]
+    elif kind == "shifted":
+        values.insert(0, values.pop())
+    elif kind == "flipped":
+        values[values.index(True) if True in values else 0] = False
+    elif kind == "swapped":
+        values.reverse()
+    else:
+        values[at] = {"not a number": float("nan"), "negative": -5, "text": "x"}[kind]
+    return rows
+
+
+def written(name: str, rows: list[dict[str, Any]]) -> bytes:
+    if name == "slime":
+        return pickle.dumps({"rollout_id": 3, "samples": rows})
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def judged(folder: Path, content: bytes, name: str) -> tuple[list[str], set[Any]]:
+    """What the rollouts of a dump have when it is imported, and all that is said of it."""
+    folder.mkdir()
+    (folder / "dump").write_bytes(content)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            report = check_rollouts(folder / "dump")
+            summary = gymdata.import_rollouts(folder / "dump", folder / "run", source=name)
+        except DataError as error:
+            return [], {str(error)}
+    rows = to_rows(read_table(folder / "run")) if summary.rollouts else []
+    calls = [
+        (prompt.tolist(), list(turn["generation_token_ids"]), list(turn["generation_log_probs"]), row["reward"])
+        for row in rows
+        for prompt, turn in zip(expand_prompts(row["turns"]), row["turns"], strict=True)
+    ]
+    said = {(finding.code, finding.times) for finding in report.findings} | {report.log_probs}
+    return sorted(map(repr, calls)), said | {str(warning.message) for warning in warned}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", DUMPS)
+def test_no_dump_that_contradicts_itself_is_read_without_a_word(name: str, tmp_path: Path) -> None:
+    """What differs from the whole dump's ids, masks, log-probabilities and rewards has a finding, or the file an error."""
+    whole, said_of_whole = judged(tmp_path / "whole", written(name, DUMPS[name]), name)
+    assert whole
+    kinds = ["gone", "cut", "shifted", "flipped", "not a number", "negative", "swapped", "text", "half", "twice"]
+    has_mask = any(inner_lists(DUMPS[name], MASKS))
+    has_calls = any(inner_lists(DUMPS[name], {"completion_token_ids", "generation_token_ids"}))
+    kinds = [k for k in kinds if has_mask or k not in ("shifted", "flipped")]
+    kinds = [k for k in kinds if has_calls or k != "swapped"]
+    kinds = [k for k in kinds if name != "slime" or k != "twice"]
+    for seed in range(45):
+        kind, source = kinds[seed % len(kinds)], random.Random(seed)
+        content = written(name, DUMPS[name] if kind in ("half", "twice") else broken(DUMPS[name], kind, source))
+        content = content[: len(content) // 2] if kind == "half" else content * 2 if kind == "twice" else content
+        facts_of_dump, said = judged(tmp_path / str(seed), content, name)
+        assert facts_of_dump == whole or said - said_of_whole, (kind, seed)
 
 
 @pytest.mark.parametrize("made", [of_slime, of_verl, of_skyrl])
