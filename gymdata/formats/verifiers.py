@@ -19,15 +19,8 @@ _ABOUT = (
     *("metrics", "timing", "generation_ms", "scoring_ms", "total_ms", "token_usage", "advantage"),
 )
 _ABOUT_TRACES = (
-    "ok",
-    "is_completed",
-    "is_timeout",
-    "stop_condition",
-    "errors",
-    "metrics",
-    "info",
-    "timing",
-    "verifiers",
+    *("ok", "is_completed", "is_timeout", "stop_condition", "errors"),
+    *("metrics", "info", "timing", "verifiers"),
 )
 _LOST = ("trajectory", "reward", "completion", "tool_defs")
 
