@@ -328,7 +328,7 @@ def test_no_dump_that_contradicts_itself_is_read_without_a_word(name: str, tmp_p
     for seed in range(45):
         kind, source = kinds[seed % len(kinds)], random.Random(seed)
         content = written(name, DUMPS[name] if kind in ("half", "twice") else broken(DUMPS[name], kind, source))
-        content = content[: len(content) // 2] if kind == "half" else content * 2 if kind == "twice" else content
+        content = content[: len(content) // 2 + 3] if kind == "half" else content * 2 if kind == "twice" else content
         facts_of_dump, said = judged(tmp_path / str(seed), content, name)
         assert facts_of_dump == whole or said - said_of_whole, (kind, seed)
 

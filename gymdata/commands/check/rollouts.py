@@ -377,9 +377,9 @@ def _verdict(
     report: ValidationReport, figures: _Figures, rejected: int, has_text: bool, is_pairs: bool
 ) -> tuple[str, bool]:
     """The answer in a sentence, and whether training on all of it would be right."""
-    n = report.trainable if is_pairs else sum(figures.sampled)
-    total = counted(report.rollouts + rejected, "pair" if is_pairs else "rollout")
-    of = f"{n:,} of {total}"
+    noun, n_rows = "pair" if is_pairs else "rollout", report.rollouts + rejected
+    n, total = report.trainable if is_pairs else sum(figures.sampled), counted(n_rows, noun)
+    of = f"{n:,} of {n_rows:,} {noun}s"
     if report.errors or rejected:
         if n:
             return f"not as it is: {of} have sampled token ids and no error", False
