@@ -196,8 +196,8 @@ def refuse_unsound_turns(
 
 
 def refuse_unsound_rows(batch: pa.RecordBatch, where: str = "", vocab_size: int | None = None) -> None:
-    """The same for whole rows of the rollouts or the pairs table, with rendered ids and unknown log-probabilities (as
-    imports mark missing ones) allowed."""
+    """The same for whole rows of the rollouts or the pairs table, with rendered ids, and turns whose log-probabilities are
+    unknown (as imports mark missing ones), allowed."""
     parts: Iterable[tuple[Sequence[Lists], Lists]]
     if "turns" in batch.schema.names:
         turns = TurnColumns.of(batch.column("turns"))
@@ -205,7 +205,7 @@ def refuse_unsound_rows(batch: pa.RecordBatch, where: str = "", vocab_size: int 
     else:
         parts, named = lists_of_pairs(batch), lambda k: f"pair {batch.column('pair_id')[k]}"
     for ids, log_probs in parts:
-        refuse_unsound(ids, without_unknown(log_probs), named, where, vocab_size)
+        refuse_unsound(ids, without_unknown(log_probs._replace(rollout=None)), named, where, vocab_size)
 
 
 def rendered_ids(where: str, name: str, many: str) -> RefusedError:

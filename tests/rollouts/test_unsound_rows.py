@@ -122,10 +122,11 @@ def test_unknown_log_probabilities_are_no_fault_where_none_are_needed(tmp_path: 
 
 @pytest.mark.parametrize("consumer", ["pairs", "train-sft"])
 def test_a_turn_that_lost_its_log_probabilities_is_a_fault(tmp_path: Path, consumer: str) -> None:
-    """Where the rollout's other turn has some."""
+    """Where the rollout's other turn has some; an export takes it, as it is."""
     run = run_without_log_probs(tmp_path / "run", (0,), (1,))
     with pytest.raises(RefusedError, match="rollout a-0, turn 1: a log-probability of nan at position 0"):
         CONSUMERS[consumer](run, tmp_path / "out")
+    assert gymdata.export(run, tmp_path / "out.jsonl", "nemo-gym").rows_out == 4
 
 
 @pytest.mark.parametrize(("rollouts", "severity"), [((0, 1, 2, 3), "warning"), ((0,), "error")])

@@ -127,6 +127,7 @@ def test_too_long_is_refused_or_counted(tmp_path: Path) -> None:
         ({}, {"top_k": 20}, "top_k 20"),
         ({}, {"repetition_penalty": 1.1}, "repetition_penalty 1.1"),
         ({}, None, "nothing beside them says how they were sampled"),
+        ({"chosen_logprobs": [float("nan")] * 3}, {}, "some are not known"),
     ],
 )
 def test_saved_reference_needs_the_same_policy_untruncated(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from gymdata.commands.train.heads import extent, has_kept_sets
@@ -177,8 +179,7 @@ def _check_reference(source: str, runs: list[RunFacts], model: ModelFacts, data:
         distinct(source, PAIRS, name) for name in ("rendered", "policy_hash", "temperature")
     )
     reasons = ["ids rendered from text have no log-probabilities (T213)"] if True in rendered else []
-    sequences = data.sequences
-    if not reasons and np.isnan(sequences.logprobs.values[sequences.is_trained]).any():
+    if not reasons and any(np.isnan(logprobs).any() for logprobs, _ in _trained_logprobs(data)):
         reasons.append("some are not known (L302)")
     reasons += [f"policy {p}, not {model.policy_hash}" for p in policies - {model.policy_hash}]
     reasons += [f"temperature {t:g}, not 1" for t in temperatures - {1.0}]
@@ -198,12 +199,18 @@ def _check_reference(source: str, runs: list[RunFacts], model: ModelFacts, data:
 
 def _impossible(data: TrainingData) -> str:
     """L306: why the saved log-probabilities of trained tokens cannot be a sampler's, or nothing."""
-    counts, sequences = SampledLogProbs(), data.sequences
-    for rows in chunks(sequences.loss_mask.offsets):
-        trained = sequences.loss_mask.part(rows).values != 0
-        logprobs, follows = sequences.logprobs.part(rows).values[trained], np.roll(trained, 1)[trained]
+    counts = SampledLogProbs()
+    for logprobs, follows in _trained_logprobs(data):
         counts.add(logprobs, follows)
     return counts.fault()
+
+
+def _trained_logprobs(data: TrainingData) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The saved log-probabilities of trained tokens, and which of these follow another; in parts."""
+    sequences = data.sequences
+    for rows in chunks(sequences.loss_mask.offsets):
+        trained = sequences.loss_mask.part(rows).values != 0
+        yield sequences.logprobs.part(rows).values[trained], np.roll(trained, 1)[trained]
 
 
 def _sampling_faults(
