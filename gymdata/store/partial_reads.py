@@ -19,6 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.ipc
@@ -172,6 +174,19 @@ def row_groups(path: str | Path, table: Table, columns: Sequence[str] | None = N
     """
     names = chosen_columns(table, columns)
     return [group for source in resolve(path, table) for group in _groups_of(source, table, names)]
+
+
+def rows_at(
+    path: str | Path, table: Table, numbers: npt.NDArray[np.int64], columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """Some rows of ``read_table``, by their numbers (rising), whole or some of their columns. Only the row groups that hold
+    them are read, each once."""
+    names, start = chosen_columns(table, columns), 0
+    for group in (group for source in resolve(path, table) for group in _groups_of(source, table, names)):
+        indices = numbers[(numbers >= start) & (numbers < start + group.rows)] - start
+        start += group.rows
+        if len(indices):
+            yield group.load().take(pa.array(indices))
 
 
 def cached_row_groups(path: str | Path, table: Table, columns: Sequence[str]) -> list[RowGroup]:

@@ -102,21 +102,16 @@ class OpenedRun:
 
     def rollout(self, rollout_id: str) -> dict[str, Any]:
         """One rollout as a dict, its turns with ``prompt_token_ids``. Raises DataError for an unknown id."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
+        import numpy as np
 
         from gymdata.rollouts.schema import ROLLOUTS
-        from gymdata.store import scan_batches
+        from gymdata.store.partial_reads import rows_at
 
-        rollout_ids: list[str] = []
-        for batch in scan_batches(self.path, ROLLOUTS, None, 256):
-            ids = batch.column("rollout_id")
-            index = pc.index(ids, rollout_id).as_py()
-            if index >= 0:
-                table = pa.Table.from_batches([batch.slice(index, 1)])
-                return dict(expand_turns(table).to_pylist()[0])
-            rollout_ids += ids.to_pylist()
-        raise DataError.unknown_id(self.path, "rollout_id", rollout_id, rollout_ids)
+        rollout_ids = self.arrow(["rollout_id"])["rollout_id"].to_pylist()
+        if rollout_id not in rollout_ids:
+            raise DataError.unknown_id(self.path, "rollout_id", rollout_id, rollout_ids)
+        table = next(rows_at(self.path, ROLLOUTS, np.array([rollout_ids.index(rollout_id)])))
+        return dict(expand_turns(table).to_pylist()[0])
 
 
 def open_run(path: str | Path) -> OpenedRun:

@@ -13,7 +13,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from gymdata.checks.violations import CODES, both_sides
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 #: Longer lines are hard to read, however wide the terminal is.
 _WIDEST = 110
 _NO_TERMINAL = 80
-#: From this width on the sides of a pair are shown side by side.
-_BESIDE = 100
 _ROLES = {
     "system": "magenta",
     "user": "cyan",
@@ -276,9 +273,6 @@ def _pair(out: _Page, shown: ShownPair, tokens: bool) -> None:
         _message(out, message, "")
     out.line()
     out.title(f"from here they differ: token {shown.fork_token:,} after the prompt", "bold", "dim")
-    if out.console.width >= _BESIDE:
-        _beside(out, shown, tokens)
-        return
     for name in _SIDES:
         _side(out, shown, name, tokens)
 
@@ -298,28 +292,3 @@ def _side(out: _Page, shown: ShownPair, name: str, tokens: bool) -> None:
         sampled = [p if m else None for p, m in zip(logprobs, mask, strict=True)]
         out.tokens(ids, sampled, "dim", start)
         out.line()
-
-
-def _beside(out: _Page, shown: ShownPair, tokens: bool) -> None:
-    """Both sides as columns: each is printed for half of the width, and its lines are put beside the other's."""
-    console = out.console
-    half = (console.width - 3) // 2
-    columns = []
-    for name in _SIDES:
-        part = Console(
-            width=half,
-            markup=False,
-            highlight=False,
-            emoji=False,
-            color_system=console.color_system,  # type: ignore[arg-type]  # one of its own names
-            force_terminal=console.is_terminal,
-            legacy_windows=False,
-        )
-        with part.capture() as captured:
-            _side(_Page(part, out.reading), shown, name, tokens)
-        columns.append(Text.from_ansi(captured.get()))
-    grid = Table.grid(padding=(0, 3, 0, 0))
-    for _ in columns:
-        grid.add_column(width=half, no_wrap=True)
-    grid.add_row(*columns)
-    console.print(grid)

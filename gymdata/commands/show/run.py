@@ -19,12 +19,12 @@ from gymdata.models._transformers import reader_of
 from gymdata.public import Figures, Report, Row, path_of
 from gymdata.rollouts.messages import Message, RolloutRow
 from gymdata.rollouts.next_prompt import common_length
-from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
+from gymdata.rollouts.schema import PAIRS, ROLLOUTS
 from gymdata.scores.chosen import default_score, scores_of, unscored_hint
 from gymdata.store import read_table, scan_batches
 from gymdata.store.formats import tables_in
 from gymdata.store.lineage import vocabulary
-from gymdata.store.partial_reads import row_groups
+from gymdata.store.partial_reads import rows_at
 from gymdata.store.paths import find_run_json, read_facts
 from gymdata.store.reading import warn
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 _KEYS = ("rollout_id", "task_id", "rollout_index")
 #: The shortest prefix of an id that identifies it.
 _SHORTEST = 4
-#: A folder that was listed may change before it is read: a live run seals its journal.
-_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,33 +193,20 @@ def _row_of(path: str | Path, column: str, prefix: str, ids: Sequence[str]) -> i
 
 def _load(path: str | Path, keys: Mapping[str, list[Any]], rows: Sequence[int], reader: Any) -> list[ShownRollout]:
     """The rollouts in the order of ``rows``, which count over all files."""
-    ids, vocab = [keys["rollout_id"][row] for row in rows], vocabulary(path)
-    for _ in range(_TRIES):
-        tables = _take(path, ROLLOUTS, rows)
-        if [table["rollout_id"][0].as_py() for table in tables] == ids:
-            shown = []
-            for table, row in zip(tables, rows, strict=True):
-                (batch,) = table.combine_chunks().to_batches()
-                (value,) = table.to_pylist()
-                for name in ("task", "tools", "extra"):
-                    value[name] = parsed(value[name])
-                value["messages"] = [_message(m) for m in value["messages"]]
-                shown.append(ShownRollout(value, violations(batch, row, vocab, reader)))
-            return shown
-    raise DataError(f"{path}: changed while it was read", hint="run it again")
-
-
-def _take(path: str | Path, table: Table, rows: Sequence[int]) -> list[pa.Table]:
-    """One row each; only the row groups that hold them are read."""
-    tables: dict[int, pa.Table] = {}
-    start = 0
-    for group in row_groups(path, table):
-        group_rows = [row for row in rows if start <= row < start + group.rows]
-        if group_rows:
-            data = group.load()
-            tables |= {row: data.slice(row - start, 1) for row in group_rows}
-        start += group.rows
-    return [tables[row] for row in rows if row in tables]
+    order = np.argsort(rows)
+    rising = [rows[k] for k in order]
+    parts = list(rows_at(path, ROLLOUTS, np.array(rising)))
+    if [name for part in parts for name in part["rollout_id"].to_pylist()] != [keys["rollout_id"][n] for n in rising]:
+        raise DataError(f"{path}: changed while it was read", hint="run it again")
+    table = pa.concat_tables(parts, promote_options="default").take(pa.array(np.argsort(order)))
+    vocab, shown = vocabulary(path), list[ShownRollout]()
+    for number, row in zip(rows, table.to_pylist(), strict=True):
+        (batch,) = table.slice(len(shown), 1).combine_chunks().to_batches()
+        for name in ("task", "tools", "extra"):
+            row[name] = parsed(row[name])
+        row["messages"] = [_message(m) for m in row["messages"]]
+        shown.append(ShownRollout(row, violations(batch, number, vocab, reader)))
+    return shown
 
 
 def _message(message: Message) -> Message:
@@ -236,8 +221,7 @@ def _pair(path: str | Path, pair: str | None) -> tuple[ShownPair, int]:
     if not ids:
         raise DataError(f"{path}: has no pairs", hint=f"`gymdata pairs {path}` builds some")
     index = 0 if pair in (None, FIRST) else _row_of(path, "pair_id", pair, ids)
-    (table,) = _take(path, PAIRS, [index])
-    (row,) = table.to_pylist()
+    (row,) = next(rows_at(path, PAIRS, np.array([index]))).to_pylist()
     for name in ("prompt", "chosen", "rejected"):
         row[name] = [_message(m) for m in row[name]]
     row["tools"] = parsed(row.get("tools") or "[]")

@@ -23,7 +23,7 @@ from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
 from gymdata.scores.chosen import default_score, state_of_scores, with_score
 from gymdata.store.journal import scan
 from gymdata.store.lines import decode
-from gymdata.store.partial_reads import row_groups
+from gymdata.store.partial_reads import rows_at
 from gymdata.store.paths import RunFacts, Source, find_run_json, is_open, read_facts, resolve
 from gymdata.store.tables import read_table, row_parts, scan_batches, sound_batches
 
@@ -77,12 +77,7 @@ class File:
             rows = self.held if columns is None else self.held.select(list(columns))
             yield from (rows.slice(number, 1) for number in numbers.tolist())
             return
-        start = 0
-        for group in row_groups(self.source.path, self.table, columns):
-            indices = numbers[(numbers >= start) & (numbers < start + group.rows)] - start
-            start += group.rows
-            if len(indices):
-                yield group.load().take(pa.array(indices))
+        yield from rows_at(self.source.path, self.table, numbers, columns)
 
 
 @lru_cache(maxsize=8)
