@@ -184,22 +184,6 @@ def _hash_of(path: Path, *_state: int) -> str:
     return hash_file(path)
 
 
-def same_content(files: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
-    """Pairs of files that hold the same bytes, the first of them and a copy. Files that are not there pass."""
-    from gymdata.store.run_json import hash_file
-
-    by_size: dict[int, list[Path]] = {}
-    for file in files:
-        with contextlib.suppress(FileNotFoundError):
-            by_size.setdefault(file.stat().st_size, []).append(file)
-    for size, alike in by_size.items():
-        first: dict[str, Path] = {}
-        for file in alike if size and len(alike) > 1 else ():
-            first_file = first.setdefault(hash_file(file), file)
-            if first_file is not file:
-                yield first_file, file
-
-
 def _is_part(file: Path) -> bool:
     return file.parent.name == ROLLOUTS_FOLDER and PART.fullmatch(file.name) is not None
 

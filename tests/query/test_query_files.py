@@ -19,9 +19,8 @@ from gymdata.cli.main import main
 from gymdata.commands.query.run import write_result
 from gymdata.commands.query.statement import run_statement
 from gymdata.errors import DataError, GymdataError
-from gymdata.rollouts.schema import PAIRS, VERSION_KEY, VIOLATIONS
+from gymdata.rollouts.schema import PAIRS, VERSION_KEY
 from gymdata.store import read_run_json, write_run_json
-from gymdata.store.tables import write_table
 from tests.rollout_files import rollout, two_turns, write_run
 
 
@@ -45,32 +44,18 @@ def test_a_newer_table_is_refused(run: Path, of: str, path: str) -> None:
         gymdata.query("SELECT count(*) FROM rollouts", run if path == "folder" else part)
 
 
-def test_equal_tables_without_a_row_are_counted_nowhere_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two runs without a failure of their own have equal, empty tables: there is nothing to warn of."""
-    runs = [write_run(tmp_path / name, [rollout(f"t{name}", 0, 1.0, two_turns(1, 5))]) for name in "ab"]
-    for run in runs:
-        write_table(VIOLATIONS.arrow.empty_table(), run / "violations.parquet", VIOLATIONS)
-    assert main(["query", "SELECT count(*) AS n FROM violations", *map(str, runs), "--csv"]) == 0
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("n\n0\n", "")
-
-
 def test_a_run_and_its_copy_are_counted_twice_with_a_warning(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows that two paths give are said on stderr: whole copies by name, single rollouts by number."""
+    """Rollouts that two paths give are said on stderr, whole copies and single ones, with their number."""
     copy = run.parent / "copy"
     shutil.copytree(run, copy)
     sql = "SELECT count(*) AS n FROM rollouts"
     assert main(["query", sql, str(run), str(copy), "--csv"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "n\n4\n"
-    assert "part-00000.parquet holds the same bytes as" in shown.err
     assert "2 rollouts are there more than once (first: t0-0)" in shown.err
     other = write_run(run.parent / "other", [rollout(f"t{t}", 0, 1.0, two_turns(1, 5)) for t in range(3)])
     assert main(["query", "SELECT count(*) AS n FROM turns", str(run), str(other), "--csv"]) == 0
     shown = capsys.readouterr()
-    assert "same bytes" not in shown.err
     assert "1 rollout is there more than once (first: t0-0)" in shown.err
 
 

@@ -23,7 +23,7 @@ from gymdata.store.fetch import fetched
 from gymdata.store.formats import tables_in
 from gymdata.store.journal import FAILURES
 from gymdata.store.paths import RUN_JSON, Source, matches, read_facts
-from gymdata.store.reading import check_source, same_content, warn
+from gymdata.store.reading import check_source, warn
 
 if TYPE_CHECKING:
     import duckdb
@@ -132,7 +132,7 @@ class Views:
         everything = _ALL_COLUMNS.search(text) is not None
         rewards, prompts = (everything or word in text for word in ("reward_", "prompt_token_ids"))
         self._make(named, rewards=rewards, prompts=prompts)
-        self._warn_of_copies(named)
+        self._warn_of_repeats(named)
         lock(self.con)
 
     def store(self) -> None:
@@ -187,18 +187,10 @@ class Views:
         self.con.execute(f"CREATE TABLE gymdata_{name} AS {registered(self.con, 'copied', parts)}")
         return f"SELECT * FROM gymdata_{name}"
 
-    def _warn_of_copies(self, names: Iterable[str]) -> None:
-        """Rows that several paths give are counted as often."""
-        from gymdata.store.tables import has_rows
-
-        tables = {"rollouts" if name in ("turns", "messages") else name for name in names}
-        for name in tables & set(self.files.by_table):
-            files = self.files.by_table[name]
-            for path, copy in same_content(s.path for s in files if len(files) > 1 and has_rows(s, TABLES[name])):
-                warn(f"{copy} holds the same bytes as {path}: their {name} are counted twice")
-        for path, copy in same_content(f / FAILURES for f in self.files.folders if "failures" in tables):
-            warn(f"{copy} holds the same bytes as {path}: their failures are counted twice")
-        if "rollouts" in tables and len({s.path.parent for s in self.files.by_table["rollouts"]}) > 1:
+    def _warn_of_repeats(self, names: Iterable[str]) -> None:
+        """Rollouts that several paths give are counted as often."""
+        is_named = not {"rollouts", "turns", "messages"}.isdisjoint(names)
+        if is_named and len({source.path.parent for source in self.files.by_table.get("rollouts", ())}) > 1:
             repeated = self.con.execute(
                 "SELECT count(*), min(rollout_id) FROM (SELECT rollout_id FROM rollouts GROUP BY 1 HAVING count(*) > 1)"
             ).fetchone()
