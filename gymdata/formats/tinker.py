@@ -63,15 +63,16 @@ class TinkerRl(Format):
     def convert(self, batches: Iterable[pa.RecordBatch], export: Export) -> Iterator[bytes]:
         import pyarrow as pa
 
+        from gymdata.commands.train.pair_data import sequences_of
         from gymdata.commands.train.sequence_data import training_experiences
 
         for batch in batches:
             data = training_experiences(pa.Table.from_batches([batch]), where=export.path)
             export.lost["sequences without a trained token (left out)"] += batch.num_rows - len(data)
             for name, kind in _BESIDE.items():
-                export.lost[kind] += int((getattr(data, name) != 1).sum())
-            of = data.sequences
+                export.lost[kind] += int((data.numbers(name) != 1).sum())
+            of, credit = sequences_of(data), data.lists("advantages")
             for n in range(len(data)):
                 trained = of.loss_mask[n] != 0
-                logprobs, advantages = (np.where(trained, lists[n], 0) for lists in (of.logprobs, data.advantages))
+                logprobs, advantages = (np.where(trained, lists[n], 0) for lists in (of.logprobs, credit))
                 yield encode(_datum(of.token_ids[n], logprobs=logprobs, advantages=advantages)) + b"\n"

@@ -7,7 +7,7 @@ any two share a key is below 10⁻²⁰. Importing this needs no pyarrow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -191,6 +191,15 @@ def list_parts(array: Any) -> tuple[Ints, Any]:
     return offsets - offsets[0], values
 
 
+def slices(offsets: Ints, size: int) -> Iterator[slice]:
+    """The lists between ``offsets`` in order as slices of about ``size`` values and at least one list each."""
+    first, n = 0, len(offsets) - 1
+    while first < n:
+        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + size, side="right")) - 1)
+        yield slice(first, last)
+        first = last
+
+
 def byte_view(array: Array) -> memoryview:
     """The array's memory as bytes, to be sliced without copying."""
     # An empty memoryview cannot be cast.
@@ -202,16 +211,11 @@ def joined_keys(columns: Sequence[list[bytes]]) -> list[bytes]:
     return [b"".join(parts) for parts in zip(*columns, strict=True)]
 
 
-def content_codes(keys: list[bytes] | Array) -> Ints:
-    """Keys as numbers from 0, as they first appear: rows have one number exactly when they have one key. ``keys`` may be an
-    array of bytes of one length (``V16``)."""
+def content_codes(keys: list[bytes] | pa.Array) -> Ints:
+    """Keys as numbers from 0, as they first appear: rows have one number exactly when they have one key."""
     import pyarrow as pa
 
-    if isinstance(keys, np.ndarray):
-        kind, data = pa.binary(keys.itemsize), pa.py_buffer(np.ascontiguousarray(keys))
-        encoded = pa.Array.from_buffers(kind, len(keys), [None, data]).dictionary_encode()
-    else:
-        encoded = pa.array(keys, pa.binary()).dictionary_encode()
+    encoded = (pa.array(keys, pa.binary()) if isinstance(keys, list) else keys).dictionary_encode()
     return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
 
 

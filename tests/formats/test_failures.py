@@ -165,7 +165,7 @@ def test_a_later_score_changes_nothing(tmp_path: Path) -> None:
         assert masked.isdisjoint(data.rollout_ids)
         assert len(set(data.rollout_ids)) == 3
     # Also without any score; how many is counted.
-    assert training_data("sft", run, select="all").chosen["left_out_masked"] == 2
+    assert training_data("sft", run, select="all").counts["left_out_masked"] == 2
 
 
 @pytest.mark.parametrize("files", ["rollouts.jsonl", "rollouts*.jsonl"])

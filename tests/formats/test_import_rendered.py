@@ -189,7 +189,7 @@ def test_trainers_take_rendered_ids_only_when_allowed(run: Path, tmp_path: Path)
         assert refused.value.code == "T213"
         assert "allow_rendered=True" in str(refused.value.hint)
         (data,) = kind(**given, allow_rendered=True).parts(str(source))
-        assert data.sequences.n_trained.sum() > 0
+        assert data.n_trained.sum() > 0
 
 
 def test_batch_rl_and_audits_never_take_rendered_ids(run: Path, tmp_path: Path) -> None:

@@ -138,9 +138,8 @@ def test_training_on_rollouts_leaves_it_out(config: Any, case: str, abandoned: s
     given |= {"abandoned": "keep"} if abandoned == "keep" else {}
     (data,) = config.load(None, given).parts(str(tmp_path / "run"))
     rows = [k for k, name in enumerate(data.rollout_ids) if name == row["rollout_id"]]
-    generations = [
-        ids for k in rows for ids in trained(data.sequences.token_ids[k].tolist(), data.sequences.loss_mask[k].tolist())
-    ]
+    ids, mask = data.lists("input_ids"), data.lists("loss_mask")
+    generations = [each for k in rows for each in trained(ids[k].tolist(), mask[k].tolist())]
     assert letters(generations) == sorted(script if abandoned == "keep" else read)
     assert data.counts.get("left_out_unread", 0) == (0 if abandoned == "keep" else len(unread))
 

@@ -42,7 +42,7 @@ def trained(data: Any) -> dict[str, list[int]]:
     """Rollout → the ids that are trained, over its sequences."""
     found: dict[str, list[int]] = {}
     for row, name in enumerate(data.rollout_ids):
-        ids, mask = data.sequences.token_ids[row], data.sequences.loss_mask[row]
+        ids, mask = data.lists("input_ids")[row], data.lists("loss_mask")[row]
         found.setdefault(name, []).extend(ids[mask == 1].tolist())
     return found
 
@@ -55,10 +55,9 @@ def test_only_their_turns_are_trained() -> None:
     assert trained(solver) == {"a-0": [40, 2], "a-1": [12, 13], "b-0": [10, 11, 2, 41, 2]}
     both = training_data("sft", table, select="all", target_agents=["solver", "planner"])
     assert trained(both)["a-1"] == [10, 2, 12, 13]
-    assert solver.sequences.n_trained.sum() == 9 < everyone.sequences.n_trained.sum()
-    ids = {name: everyone.sequences.token_ids[i].tolist() for i, name in enumerate(everyone.sequences.names)}
-    for i, name in enumerate(solver.sequences.names):
-        assert solver.sequences.token_ids[i].tolist() == ids[name]
+    assert solver.n_trained.sum() == 9 < everyone.n_trained.sum()
+    ids = {row["name"]: row["input_ids"] for row in everyone.table.to_pylist()}
+    assert all(row["input_ids"] == ids[row["name"]] for row in solver.table.to_pylist())
 
 
 def test_one_model_of_several() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gymdata.commands.train.pair_data import PAIR_COLUMNS, training_pairs
+from gymdata.commands.train.pair_data import PAIR_COLUMNS, sequences_of, training_pairs
 from gymdata.commands.train.token_checksum import checksums_by_row
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.schema import PAIRS
@@ -31,11 +31,11 @@ def test_sides_are_interleaved_with_their_prompt() -> None:
     pairs = training_pairs(
         table({}, {"prompt_ids": [9], "chosen_ids": [8], "chosen_mask": [1], "chosen_logprobs": [-2]})
     )
-    rows = [pairs.sequences.token_ids[i].tolist() for i in range(4)]
+    rows = [pairs.lists("input_ids")[i].tolist() for i in range(4)]
     assert rows == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [9, 8], [9, 3, 4, 6, 7]]
-    masks = [pairs.sequences.loss_mask[i].tolist() for i in range(4)]
+    masks = [pairs.lists("loss_mask")[i].tolist() for i in range(4)]
     assert masks == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 1, 1], [0, 1], [0, 1, 0, 1, 1]]
-    assert pairs.sequences.n_trained.sum() == 2 + 3 + 1 + 3
+    assert sequences_of(pairs).n_trained.sum() == 2 + 3 + 1 + 3
     assert pairs.rollout_ids == ["c0", "r0", "c1", "r1"]
 
 
@@ -45,10 +45,10 @@ def test_slices_and_chunks_read_the_same() -> None:
     whole = table(*rows)
     parts = pa.concat_tables([whole.slice(0, 1), whole.slice(1, 3)]).slice(1)
     plain = table(*rows).slice(1).combine_chunks()
-    sequences = [training_pairs(given).sequences for given in (parts, plain)]
+    sequences = [sequences_of(training_pairs(given)) for given in (parts, plain)]
     of_parts, of_plain = (checksums_by_row(given.keys, given, {}) for given in sequences)
     assert of_parts["input_ids"].tolist() == of_plain["input_ids"].tolist()
-    assert training_pairs(parts).pair_ids == ["p1", "p2", "p3"]
+    assert training_pairs(parts).table["name"].to_pylist() == ["p1", "p2", "p3"]
 
 
 def test_a_length_limit_is_counted() -> None:
@@ -57,19 +57,19 @@ def test_a_length_limit_is_counted() -> None:
     pairs = training_pairs(
         table({}, longer, {"chosen_ids": [3, 4], "chosen_mask": [1, 1], "chosen_logprobs": [-1, -1]}), 4
     )
-    assert pairs.cost.identical == ("p0", "p2")
-    assert pairs.cost.nothing_trained == ("p1",)
+    assert pairs.facts.cost.identical == ("p0", "p2")
+    assert pairs.facts.cost.nothing_trained == ("p1",)
     assert len(pairs) == 0
     at_five = training_pairs(table({}, longer), 5)
-    assert at_five.cost.identical == ("p1",)
-    assert (at_five.pair_ids, at_five.cost.rows_cut) == (["p0"], 2)
-    assert at_five.cost.trained_tokens_lost == 10 - at_five.sequences.n_trained.sum()
-    assert training_pairs(table({}), 6).cost.rows_cut == 0
+    assert at_five.facts.cost.identical == ("p1",)
+    assert (at_five.table["name"].to_pylist(), at_five.facts.cost.rows_cut) == (["p0"], 2)
+    assert at_five.facts.cost.trained_tokens_lost == 10 - sequences_of(at_five).n_trained.sum()
+    assert training_pairs(table({}), 6).facts.cost.rows_cut == 0
 
 
 def test_cutting_and_taking_keep_content() -> None:
     """Cutting keeps each sequence's beginning; taking keeps what was asked for, in that order."""
-    sequences = training_pairs(table({}, {"prompt_ids": [9]})).sequences
+    sequences = sequences_of(training_pairs(table({}, {"prompt_ids": [9]})))
     cut = sequences.cut(3)
     assert [cut.token_ids[i].tolist() for i in range(4)] == [[1, 2, 3], [1, 2, 3], [9, 3, 4], [9, 3, 4]]
     taken = sequences.take(np.array([3, 0]))

@@ -5,29 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import pyarrow as pa
 
-from gymdata.commands.train.heads import extent, has_kept_sets
+from gymdata.commands.train.data import MASK, TrainingData, lists_of
+from gymdata.commands.train.heads import has_kept_sets
 from gymdata.commands.train.losses import LOSSES
-from gymdata.commands.train.mapped import chunks
-from gymdata.commands.train.pair_data import TrainingData, TrainingPairs
 from gymdata.commands.train.parts import distinct
-from gymdata.commands.train.sequence_data import TrainingExperiences
 from gymdata.commands.train.settings import (
-    OWN_PAIR_LOSSES,
     TrainConfig,
     TrainDpoConfig,
     TrainRlConfig,
     TrainSftConfig,
     TrainValueConfig,
 )
+from gymdata.commands.train.token_checksum import IDS
 from gymdata.credit.estimators import ALL
 from gymdata.errors import DataError, RefusedError, UsageError, abridged, counted
 from gymdata.models.model_identity import ModelFacts, check_tokenizer, no_run_names
 from gymdata.models.scoring import refuse_unknown_ids
 from gymdata.progress import Progress
 from gymdata.rollouts.logprobs import SampledLogProbs, sampling_biases, truncations
-from gymdata.rollouts.ragged import Ragged
-from gymdata.rollouts.schema import PAIRS
+from gymdata.rollouts.schema import HEAD, PAIRS
 from gymdata.store.paths import RunFacts
 
 #: A number this many times the median of the others that are not 0, and of 1, is refused.
@@ -38,15 +36,14 @@ def check(
     config: TrainConfig, data: TrainingData, runs: list[RunFacts], model: ModelFacts, source: str, progress: Progress
 ) -> None:
     """Every check of a trainer's data. Raises DataError or RefusedError; ``progress`` gets the warnings."""
-    data.cost.refuse(source, model.path, model.max_length)
-    ids = np.concatenate([data.sequences.lowest_id, data.sequences.highest_id])
-    refuse_unknown_ids(ids, model.vocab_size, model.path, f"{source}: ")
-    if isinstance(data, TrainingExperiences) and data.top_ids is not None:
-        refuse_unknown_ids(extent(data.top_ids), model.vocab_size, model.path, f"{source}: top_ids: ")
+    data.facts.cost.refuse(source, model.path, model.max_length)
+    refuse_unknown_ids(_extent(data, IDS), model.vocab_size, model.path, f"{source}: ")
+    if data.head_ids:
+        refuse_unknown_ids(_extent(data, HEAD[0]), model.vocab_size, model.path, f"{source}: {HEAD[0]}: ")
     check_tokenizer(runs, model, source, progress)
     if isinstance(config, TrainDpoConfig) and config.ref == "saved":
         _check_reference(source, runs, model, data)
-    if isinstance(config, TrainRlConfig) and isinstance(data, TrainingExperiences):
+    if isinstance(config, TrainRlConfig):
         # The ratio to the sampler means something only when the saved log-probabilities are of what it sampled from.
         why = _sampling_faults(data, runs, source, "its log-probabilities were", progress)
         if why and has_kept_sets(data, runs):
@@ -65,7 +62,7 @@ def check(
             )
         if why:
             progress.message(f"warning: {source}: training on biased log-probabilities ({code}): {why}")
-    if isinstance(config, TrainSftConfig) and config.distill and isinstance(data, TrainingExperiences):
+    if isinstance(config, TrainSftConfig) and config.distill:
         if why := _sampling_faults(data, runs, source, "its top_log_probs were", progress):
             raise RefusedError(
                 f"{source}: the saved top_log_probs are not the teacher's distribution: {why}",
@@ -73,16 +70,16 @@ def check(
                 hint="collect with --top-logprobs K at a temperature above 0 with processed logprobs, top_p 1, top_k 0, "
                 "min_p 0 and no penalties",
             )
-        if data.policy_hashes == {model.policy_hash}:
+        if data.facts.policy_hashes == {model.policy_hash}:
             progress.message(
                 f"warning: {source} was sampled by {model.path} itself: its distributions are the ones that it has, and "
                 "--distill teaches it nothing; give -m the student"
             )
     if isinstance(config, TrainSftConfig) and config.pack_length is not None:
-        length, lengths, names = config.pack_length, data.sequences.lengths, data.sequences.names
+        length, lengths = config.pack_length, data.lengths
         if longer := int((lengths > length).sum()):
             rows = np.argsort(-lengths, kind="stable")[: min(longer, 4)]
-            shown = ", ".join(f"{names[row]} ({lengths[row]:,})" for row in rows)
+            shown = ", ".join(f"{data.name(row)} ({lengths[row]:,})" for row in rows)
             shown += f" and {longer - 4:,} more" if longer > 4 else ""
             cut = f"--max-length {length} cuts them and prints what that costs"
             raise UsageError(
@@ -97,57 +94,59 @@ def check(
                 f"warning: {source}: the returns were made with --estimator {estimator}, which compares the rollouts of a "
                 "task: a critic learns little from them; `gymdata experience --estimator gae` keeps the rewards as they are"
             )
-    _refuse_outliers(config, data, source)
+    _refuse_outliers(data, source)
     _warn_of_nothing(config, data, source, progress)
 
 
-def _refuse_outliers(config: TrainConfig, data: TrainingData, source: str) -> None:
-    """Raises RefusedError for weights that are all 0, and for a number beside which the rest of its column means nothing."""
-    sequences, rows, lists = data.sequences, dict[str, np.ndarray](), dict[str, Ragged]()
-    if isinstance(data, TrainingPairs):
-        rows = {"weight": data.weight} if getattr(config, "pair_weights", False) else {}
-        if getattr(config, "margin_scale", 0.0) or (
-            isinstance(config, TrainDpoConfig) and config.has_loss(*OWN_PAIR_LOSSES)
-        ):
-            if (unknown := np.isnan(data.margin)).any():
-                raise DataError(
-                    f"{source}: {counted(int(unknown.sum()), 'pair has', 'pairs have')} no margin, which this loss reads "
-                    f"(first: {data.pair_ids[int(unknown.argmax())]})",
-                    hint="give the pairs a margin, or choose a loss without one",
-                )
-            rows["margin"] = data.margin
-        lists = {"logprobs": sequences.logprobs} if getattr(config, "ref", None) == "saved" else {}
-    elif isinstance(data, TrainingExperiences) and isinstance(config, (TrainRlConfig, TrainValueConfig)):
-        rows = {"weight": data.weight, "temperature": data.temperature}
-        lists = data.per_token | ({} if data.ref_logprobs is None else {"ref_logprobs": data.ref_logprobs})
-    if "weight" in rows and not rows["weight"].any():
+def _extent(data: TrainingData, name: str) -> np.ndarray:
+    """The lowest and the highest id of a column of lists, in which −1 is none."""
+    lowest = highest = 0
+    for batch in data.batches(name):
+        ids = lists_of(batch[name]).values
+        highest = max(highest, int(ids.max(initial=0)))
+        lowest = min(lowest, int(ids[ids != -1].min(initial=0)))
+    return np.array([lowest, highest])
+
+
+def _refuse_outliers(data: TrainingData, source: str) -> None:
+    """Raises DataError for a margin that is not known, and RefusedError for weights that are all 0 and for a number beside
+    which the rest of its column means nothing."""
+    numbers = [name for name in data.read_by_loss if name not in (*HEAD, "label")]
+    largest = {name: _largest(data, name) for name in numbers}
+    for name in {"margin", "reward_margin"} & largest.keys():
+        if (unknown := np.isnan(largest[name])).any():
+            raise DataError(
+                f"{source}: {counted(int(unknown.sum()), 'pair has', 'pairs have')} no margin, which this loss reads "
+                f"(first: {data.table['name'][int(unknown.argmax())]})",
+                hint="give the pairs a margin, or choose a loss without one",
+            )
+    if "weight" in largest and not largest["weight"].any():
         raise RefusedError(
             f"{source}: weight is 0 in every row: nothing would be learned", hint="leave the column at 1"
         )
-    largest = {name: np.abs(values) for name, values in rows.items()}
-    largest |= {name: _largest(values, sequences.loss_mask) for name, values in lists.items()}
     for name, values in largest.items():
         others = np.sort(values[values > 0])[:-1]
         typical = max(1.0, float(np.median(others))) if len(others) else 1.0
         if len(values) > 1 and values.max() > OUTLIER * typical:
             row = int(values.argmax())
-            named = data.pair_ids[row] if isinstance(data, TrainingPairs) and name in rows else sequences.names[row]
+            named = data.table["name"][row] if len(values) == len(data) else data.name(row)
             raise RefusedError(
                 f"{source}: {name} of {named} is ±{values[row]:g}, more than {OUTLIER:,} times the median of the others",
                 hint="correct this row or leave it out; if all of them are right, scale the column",
             )
 
 
-def _largest(values: Ragged, mask: Ragged) -> np.ndarray:
-    """float64 (n,): the largest number at a trained token of each sequence, without its sign."""
-    parts = [
-        np.maximum.reduceat(
-            np.abs(np.where(mask.part(rows).values, values.part(rows).values, 0)).astype(np.float64),
-            mask.part(rows).offsets[:-1],
-        )
-        for rows in chunks(mask.offsets)
-    ]
-    return np.concatenate([np.empty(0), *parts])
+def _largest(data: TrainingData, name: str) -> np.ndarray:
+    """float64: the number of each row without its sign, or the largest at a trained token of each sequence."""
+    largest = [np.empty(0)]
+    for batch in data.batches(MASK, name):
+        mask, column = lists_of(batch[MASK]), batch[name]
+        if pa.types.is_floating(column.type):
+            largest.append(np.abs(column.to_numpy()))
+        else:
+            trained = np.where(mask.values, lists_of(column).values, 0)
+            largest.append(np.maximum.reduceat(np.abs(trained).astype(np.float64), mask.offsets[:-1]))
+    return np.concatenate(largest)
 
 
 def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progress: Progress) -> None:
@@ -163,8 +162,8 @@ def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progr
             "first rollout of each is trained (--select above trains them all, --min-reward leaves failures out)"
         )
     loss = LOSSES.get(config.loss) if isinstance(config, TrainRlConfig) else None
-    if isinstance(data, TrainingExperiences) and loss is not None and not loss.at_zero:
-        if _largest(data.advantages, data.sequences.loss_mask).any():
+    if loss is not None and not loss.at_zero:
+        if _largest(data, "advantages").any():
             return
         progress.message(
             f"warning: {source}: the advantage of every trained token is 0, with which the loss is 0: nothing is learned "
@@ -207,20 +206,17 @@ def _impossible(data: TrainingData) -> str:
 
 def _trained_logprobs(data: TrainingData) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The saved log-probabilities of trained tokens, and which of these follow another; in parts."""
-    sequences = data.sequences
-    for rows in chunks(sequences.loss_mask.offsets):
-        trained = sequences.loss_mask.part(rows).values != 0
-        yield sequences.logprobs.part(rows).values[trained], np.roll(trained, 1)[trained]
+    for batch in data.batches(MASK, "logprobs"):
+        trained = lists_of(batch[MASK]).values != 0
+        yield lists_of(batch["logprobs"]).values[trained], np.roll(trained, 1)[trained]
 
 
-def _sampling_faults(
-    data: TrainingExperiences, runs: list[RunFacts], source: str, what: str, progress: Progress
-) -> str:
+def _sampling_faults(data: TrainingData, runs: list[RunFacts], source: str, what: str, progress: Progress) -> str:
     """Why the saved log-probabilities are not those of the whole distribution at the temperature of their rows, or nothing;
     warns where no run says how they were made."""
     identities = [identity for run in runs if (identity := run.get("identity"))]
     if not identities:
         progress.message(f"warning: {source}: {no_run_names(runs, 'sampling settings')}: how {what} made is not known")
-    temperatures = set(data.temperature.tolist())
+    temperatures = data.facts.temperatures
     reasons = {reason for identity in identities or [{}] for reason in sampling_biases(identity, temperatures)}
     return "; ".join(sorted(reasons))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow.compute as pc
 
-from gymdata.commands.train.mapped import chunks
-from gymdata.commands.train.sequence_data import TrainingExperiences
+from gymdata.commands.train.data import MASK, TrainingData, lists_of
+from gymdata.commands.train.token_checksum import IDS
 from gymdata.errors import RefusedError, UsageError
 from gymdata.rollouts.kept_sets import KeptSets
 from gymdata.rollouts.logprobs import sampling_biases
-from gymdata.rollouts.ragged import Ragged
+from gymdata.rollouts.ragged import Ragged, offsets_of
 from gymdata.rollouts.schema import EXPERIENCES, HEAD, HEADED_ROWS
 from gymdata.store import scan_batches
 from gymdata.store.paths import RunFacts
@@ -51,26 +50,16 @@ def require_heads(k: int, source: str) -> None:
         )
 
 
-def has_kept_sets(data: TrainingExperiences, runs: Sequence[RunFacts]) -> bool:
+def has_kept_sets(data: TrainingData, runs: Sequence[RunFacts]) -> bool:
     """Whether ids were left out when the file was sampled, and each head is all that could be sampled: the model is then
     normalized over it."""
-    if data.top_ids is None or data.top_log_probs is None or not only_cuts(runs, data.temperature.tolist()):
+    if not data.head_ids or not only_cuts(runs, list(data.facts.temperatures)):
         return False
     kept = KeptSets()
-    for rows in chunks(data.top_ids.offsets):
-        ids, logprobs = data.top_ids.part(rows).values, data.top_log_probs.part(rows).values
-        there, tokens = ids >= 0, data.sequences.token_ids.part(rows)
-        sampled = tokens.values[data.sequences.loss_mask.part(rows).values != 0]
-        lists = Ragged(ids[there], np.concatenate(([0], np.cumsum(there.sum(axis=1)))))
+    for batch in data.batches(IDS, MASK, *HEAD):
+        tokens, mask, ids, logprobs = (lists_of(batch[name]).values for name in (IDS, MASK, *HEAD))
+        there, sampled = ids >= 0, tokens[mask != 0]
+        n_ids = there.reshape(len(sampled), data.head_ids).sum(axis=1)
+        lists = Ragged(ids[there], offsets_of(n_ids))
         kept.count(lists, lists.like(logprobs[there]), sampled)
     return kept.all_kept
-
-
-def extent(top_ids: Ragged) -> np.ndarray:
-    """The lowest and the highest id of all heads; 0 where there is none."""
-    lowest = highest = 0
-    for rows in chunks(top_ids.offsets):
-        ids = top_ids.part(rows).values
-        highest = max(highest, int(ids.max(initial=0)))
-        lowest = min(lowest, int(ids[ids != -1].min(initial=0)))
-    return np.array([lowest, highest])

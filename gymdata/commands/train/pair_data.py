@@ -1,23 +1,23 @@
-"""The base of all trainers' data, and pairs as trainers get them: flat arrays of ids and masks.
+"""Pairs as rows of training, and the sequences of rows while they are checked.
 
 Nothing here tokenises. A masked-in token is never the first of its sequence, as nothing predicts it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from gymdata.commands.train.token_checksum import Hashes, TrainedTokens, sequence_keys
+from gymdata.commands.train.data import MASK, SIDES, Facts, LengthCost, TrainingData
+from gymdata.commands.train.token_checksum import IDS, Hashes, sequence_keys
 from gymdata.errors import DataError, RefusedError, counted
-from gymdata.models.prefix_tree import sibling_order
 from gymdata.rollouts.ragged import Ragged, content_codes, first_like, joined_keys, offsets_of
 from gymdata.rollouts.sequences import Sequences
 from gymdata.rollouts.soundness import (
@@ -47,7 +47,6 @@ PAIR_COLUMNS: tuple[str, ...] = (
     "temperature",
     "rendered",
 )
-SIDES = ("chosen", "rejected")
 
 
 @dataclass(frozen=True)
@@ -66,39 +65,14 @@ class NamedSequences(Sequences):
         return self.loss_mask.sums(self.is_trained)
 
     @cached_property
-    def prompts(self) -> np.ndarray:
-        """16 bytes (n,): a key of each sequence's ids before its first trained token."""
-        return np.frombuffer(b"".join(self.token_ids.first(self.first_trained).keys()), "V16")
-
-    @cached_property
-    def siblings(self) -> np.ndarray:
-        """int64 (n,): a number per sequence, the same for those of one prompt."""
-        return content_codes(self.prompts)
-
-    def scoring_order(self, rows: np.ndarray | None = None, sides: int = 1) -> np.ndarray:
-        """Places in ``rows`` (None: all), a row being ``sides`` sequences: one prompt's side by side, the longest first."""
-        groups, lengths = self.siblings[::sides], self.lengths.reshape(-1, sides).max(axis=1)
-        return sibling_order(groups, lengths) if rows is None else sibling_order(groups[rows], lengths[rows])
+    def prompts(self) -> list[bytes]:
+        """A key of each sequence's ids before its first trained token."""
+        return self.token_ids.first(self.first_trained).keys()
 
     @cached_property
     def first_trained(self) -> np.ndarray:
         """int64 (n,): index of each sequence's first trained token, its length without one."""
         return self.loss_mask.first_nonzero()
-
-    @cached_property
-    def lowest_id(self) -> np.ndarray:
-        """int32 (n,): of each sequence, none of which is empty; as the others."""
-        ids = self.token_ids
-        return np.minimum.reduceat(ids.values, ids.offsets[:-1]) if len(self) else ids.values
-
-    @cached_property
-    def highest_id(self) -> np.ndarray:
-        ids = self.token_ids
-        return np.maximum.reduceat(ids.values, ids.offsets[:-1]) if len(self) else ids.values
-
-    @cached_property
-    def last_id(self) -> np.ndarray:
-        return self.token_ids.values[self.token_ids.offsets[1:] - 1]
 
     def refuse_odd_mask(self, where: str) -> None:
         """Raises DataError for an entry of the mask other than 0 and 1."""
@@ -135,129 +109,10 @@ class NamedSequences(Sequences):
         return np.flatnonzero(first)
 
 
-@dataclass(frozen=True, slots=True)
-class LengthCost:
-    """What a length limit cut, in rows (pairs or sequences: ``unit``) and in trained tokens; and which could not be used:
-    ``identical`` on both sides after it, or with ``nothing_trained``."""
-
-    unit: Literal["pair", "sequence"]
-    max_length: int | None
-    rows: int
-    longest: int
-    rows_cut: int = 0
-    trained_tokens_lost: int = 0
-    nothing_trained: tuple[str, ...] = ()
-    identical: tuple[str, ...] = ()
-
-    def __add__(self, other: LengthCost) -> LengthCost:
-        """The sum of two parts of a file."""
-        summed = ("rows", "rows_cut", "trained_tokens_lost", "nothing_trained", "identical")
-        sums = {name: getattr(self, name) + getattr(other, name) for name in summed}
-        return replace(self, longest=max(self.longest, other.longest), **sums)
-
-    def refuse(self, where: str, model: str, limit: int | None) -> None:
-        """Raises DataError or RefusedError when nothing is left to train, or the model at ``model`` cannot read the longest
-        sequence (``limit`` tokens; None: no limit)."""
-        if self.rows == 0:
-            raise DataError.empty(where, f"{self.unit}s to train on")
-        if len(self.identical) + len(self.nothing_trained) == self.rows:
-            if self.unit == "pair":
-                raise RefusedError(
-                    f"{where}: with --max-length {self.max_length} no pair is left: {len(self.identical):,} would be "
-                    f"identical, {len(self.nothing_trained):,} would have no trained token",
-                    code="P601",
-                )
-            why = f"with --max-length {self.max_length} " if self.max_length else ""
-            raise RefusedError(
-                f"{where}: {why}none of {counted(self.rows, 'sequence')} has a trained token left",
-                code="T205",
-                hint="give a --max-length that reaches beyond the prompts" if self.max_length else None,
-            )
-        effective = min(self.longest, self.max_length or self.longest)
-        if limit is not None and effective > limit:
-            raise RefusedError(
-                f"{where}: the longest sequence has {effective:,} tokens, {model} reads at most {limit:,}",
-                hint=f"--max-length {limit} cuts longer ones and prints what that costs; --dry-run prints it without "
-                "training",
-            )
-
-    def text(self) -> str | None:
-        """A sentence on what was cut; None when nothing was."""
-        if not (self.rows_cut or self.nothing_trained or self.identical):
-            return None
-        alike = (
-            f"{len(self.identical):,} left out because both sides would be identical, " if self.unit == "pair" else ""
-        )
-        return (
-            (f"--max-length {self.max_length}: " if self.unit == "pair" else "")
-            + f"{self.rows_cut:,} of {counted(self.rows, self.unit)} cut, {alike}{len(self.nothing_trained):,} left out "
-            f"because no trained token remains; {self.trained_tokens_lost:,} trained tokens lost in all"
-        )
-
-    def as_json(self) -> dict[str, object]:
-        rows = f"{self.unit}s"
-        of_pairs = {"pairs_left_out_identical": list(self.identical)} if self.unit == "pair" else {}
-        nothing = "pairs_left_out_nothing_trained" if self.unit == "pair" else "left_out_nothing_trained"
-        return {
-            "max_length": self.max_length,
-            rows: self.rows,
-            "longest": self.longest,
-            f"{rows}_cut": self.rows_cut,
-            "trained_tokens_lost": self.trained_tokens_lost,
-            **of_pairs,
-            nothing: list(self.nothing_trained),
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingData:
-    """The data of a trainer: sequences, a row of training being one of them or a pair. ``due``: the checksum of each row, by
-    column that the loss reads, as ``TrainConfig.parts`` made them of what was read. ``tasks``: the task of each row, of rows
-    that are held out."""
-
-    sequences: NamedSequences
-    cost: LengthCost
-    due: dict[str, Hashes] = field(default_factory=dict)
-    tasks: Sequence[str] = ()
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """For run.json and the end of the command."""
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        """Rows of training."""
-        raise NotImplementedError
-
-    def rollouts_of(self, rows: np.ndarray) -> list[str]:
-        """rollout_ids behind rows of training, each once."""
-        raise NotImplementedError
-
-    def trained(self) -> TrainedTokens:
-        """The trained tokens of one epoch."""
-        sums = {name: int(column.sum(dtype=np.uint64)) for name, column in self.due.items()}
-        return TrainedTokens(int(self.sequences.n_trained.sum()), sums)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingPairs(TrainingData):
-    """Pairs ready to train. Sequence 2i is pair i's chosen side, 2i + 1 its rejected side, as do ``rollout_ids``; the rest
-    has one row per pair. ``margin``: NaN where it is not known, of text that was imported."""
-
-    pair_ids: Sequence[str]
-    rollout_ids: Sequence[str]
-    margin: np.ndarray
-    weight: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.pair_ids)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {"pairs": len(self)}
-
-    def rollouts_of(self, rows: np.ndarray) -> list[str]:
-        return list(dict.fromkeys(self.rollout_ids[2 * row + side] for row in rows for side in (0, 1)))
+def sequences_of(data: TrainingData) -> NamedSequences:
+    """The sequences of rows that were checked."""
+    ids, mask, logprobs = (data.lists(name) for name in (IDS, MASK, "logprobs"))
+    return NamedSequences(ids, mask, logprobs, [data.name(number) for number in range(len(ids))])
 
 
 def training_pairs(
@@ -267,9 +122,9 @@ def training_pairs(
     *,
     rendered: bool = False,
     first_row: int = 0,
-) -> TrainingPairs:
-    """The pairs of a table (``PAIR_COLUMNS``) as sequences, cut to ``max_length`` tokens when given; the first is row
-    ``first_row`` of ``where``.
+) -> TrainingData:
+    """The pairs of a table (``PAIR_COLUMNS``), cut to ``max_length`` tokens when given; the first is row ``first_row`` of
+    ``where``. ``margin``: NaN where it is not known, of text that was imported.
 
     A pair whose two sides are equal after the cut, or that has no trained token left on a side, is left out and named in
     ``cost``. ``rendered``: whether ids may be rendered from text; their log-probs are NaN. Raises DataError for rows that
@@ -303,15 +158,18 @@ def training_pairs(
     columns = pa.table({"margin": np.where(from_text & np.isnan(margin), 0.0, margin), "weight": pairs["weight"]})
     check_numbers(columns, {"margin": -np.inf, "weight": 0.0}, "pair", ids, where, first_row)
     sequences, rows, cost = _cut(full, ids, max_length)
+    trained = sequences.take(np.stack([2 * rows, 2 * rows + 1], axis=1).ravel())
     rollouts = [pairs.column(f"{side}_rollout_id").to_pylist() for side in SIDES]
-    return TrainingPairs(
-        pair_ids=[ids[i] for i in rows],
-        rollout_ids=[rollouts[side][i] for i in rows for side in (0, 1)],
-        sequences=sequences.take(np.stack([2 * rows, 2 * rows + 1], axis=1).ravel()),
-        margin=margin[rows],
-        weight=numbers(pairs, "weight")[rows],
-        cost=cost,
-    )
+    of_sequences = {
+        "rollout_id": pa.array([rollouts[side][i] for i in rows for side in (0, 1)], pa.string()),
+        IDS: trained.token_ids.to_arrow(),
+        MASK: trained.loss_mask.to_arrow(),
+        "logprobs": trained.logprobs.to_arrow(),
+    }
+    columns = {"name": pa.array([ids[i] for i in rows], pa.string()), "margin": margin[rows]}
+    columns |= {name: pairs[name].take(pa.array(rows)) for name in ("weight", "task_id") if name in pairs.column_names}
+    columns |= {name: pa.FixedSizeListArray.from_arrays(column, 2) for name, column in of_sequences.items()}
+    return TrainingData(pa.table(columns), Facts(cost))
 
 
 def _cut(full: NamedSequences, ids: list[str], max_length: int | None) -> tuple[NamedSequences, np.ndarray, LengthCost]:
@@ -399,26 +257,7 @@ def numbers(table: pa.Table, name: str) -> np.ndarray:
 REWARD_COLUMNS: tuple[str, ...] = (*PAIR_COLUMNS, "task_id")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RewardPairs(TrainingPairs):
-    """Pairs to train on, and ``heldout`` pairs of other tasks to measure on."""
-
-    heldout: TrainingPairs | None = None
-
-    @property
-    def counts(self) -> dict[str, int]:
-        pairs, tasks = (0, 0) if self.heldout is None else (len(self.heldout), len(set(self.heldout.tasks)))
-        return {"pairs": len(self), "heldout_pairs": pairs, "heldout_tasks": tasks}
-
-
-def pairs_apart(
-    table: pa.Table, tasks: Collection[str], max_length: int | None, where: str, *, rendered: bool
-) -> RewardPairs:
-    """The pairs of a table (``REWARD_COLUMNS``), those of ``tasks`` held out. Raises as ``training_pairs``."""
-    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(tasks), table["task_id"].type))
-    train = training_pairs(table.filter(pc.invert(heldout)), max_length, where, rendered=rendered)
-    if not tasks:
-        return RewardPairs(**vars(train))
-    measured = training_pairs(table.filter(heldout), max_length, where, rendered=rendered)
-    task_of = dict(zip(table["pair_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))
-    return RewardPairs(**vars(train), heldout=replace(measured, tasks=[task_of[pair] for pair in measured.pair_ids]))
+def held_apart(table: pa.Table, tasks: Collection[str], checked: Callable[[pa.Table], TrainingData]) -> TrainingData:
+    """What ``checked`` makes of the rows of a table that are not of ``tasks``; those that are, held out."""
+    is_held_out = pc.is_in(table["task_id"], value_set=pa.array(sorted(tasks), table["task_id"].type))
+    return replace(checked(table.filter(pc.invert(is_held_out))), heldout=checked(table.filter(is_held_out)))

@@ -6,14 +6,16 @@ Which rollouts are chosen or labelled does not depend on the order of the rows.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.commands.train.sequence_data import TrainingExperiences, training_experiences
+from gymdata.commands.train.data import TrainingData
+from gymdata.commands.train.pair_data import sequences_of
+from gymdata.commands.train.sequence_data import training_experiences
 from gymdata.errors import DataError, RefusedError, counted
 from gymdata.rollouts.sequences import Abandoned, head_columns, require_agents, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
@@ -90,7 +92,7 @@ def distilled_rollouts(
     abandoned: Abandoned,
     *,
     rendered: bool,
-) -> tuple[TrainingExperiences, int]:
+) -> tuple[TrainingData, int]:
     """The sequences of all chosen rollouts (``SFT_COLUMNS``) with the distributions that were saved with them, at the
     rollouts' temperatures, and how many turns are left out. Raises RefusedError for rollouts without those, and when the
     tokens must not be trained on."""
@@ -118,12 +120,12 @@ def distilled_rollouts(
 
 
 def trained_once(
-    data: TrainingExperiences, counts: Mapping[str, int], seen: set[bytes] | None, *label: np.ndarray
-) -> TrainingExperiences:
+    data: TrainingData, counts: Mapping[str, int], seen: set[bytes] | None, *label: np.ndarray
+) -> TrainingData:
     """``data`` with ``counts``: of sequences with the same ids, mask and ``label`` the first is trained. ``seen``: keys of
     those in earlier parts, to which these are added; None keeps all."""
-    once = data if seen is None else data.take(data.sequences.first_of_equal(*label, seen=seen))
-    return replace(once, chosen={**counts, "left_out_duplicate": len(data) - len(once)})
+    once = data if seen is None else data.take(sequences_of(data).first_of_equal(*label, seen=seen))
+    return replace(once, facts=replace(once.facts, counts={**counts, "left_out_duplicate": len(data) - len(once)}))
 
 
 def made_sequences(
@@ -196,13 +198,6 @@ def of_model(rollouts: pa.Table, model: str | None, where: str) -> np.ndarray:
 
 #: Columns of rollouts that labelled training reads.
 KTO_COLUMNS: tuple[str, ...] = (*SFT_COLUMNS, "task_id")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingLabels(TrainingExperiences):
-    """Sequences with one ``label`` each: True for a desirable one."""
-
-    label: np.ndarray
 
 
 def rollouts_to_label(

@@ -333,12 +333,12 @@ class _Training:
         """Prepare the data in ``folder`` and check it; ``job`` and ``begun`` get what is known of it."""
         data = prepare(folder / JOB / DATA, self.config.parts(self.source))
         check(self.config, data, list(lineage(self.source)), self.model, self.source, self.progress)
-        if cost := data.cost.text():
+        if cost := data.facts.cost.text():
             self.progress.message(cost)
         expected = data.trained()
         self.job["trained_tokens"] = expected.as_json()
         counts = {**data.counts, "trained_tokens": expected.count}
-        self.begun |= {"counts": counts, "length_limit": data.cost.as_json()}
+        self.begun |= {"counts": counts, "length_limit": data.facts.cost.as_json()}
 
     def to_the_end(self) -> Figures:
         """Run the job; returns run.json's content."""

@@ -1,18 +1,18 @@
-"""Experiences as trainers get them: flat arrays of ids, masks and what each algorithm needs besides."""
+"""Experiences as rows of training, with what each algorithm needs besides ids and masks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gymdata.commands.train.pair_data import LengthCost, NamedSequences, TrainingData, check_numbers, numbers
+from gymdata.commands.train.data import MASK, Facts, LengthCost, TrainingData
+from gymdata.commands.train.pair_data import NamedSequences, check_numbers, numbers
+from gymdata.commands.train.token_checksum import IDS
 from gymdata.errors import DataError, RefusedError, UsageError, counted
-from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE, sampled_at
+from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.ragged import Ragged, list_parts, offsets_of
 from gymdata.rollouts.schema import HEAD
 from gymdata.rollouts.soundness import Lists, is_rendered, refuse_unsound
@@ -41,78 +41,6 @@ EXPERIENCE_COLUMNS: tuple[str, ...] = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingExperiences(TrainingData):
-    """n sequences; ``advantages``, ``ref_logprobs`` (None: not in the file) and each of ``weights`` (those of ``WEIGHTS``
-    that the file has) have a number per token of them; ``weight`` and ``temperature`` have one entry per sequence, as have
-    ``rollout_ids``. ``policy_versions``, where they are known: that of each sequence. ``top_ids`` and ``top_log_probs``,
-    where they were read: a list per sequence, with k ids (int32, −1: none) and k log-probs (float32, −∞: none) of the
-    sampler's head for each trained token. ``chosen``: how many rollouts they were chosen from, and so on, where they were
-    chosen."""
-
-    rollout_ids: Sequence[str]
-    advantages: Ragged
-    ref_logprobs: Ragged | None
-    weight: np.ndarray
-    temperature: np.ndarray
-    policy_hashes: frozenset[str]
-    chosen: dict[str, int] = field(default_factory=dict)
-    weights: dict[str, Ragged] = field(default_factory=dict)
-    policy_versions: np.ndarray | None = None
-    top_ids: Ragged | None = None
-    top_log_probs: Ragged | None = None
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    @property
-    def heads(self) -> dict[str, Ragged]:
-        """What a loss reads of heads, where these were read: name → k numbers per trained token."""
-        if self.top_ids is None or self.top_log_probs is None:
-            return {}
-        return {"top_ids": self.top_ids, "top_log_probs": self.top_log_probs}
-
-    @property
-    def k(self) -> int:
-        """The ids of a head; 0 without heads."""
-        return 0 if self.top_ids is None else int(self.top_ids[0].shape[1])
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return {**self.chosen, "sequences": len(self)}
-
-    @property
-    def per_token(self) -> dict[str, Ragged]:
-        """What a loss needs besides ids and masks: name → a number per token."""
-        reference = {} if self.ref_logprobs is None else {"ref_logprobs": self.ref_logprobs}
-        return {"logprobs": self.sequences.logprobs, "advantages": self.advantages, **self.weights, **reference}
-
-    @property
-    def per_row(self) -> dict[str, np.ndarray]:
-        """The same: name → a number per sequence."""
-        return {"weight": self.weight, "temperature": sampled_at(self.temperature)}
-
-    def of_policy(self, rows: np.ndarray) -> np.ndarray:
-        """Which tokens of the sequences ``rows`` the policy sampled and is trained for, bool, flat: trained ones whose
-        ``rl_weight`` is not 0."""
-        trained = np.asarray(self.sequences.loss_mask.take(rows).values != 0)
-        return trained & (self.weights["rl_weight"].take(rows).values != 0) if "rl_weight" in self.weights else trained
-
-    def rollouts_of(self, rows: np.ndarray) -> list[str]:
-        return list(dict.fromkeys(self.rollout_ids[row] for row in rows))
-
-    def take(self, rows: np.ndarray) -> Self:
-        """The sequences at ``rows`` (int array), in that order, with all that belongs to them."""
-        columns: dict[str, Any] = {"rollout_ids": [self.rollout_ids[row] for row in rows]}
-        for name, value in vars(self).items():
-            if isinstance(value, (NamedSequences, Ragged)):
-                columns[name] = value.take(rows)
-            elif isinstance(value, np.ndarray):
-                columns[name] = value[rows]
-        weights = {name: weight.take(rows) for name, weight in self.weights.items()}
-        return replace(self, **columns, weights=weights)
-
-
 def sequence_names(table: pa.Table) -> list[str]:
     """The name of each row of experiences."""
     numbers = table["sequence_index"].to_pylist()
@@ -127,20 +55,13 @@ def training_experiences(
     k: int = 0,
     *,
     ratios: bool = True,
-) -> TrainingExperiences:
-    """The data of ``trained_rows``."""
-    return trained_rows(table, max_length, where, first_row, k, ratios=ratios)[0]
-
-
-def trained_rows(
-    table: pa.Table, max_length: int | None, where: str, first_row: int = 0, k: int = 0, *, ratios: bool = True
-) -> tuple[TrainingExperiences, np.ndarray]:
-    """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given, and which of them they are; the
-    first is row ``first_row`` of ``where``. ``k``: with heads of at most so many ids. ``ratios``: whether log-probs are
-    needed, else a row may have none that are known.
+) -> TrainingData:
+    """The rows of a table (``EXPERIENCE_COLUMNS``), cut to ``max_length`` tokens when given; the first is row ``first_row``
+    of ``where``. ``k``: with the sampler's heads, of k ids (−1: none) and log-probs (−∞: none) per trained token.
+    ``ratios``: whether log-probs are needed, else a row may have none that are known.
 
     A sequence without a trained token (after the cut) is left out and named in ``cost``. Raises DataError for rows that
-    contradict themselves and RefusedError (T205, T206, L301 to L303) for rows that must not be trained on.
+    contradict themselves and RefusedError (T205, T206, L301 to L303, R502) for rows that must not be trained on.
     """
     names = sequence_names(table)
     ids = Ragged.of(table["input_ids"], np.int32)
@@ -148,28 +69,13 @@ def trained_rows(
         _beside(table, name, kind, ids, names, where, first_row)
         for name, kind in (("loss_mask", np.int8), ("logprobs", np.float32), ("advantages", np.float32))
     )
-    reference = None
-    if "ref_logprobs" in table.column_names and table["ref_logprobs"].null_count == 0:
-        reference = _beside(table, "ref_logprobs", np.float32, ids, names, where, first_row)
-    if "turn_starts" in table.column_names:  # those that are made of rollouts have none
-        starts = Ragged.of(table["turn_starts"])
-        odd = np.flatnonzero((starts.values < 0) | (starts.values > starts.spread(ids.lengths)))
-        for row, _ in map(starts.locate, odd[:1]):
-            raise DataError(
-                f"{where}, row {first_row + row}, sequence {names[row]}: turn_starts: got {starts.values[odd[0]]}, expected "
-                f"a place among its {counted(ids.lengths[row], 'token')}",
-                hint="correct these rows, or leave them out",
-            )
+    _refuse_odd_turn_starts(table, ids, names, where, first_row)
     NamedSequences(ids, mask, logprobs, names).refuse_odd_mask(where)
     mask = mask.like(mask.values.copy())
     mask.values[ids.offsets[:-1][ids.lengths > 0]] = 0
     full = NamedSequences(ids, mask, logprobs, names)
     full.refuse_unsound("input_ids", "sequence", where, is_rendered(table), ratios=ratios)
-    if reference is not None:
-        checked = reference.like(np.where(full.is_trained, reference.values, 0))
-        refuse_unsound(
-            (Lists("input_ids", ids),), Lists("ref_logprobs", checked), lambda k: f"sequence {names[k]}", where
-        )
+    reference = _reference(table, full, where, first_row)
     _refuse_not_finite("advantages", advantages, full, where)
     check_numbers(table, {"weight": 0.0, "temperature": 0.0}, "sequence", names, where, first_row)
     weights = _weights(table, full, where, first_row)
@@ -187,24 +93,64 @@ def trained_rows(
         trained_tokens_lost=int(full.is_trained.sum() - trained[rows].sum()),
         nothing_trained=tuple(names[i] for i in np.flatnonzero(trained == 0)),
     )
-    data = TrainingExperiences(
-        sequences=short,
-        rollout_ids=table["rollout_id"].to_pylist(),
-        advantages=advantages.first(lengths),
-        ref_logprobs=None if reference is None else reference.first(lengths),
-        weight=numbers(table, "weight"),
-        temperature=numbers(table, "temperature"),
+    facts = Facts(
+        cost,
         policy_hashes=frozenset(table["policy_hash"].unique().to_pylist()),
-        cost=cost,
-        weights={name: weight.first(lengths) for name, weight in weights.items()},
-        policy_versions=table["policy_version"].to_numpy() if "policy_version" in table.column_names else None,
+        temperatures=frozenset(table["temperature"].unique().to_pylist()),
     )
+    per_token = {"advantages": advantages, **reference, **weights, **_values(table, short, where)}
+    lists = {IDS: short.token_ids, MASK: short.loss_mask, "logprobs": short.logprobs}
+    lists |= {name: column.first(lengths) for name, column in per_token.items()}
     if k:
-        trained = full.is_trained & full.token_ids.is_head(lengths)
-        top_ids, top_log_probs = _heads(table, full, trained, k, where, first_row)
-        offsets = offsets_of(short.n_trained)
-        data = replace(data, top_ids=Ragged(top_ids, offsets), top_log_probs=Ragged(top_log_probs, offsets))
-    return data.take(rows), rows
+        is_used = full.is_trained & full.token_ids.is_head(lengths)
+        offsets = offsets_of(k * short.n_trained)
+        heads = _heads(table, full, is_used, k, where, first_row)
+        lists |= {name: Ragged(head.ravel(), offsets) for name, head in zip(HEAD, heads, strict=True)}
+    columns = {
+        "name": pa.array(names, pa.string()),
+        "weight": numbers(table, "weight"),
+        "temperature": numbers(table, "temperature"),
+        **{name: table[name] for name in ("rollout_id", "task_id", "policy_version") if name in table.column_names},
+        **{name: column.to_arrow() for name, column in lists.items()},
+    }
+    return TrainingData(pa.table(columns), facts).take(rows)
+
+
+def _refuse_odd_turn_starts(table: pa.Table, ids: Ragged, names: Sequence[str], where: str, first_row: int) -> None:
+    """Raises DataError for a turn that begins outside of its row; rows that are made of rollouts have no such column."""
+    if "turn_starts" not in table.column_names:
+        return
+    starts = Ragged.of(table["turn_starts"])
+    odd = np.flatnonzero((starts.values < 0) | (starts.values > starts.spread(ids.lengths)))
+    for row, _ in map(starts.locate, odd[:1]):
+        raise DataError(
+            f"{where}, row {first_row + row}, sequence {names[row]}: turn_starts: got {starts.values[odd[0]]}, expected "
+            f"a place among its {counted(ids.lengths[row], 'token')}",
+            hint="correct these rows, or leave them out",
+        )
+
+
+def _reference(table: pa.Table, sequences: NamedSequences, where: str, first_row: int) -> dict[str, Ragged]:
+    """The saved log-probs of the reference, where every row has some. Raises RefusedError (L302, L303) for one of a trained
+    token that is none."""
+    if "ref_logprobs" not in table.column_names or table["ref_logprobs"].null_count:
+        return {}
+    ids, names = sequences.token_ids, sequences.names
+    reference = _beside(table, "ref_logprobs", np.float32, ids, names, where, first_row)
+    checked = reference.like(np.where(sequences.is_trained, reference.values, 0))
+    refuse_unsound((Lists("input_ids", ids),), Lists("ref_logprobs", checked), lambda k: f"sequence {names[k]}", where)
+    return {"ref_logprobs": reference}
+
+
+def _values(table: pa.Table, cut: NamedSequences, where: str) -> dict[str, Ragged]:
+    """The returns of a critic's training, and the ``values`` that an earlier one gave, where every row has some. Raises
+    RefusedError (R502) for one that is not finite; ``cut``: the sequences of the rows, cut."""
+    ids, columns = Ragged.of(table["input_ids"], np.int32), {}
+    for name in ("returns", "values"):
+        if name in table.column_names and (name == "returns" or not table[name].null_count):
+            columns[name] = _beside(table, name, np.float32, ids, cut.names, where)
+            _refuse_not_finite(name, columns[name].first(cut.lengths), cut, where)
+    return columns
 
 
 def _heads(
@@ -327,48 +273,3 @@ def _beside(
 
 #: Columns of an experiences file that a critic's training reads; ``values`` only where there are any.
 VALUE_COLUMNS: tuple[str, ...] = (*EXPERIENCE_COLUMNS[:-1], "task_id", "returns", "values")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingReturns(TrainingExperiences):
-    """Sequences with the return of every token, and the ``values`` that a critic gave them before, where the file has any;
-    ``heldout``: those of other tasks, to measure on."""
-
-    returns: Ragged
-    values: Ragged | None = None
-    heldout: TrainingReturns | None = None
-
-    @property
-    def per_token(self) -> dict[str, Ragged]:
-        return {"returns": self.returns} | ({} if self.values is None else {"values": self.values})
-
-    @property
-    def counts(self) -> dict[str, int]:
-        sequences, tasks = (0, 0) if self.heldout is None else (len(self.heldout), len(set(self.heldout.tasks)))
-        return {**super().counts, "heldout_sequences": sequences, "heldout_tasks": tasks}
-
-
-def returns_apart(table: pa.Table, tasks: Collection[str], max_length: int | None, where: str) -> TrainingReturns:
-    """The rows of a table (``VALUE_COLUMNS``), those of ``tasks`` held out. Raises as ``training_experiences``, and
-    RefusedError (R502) for a return or value that is not finite."""
-    heldout = pc.is_in(table["task_id"], value_set=pa.array(sorted(tasks), table["task_id"].type))
-    train = _with_returns(table.filter(pc.invert(heldout)), max_length, where)
-    if not tasks:
-        return train
-    measured = _with_returns(table.filter(heldout), max_length, where)
-    task_of = dict(zip(table["rollout_id"].to_pylist(), table["task_id"].to_pylist(), strict=True))
-    return replace(train, heldout=replace(measured, tasks=[task_of[rollout] for rollout in measured.rollout_ids]))
-
-
-def _with_returns(table: pa.Table, max_length: int | None, where: str) -> TrainingReturns:
-    data, rows = trained_rows(table, max_length, where)
-    table = table.take(pa.array(rows))
-    ids = Ragged.of(table["input_ids"], np.int32)
-
-    def numbers(name: str) -> Ragged:
-        column = _beside(table, name, np.float32, ids, data.sequences.names, where).first(data.sequences.lengths)
-        _refuse_not_finite(name, column, data.sequences, where)
-        return column
-
-    has_values = "values" in table.column_names and table["values"].null_count == 0
-    return TrainingReturns(**vars(data), returns=numbers("returns"), values=numbers("values") if has_values else None)

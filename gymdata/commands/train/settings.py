@@ -20,21 +20,15 @@ import pyarrow.compute as pc
 import pydantic
 from pydantic_core import PydanticCustomError
 
+from gymdata.commands.train.data import TrainingData
 from gymdata.commands.train.heads import ids_per_token, only_cuts, require_heads
 from gymdata.commands.train.losses import AGGREGATIONS, CENTERED, LOSSES, Aggregation, with_setting
-from gymdata.commands.train.pair_data import (
-    PAIR_COLUMNS,
-    REWARD_COLUMNS,
-    TrainingData,
-    TrainingPairs,
-    pairs_apart,
-    training_pairs,
-)
+from gymdata.commands.train.pair_data import PAIR_COLUMNS, REWARD_COLUMNS, held_apart, training_pairs
 from gymdata.commands.train.parts import ROWS, chosen_parts, experience_parts, held_out, parts, rollout_parts
+from gymdata.commands.train.prepared import proven
 from gymdata.commands.train.rollout_data import (
     KTO_COLUMNS,
     SFT_COLUMNS,
-    TrainingLabels,
     distilled_rollouts,
     rollouts_to_label,
     rollouts_to_train,
@@ -43,15 +37,14 @@ from gymdata.commands.train.rollout_data import (
 from gymdata.commands.train.sequence_data import (
     EXPERIENCE_COLUMNS,
     VALUE_COLUMNS,
-    TrainingExperiences,
-    returns_apart,
+    WEIGHTS,
     training_experiences,
     with_optimal_advantages,
 )
-from gymdata.commands.train.token_checksum import Columns, checksums_by_row
 from gymdata.errors import UsageError
 from gymdata.registry import shared_fields
 from gymdata.rollouts.column_names import TestShare, TextColumns
+from gymdata.rollouts.logprobs import sampled_at
 from gymdata.rollouts.schema import EXPERIENCES, HEAD, HEADED_ROWS, PAIRS, ROLLOUTS, Table
 from gymdata.scores.chosen import scores_of
 from gymdata.settings import Abandoned, Config, Names, OnlyWith, Settings, Switch
@@ -61,6 +54,8 @@ from gymdata.user_code import load_symbol
 
 #: Pair losses that TRL does not have.
 OWN_PAIR_LOSSES = ("rpo_sq", "rpo_fwd_kl", "rpo_bwd_kl", "rebel")
+#: Columns that a loss reads.
+Read = Mapping[str, pa.Array | pa.ChunkedArray]
 _Kind = TypeVar("_Kind", bound="TrainConfig")
 LOSS_SETTINGS = tuple(dict.fromkeys(name for loss in LOSSES.values() for name in loss.settings))
 Merge = Annotated[
@@ -91,8 +86,6 @@ class TrainConfig(Config):
     merge_with: ClassVar[OnlyWith] = {
         "merge": ("an adapter (use_peft or --lora, or a LoRA folder as the model)", lambda c: c.trains_adapter)
     }
-    #: Sequences per row of training.
-    sides: ClassVar[int] = 1
 
     model: str = pydantic.Field(description="Model folder; a LoRA adapter folder is trained further.")
     output: Path = pydantic.Field(description="Folder for the trained model; resumed if it exists.")
@@ -117,16 +110,15 @@ class TrainConfig(Config):
         """The training data of a path with what is due of each row, in parts of ``rows`` rows if the trainer supports it; a
         part is made when the one before is used up. Raises DataError and RefusedError."""
         for data in self.checked_parts(source, rows):
-            due = checksums_by_row(data.sequences.keys, data.sequences, self.read_by_loss(data), self.sides)
-            yield replace(data, due=due)
+            yield proven(data, self.read_by_loss)
 
     def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
-        """``parts``, without what is due."""
+        """``parts``, with all columns that were checked and without what is due."""
         raise NotImplementedError
 
-    def read_by_loss(self, data: Any) -> Columns:  # noqa: ARG002 - for those whose loss reads ids alone
-        """What the loss reads of ``data``, which is this trainer's, besides ids: the tensors of a batch by name."""
-        return {}
+    def read_by_loss(self, table: pa.Table) -> Read:
+        """The columns that the loss reads of checked rows besides ids: the tensors of a batch by name."""
+        raise NotImplementedError
 
     def facts(self) -> dict[str, object]:
         """The facts of the loss for run.json, besides the settings. Raises UsageError for code of the user's that is
@@ -180,7 +172,6 @@ class TrainDpoConfig(RenderedConfig):
     library = "TRL's DPOConfig"
     table = PAIRS
     columns = PAIR_COLUMNS
-    sides = 2
     only_with: ClassVar[OnlyWith] = {
         "reward_scale": ("loss_type rpo_sq, rpo_fwd_kl or rpo_bwd_kl", lambda c: c.has_loss("rpo_")),
         "margin_scale": ("a loss_type that takes a margin", lambda c: not c.has_loss(*OWN_PAIR_LOSSES)),
@@ -202,10 +193,10 @@ class TrainDpoConfig(RenderedConfig):
         names = self.trainer.get("loss_type") or ()
         return any(str(name).startswith(beginnings) for name in ([names] if isinstance(names, str) else names))
 
-    def read_by_loss(self, data: Any) -> Columns:
-        saved = {"logprobs": data.sequences.logprobs} if self.ref == "saved" else {}
-        rewards = {"reward_margin": data.margin} if self.has_loss(*OWN_PAIR_LOSSES) else {}
-        return {**weights_and_margins(self, data), **saved, **rewards}
+    def read_by_loss(self, table: pa.Table) -> Read:
+        saved = {"logprobs": table["logprobs"]} if self.ref == "saved" else {}
+        rewards = {"reward_margin": table["margin"]} if self.has_loss(*OWN_PAIR_LOSSES) else {}
+        return {**weights_and_margins(self, table), **saved, **rewards}
 
     def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         rendered = bool(self.allow_rendered)
@@ -221,12 +212,20 @@ def _with_loss_settings(kind: type[_Kind]) -> type[_Kind]:
     )
 
 
-def weights_and_margins(config: TrainDpoConfig | TrainRewardConfig, pairs: TrainingPairs) -> Columns:
+def weights_and_margins(config: TrainDpoConfig | TrainRewardConfig, pairs: pa.Table) -> Read:
     """The weight and the scaled margin of each pair, as these settings have its loss read them."""
+    scale, n = config.margin_scale, pairs.num_rows
     return {
-        "weight": pairs.weight if config.pair_weights else np.ones(len(pairs)),
-        "margin": config.margin_scale * pairs.margin if config.margin_scale else np.zeros(len(pairs)),
+        "weight": pairs["weight"] if config.pair_weights else pa.array(np.ones(n)),
+        "margin": pc.multiply(scale, pairs["margin"]) if scale else pa.array(np.zeros(n)),
     }
+
+
+def of_sequences(table: pa.Table, *names: str) -> Read:
+    """Those of the columns ``names`` that there are, the weights, and the temperatures that log-probs are computed at."""
+    there = {name: table[name] for name in names if name in table.column_names}
+    temperatures = sampled_at(table["temperature"].to_numpy())
+    return {**there, "weight": table["weight"], "temperature": pa.array(temperatures)}
 
 
 @_with_loss_settings
@@ -311,8 +310,8 @@ class TrainRlConfig(TrainConfig):
     def _names_of_verl(cls, name: Any) -> Any:
         return AGGREGATIONS.get(name, name) if isinstance(name, str) else name
 
-    def read_by_loss(self, data: Any) -> Columns:
-        return {**data.per_token, **data.per_row, **data.heads}
+    def read_by_loss(self, table: pa.Table) -> Read:
+        return of_sequences(table, "logprobs", "advantages", *WEIGHTS, "ref_logprobs", *HEAD)
 
     def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         k = ids_per_token(source) if self.score_centering or only_cuts(list(lineage(source))) else 0
@@ -323,7 +322,7 @@ class TrainRlConfig(TrainConfig):
             if self.loss in LOSSES and LOSSES[self.loss].needs == "optimal_value":
                 part = with_optimal_advantages(part, self.loss, source)
             data = training_experiences(part, self.max_length, source, first_row, k)
-            if self.kl_beta and "ref_kl_weight" in data.weights:
+            if self.kl_beta and "ref_kl_weight" in data.table.column_names:
                 raise UsageError(
                     f"--kl-beta and the column ref_kl_weight of {source} both say how much the KL counts",
                     hint="leave --kl-beta out, or drop the column",
@@ -398,8 +397,8 @@ class TrainSftConfig(RolloutsConfig):
     )
     merge: Merge = False
 
-    def read_by_loss(self, data: Any) -> Columns:
-        return {**data.per_row, **data.heads}
+    def read_by_loss(self, table: pa.Table) -> Read:
+        return of_sequences(table, *HEAD)
 
     def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("group_id", "rollout_index", "reward", "policy"))
@@ -412,7 +411,7 @@ class TrainSftConfig(RolloutsConfig):
         chosen, tied = rollouts_to_train(
             self.scored(table, source), self.select, self.min_reward, source, self.target_model
         )
-        experiences: Iterable[tuple[TrainingExperiences, int]]
+        experiences: Iterable[tuple[TrainingData, int]]
         if self.distill:  # how many alternatives a token has is known only from the whole file
             rollouts = pa.concat_tables(part for _, part in chosen_parts(source, self.columns, chosen, rows))
             agents, rendered = self.target_agents, bool(self.allow_rendered)
@@ -456,8 +455,8 @@ class TrainKtoConfig(RolloutsConfig):
             )
         return self
 
-    def read_by_loss(self, data: Any) -> Columns:
-        return {"label": data.label}
+    def read_by_loss(self, table: pa.Table) -> Read:
+        return {"label": table["label"]}
 
     def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         table = read_table(source, self.table, ("task_id", "reward", "policy"))
@@ -470,7 +469,8 @@ class TrainKtoConfig(RolloutsConfig):
             data = training_experiences(part, self.max_length, source, ratios=False)
             label = np.array([label_of[rollout] for rollout in data.rollout_ids], np.bool_)
             counts |= {"left_out_unread": unread} if unread else {}
-            yield trained_once(TrainingLabels(**vars(data), label=label), counts, seen, label)
+            labelled = replace(data, table=data.table.append_column("label", pa.array(label)))
+            yield trained_once(labelled, counts, seen, label)
             counts = {}
 
 
@@ -481,7 +481,6 @@ class TrainRewardConfig(RenderedConfig):
     library = "TRL's RewardConfig"
     table = PAIRS
     columns = REWARD_COLUMNS
-    sides = 2
 
     split: float = pydantic.Field(
         0.1, ge=0.0, lt=1.0, description="Share of tasks whose pairs are held out for evaluation."
@@ -489,13 +488,16 @@ class TrainRewardConfig(RenderedConfig):
     pair_weights: PairWeights = True
     margin_scale: MarginScale = 0.0
 
-    def read_by_loss(self, data: Any) -> Columns:
-        return weights_and_margins(self, data)
+    def read_by_loss(self, table: pa.Table) -> Read:
+        return weights_and_margins(self, table)
 
     def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
+        def checked(pairs: pa.Table) -> TrainingData:
+            return training_pairs(pairs, self.max_length, source, rendered=bool(self.allow_rendered))
+
         heldout_tasks = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
         for _, part in parts(source, self.table, self.columns, rows):
-            yield pairs_apart(part, heldout_tasks, self.max_length, source, rendered=bool(self.allow_rendered))
+            yield held_apart(part, heldout_tasks, checked)
 
 
 class TrainValueConfig(TrainConfig):
@@ -513,14 +515,14 @@ class TrainValueConfig(TrainConfig):
         None, gt=0.0, description="Clip the change from the values of the file to [−C, C] (PPO)."
     )
 
-    def read_by_loss(self, data: Any) -> Columns:
-        return {**data.per_token, **data.per_row}
+    def read_by_loss(self, table: pa.Table) -> Read:
+        return of_sequences(table, "returns", "values")
 
     def checked_parts(self, source: str, rows: int) -> Iterator[TrainingData]:
         heldout_tasks = held_out(source, self.table, self.split, self.trainer.get("seed", 0))
         for _, part in experience_parts(source, self.columns, rows):
-            data = returns_apart(part, heldout_tasks, self.max_length, source)
-            if self.value_clip is not None and data.values is None:
+            data = held_apart(part, heldout_tasks, lambda table: training_experiences(table, self.max_length, source))
+            if self.value_clip is not None and "values" not in data.table.column_names:
                 raise UsageError(
                     f"--value-clip needs the values that an earlier critic gave, and {source} has none",
                     hint="`gymdata experience --critic DIR` writes them; or train without --value-clip",

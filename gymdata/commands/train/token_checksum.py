@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from gymdata.commands.train.mapped import chunks
-from gymdata.rollouts.ragged import Array, Ragged
+from gymdata.rollouts.ragged import Array, Ragged, slices
 from gymdata.rollouts.sequences import Sequences
 
 #: The ids of trained tokens, and of all others that the model reads.
@@ -110,7 +109,7 @@ def checksums_by_row(keys: Hashes, sequences: Sequences, columns: Columns, sides
     """The checksum of each column (``IDS``, ``CONTEXT`` and those given) for each row of training, which is ``sides``
     sequences."""
     sums = {name: np.zeros(len(sequences), np.uint64) for name in (IDS, CONTEXT, *columns)}
-    for rows in chunks(sequences.token_ids.offsets, _CHUNK):
+    for rows in slices(sequences.token_ids.offsets, _CHUNK):
         ids = sequences.token_ids.part(rows)
         owner, trained = ids.owner, sequences.loss_mask.part(rows).values != 0
         proofs = token_proofs(keys[rows][owner], np.arange(len(owner)) - ids.offsets[owner])

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from gymdata.commands.train.pair_data import sequences_of
 from gymdata.commands.train.sequence_data import training_experiences
 from gymdata.errors import RefusedError
 from gymdata.rollouts.schema import EXPERIENCES
@@ -126,14 +127,14 @@ def test_cutting_is_counted_and_contradictions_are_refused(policy: Path) -> None
         return pa.Table.from_pylist(made, schema=schema)
 
     whole, cut = training_experiences(table(rows)), training_experiences(table(rows), max_length=5)
-    assert whole.sequences.n_trained.sum() == sum(sum(r["loss_mask"]) for r in rows)
+    assert sequences_of(whole).n_trained.sum() == sum(sum(r["loss_mask"]) for r in rows)
     lost = {f"{r['rollout_id']}/0" for r in rows if not any(r["loss_mask"][:5])}
-    assert set(cut.cost.nothing_trained) == lost
-    assert cut.cost.trained_tokens_lost == sum(sum(r["loss_mask"][5:]) for r in rows)
+    assert set(cut.facts.cost.nothing_trained) == lost
+    assert cut.facts.cost.trained_tokens_lost == sum(sum(r["loss_mask"][5:]) for r in rows)
     assert len(cut) == N - len(lost)
     for row, rollout in zip(range(len(cut)), cut.rollout_ids, strict=True):
         original = next(r for r in rows if r["rollout_id"] == rollout)
-        assert cut.sequences.token_ids[row].tolist() == original["input_ids"][:5]
+        assert cut.lists("input_ids")[row].tolist() == original["input_ids"][:5]
     with pytest.raises(RefusedError, match="L301"):
         training_experiences(table([{**rows[0], "logprobs": rows[0]["logprobs"][:-1]}]))
     bad = [math.inf if m else 0.0 for m in rows[0]["loss_mask"]]

@@ -31,7 +31,7 @@ def test_saved_and_computed_references_give_one_curve(assemble: Assemble, make_p
             mask = np.array(row[f"{side}_mask"])
             columns[f"{side}_logprobs"].append((mask * value / mask.sum()).tolist())
     file = make_pairs(**columns)
-    logprobs = training_pairs(read_table(file, PAIRS)).sequences.logprobs
+    logprobs = training_pairs(read_table(file, PAIRS)).lists("logprobs")
     assert np.allclose(logprobs.sums(logprobs.values, np.float64).reshape(-1, 2), trainer.reference)
     for ref in ("model", "saved"):
         (tmp_path / ref).mkdir()

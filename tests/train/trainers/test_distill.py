@@ -123,10 +123,10 @@ def test_the_distributions_follow_their_tokens(teacher: Any) -> None:
                 known[before] = [one["id"] for one in top]
     for limit in (None, 6):
         data = training_data("sft", rollouts_table(made), select="all", max_length=limit, distill=True)
-        assert (data.k, set(data.temperature.tolist())) == (4, {np.float32(T)})
+        assert (data.head_ids, set(data.numbers("temperature").tolist())) == (4, {np.float32(T)})
         for i in range(len(data)):
-            ids, mask = data.sequences.token_ids[i], data.sequences.loss_mask[i]
-            lists = data.top_ids[i].reshape(-1, 4)
+            ids, mask = data.lists("input_ids")[i], data.lists("loss_mask")[i]
+            lists = data.lists("top_ids")[i].reshape(-1, 4)
             for place, mine in zip(np.flatnonzero(mask), lists, strict=True):
                 assert mine.tolist() == known[tuple(ids[: place + 1].tolist())]
 
@@ -138,9 +138,9 @@ def test_a_sampled_first_token_is_left_out_with_its_alternatives() -> None:
     row["turns"] = [{**row["turns"][0], "top_log_probs": tops}]
     table = rollouts_table([row, row | {"rollout_id": "b-1"}])
     data = training_data("sft", table, select="all", distill=True, keep_duplicates=True)
-    assert [data.sequences.loss_mask[i].tolist() for i in (0, 1)] == [[0, 1, 1]] * 2
-    assert [data.top_ids[i].tolist() for i in (0, 1)] == [[[11, 61], [2, 52]]] * 2
-    assert data.top_log_probs[1].tolist() == [[-11.0, -61.0], [-2.0, -52.0]]
+    assert data.table["loss_mask"].to_pylist() == [[0, 1, 1]] * 2
+    assert data.table["top_ids"].to_pylist() == [[11, 61, 2, 52]] * 2
+    assert data.table["top_log_probs"][1].as_py() == [-11.0, -61.0, -2.0, -52.0]
 
 
 def test_rollouts_without_alternatives_are_refused(teacher: Any) -> None:

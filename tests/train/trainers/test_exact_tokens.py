@@ -12,7 +12,6 @@ import pytest
 
 from gymdata.commands.train.token_checksum import TrainedTokens
 from gymdata.errors import OutsideError, UsageError
-from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import PAIRS
 from gymdata.store import read_table
 from tests.servers import Watcher
@@ -45,22 +44,22 @@ def test_batches_hold_the_saved_ids_and_masks(assemble: Assemble, pairs: Path) -
     assert len(seen) == 2 * len(rows)
 
 
-def writable(sequences: Any, name: str) -> Any:
-    """A copy of lists that are mapped from a file, in their place."""
-    lists = getattr(sequences, name)
-    copied = Ragged.of_arrays([lists[i] for i in range(len(lists))], np.int32)
-    object.__setattr__(sequences, name, copied)
-    return copied
+def change(trainer: Any, pair: int, column: str, changed: Callable[[np.ndarray], Any]) -> None:
+    """Train other values in a column of the chosen side of a pair than its file holds."""
+    from datasets import Dataset
+
+    rows = trainer.train_dataset.with_format(None).to_list()
+    rows[pair][column][0] = changed(np.array(rows[pair][column][0])).tolist()
+    trainer.train_dataset = Dataset.from_list(rows).with_format("numpy")
 
 
 def flip_one_id(trainer: Any) -> None:
-    sequences = trainer.data.sequences
-    writable(sequences, "token_ids").values[np.flatnonzero(writable(sequences, "loss_mask").values)[3]] ^= 1
+    trained = np.flatnonzero(trainer.data.lists("loss_mask")[6])
+    change(trainer, 3, "input_ids", lambda ids: np.bitwise_xor(ids, np.arange(len(ids)) == trained[0]))
 
 
 def shift_one_mask(trainer: Any) -> None:
-    mask = writable(trainer.data.sequences, "loss_mask")
-    mask[4][:] = np.roll(mask[4], -1)
+    change(trainer, 2, "loss_mask", lambda mask: np.roll(mask, -1))
 
 
 def lose_one_pair(trainer: Any) -> None:

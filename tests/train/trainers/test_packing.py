@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gymdata.commands.train.prepared import ROWS, prepare
+from gymdata.commands.train.prepared import prepare
 from gymdata.commands.train.settings import TRAINERS
 from gymdata.errors import OutsideError
 from tests.rollout_files import BRANCH, BREAK, rollout, two_turns, write_run
@@ -26,20 +26,20 @@ def mixed_run(folder: Path) -> Path:
 
 def test_every_sequence_is_in_one_row_that_holds_it(tmp_path: Path) -> None:
     """TRL's rows have each sequence of the file once and whole, with the number of its row for each token."""
-    from gymdata.commands.train.trainers.batches import LOSS_MASK, SEGMENTS, TOKEN_IDS, packed_rows
+    from gymdata.commands.train.trainers.batches import SEGMENTS, packed_rows
 
     config: Any = TRAINERS["sft"].load(None, {"model": "model", "output": "out"})
     data = prepare(tmp_path / "data", config.parts(str(mixed_run(tmp_path / "run")), 2))
     seen: list[int] = []
-    for row in packed_rows(tmp_path / "data" / ROWS, 24):
-        assert len(row[TOKEN_IDS]) == sum(row["seq_lengths"]) <= 24
+    for row in packed_rows(data, 24):
+        assert len(row["input_ids"]) == sum(row["seq_lengths"]) <= 24
         for ids, mask, numbers in zip(
-            *(np.split(row[name], np.cumsum(row["seq_lengths"])[:-1]) for name in (TOKEN_IDS, LOSS_MASK, SEGMENTS)),
+            *(np.split(row[name], np.cumsum(row["seq_lengths"])[:-1]) for name in ("input_ids", "loss_mask", SEGMENTS)),
             strict=True,
         ):
             assert len(set(numbers)) == 1
-            assert ids.tolist() == data.sequences.token_ids[numbers[0]].tolist()
-            assert mask.tolist() == data.sequences.loss_mask[numbers[0]].tolist()
+            assert ids.tolist() == data.lists("input_ids")[numbers[0]].tolist()
+            assert mask.tolist() == data.lists("loss_mask")[numbers[0]].tolist()
             seen.append(int(numbers[0]))
     assert sorted(seen) == list(range(len(data)))
 

@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl import SFTConfig
 
-from gymdata.commands.train.pair_data import NamedSequences
 from gymdata.commands.train.settings import TRAINERS
 from gymdata.commands.train.trainers.batches import EpochSampler, pays_on_cuda, shared_tokens, siblings_alternating
-from gymdata.rollouts.ragged import Ragged
-from tests.rollout_files import experience_rows, rollout, two_turns, write_experiences, write_run
+from tests.rollout_files import experience_rows, experiences, rollout, two_turns, write_experiences, write_run
 from tests.train.trainers.conftest import file_for, pair_rows, start, write_pairs
 from tests.train.trainers.running import Crash, curve
 
@@ -176,18 +174,15 @@ def test_shared_tokens_are_those_that_another_sequence_of_the_batch_has(policy: 
         row.update(input_ids=ids, loss_mask=[0, 0, 1], turn_starts=[2])
         row.update({name: [0.0, 0.0, -1.0] for name in ("logprobs", "advantages", "returns", "ref_logprobs")})
     trainer, _ = start("rl", write_experiences(tmp_path, rows), policy, tmp_path / "out", {})
-    sequences = trainer.data.sequences
-    assert shared_tokens(sequences, np.arange(3), 3) == pytest.approx((2 / 9, 2 / 3))
-    assert shared_tokens(sequences, np.arange(3), 1) == (0, 0)
+    assert shared_tokens(trainer.data, np.arange(3), 3) == pytest.approx((2 / 9, 2 / 3))
+    assert shared_tokens(trainer.data, np.arange(3), 1) == (0, 0)
 
 
 @pytest.mark.parametrize(("prompt", "size", "pays"), [(2_000, 4, True), (2_000, 1, False), (1_000, 4, False)])
-def test_sharing_on_cuda_is_for_long_prompts(prompt: int, size: int, pays: bool, policy: Path) -> None:
+def test_sharing_on_cuda_is_for_long_prompts(prompt: int, size: int, pays: bool, tmp_path: Path) -> None:
     """Of four answers to a prompt of 2,000 tokens 1,500 of each sequence are shared, of which none are in batches of one."""
-    ids = [[*[5] * prompt, 7 + row] for row in range(4)]
-    mask = [[*[0] * prompt, 1] for _ in ids]
-    tokens = Ragged.of_arrays(ids, np.int32)
-    zeros = tokens.like(np.zeros(len(tokens.values), np.float32))
-    sequences = NamedSequences(tokens, Ragged.of_arrays(mask, np.int8), zeros, names=[f"s{row}" for row in range(4)])
-    args = SFTConfig(per_device_train_batch_size=size, use_cpu=True)
-    assert pays_on_cuda(sequences, args, 1) is pays
+    mask, numbers = [*[0] * prompt, 1], [0.0] * (prompt + 1)
+    same = {"loss_mask": mask, "logprobs": numbers, "advantages": numbers, "turn_starts": [prompt]}
+    rows: list[dict[str, Any]] = [{"input_ids": [*[5] * prompt, 7 + row], **same} for row in range(4)]
+    (data,) = TRAINERS["rl"].load(None, {"model": "m", "output": "o"}).parts(experiences(tmp_path, rows))
+    assert pays_on_cuda(data, SFTConfig(per_device_train_batch_size=size, use_cpu=True)) is pays

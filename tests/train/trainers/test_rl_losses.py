@@ -119,7 +119,7 @@ def test_oapl_needs_its_column(policy: Path, assemble_rl: Assemble) -> None:
         assemble_rl(bare, loss="oapl")
     assert "--optimal-value-beta" in str(told.value.hint)
     trainer = assemble_rl(rows, loss="oapl")
-    assert trainer.data.advantages[2].tolist() == pytest.approx([1.0 - 0.5] * len(rows[2]["input_ids"]))
+    assert trainer.data.lists("advantages")[2].tolist() == pytest.approx([1.0 - 0.5] * len(rows[2]["input_ids"]))
 
 
 def config(**settings: Any) -> TrainRlConfig:

@@ -53,9 +53,7 @@ def test_what_is_left_out_is_counted() -> None:
         "rollouts": 7, "desirable": 1, "undesirable": 1, "left_out_tie": 4, "left_out_no_reward": 1,
         "left_out_duplicate": 0, "sequences": 3,
     }  # fmt: skip
-    assert dict(zip(data.rollout_ids, data.label.tolist(), strict=True)) == {"a-1": True, "a-2": False}
-    masks = [data.sequences.loss_mask[i].tolist() for i in range(3)]
-    assert data.sequences.first_trained.tolist() == [mask.index(1) for mask in masks]
+    assert dict(zip(data.rollout_ids, data.numbers("label").tolist(), strict=True)) == {"a-1": True, "a-2": False}
 
 
 def test_labels_of_very_large_rewards() -> None:
@@ -70,14 +68,14 @@ def test_copies_are_trained_once() -> None:
         [(1.0, 40), (1.0, 40), (0.0, 41), (0.0, 40), (0.0, 41)]
     )])  # fmt: skip
     data = training_data("kto", table)
-    assert list(zip(data.rollout_ids, data.label.tolist(), strict=True)) == [
+    assert list(zip(data.rollout_ids, data.numbers("label").tolist(), strict=True)) == [
         ("a-0", True), ("a-2", False), ("a-3", False)
     ]  # fmt: skip
     assert (data.counts["desirable"], data.counts["undesirable"], data.counts["left_out_duplicate"]) == (2, 3, 2)
     every = training_data("kto", table, keep_duplicates=True)
     assert (len(every), every.counts["left_out_duplicate"]) == (5, 0)
-    assert every.sequences.n_trained.sum() == 5 * 5
-    assert data.sequences.n_trained.sum() == 3 * 5
+    assert every.n_trained.sum() == 5 * 5
+    assert data.n_trained.sum() == 3 * 5
 
 
 def test_nothing_to_tell_apart_is_refused() -> None:
@@ -111,22 +109,21 @@ def test_the_loss_is_that_by_hand(policy: Path, tmp_path: Path) -> None:
             scores.append(sum(float(logps[t - 1, tensor[0, t]]) for t in np.flatnonzero(mask)))
         return scores[0] - scores[1]
 
-    data, s = trainer.data, trainer.data.sequences
+    data = trainer.data
+    all_ids, masks = data.lists("input_ids"), data.lists("loss_mask")
+    first = [int(np.argmax(mask)) for mask in data.table["loss_mask"].to_pylist()]
     for batch in trainer.get_train_dataloader():
         lines = batch["rows"].tolist()
-        own = [log_ratio(s.token_ids[i], s.loss_mask[i]) for i in lines]
+        own = [log_ratio(all_ids[i], masks[i]) for i in lines]
         crossed = []
         for x, y in zip(lines, [lines[-1], *lines[:-1]], strict=True):
-            ids = [
-                *s.token_ids[x][: data.sequences.first_trained[x]],
-                *s.token_ids[y][data.sequences.first_trained[y] :],
-            ]
-            mask = [*[0] * int(data.sequences.first_trained[x]), *s.loss_mask[y][data.sequences.first_trained[y] :]]
+            ids = [*all_ids[x][: first[x]], *all_ids[y][first[y] :]]
+            mask = [*[0] * first[x], *masks[y][first[y] :]]
             crossed.append(log_ratio(np.array(ids), np.array(mask)))
         kl = max(0.0, float(np.mean(crossed)))
         losses = [
             1.5 * (1 - 1 / (1 + math.exp(-0.3 * (r - kl))))
-            if data.label[i]
+            if data.numbers("label")[i]
             else 1 - 1 / (1 + math.exp(-0.3 * (kl - r)))
             for i, r in zip(lines, own, strict=True)
         ]

@@ -53,10 +53,7 @@ def test_what_is_trained_is_what_was_sampled() -> None:
         (r["rollout_id"], s.input_ids.tolist(), s.loss_mask.tolist())
         for r in rows() if r["reward"] is not None for s in sequences(r["turns"])
     ]  # fmt: skip
-    found = [
-        (r, data.sequences.token_ids[i].tolist(), data.sequences.loss_mask[i].tolist())
-        for i, r in enumerate(data.rollout_ids)
-    ]
+    found = [(row["rollout_id"], row["input_ids"], row["loss_mask"]) for row in data.table.to_pylist()]
     assert sorted(found) == sorted(expected)
     with pytest.raises(DataError, match="is empty"):
         training_data("sft", table.slice(0, 0))
@@ -72,8 +69,6 @@ def test_copies_are_trained_once() -> None:
     assert sorted(set(data.rollout_ids)) == ["a-0", "a-2", "a-3"]
     assert data.counts["rollouts_chosen"] == 5
     assert data.counts["left_out_duplicate"] == 1 + len(sequences(rollout("x", 0, 1.0, BREAK)["turns"]))
-    assert len(data.advantages.values) == len(data.sequences.token_ids.values)
-    assert len(data.weight) == len(data)
     every = training_data("sft", table, select="all", keep_duplicates=True)
     assert len(every) == len(data) + data.counts["left_out_duplicate"]
     assert [i for i in training_data("sft", table, select="all", max_length=7).rollout_ids if i in ("a-0", "a-2")] == [

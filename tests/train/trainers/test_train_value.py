@@ -91,8 +91,7 @@ def test_a_policy_begins_with_values_of_zero(policy: Path, tmp_path: Path) -> No
     trainer, _ = start("value", write_experiences(tmp_path, rows), policy, tmp_path / "out", {}, split=0.3)
     assert trainer.before["explained_variance"] == pytest.approx(0.0, abs=1e-12)
     held = trainer.data.heldout
-    of_row = (held.returns[i][held.sequences.loss_mask[i] != 0] for i in range(len(held)))
-    returns = np.concatenate(list(of_row)).astype(np.float64)
+    returns = held.lists("returns").values[held.lists("loss_mask").values != 0].astype(np.float64)
     assert trainer.before["mse"] == pytest.approx(np.square(returns).mean(), rel=1e-6)
 
 
@@ -101,15 +100,13 @@ def test_held_out_tasks_are_not_trained(policy: Path, tmp_path: Path) -> None:
     rows = value_rows(policy)
     rows[2]["loss_mask"] = [0] * len(rows[2]["loss_mask"])
     data = training_data("value", write_experiences(tmp_path, rows), split=0.3, seed=0, max_length=12)
-    assert data.heldout is not None
     task = {row["rollout_id"]: row["task_id"] for row in rows}
     assert not {task[r] for r in data.rollout_ids} & set(data.heldout.tasks)
     known = {row["rollout_id"]: row for row in rows}
     for side in (data, data.heldout):
         for place, name in enumerate(side.rollout_ids):
-            assert side.returns[place].tolist() == np.float32(known[name]["returns"][:12]).tolist()
-            assert side.values is not None
-            assert side.values[place].tolist() == np.float32(known[name]["values"][:12]).tolist()
+            assert side.lists("returns")[place].tolist() == np.float32(known[name]["returns"][:12]).tolist()
+            assert side.lists("values")[place].tolist() == np.float32(known[name]["values"][:12]).tolist()
 
 
 def test_what_is_refused(policy: Path, tmp_path: Path) -> None:

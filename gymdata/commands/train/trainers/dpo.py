@@ -16,10 +16,10 @@ from trl.trainer import dpo_trainer
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
+from gymdata.commands.train.data import SIDES, TrainingData
 from gymdata.commands.train.job import Job
-from gymdata.commands.train.pair_data import TrainingPairs
 from gymdata.commands.train.settings import OWN_PAIR_LOSSES, TrainDpoConfig
-from gymdata.commands.train.trainers.batches import ROWS, Batch, PairCollator, row_dataset, to_multiple
+from gymdata.commands.train.trainers.batches import ROWS, Batch, Collator, dataset_of, with_fillers
 from gymdata.commands.train.trainers.exact import MeanOverRows, pad_id, skip_weights_hash
 from gymdata.errors import UsageError
 
@@ -32,14 +32,13 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
     """DPOTrainer over pairs, made for a job (see ``run``). ``reference``: float64 (n, 2), log-probabilities of chosen and
     rejected, once they are computed."""
 
-    data: TrainingPairs
     #: Tokens of the chosen sides of the step that is trained.
     step_tokens: int = 0
 
     def __init__(
         self,
         config: TrainDpoConfig,
-        data: TrainingPairs,
+        data: TrainingData,
         job: Job,
         *,
         args: DPOConfig,
@@ -51,13 +50,12 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         self.ref_saved = config.ref == "saved"
         if self.ref_saved:
             args.precompute_ref_log_probs = True
-        columns, self.reward_scale = config.read_by_loss(data), config.reward_scale
-        self.read = list(columns)
+        self.read, self.reward_scale = data.read_by_loss, config.reward_scale
         #: TRL has a loss of its own for each; it is given another in the place of those that it does not know.
         self.own = sorted(set(args.loss_type) & set(OWN_PAIR_LOSSES))
         # TRL's sigmoid has no smoothing: cDPO is computed here.
         smoothed = ["sigmoid with label_smoothing"] if args.label_smoothing and "sigmoid" in args.loss_type else []
-        even = np.all(columns["weight"] == 1) and np.all(columns["margin"] == 0)
+        even = np.all(data.numbers("weight") == 1) and np.all(data.numbers("margin") == 0)
         self.uniform = bool(even and not self.own and not smoothed)
         if not self.uniform:
             own, odd = [*self.own, *smoothed], [kind for kind in args.loss_type if kind not in WEIGHABLE]
@@ -78,10 +76,8 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
                 args=args,
                 data=data,
                 processing_class=processing_class,
-                train_dataset=row_dataset(len(data), args),
-                data_collator=PairCollator(
-                    data.sequences, pad_id(processing_class), to_multiple(args.pad_to_multiple_of), columns
-                ),
+                train_dataset=with_fillers(dataset_of(data), args),
+                data_collator=Collator(len(data), pad_id(processing_class), args.pad_to_multiple_of, sides=len(SIDES)),
                 **rest,
             )
 
@@ -92,9 +88,13 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
         return dataset
 
     def _score_reference(self, batch_size: int) -> None:
-        order = self.data.sequences.scoring_order(sides=2)
         self.reference = self.score_rows(
-            order, batch_size, self.data_collator, self.compute_ref_log_probs, self.ref_model
+            self.train_dataset,
+            self.data.scoring_order(),
+            batch_size,
+            self.data_collator,
+            self.compute_ref_log_probs,
+            self.ref_model,
         )
 
     def _compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False) -> Any:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from transformers import Trainer, TrainerCallback
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
-from gymdata.commands.train.pair_data import TrainingData
+from gymdata.commands.train.data import TrainingData
 from gymdata.commands.train.trainers.batches import (
     ROWS,
     Batch,
@@ -122,12 +123,10 @@ class Exact:
 
     def _group_siblings(self) -> None:
         """Have rows of one prompt follow each other where that saves enough."""
-        sequences, sides = self.data.sequences, self.token_checksum.sides
-        groups = sequences.siblings[::sides]
-        order = siblings_together(groups, np.random.default_rng(self.args.seed))
-        if grouping_pays(self.sharing, sequences, order, self.args, sides):
-            self.groups = groups
-            saved, _ = shared_tokens(sequences, order, self.args.train_batch_size, sides)
+        order = siblings_together(self.data.siblings, np.random.default_rng(self.args.seed))
+        if grouping_pays(self.sharing, self.data, order, self.args):
+            self.groups = self.data.siblings
+            saved, _ = shared_tokens(self.data, order, self.args.train_batch_size)
             self.note(
                 f"prefix sharing: rollouts with the same prompt are trained together, {saved:.0%} of their tokens are "
                 "shared; --prefix-sharing off trains in random order, to other weights"
@@ -195,8 +194,10 @@ class Exact:
         """Finish the trackers and the process group, at the very end; transformers 5.17 has done so after ``train``."""
         getattr(super(), "end", lambda: None)()
 
-    def batches_to_score(self, order: np.ndarray, size: int, collate: Any) -> Iterator[tuple[np.ndarray, Batch]]:
-        """This process's share of the rows ``order``, ``size`` at a time: (rows, the tensors of ``collate``).
+    def batches_to_score(
+        self, dataset: Dataset, order: np.ndarray, size: int, collate: Any
+    ) -> Iterator[tuple[np.ndarray, Batch]]:
+        """This process's share of the rows ``order`` of ``dataset``, ``size`` at a time: (rows, the tensors of ``collate``).
 
         The parts of a sharded model only run together, so every process gets as many batches as the others: one that
         would have one less gets its last again, and no rows of it. Before the first step, its progress is
@@ -206,7 +207,7 @@ class Exact:
         among, device = self.accelerator.num_processes, self.accelerator.device
         for number in range(self.accelerator.process_index, -(-len(batches) // among) * among, among):
             rows = batches[min(number, len(batches) - 1)]
-            batch = collate([{"row": int(row)} for row in rows])
+            batch = collate([dataset[int(row)] for row in rows])
             batch.pop(ROWS)
             yield rows[: len(rows) if number < len(batches) else 0], {k: v.to(device) for k, v in batch.items()}
             if not self.state.global_step and self.accelerator.is_main_process:
@@ -227,13 +228,19 @@ class Exact:
             reshard(model)
 
     def score_rows(
-        self, order: np.ndarray, size: int, collate: Any, score: Callable[[Any, Batch], Any], model: Any = None
+        self,
+        dataset: Dataset,
+        order: np.ndarray,
+        size: int,
+        collate: Any,
+        score: Callable[[Any, Batch], Any],
+        model: Any = None,
     ) -> np.ndarray:
-        """float64 (len(order), 2): two numbers of ``score(model, batch)`` for each row of ``order``, ``size`` at a time,
-        shared among the processes."""
+        """float64 (len(order), 2): two numbers of ``score(model, batch)`` for each row of ``order``, all of ``dataset``,
+        ``size`` at a time, shared among the processes."""
         scores = torch.zeros(len(order), 2, dtype=torch.float64)
         with self.scoring(model) as scorer:
-            for rows, batch in self.batches_to_score(order, size, collate):
+            for rows, batch in self.batches_to_score(dataset, order, size, collate):
                 both = torch.stack(tuple(score(scorer, batch)), dim=1).double().cpu()
                 scores[torch.from_numpy(rows)] = both[: len(rows)]
         return self.on_every_process(scores)
@@ -252,9 +259,6 @@ class Exact:
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
         return dataset
-
-    def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns: Any = ["row"]
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Only ends the epoch when a training resumes after its last step within it: the library would train one more

@@ -6,29 +6,31 @@ the KL are of other tasks; every process and every resumed run has that order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from trl.trainer import kto_trainer
 from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
 
+from gymdata.commands.train.data import MASK, ROW, TrainingData
 from gymdata.commands.train.job import Job
-from gymdata.commands.train.rollout_data import TrainingLabels
 from gymdata.commands.train.settings import TrainKtoConfig
+from gymdata.commands.train.token_checksum import IDS
 from gymdata.commands.train.trainers.batches import (
     ROWS,
     Batch,
+    Collator,
     Examples,
+    dataset_of,
     grouping_pays,
-    padded,
-    padded_lists,
-    row_dataset,
     rows_a_step,
     siblings_alternating,
-    to_multiple,
+    with_fillers,
 )
 from gymdata.commands.train.trainers.exact import MeanOverRows, pad_id, skip_weights_hash
 from gymdata.models._shared_prefixes import Mode
@@ -40,11 +42,11 @@ _CROSSED = "crossed"
 _REFERENCE = ("ref_logps", "ref_KL_logps")
 
 
-def training_order(data: TrainingLabels, sharing: Mode, args: KTOConfig) -> np.ndarray:
+def training_order(data: TrainingData, sharing: Mode, args: KTOConfig) -> np.ndarray:
     """The order of training: at random, or of two prompts in turn where their rows begin alike."""
     if sharing != "off":
-        together = siblings_alternating(data.sequences.siblings, np.random.default_rng(args.seed))
-        if grouping_pays(sharing, data.sequences, together, args):
+        together = siblings_alternating(data.siblings, np.random.default_rng(args.seed))
+        if grouping_pays(sharing, data, together, args):
             return together
     return np.random.default_rng(args.seed).permutation(len(data))
 
@@ -59,36 +61,31 @@ def partners(order: np.ndarray, step: int) -> np.ndarray:
     return row_before
 
 
-@dataclass
-class LabelCollator:
+@dataclass(kw_only=True)
+class LabelCollator(Collator):
     """Rows to the tensors of TRL's KTO loss. With ``contrast`` (see ``partners``) each prompt is also given the completion
-    of another row, cut to the longest sequence of the file."""
+    of another row of ``dataset``, cut to ``longest`` tokens."""
 
-    data: TrainingLabels
-    pad_token_id: int
-    pad_to_multiple_of: int | None
+    dataset: Dataset
     contrast: np.ndarray | None
+    longest: int
 
     def __call__(self, examples: Examples) -> Batch:
-        rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
-        filler, source = rows >= len(self.data), rows % len(self.data)
-        sizes = self.pad_token_id, self.pad_to_multiple_of
-        batch = {"label": torch.from_numpy(self.data.label[source]), ROWS: rows}
-        batch |= padded(self.data.sequences, source, filler, *sizes)
+        batch = super().__call__(examples)
         if self.contrast is not None:
-            lists = [self._crossed(int(x), int(y)) for x, y in zip(source, self.contrast[source], strict=True)]
-            batch |= {f"{_KL}{name}": tensor for name, tensor in padded_lists(lists, filler, *sizes).items()}
+            others = (self.dataset[int(self.contrast[row])] for row in batch[ROWS] % self.rows)
+            crossed = [self._crossed(*rows) for rows in zip(examples, others, strict=True)]
+            ids, masks = zip(*crossed, strict=True)
+            tensors = self.padded(ids, masks, batch[ROWS] >= self.rows)
+            batch |= {f"{_KL}{name}": tensor for name, tensor in tensors.items()}
         return batch
 
-    def _crossed(self, x: int, y: int) -> tuple[np.ndarray, np.ndarray]:
+    def _crossed(self, x: Mapping[str, Any], y: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """x's prompt with y's completion: (ids, mask)."""
-        sequences = self.data.sequences
-        first = sequences.first_trained
-        prompt = sequences.token_ids[x][: first[x]]
-        limit = int(sequences.lengths.max())
-        ids = np.concatenate([prompt, sequences.token_ids[y][first[y] :]])
-        mask = np.concatenate([np.zeros(len(prompt), np.int8), sequences.loss_mask[y][first[y] :]])
-        return ids[:limit], mask[:limit]
+        begin, end = (int(np.argmax(row[MASK] != 0)) for row in (x, y))
+        ids = np.concatenate([x[IDS][:begin], y[IDS][end:]])
+        mask = np.concatenate([np.zeros(begin, np.int64), y[MASK][end:]])
+        return ids[: self.longest], mask[: self.longest]
 
 
 class ExactKTOTrainer(MeanOverRows, KTOTrainer):
@@ -96,6 +93,7 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
     and crossed completion. The estimate of the KL is that of all rows of a step, made before its first micro-batch is
     trained."""
 
+    data_collator: Any
     #: The estimate for the step that is trained, and the log-probs that it is made of and that TRL need not compute again.
     step_kl: torch.Tensor | None = None
     crossed: torch.Tensor | None = None
@@ -103,7 +101,7 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
     def __init__(
         self,
         config: TrainKtoConfig,
-        data: TrainingLabels,
+        data: TrainingData,
         job: Job,
         *,
         sharing: Mode,
@@ -114,19 +112,21 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         args.desirable_weight, args.undesirable_weight = config.desirable_weight, config.undesirable_weight
         self.reference: np.ndarray | None = None
         self.trains = not job.get("dry_run")
-        order = training_order(data, sharing, args)
+        order, dataset = training_order(data, sharing, args), with_fillers(dataset_of(data), args)
         with skip_weights_hash(kto_trainer):
             super().__init__(
                 args=args,
                 data=data,
                 sharing=sharing,
                 processing_class=processing_class,
-                train_dataset=row_dataset(len(data), args, order),
+                train_dataset=dataset.select([*order, *range(len(data), len(dataset))]),
                 data_collator=LabelCollator(
-                    data,
+                    len(data),
                     pad_id(processing_class),
-                    to_multiple(args.pad_to_multiple_of),
-                    partners(order, rows_a_step(args)) if args.loss_type == "kto" else None,
+                    args.pad_to_multiple_of,
+                    dataset=dataset,
+                    contrast=partners(order, rows_a_step(args)) if args.loss_type == "kto" else None,
+                    longest=int(data.lengths.max()),
                 ),
                 **rest,
             )
@@ -134,7 +134,7 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
     def _precompute_ref_logps(self, dataset: Any, _name: str, _size: int) -> Any:
         """Reference log-probabilities under the model as it was loaded, batch by batch as they will be trained."""
         if self.trains:
-            self.when_sharded(lambda: self._score_reference(np.asarray(dataset["row"])))
+            self.when_sharded(lambda: self._score_reference(np.asarray(dataset[ROW])))
         return dataset
 
     def _score_reference(self, order: np.ndarray) -> None:
@@ -143,7 +143,8 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
             return own, torch.zeros_like(own) if crossed is None else crossed
 
         size = self.args.per_device_train_batch_size
-        self.reference = self.score_rows(order, size, self.data_collator, score, self.ref_model)
+        collate = self.data_collator
+        self.reference = self.score_rows(collate.dataset, order, size, collate, score, self.ref_model)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
         super()._get_num_items_in_batch(batch_samples, device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 # ruff: noqa: ARG002 - a method of the library's is given more than it needs
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from trl.trainer.reward_config import RewardConfig
 from trl.trainer.reward_trainer import RewardTrainer
 
+from gymdata.commands.train.data import SIDES, TrainingData, lists_of
 from gymdata.commands.train.job import Job
-from gymdata.commands.train.pair_data import RewardPairs, TrainingPairs
 from gymdata.commands.train.settings import TrainRewardConfig
-from gymdata.commands.train.token_checksum import Columns
-from gymdata.commands.train.trainers.batches import ROWS, Batch, PairCollator, row_dataset, to_multiple
+from gymdata.commands.train.token_checksum import IDS
+from gymdata.commands.train.trainers.batches import ROWS, Batch, Collator, dataset_of, with_fillers
 from gymdata.commands.train.trainers.exact import MeanOverRows, MeasureHeldOut
 from gymdata.errors import UsageError
 from gymdata.stats import mean_ci
@@ -29,10 +30,11 @@ from gymdata.stats import mean_ci
 CONFIG = RewardConfig
 
 
-def last_ids(data: RewardPairs) -> set[int]:
+def last_ids(data: TrainingData) -> set[int]:
     """The ids that sequences end with, trained or held out."""
-    parts = [data.sequences] + ([] if data.heldout is None else [data.heldout.sequences])
-    return {int(i) for part in parts for i in np.unique(part.last_id)}
+    files = [data] + ([] if data.heldout is None else [data.heldout])
+    lists = (lists_of(batch[IDS]) for file in files for batch in file.batches(IDS))
+    return {int(i) for ids in lists for i in np.unique(ids.values[ids.offsets[1:] - 1])}
 
 
 def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:
@@ -51,14 +53,13 @@ def distinct_pad(tokenizer: Any, ends: Collection[int]) -> int:
 class ExactRewardTrainer(MeanOverRows, RewardTrainer):
     """RewardTrainer over ``data``, made for a job (see ``run``)."""
 
-    data: RewardPairs
     args: RewardConfig
     merges = True
 
     def __init__(
         self,
-        config: TrainRewardConfig,
-        data: RewardPairs,
+        _config: TrainRewardConfig,
+        data: TrainingData,
         _job: Job,
         *,
         args: RewardConfig,
@@ -77,24 +78,21 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         self.tokenizer.pad_token = processing_class.convert_ids_to_tokens(
             distinct_pad(processing_class, last_ids(data))
         )
-        columns = config.read_by_loss(data)
-        self.uniform = bool(np.all(columns["weight"] == 1))
+        self.uniform = bool(np.all(data.numbers("weight") == 1))
+        pad = processing_class.pad_token_id
+        self.collator = Collator(len(data), pad, args.pad_to_multiple_of, sides=len(SIDES))
         super().__init__(
             args=args,
             data=data,
             model=model,
             peft_config=peft_config,
             processing_class=processing_class,
-            train_dataset=row_dataset(len(data), args),
-            data_collator=self._collator(data, processing_class.pad_token_id, args, columns),
+            train_dataset=with_fillers(dataset_of(data), args),
+            data_collator=self.collator,
             **rest,
         )
-        if data.heldout is not None:
+        if data.heldout:
             self.add_callback(MeasureHeldOut(self))
-
-    @staticmethod
-    def _collator(pairs: TrainingPairs, pad: int, args: RewardConfig, columns: Columns) -> PairCollator:
-        return PairCollator(pairs.sequences, pad, to_multiple(args.pad_to_multiple_of), columns)
 
     def compute_loss(
         self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -127,21 +125,21 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
         """float64 (held-out pairs, 2): the scores of chosen and rejected."""
         pairs = self.data.heldout
         assert pairs is not None
-        collate = self._collator(pairs, self.tokenizer.pad_token_id, self.args, {})
+        collate = replace(self.collator, rows=len(pairs))
 
         def score(model: Any, batch: Batch) -> Any:
             inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
             return model(**inputs, use_cache=False).logits.squeeze(-1).chunk(2)
 
-        order = pairs.sequences.scoring_order(sides=2)
-        return self.score_rows(order, self.args.per_device_train_batch_size, collate, score)
+        size = self.args.per_device_train_batch_size
+        return self.score_rows(dataset_of(pairs), pairs.scoring_order(), size, collate, score)
 
     def heldout_figures(self) -> dict[str, float]:
         return {"heldout/accuracy": float(np.mean(np.diff(self.heldout_scores(), axis=1) < 0))}
 
     def measure(self) -> dict[str, object]:
         """How often the chosen side of held-out pairs scores higher, with a 95 % interval over tasks."""
-        if self.data.heldout is None:
+        if not self.data.heldout:
             return {}
         return {"heldout": ranking(self.heldout_scores(), self.data.heldout.tasks)}
 

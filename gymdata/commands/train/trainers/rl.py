@@ -8,32 +8,31 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
+from gymdata.commands.train.data import MASK, TrainingData
 from gymdata.commands.train.heads import has_kept_sets
 from gymdata.commands.train.job import Job
 from gymdata.commands.train.losses import LOSSES
-from gymdata.commands.train.mapped import CHUNK, chunks, release, scratch
-from gymdata.commands.train.sequence_data import TrainingExperiences
-from gymdata.commands.train.settings import TrainConfig, TrainRlConfig
-from gymdata.commands.train.token_checksum import Columns
+from gymdata.commands.train.mapped import read_rows
+from gymdata.commands.train.settings import TrainRlConfig
 from gymdata.commands.train.trainers.batches import (
     ROWS,
     SEGMENTS,
     Batch,
-    Examples,
+    Collator,
     PackedCollator,
-    padded,
-    padded_columns,
-    row_dataset,
+    dataset_of,
+    with_fillers,
 )
 from gymdata.commands.train.trainers.exact import Exact, pad_id
 from gymdata.commands.train.trainers.policy_loss import PolicyLoss, k3
@@ -41,9 +40,10 @@ from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.losses import score_centering
 from gymdata.models._shared_prefixes import Mode
 from gymdata.models.model_identity import sampler_formats, stored_dtype
-from gymdata.rollouts.logprobs import MEANS, NEAR, Ratios, Rounding, ratio_of_version, ratio_text, sampled_at
-from gymdata.rollouts.ragged import Ragged, offsets_of
+from gymdata.rollouts.logprobs import MEANS, NEAR, Ratios, Rounding, ratio_of_version, ratio_text
+from gymdata.rollouts.ragged import Ragged, offsets_of, slices
 from gymdata.store.lineage import lineage
+from gymdata.store.run_json import unnamed_file
 
 #: Of another model's: with a share outside of ``NEAR`` and a loss of effective sample beyond this half, there is no ratio to
 #: learn from.
@@ -54,6 +54,8 @@ LEAST_EFFECTIVE = 0.1
 RATIO_TOKENS = 1 << 14
 #: The same in a dry run.
 DRY_RATIO_TOKENS = 1 << 11
+#: Tokens whose scores are looked at or exchanged at once.
+SCORED_AT_ONCE = 1 << 20
 
 
 @dataclass
@@ -71,7 +73,7 @@ CONFIG = RLConfig
 
 def build(
     config: TrainRlConfig,
-    data: TrainingExperiences,
+    data: TrainingData,
     job: Job,
     *,
     model: Any,
@@ -80,22 +82,22 @@ def build(
 ) -> BatchRLTrainer:
     """The trainer for a job (see ``run``), its model compared with the saved log-probs; ``args`` and the rest as there."""
     model = with_head(loaded(model, rest["args"]), data, peft_config)
-    longest = int(data.sequences.n_trained.max())
+    longest = int(data.n_trained.max())
     runs = list(lineage(job["data"]))
     kept_sets = has_kept_sets(data, runs)
     loss = PolicyLoss.of(config, longest)
-    if kept_sets and data.ref_logprobs is not None and (loss.needs_reference or config.kl_beta):
+    if kept_sets and "ref_logprobs" in data.read_by_loss and (loss.needs_reference or config.kl_beta):
         raise UsageError(
             "ref_logprobs of this file are over the whole vocabulary, and its model is normalized over kept sets",
             hint="leave --kl-beta out, or drop the column: the model before training is then the reference",
         )
     kind: Any = HeadedTrainer if kept_sets or config.score_centering else BatchRLTrainer
     trainer: BatchRLTrainer = kind(
-        config=config, data=data, loss=loss, kl_beta=config.kl_beta, model=model, kept_sets=kept_sets, **rest
+        data=data, loss=loss, kl_beta=config.kl_beta, model=model, kept_sets=kept_sets, **rest
     )
     if config.score_centering:
-        trainer.note(f"score centering with the sampler's head at each token, of up to {data.k} ids")
-    trainer.on_policy = data.policy_hashes == {job["policy_hash"]}
+        trainer.note(f"score centering with the sampler's head at each token, of up to {data.head_ids} ids")
+    trainer.on_policy = data.facts.policy_hashes == {job["policy_hash"]}
     trainer.sampled_in = sampler_formats(runs, stored_dtype(job["model"]))
     trainer.of_ratios = config.loss not in LOSSES or LOSSES[config.loss].of_ratios or config.sequence_mask is not None
     trainer.when_sharded(
@@ -113,11 +115,11 @@ def loaded(model: Any, args: RLConfig) -> Any:
     )
 
 
-def with_head(model: Any, data: TrainingExperiences, peft: Any) -> Any:
+def with_head(model: Any, data: TrainingData, peft: Any) -> Any:
     """With one temperature in the file, log-probs are computed without holding all logits; and the LoRA wrapper, if
     requested."""
     base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
-    temperatures = np.unique(sampled_at(data.temperature))
+    temperatures = np.unique(data.numbers("temperature"))
     if len(temperatures) == 1:
         add_fused_lm_head(base, temperature=float(temperatures[0]))
     if peft is not None:
@@ -125,22 +127,6 @@ def with_head(model: Any, data: TrainingExperiences, peft: Any) -> Any:
 
         model = get_peft_model(model, peft)
     return model
-
-
-@dataclass
-class ExperienceCollator:
-    """Rows to tensors: ids and masks (B, L), and those of ``columns``, to which a computed reference is added."""
-
-    data: TrainingExperiences
-    columns: Columns
-    pad_token_id: int
-    pad_to_multiple_of: int | None = None
-
-    def __call__(self, examples: Examples) -> Batch:
-        rows = np.fromiter((example["row"] for example in examples), dtype=np.int64)
-        source, sizes = rows % len(self.data), (self.pad_token_id, self.pad_to_multiple_of)
-        batch = padded(self.data.sequences, source, rows >= len(self.data), *sizes)
-        return {**batch, **padded_columns(self.columns, source, source, batch), ROWS: rows}
 
 
 def model_inputs(batch: Batch) -> Batch:
@@ -156,6 +142,13 @@ def weighed(batch: Batch, component: str) -> torch.Tensor:
     return weights
 
 
+def of_policy(sequences: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Which tokens of these columns the policy sampled and is trained for, bool: trained ones whose ``rl_weight`` is not
+    0."""
+    trained: np.ndarray = sequences[MASK] != 0
+    return trained & (sequences["rl_weight"] != 0) if "rl_weight" in sequences else trained
+
+
 class BatchRLTrainer(Exact, Trainer):
     """Trains ``data`` with ``loss``, in rows that ``packed`` makes when given. After ``compare`` the reference is known
     where the loss needs one.
@@ -165,7 +158,7 @@ class BatchRLTrainer(Exact, Trainer):
     −log π, ``ref_kl`` the KL to the reference (k3).
     """
 
-    data: TrainingExperiences
+    data: TrainingData
     components: tuple[str, ...] = ("rl",)
     #: Whether the model is the one that sampled the file, and whether the loss has ratios to the sampler.
     on_policy, of_ratios = False, True
@@ -178,31 +171,30 @@ class BatchRLTrainer(Exact, Trainer):
     def __init__(
         self,
         *,
-        config: TrainConfig,
-        data: TrainingExperiences,
+        data: TrainingData,
         sharing: Mode,
         args: RLConfig,
         processing_class: Any,
         loss: PolicyLoss = PolicyLoss(),
         kl_beta: float = 0.0,
         kept_sets: bool = False,
-        packed: PackedCollator | None = None,
+        packed: tuple[Dataset, PackedCollator] | None = None,
         **rest: Any,
     ) -> None:
         #: Whether the model is normalized over each token's head, which is all that could be sampled.
         self.kept_sets = kept_sets
-        self.packed = packed
         self.policy_loss, self.kl_beta = loss, kl_beta
-        if "ce_weight" in data.weights:
+        if "ce_weight" in data.read_by_loss:
             self.components += ("ce",)
-        if kl_beta or "ref_kl_weight" in data.weights:
+        if kl_beta or "ref_kl_weight" in data.read_by_loss:
             self.components += ("ref_kl",)
         #: Tokens of the last batch that the loss limits.
         self.limited: torch.Tensor | None = None
-        temperatures = np.unique(sampled_at(data.temperature))
+        temperatures = np.unique(data.numbers("temperature"))
         self.fused, self.temperature = len(temperatures) == 1, float(temperatures[0])
-        columns = dict(config.read_by_loss(data))
-        self.collator = ExperienceCollator(data, columns, pad_id(processing_class), args.pad_to_multiple_of)
+        self.collator = Collator(len(data), pad_id(processing_class), args.pad_to_multiple_of)
+        rows, collator = packed or (dataset_of(data), self.collator)
+        self._n_rows = len(rows)
         self._metrics: dict[str, float] = defaultdict(float)
         super().__init__(
             args=args,
@@ -210,8 +202,8 @@ class BatchRLTrainer(Exact, Trainer):
             # Packed rows have positions of their own, and no siblings side by side.
             sharing="off" if packed is not None else sharing,
             processing_class=processing_class,
-            train_dataset=row_dataset(len(data) if packed is None else len(packed.rows), args),
-            data_collator=self.collator if packed is None else packed,
+            train_dataset=with_fillers(rows, args),
+            data_collator=collator,
             **rest,
         )
         model: Any = self.model
@@ -223,7 +215,7 @@ class BatchRLTrainer(Exact, Trainer):
 
     @property
     def rows(self) -> int:
-        return len(self.data) if self.packed is None else len(self.packed.rows)
+        return self._n_rows
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
         """The divisor of each component, (components,): of all micro-batches of a step, on all processes."""
@@ -334,27 +326,29 @@ class BatchRLTrainer(Exact, Trainer):
         ratios has an effective sample size below ``LEAST_EFFECTIVE``; those that no policy can have sampled with are named
         in any case.
         """
-        sequences, reference = self.data.sequences, self.data.ref_logprobs
+        data = self.data
         needed = "ref_kl" in self.components or self.policy_loss.needs_reference
         # A reference is of every token; for the ratio alone a part of a large file does.
-        every = reference is None and needed and trains
+        every = "ref_logprobs" not in data.read_by_loss and needed and trains
         tokens = RATIO_TOKENS if trains else DRY_RATIO_TOKENS
-        rows = np.arange(len(sequences)) if every else sample(sequences.lengths, tokens, self.args.seed)
-        scores = self.score_all(self.collator, rows)
+        rows = np.arange(len(data)) if every else sample(data.lengths, tokens, self.args.seed)
+        scores, dataset = self.score_all(data, rows), dataset_of(data)
         rounding = Rounding.of(self.computed_in(), *self.sampled_in)
         ratios, recorded = Ratios(rounding), False
-        for part in chunks(scores.offsets):
-            on_policy = self.data.of_policy(rows[part])
-            saved = sequences.logprobs.take(rows[part]).values[on_policy]
+        for part in slices(scores.offsets, SCORED_AT_ONCE):
+            read_rows(part.stop - part.start)
+            sequences = {name: np.concatenate(lists) for name, lists in dataset[rows[part]].items() if lists[0].ndim}
+            on_policy = of_policy(sequences)
+            saved = sequences["logprobs"][on_policy]
             ratios.add(scores.part(part).values[on_policy], saved)
             recorded |= bool(saved.any())
         if every:
-            self.collator.columns = {**self.collator.columns, "ref_logprobs": scores}
+            self.collator.computed = {"ref_logprobs": scores}
         if not ratios.tokens:
             return {}
         facts = ratios.facts()
         self.before_training["ratio"] = facts
-        some = "" if len(rows) == len(sequences) else f" (in {len(rows):,} of {counted(len(sequences), 'sequence')})"
+        some = "" if len(rows) == len(data) else f" (in {len(rows):,} of {counted(len(data), 'sequence')})"
         self.note(ratio_text(facts) + some)
         self._note_versions(scores, rows, rounding)
         outside, mean, effective = (facts[name] for name in ("share_outside", "mean", "effective_sample_size"))
@@ -385,17 +379,21 @@ class BatchRLTrainer(Exact, Trainer):
     def _note_versions(self, scores: Ragged, rows: np.ndarray, rounding: Rounding) -> None:
         """Announce the ratio of each policy version, where the file is of several: how stale they are. ``scores``: of the
         sequences ``rows``."""
-        versions = self.data.policy_versions
-        if versions is None or len(np.unique(versions)) < 2:
+        if "policy_version" not in self.data.table.column_names:
+            return
+        versions, dataset = self.data.numbers("policy_version"), dataset_of(self.data)
+        if len(np.unique(versions)) < 2:
             return
         parts: dict[int, Ratios] = {int(version): Ratios(rounding) for version in np.unique(versions[rows])}
         limited = dict.fromkeys(parts, 0)
         for number, row in enumerate(rows.tolist()):
-            version, on_policy = int(versions[row]), self.data.of_policy(np.array([row]))
-            logps, saved = scores[number], self.data.sequences.logprobs[row]
+            read_rows(1)
+            version, sequence = int(versions[row]), dataset[row]
+            on_policy = of_policy(sequence)
+            logps, saved = scores[number], sequence["logprobs"]
             parts[version].add(logps[on_policy], saved[on_policy])
             if not self.policy_loss.over_batch:
-                limited[version] += self._limited(logps, saved, self.data.advantages[row], on_policy)
+                limited[version] += self._limited(logps, saved, sequence["advantages"], on_policy)
         by_version = {}
         for version, ratios in parts.items():
             if not ratios.tokens:
@@ -421,30 +419,25 @@ class BatchRLTrainer(Exact, Trainer):
         automatic = {"bf16": "bfloat16", "fp16": "float16"}.get(self.accelerator.mixed_precision)
         return automatic or str(next(self.model.parameters()).dtype)
 
-    def score_all(self, collator: ExperienceCollator, rows: np.ndarray | None = None) -> Ragged:
-        """The output for every trained token of the sequences ``rows`` of the collator's data (None: all), float64, a list a
-        sequence; shared among the processes."""
-        sequences = collator.data.sequences
-        rows = np.arange(len(sequences)) if rows is None else rows
-        lengths = sequences.lengths[rows]
-        order = sequences.scoring_order(rows)
-        size = self.args.per_device_train_batch_size
-        offsets = offsets_of(lengths)
-        scores = scratch(int(offsets[-1]), "<f8", Path(self.args.output_dir).parent)
-
-        def collate(examples: Examples) -> Batch:
-            return collator([{"row": int(rows[example["row"]])} for example in examples])
-
+    def score_all(self, data: TrainingData, rows: np.ndarray | None = None) -> Ragged:
+        """The output for every trained token of the sequences ``rows`` of ``data`` (None: all), float64, a list a sequence;
+        shared among the processes."""
+        rows = np.arange(len(data)) if rows is None else rows
+        offsets = offsets_of(data.lengths[rows])
+        with unnamed_file(Path(self.args.output_dir).parent) as file:  # they may not fit into memory
+            scores = np.memmap(file, np.float64, "w+", shape=int(offsets[-1]))
+        order, size = data.scoring_order(rows), self.args.per_device_train_batch_size
+        dataset, collate = dataset_of(data).select(rows), replace(self.collator, rows=len(data))
         with self.scoring() as model:
-            for places, batch in self.batches_to_score(order, size, collate):
+            for places, batch in self.batches_to_score(dataset, order, size, collate):
                 outputs = self.outputs(model, batch).double().cpu().numpy()
                 for line, number in enumerate(places):
                     begin, end = int(offsets[number]), int(offsets[number + 1])
                     scores[begin + 1 : end] = outputs[line, : end - begin - 1]
         if self.accelerator.num_processes > 1:
-            for start in range(0, len(scores), CHUNK):
-                scores[start : start + CHUNK] = self.on_every_process(torch.from_numpy(scores[start : start + CHUNK]))
-                release()
+            for start in range(0, len(scores), SCORED_AT_ONCE):
+                part = scores[start : start + SCORED_AT_ONCE]
+                part[:] = self.on_every_process(torch.from_numpy(part))
         return Ragged(scores, offsets)
 
 

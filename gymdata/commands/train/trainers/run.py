@@ -132,13 +132,13 @@ def assemble(
         args._n_gpu = 1
     config = TRAINERS[job["trainer"]].of_job(job)
     set_seed(args.seed)  # also what the trainers add to a model, an adapter or a head, is drawn from it
-    data: Any = opened(out / "job" / DATA)
+    data = opened(out / "job" / DATA)
     stopper = StopOnSignal()
     sharing = config.prefix_sharing
     own_order = args.train_sampling_strategy != _default(args, "train_sampling_strategy")
-    if sharing == "auto" and (own_order or not (args.use_cpu or pays_on_cuda(data.sequences, args, config.sides))):
+    if sharing == "auto" and (own_order or not (args.use_cpu or pays_on_cuda(data, args))):
         sharing = "off"
-    token_checksum = TokenChecksumCallback(data, config.sides, TrainedTokens.from_json(job["trained_tokens"]))
+    token_checksum = TokenChecksumCallback(data, TrainedTokens.from_json(job["trained_tokens"]))
     trainer = module.build(
         config,
         data,
@@ -203,7 +203,7 @@ def arguments(job: Job) -> Arguments:
         "output_dir": str(Path(job["output"]) / "checkpoints"),
         "max_length": None,
         "disable_tqdm": True,
-        "remove_unused_columns": True,
+        "remove_unused_columns": False,
     }
     try:
         args = config(**{k: v for k, v in defaults.items() if k in fields} | values["trainer"] | fixed)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from gymdata.commands.train.data import TrainingData
 from gymdata.commands.train.job import Job
-from gymdata.commands.train.prepared import DATA, ROWS
-from gymdata.commands.train.sequence_data import TrainingExperiences
 from gymdata.commands.train.settings import TrainSftConfig
 from gymdata.commands.train.trainers.batches import Batch, PackedCollator, packed_rows
 from gymdata.commands.train.trainers.exact import pad_id
@@ -94,8 +92,8 @@ class DistillTrainer(ExactSFTTrainer):
 
 def build(
     config: TrainSftConfig,
-    data: TrainingExperiences,
-    job: Job,
+    data: TrainingData,
+    _job: Job,
     *,
     model: Any,
     peft_config: Any,
@@ -103,18 +101,17 @@ def build(
 ) -> ExactSFTTrainer:
     """The trainer for a job (see ``run``)."""
     model = with_head(loaded(model, trainer["args"]), data, peft_config)
-    packed = None
     if config.distill:
-        distilling = DistillTrainer(config=config, data=data, model=model, **trainer)
-        distilling.note(f"distilling the {data.k} most likely tokens of the teacher, the others as one class")
+        distilling = DistillTrainer(data=data, model=model, **trainer)
+        distilling.note(f"distilling the {data.head_ids} most likely tokens of the teacher, the others as one class")
         return distilling
-    if config.packing:
-        flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
-        length = config.pack_length or config.max_length or max(PACK_LENGTH, int(data.sequences.lengths.max()))
-        rows = packed_rows(Path(job["output"]) / "job" / DATA / ROWS, length)
-        packed = PackedCollator(rows, len(data), pad_id(trainer["processing_class"]), flash)
-    training = ExactSFTTrainer(config=config, data=data, model=model, packed=packed, **trainer)
-    if packed is not None:
-        full = data.sequences.lengths.sum() / (length * len(rows))
-        training.note(f"packed {len(data):,} sequences into {len(rows):,} rows of {length:,} tokens, {full:.0%} full")
+    if not config.packing:
+        return ExactSFTTrainer(data=data, model=model, **trainer)
+    flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
+    length = config.pack_length or config.max_length or max(PACK_LENGTH, int(data.lengths.max()))
+    rows = packed_rows(data, length)
+    collator = PackedCollator(len(rows), len(data), pad_id(trainer["processing_class"]), flash)
+    training = ExactSFTTrainer(data=data, model=model, packed=(rows, collator), **trainer)
+    full = data.lengths.sum() / (length * len(rows))
+    training.note(f"packed {len(data):,} sequences into {len(rows):,} rows of {length:,} tokens, {full:.0%} full")
     return training

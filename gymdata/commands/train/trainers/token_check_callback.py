@@ -18,7 +18,7 @@ import torch
 import xxhash
 from transformers import TrainerCallback
 
-from gymdata.commands.train.pair_data import TrainingData
+from gymdata.commands.train.data import TrainingData
 from gymdata.commands.train.token_checksum import (
     CONTEXT,
     IDS,
@@ -46,14 +46,10 @@ class EpochFacts(TokenFacts):
 
 
 class TokenChecksumCallback(TrainerCallback):
-    """Counts trained tokens of one epoch after another, and compares each batch with what is due of its rows.
+    """Counts trained tokens of one epoch after another, and compares each batch with what is due of its rows."""
 
-    ``sides``: sequences per row of the dataset (2 for pairs, sequence ``sides·row + s``).
-    """
-
-    def __init__(self, data: TrainingData, sides: int, expected: TrainedTokens) -> None:
-        self.data, self.sides, self.expected = data, sides, expected
-        self.sequences, self.rows = data.sequences, len(data.sequences) // sides
+    def __init__(self, data: TrainingData, expected: TrainedTokens) -> None:
+        self.data, self.sides, self.rows, self.expected = data, data.sides, len(data), expected
         self.before: TrainedTokens | None = None
         self.epochs: list[EpochFacts] = []
         #: Tokens of all batches that were trained on, padding left out, for the speed.
@@ -148,12 +144,11 @@ class TokenChecksumCallback(TrainerCallback):
         real, times = np.unique(batch[ROWS][batch[ROWS] < self.rows], return_counts=True)
         again = real[(times > 1) | self._met[real]]
         if len(again):
-            raise self._unequal(f"has rows of this epoch again (first: {self.sequences.names[self.sides * again[0]]})")
+            raise self._unequal(f"has rows of this epoch again (first: {self.data.name(self.sides * again[0])})")
         self._met[real] = True
         seen = self._tokens(batch)
-        counts = self.sequences.n_trained.reshape(-1, self.sides)
         sums = {name: int(column[real].sum(dtype=np.uint64)) for name, column in self.data.due.items()}
-        due = TrainedTokens(int(counts[real].sum()), sums)
+        due = TrainedTokens(int(self.data.n_trained[real].sum()), sums)
         if seen != due:
             differing = ", ".join(due.differing(seen))
             raise self._unequal(f"has {seen}, and the file has {due} in these {counted(len(real), 'row')}: {differing}")
@@ -172,7 +167,7 @@ class TokenChecksumCallback(TrainerCallback):
             line, position = np.nonzero((batch["attention_mask"].cpu().numpy() != 0) & (rows < self.rows)[:, None])
             sides = np.repeat(np.arange(self.sides), len(batch[ROWS]))
             owner, offset = (self.sides * rows + sides)[line], position
-        proofs, ids = token_proofs(self.sequences.keys[owner], offset), batch[IDS].cpu().numpy()[line, position]
+        proofs, ids = token_proofs(self.data.keys[owner], offset), batch[IDS].cpu().numpy()[line, position]
         of_token = trained[line, position]
         context = int(hashes(proofs[~of_token], ids[~of_token]).sum(dtype=np.uint64))
         line, position = line[of_token], position[of_token]

@@ -5,22 +5,23 @@ The value that is trained for a token is that of the state before it, which is w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from gymdata.commands.train.data import MASK, TrainingData
 from gymdata.commands.train.job import Job
-from gymdata.commands.train.mapped import chunks
-from gymdata.commands.train.sequence_data import TrainingReturns
+from gymdata.commands.train.mapped import read_rows
 from gymdata.commands.train.settings import TrainValueConfig
 from gymdata.commands.train.trainers.batches import Batch
 from gymdata.commands.train.trainers.exact import MeasureHeldOut
-from gymdata.commands.train.trainers.rl import BatchRLTrainer, RLConfig, model_inputs
+from gymdata.commands.train.trainers.rl import SCORED_AT_ONCE, BatchRLTrainer, RLConfig, model_inputs
 from gymdata.credit.adaptive import Moments
 from gymdata.errors import DataError, UsageError
+from gymdata.rollouts.ragged import slices
 
 
 @dataclass
@@ -37,7 +38,7 @@ _HEAD = "score.weight"
 
 def build(
     config: TrainValueConfig,
-    data: TrainingReturns,
+    data: TrainingData,
     _job: Job,
     *,
     model: Any,
@@ -53,7 +54,7 @@ def build(
 
         peft_config.task_type = "SEQ_CLS"  # the new head is trained whole
         critic = get_peft_model(critic, peft_config)
-    trainer = ExactValueTrainer(config=config, data=data, clip=config.value_clip, model=critic, **rest)
+    trainer = ExactValueTrainer(data=data, clip=config.value_clip, model=critic, **rest)
     trainer.when_sharded(trainer.measure_before)
     return trainer
 
@@ -91,7 +92,6 @@ class ExactValueTrainer(BatchRLTrainer):
     """Trains ``data`` towards its returns, with PPO's value loss: as TRL's PPOTrainer (``cliprange_value``) and LightRFT's
     ``ValueLoss`` compute it."""
 
-    data: TrainingReturns
     components = ("value",)
     merges = True
 
@@ -99,7 +99,7 @@ class ExactValueTrainer(BatchRLTrainer):
         super().__init__(**rest)
         self.clip = clip
         self.before: dict[str, float] = {}
-        if self.data.heldout is not None:
+        if self.data.heldout:
             self.add_callback(MeasureHeldOut(self))
 
     def outputs(self, model: Any, batch: Batch) -> torch.Tensor:
@@ -136,7 +136,7 @@ class ExactValueTrainer(BatchRLTrainer):
 
     def measure_before(self) -> None:
         """Announce how the model does on held-out tasks before the first step."""
-        if self.data.heldout is None:
+        if not self.data.heldout:
             return
         self.before = self._heldout()
         explained, error = self.before["explained_variance"], self.before["mse"]
@@ -147,11 +147,12 @@ class ExactValueTrainer(BatchRLTrainer):
         """``explained_variance``: 1 − Var(returns − values)/Var(returns); ``mse``: the mean of (values − returns)²."""
         data = self.data.heldout
         assert data is not None
-        values = self.score_all(replace(self.collator, data=data, columns={}))
+        values = self.score_all(data)
         left, returns, squares = Moments(), Moments(), 0.0
-        for rows in chunks(values.offsets):
-            trained = data.sequences.loss_mask.part(rows).values != 0
-            targets = data.returns.part(rows).values[trained].astype(np.float64)
+        for rows in slices(values.offsets, SCORED_AT_ONCE):
+            read_rows(rows.stop - rows.start)
+            trained = data.lists(MASK, rows).values != 0
+            targets = data.lists("returns", rows).values[trained].astype(np.float64)
             apart = targets - values.part(rows).values[trained]
             left, returns = left + moments(apart), returns + moments(targets)
             squares += float(np.square(apart).sum())
@@ -164,9 +165,9 @@ class ExactValueTrainer(BatchRLTrainer):
 
     def measure(self) -> dict[str, object]:
         """How near the values are to the returns of held-out tasks, before and after the training."""
-        if self.data.heldout is None:
+        if not self.data.heldout:
             return {}
-        tokens = int(self.data.heldout.sequences.n_trained.sum())
+        tokens = int(self.data.heldout.n_trained.sum())
         about = {"tokens": tokens, "tasks": len(set(self.data.heldout.tasks))}
         return {"heldout": {**about, **self._heldout(), "before": self.before}}
 
