@@ -27,7 +27,7 @@ from typing import Any, get_args
 
 from gymdata.engines.parent_death import ENGINE_OF
 from gymdata.engines.port import FinishReason, Generation, SampleRequest
-from gymdata.engines.sampling import Sampling, best_alternatives, check_generation
+from gymdata.engines.sampling import AnswerFaultError, Sampling, best_alternatives, check_generation
 from gymdata.errors import OutsideError, UsageError, needs
 from gymdata.models._transformers import local_folder
 from gymdata.models.model_identity import base_of, model_config, stored_dtype
@@ -148,6 +148,8 @@ class VllmSampler:
         sampling = self.sampling.changed(request.sampling)
         prompt = list(request.prompt_token_ids)
         read, outputs = await self._answer(prompt, self._params(request), request.request_id)
+        if len(outputs) != request.n:
+            raise AnswerFaultError("shape", f"got {len(outputs)} completions, expected {request.n}")
         generations = []
         for output in outputs:
             flat, top = output.logprobs, None

@@ -13,7 +13,7 @@ import gymdata
 from gymdata.commands.collect.run import collect
 from gymdata.commands.collect.settings import SAMPLED, CollectConfig
 from gymdata.errors import StoreError, UsageError
-from tests.collect.saved_rows import failures_of, rows_of
+from tests.collect.saved_rows import rows_of
 from tests.faulty_server import Settings
 
 pytestmark = pytest.mark.torch
@@ -116,33 +116,9 @@ def test_a_sampling_parameter_of_another_name_is_refused(
         collect(**{**settings, "model": policy}, sampling={key: 1})
 
 
-@pytest.mark.parametrize("mode", ["500", "garbage", "nan"])
-def test_a_fault_of_mid_run_becomes_no_row(server: Any, settings: dict[str, Any], mode: str) -> None:
-    """A request that fails, an answer that is none and one with a fault in it (each kind of which the sampler finds, see
-    ``tests/engines/test_generation_checks.py``) are failed attempts of the engine, with their reason, and pending; the same
-    command later completes the run."""
-    at = Settings(mode=mode, skip=2)
-    summary = collect(endpoint=server(at), **{**settings, "retries": 0})
-    assert (summary.rollouts, summary.pending, summary.exit_code) == (0, 12, 1)
-    records = failures_of(settings["output"])
-    assert {(f["kind"], f["place"], f["attempt"], f["counts"]) for f in records} == {("engine", "turn 0", 1, True)}
-    assert all(f["message"] and not f["turns"] for f in records)
-    at.mode = "ok"
-    summary = collect(endpoint=server(at), **settings)
-    assert (summary.rollouts, summary.pending, summary.exit_code) == (12, 0, 0)
-
-
 def test_empty_generations_are_kept_and_counted(server: Any, settings: dict[str, Any]) -> None:
     """A model that says nothing is no fault; the summary counts it and validate names it (T212)."""
     summary = collect(endpoint=server(Settings(mode="empty", skip=2)), **settings)
     assert (summary.rollouts, summary.empty_generations, summary.exit_code) == (12, 12, 0)
     assert ("empty generations", 12) in summary.rows()
     assert gymdata.validate(settings["output"]).by_code["T212"] == 12
-
-
-def test_a_server_that_hangs_is_a_failure(server: Any, settings: dict[str, Any]) -> None:
-    """No answer within the request timeout is the engine's failure, not a truncated rollout."""
-    at = Settings(mode="hang", skip=2)
-    summary = collect(endpoint=server(at), request_timeout=0.3, **{**settings, "retries": 0})
-    assert summary.rollouts == 0
-    assert "did not answer within 0.3 s" in failures_of(settings["output"])[0]["message"]

@@ -1,4 +1,4 @@
-"""Every answer is checked as the probe's is, by servers and by the engine in this process."""
+"""What makes an answer one that can be stored; what comes of one that is not is in ``tests/test_faults.py``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gymdata.engines.sampling import AnswerFaultError, check_generation
 from gymdata.engines.servers.completions_response import generations
 from gymdata.errors import OutsideError, UsageError
 from tests.engines.against import against, sampling, started
-from tests.faulty_server import FAULTS, Settings, draw
+from tests.faulty_server import Settings
 
 pytest.importorskip("aiohttp")
 PROMPT = [5, 6, 7]
@@ -23,30 +23,6 @@ SAMPLE = sampling(SampleRequest("r", PROMPT, max_tokens=6, seed=11))
 SOUND = Generation([5, 6], [1, 2, 3], [-1.0, -2.0, 0.0], "stop", top_log_probs=[[(1, -1.0)], [(2, -2.0)], [(3, 0.0)]])
 #: How many requests a start takes.
 PROBES = 2
-#: Mode of the server, where the request fails or the answer is none → what the fault's message says.
-FAILING = {"429": "429", "500": "500", "garbage": "not a JSON object", "disconnect": "disconnected"}
-
-
-@pytest.mark.parametrize(("mode", "says"), [*FAULTS.items(), *FAILING.items()])
-def test_an_answer_of_mid_run_is_checked_as_the_probe_is(mode: str, says: str) -> None:
-    """A fault in what is answered is the engine's: tried again, and raised with what was got when it stays."""
-    passing = Settings(mode=mode, fail_first=3, skip=PROBES)
-    (out,) = against(passing, SAMPLE, vocab_size=200)
-    assert list(out.token_ids) == draw(11, PROMPT, 6, passing)[0]
-    assert len(passing.requests) == PROBES + 3 + 1
-    lasting = Settings(mode=mode, skip=PROBES)
-    with pytest.raises(OutsideError) as caught:
-        against(lasting, SAMPLE, vocab_size=200, max_retries=1)
-    assert (caught.value.system, caught.value.retryable, caught.value.fatal) == ("engine", True, False)
-    assert says in str(caught.value)
-    assert len(lasting.requests) == PROBES + 2
-
-
-def test_alternatives_are_checked() -> None:
-    """Ids and log-probabilities of the alternatives keep the same rules."""
-    settings = Settings(mode="odd_alternatives", skip=PROBES)
-    with pytest.raises(OutsideError, match="alternatives: the id at position 0 is not in the vocabulary: got -5"):
-        against(settings, SAMPLE, vocab_size=200, max_retries=0, sampling={"top_logprobs": 2})
 
 
 def test_an_empty_generation_is_no_fault() -> None:

@@ -1,5 +1,5 @@
 """The HTTP sampler against a small real server that misbehaves on demand; what every sampler of servers does with a wrong
-answer is in ``test_generation_checks.py``."""
+answer is in ``tests/test_faults.py``."""
 
 from __future__ import annotations
 
@@ -41,15 +41,6 @@ def test_retry_after_is_kept_and_capped_by_the_timeout():
     with pytest.raises(OutsideError) as caught:
         against(Settings(mode="429", skip=2, retry_after="17"), SAMPLE, max_retries=0)
     assert caught.value.retry_after_s == 17.0
-
-
-def test_a_hanging_server_times_out():
-    """A server that never answers becomes an error within the timeout, tried twice only."""
-    settings = Settings(mode="hang", skip=2)
-    with pytest.raises(OutsideError, match="did not answer") as caught:
-        against(settings, SAMPLE, request_timeout_s=0.5, max_retries=5)
-    assert caught.value.retryable
-    assert len(settings.requests) == 2 + 2
 
 
 @pytest.mark.parametrize(
