@@ -288,8 +288,6 @@ class Recorder:
             (generation,) = await self.sampler.sample(sample)
             if generation.finish_reason == "abort":
                 raise OutsideError("engine", f"the request ended with finish_reason {generation.finish_reason!r}")
-            if list(generation.prompt_token_ids) != sample.prompt_token_ids:
-                raise OutsideError("engine", "another prompt was read than was sent")
             self.upstream.pop(session.key, None)
             min_tokens = int({**self._base, **call.chosen}.get("min_tokens") or 0)
             return cut_at_stop(generation, self.chat.decode, min_tokens)
