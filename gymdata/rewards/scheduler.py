@@ -116,8 +116,9 @@ class RewardScheduler:
     async def _work(self) -> None:
         bounded = all(reward.function.bounded for reward in self.rewards)
         limit = None if bounded else self.timeout_s
-        while self._waiting:
-            batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+        # Of rollouts that are not dropped. In Python 3.11 a cancellation that comes with an answer does not end wait_for.
+        while waiting := [(view, future) for view, future in self._waiting if not future.done()]:
+            batch, self._waiting = waiting[:_BATCH], waiting[_BATCH:]
             views = [view for view, _ in batch]
             try:
                 results = await asyncio.wait_for(self.in_thread(score_batch, self.rewards, views), limit)
