@@ -99,13 +99,14 @@ class Rollout:
     cut: list[dict[str, int]] = field(default_factory=list)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     duration_s: float = 0.0
-    _began: float = field(default_factory=time.monotonic)
+    _began: float = field(init=False)
     _episode: Episode | None = None
     _prompts: list[np.ndarray] = field(default_factory=list)
     _place: str = "environment start"
     rollout_id: str = field(init=False)
 
     def __post_init__(self) -> None:
+        self._began = time.monotonic()
         self.rollout_id = self.setting.key.rollout_id(self.task, self.index)
 
     @property

@@ -12,7 +12,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gymdata.commands.collect.episode import EpisodeConfig, Rollout
@@ -146,7 +146,7 @@ class Collector:
     empty: int = 0
     _scored: int = 0
     _reward_sum: float = 0.0
-    _last_reported: float = field(default_factory=time.monotonic)
+    _last_reported: float = 0.0
 
     async def collect(self, tasks: Iterable[Task], *, concurrency: int, stop: threading.Event) -> None:
         """Play every pending rollout of ``tasks``. Raises what ``play_all`` raises; rows written so far stay."""

@@ -80,19 +80,24 @@ class Pool(Generic[M]):
     async def ask(self, work: Callable[[M], Awaitable[T]], key: str) -> tuple[T, str]:
         """The result of ``work`` with a server, and its URL. ``key``: of requests that begin alike. Raises OutsideError."""
         first = xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass")) % len(self.members)
-        order, failed = self.members[first:] + self.members[:first], 0
+        order, failed = self.members[first:] + self.members[:first], dict[str, OutsideError]()
         while True:
-            up = [member for member in order if self._out_until.get(member.base, 0.0) <= time.monotonic()]
+            # A server's own retries of a request are all that it gets of it.
+            out = {base for base, until in self._out_until.items() if until > time.monotonic()} | failed.keys()
+            up = [member for member in order if member.base not in out]
+            if failed and not up:
+                raise list(failed.values())[-1]
             member = (up or order)[0]
             order.remove(member)
             order.append(member)
             try:
                 result = await work(member)
             except OutsideError as error:
-                failed += 1
                 if error.fatal:
                     await self._lost(member, error)
-                elif not error.retryable or failed >= len(order):
+                elif error.retryable:
+                    failed[member.base] = error
+                else:
                     raise
             else:
                 self._answered(member)
