@@ -13,13 +13,30 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS
+from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS, Table
 from gymdata.rollouts.turns import Call, TurnEncoder
-from gymdata.store import write_table
+from gymdata.store.columns import content_hashes
 from gymdata.store.journal import line_of
+from gymdata.store.tables import shaped, write_batches
 
 #: Which prompt and generation each call had: ids only, log-probs are −1, −2, … (over 64 of them in a file are L306).
 Calls = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+
+def with_hashes(data: pa.Table) -> pa.Table:
+    """A table; of rollouts with the hashes that they lack."""
+    for name, hashes in content_hashes(data["turns"]).items() if "turns" in data.column_names else ():
+        if name in data.column_names and data[name].null_count:
+            data = data.set_column(data.schema.get_field_index(name), name, hashes)
+    return data
+
+
+def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:
+    """A file of ``table``, .parquet or .jsonl, with the hashes that rollouts lack. Returns the path."""
+    file, rows = Path(path), shaped(with_hashes(data), table)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_batches(rows.to_batches(), file, table, rows.schema)
+    return file
 
 
 def two_turns(task: int, answer: int) -> Calls:

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import Call, TurnEncoder, count_breaks, expand_prompts
-from gymdata.store import read_table, write_table
+from gymdata.store import read_table
 from gymdata.store.lines import encode
-from tests.rollout_files import rollout
+from tests.rollout_files import rollout, write_table
 
 ROOT = Path(__file__).parents[1]
 SCRIPT, SPEC = ROOT / "schemas" / "check_rollouts.py", ROOT / "schemas" / "SPEC.md"

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gymdata.store.tables import has_rows as has_rows
     from gymdata.store.tables import read_table as read_table
     from gymdata.store.tables import scan_batches as scan_batches
-    from gymdata.store.tables import write_table as write_table
 
 _HOME = {
     "Run": "run",
@@ -42,7 +41,6 @@ _HOME = {
     "scan_batches": "tables",
     "scan_lazy": "partial_reads",
     "write_run_json": "run_json",
-    "write_table": "tables",
 }
 __all__ = sorted(_HOME)
 

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, and of Arrow tables, with the types of a table.
+"""Rows of Parquet files with the types of a table.
 
 Invariants: what cannot be read is an error with the file and its row group; a row that does not fit its table is named and
 hides no other one; statistics of a file are never taken for its values.
@@ -7,7 +7,7 @@ hides no other one; statistics of a file are never taken for its values.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,26 +38,44 @@ def parquet_parts(
     footer: pq.FileMetaData | None = None,
     group: int | None = None,
 ) -> Iterator[Batch | Fault]:
-    """The rows of a Parquet file, or of one row ``group`` of it, as ``fitted`` gives them. ``footer``: as for
-    ``opened_parquet``. Without ``threads`` a batch is decoded by the thread that reads it; a file is read ahead."""
+    """The rows of a Parquet file, or of one row ``group`` of it, with the types of ``read``, the part of ``table`` that is
+    wanted, after what is wrong with their columns or with rows among them.
+
+    ``names``: the columns that are needed, null where there is none; None: all that ``table`` cannot do without, and others
+    that are there. ``footer``: as for ``opened_parquet``. Without ``threads`` a batch is decoded by the thread that reads
+    it; a file is read ahead."""
+    where, row, wanted = str(path), 0, read.schema.names if names is None else names
     try:
         with opened_parquet(path, footer) as file:
+            schema = file.schema_arrow
+            yield from (faults := _schema_faults(schema, table, read, wanted, where, names is None))
+            if any(fault.misfit is None and fault.kind == "file" for fault in faults):
+                return
+            # What is left of them when a column is lost.
+            lost = {fault.misfit.path[0] for fault in faults if fault.misfit is not None}
+            columns = [n for n in wanted if n not in lost and (names is not None or n in schema.names)]
             groups = range(file.num_row_groups) if group is None else (group,)
-
-            def decoded(columns: Sequence[str]) -> Generator[pa.RecordBatch]:
-                leaves = known_leaves(file, columns, read)
-                for index in groups:
-                    yield from _group_batches(file, path, index, leaves, batch_size, threads)
-
-            def stored(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-                batches = ahead(decoded(columns), _BATCHES_AHEAD) if threads and group is None else decoded(columns)
-                # Closed before the file, because its thread may still be reading ahead.
-                with contextlib.closing(batches):
-                    yield from batches
-
-            yield from fitted(file.schema_arrow, stored, table, read, names, str(path))
+            stored = _stored_batches(file, path, groups, known_leaves(file, columns, read), batch_size, threads)
+            if threads and group is None:
+                stored = ahead(stored, _BATCHES_AHEAD)
+            # Closed before the file, because its thread may still be reading ahead.
+            with contextlib.closing(stored):
+                for batch in stored:
+                    try:
+                        yield from _fitted_batch(batch, read, columns, where, row)
+                    except DataError as error:
+                        yield Fault.of_file(error, row, where, table)
+                    row += batch.num_rows
     except DataError as error:
-        yield Fault.of_file(error, 0, str(path), table)
+        yield Fault.of_file(error, row, where, table)
+
+
+def _stored_batches(
+    file: pq.ParquetFile, path: Path, groups: Iterable[int], leaves: list[str], size: int, threads: bool
+) -> Generator[pa.RecordBatch]:
+    """The rows of some row groups, as they are stored."""
+    for index in groups:
+        yield from _group_batches(file, path, index, leaves, size, threads)
 
 
 def _group_batches(
@@ -99,38 +117,6 @@ def stored_columns(schema: pa.Schema, table: Table, names: Sequence[str] | None,
     if faults := _schema_faults(schema, table, table, wanted, where, names is None):
         raise faults[0].error()
     return [name for name in wanted if name in schema.names]
-
-
-def fitted(
-    schema: pa.Schema,
-    stored: Callable[[Sequence[str]], Iterable[pa.RecordBatch]],
-    table: Table,
-    read: Table,
-    names: Sequence[str] | None,
-    where: str,
-) -> Iterator[Batch | Fault]:
-    """Rows of Arrow with the types of ``read``, the part of ``table`` that is wanted, after what is wrong with their columns
-    or with rows among them.
-
-    ``stored`` gives batches with some columns of ``schema``. ``names``: the columns that are needed, null where there is
-    none; None: all that ``table`` cannot do without, and others that are there.
-    """
-    row, wanted = 0, read.schema.names if names is None else names
-    yield from (faults := _schema_faults(schema, table, read, wanted, where, names is None))
-    if any(fault.misfit is None and fault.kind == "file" for fault in faults):
-        return
-    # What is left of them when a column is lost.
-    lost = {fault.misfit.path[0] for fault in faults if fault.misfit is not None}
-    columns = [n for n in wanted if n not in lost and (names is not None or n in schema.names)]
-    try:
-        for batch in stored(columns):
-            try:
-                yield from _fitted_batch(batch, read, columns, where, row)
-            except DataError as error:
-                yield Fault.of_file(error, row, where, table)
-            row += batch.num_rows
-    except DataError as error:
-        yield Fault.of_file(error, row, where, table)
 
 
 def _fitted_batch(

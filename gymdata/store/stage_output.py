@@ -305,7 +305,7 @@ class StageOutput:
         return part
 
     def table(self, name: str, data: pa.Table, table: Table, **more: Any) -> Part:
-        """Write a whole table. Raises DataError when ``data`` is not a ``table``."""
+        """Write a whole table."""
         from gymdata.store.tables import shaped
 
         rows = shaped(data, table)

@@ -13,14 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from gymdata.errors import DataError, UsageError, abridged, plural
-from gymdata.rollouts.schema import HASHES, ROLLOUTS, TABLES, Table
-from gymdata.store.columns import Batch, Fault, Misfit, Row, content_hashes, misfitting, parts
+from gymdata.errors import DataError, UsageError
+from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
+from gymdata.store.columns import Batch, Fault, Misfit, Row, misfitting, parts
 from gymdata.store.formats import format_of, tables_in
 from gymdata.store.journal import Line, lines_of
 from gymdata.store.lines import RepeatedKeyError, decode, decode_row
 from gymdata.store.lock import is_held
-from gymdata.store.parquet_rows import fitted, parquet_parts
+from gymdata.store.parquet_rows import parquet_parts
 from gymdata.store.paths import RUN_JSON, Source, read_facts, resolve, sealed
 from gymdata.store.reading import check_source, report_lines, warn
 from gymdata.store.run_json import replacing
@@ -98,34 +98,10 @@ def files_of(path: str | Path, table: Table = ROLLOUTS) -> list[Source]:
     return files
 
 
-def write_table(data: pa.Table, path: str | Path, table: Table) -> Path:
-    """Write ``data`` whole to ``path``, ``.parquet`` or ``.jsonl`` by its suffix. Returns the path.
-
-    Raises DataError when ``data`` is not a ``table``, StoreError.from_os when the disk refuses.
-    """
-    target = Path(path)
-    if target.suffix not in (".parquet", ".jsonl"):
-        raise UsageError.bad_value("output file", target.name, "a name ending in .parquet or .jsonl")
-    rows = shaped(data, table)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_batches(rows.to_batches(), target, table, rows.schema)
-    return target
-
-
 def shaped(data: pa.Table, table: Table) -> pa.Table:
-    """``data`` with the types and order of ``table``, and the hashes that rollouts lack. Raises DataError when it is not a
-    ``table``."""
-    where = "table to write"
-    if unknown := [name for name in data.column_names if name not in table.schema.names]:
-        raise DataError(f"{where}: table {table.name} has no {plural(len(unknown), 'column')} {abridged(unknown)}")
-    if table.name == ROLLOUTS.name and {"turns", *HASHES} <= set(data.column_names):
-        lacking = [name for name in HASHES if data[name].null_count]
-        hashes = content_hashes(data["turns"]) if lacking else {}
-        for name in lacking:
-            data = data.set_column(data.schema.get_field_index(name), name, hashes[name])
-    rows = fitted(data.schema, lambda names: data.select(names).to_batches(), table, table, None, where)
-    columns = [name for name in table.schema.names if name in data.column_names]
-    return pa.Table.from_batches(sound_batches(rows), _without_rows(table, columns).schema)
+    """``data``, which was made here, with the types of ``table`` and its columns in their order."""
+    columns = sorted(data.column_names, key=table.schema.names.index)
+    return data.select(columns).cast(_without_rows(table, columns).schema)
 
 
 def write_batches(batches: Iterable[pa.RecordBatch], target: Path, table: Table, schema: pa.Schema) -> int:

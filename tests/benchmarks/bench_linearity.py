@@ -18,10 +18,9 @@ import numpy as np
 
 from gymdata.commands.validate.run import validate
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import write_table
 from tests.benchmarks.bench_validate import write_native
 from tests.benchmarks.rows import Row, interleave, seconds
-from tests.rollout_files import rollout, rollouts_table
+from tests.rollout_files import rollout, rollouts_table, write_table
 from tests.validate.generate import nemo_row
 
 SIZES = (1, 4, 16)

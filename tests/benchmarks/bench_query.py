@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.rollouts.schema import ROLLOUTS, TURN
-from gymdata.store import write_run_json, write_table
+from gymdata.store import write_run_json
 from tests.benchmarks.rows import Row, interleave, seconds
+from tests.rollout_files import write_table
 
 ROWS, TURNS, TOKENS = 100_000, 2, 64
 QUERIES = {

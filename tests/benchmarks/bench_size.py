@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 
 from gymdata.rollouts.schema import ROLLOUTS
 from gymdata.rollouts.turns import Call, TurnEncoder
-from gymdata.store import write_table
 from tests.benchmarks.bench_query import write_rollouts
 from tests.benchmarks.rows import Row
+from tests.rollout_files import write_table
 
 ROLLOUTS_N, TURNS, DELTA, GENERATED = 100, 64, 30, 60
 UNIQUE = ROLLOUTS_N * TURNS * (DELTA + GENERATED)

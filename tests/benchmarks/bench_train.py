@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks.rows import Row, Timing, interleave, seconds
+from tests.rollout_files import write_table
 
 #: What makes a stock trainer of a file (with further settings), and the tokens in it; and both with the file.
 Stock = tuple[Callable[..., Any], int]
@@ -113,7 +114,6 @@ def require_equal_losses(ours: Any, rival: Any) -> None:
 def dpo_sides(folder: Path, model: Path, shape: Shape) -> Sides:
     """Pairs whose completions are all generated, and TRL's trainer of them."""
     from gymdata.rollouts.schema import PAIRS
-    from gymdata.store import write_table
     from tests.train.trainers.conftest import pair_table
 
     rng = np.random.default_rng(0)
@@ -234,7 +234,6 @@ def rl_sides(folder: Path, model: Path, shape: Shape) -> Sides:
     import pyarrow as pa
 
     from gymdata.rollouts.schema import EXPERIENCES
-    from gymdata.store import write_table
 
     rng = np.random.default_rng(1)
     rows = []

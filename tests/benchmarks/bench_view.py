@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import read_table, write_run_json, write_table
+from gymdata.store import read_table, write_run_json
 from tests.benchmarks.bench_query import write_rollouts
 from tests.benchmarks.rows import Row
-from tests.rollout_files import rollout
+from tests.rollout_files import rollout, write_table
 
 ROWS, LONG = 100_000, 20_000
 #: Texts that a rollout in 100 has, one in 100,000, none; the first one reads the messages.

@@ -38,8 +38,9 @@ from gymdata.commands.demo.steps import running, sample_data
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.rollouts.schema import EXPERIENCES, HEAD, ROLLOUTS
 from gymdata.stats import two_way_ci
-from gymdata.store import read_table, write_table
+from gymdata.store import read_table
 from tests.benchmarks.bench_train import PLAIN, started
+from tests.rollout_files import write_table
 
 #: Name → settings of ``train-rl``.
 LOSSES: Mapping[str, Mapping[str, Any]] = {

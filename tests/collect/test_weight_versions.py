@@ -13,9 +13,10 @@ import pytest
 
 import gymdata
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import read_table, write_table
+from gymdata.store import read_table
 from tests.collect.saved_rows import rows_of
 from tests.faulty_server import Settings
+from tests.rollout_files import write_table
 
 pytestmark = pytest.mark.torch
 

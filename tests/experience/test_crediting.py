@@ -17,10 +17,10 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import GymdataError, RefusedError, UsageError
 from gymdata.rollouts.schema import EXPERIENCES, ROLLOUTS, SCORES
-from gymdata.store import read_run_json, read_table, write_run_json, write_table
+from gymdata.store import read_run_json, read_table, write_run_json
 from tests.definition import sequences
 from tests.formulas import slow_shape
-from tests.rollout_files import BRANCH, BREAK, RETRY, rollout, two_turns, write_run
+from tests.rollout_files import BRANCH, BREAK, RETRY, rollout, two_turns, write_run, write_table
 
 ESTIMATORS = ["grpo", "rloo", "reinforce", "reinforce-baseline", "gae", "cpgd", "dr-grpo"]
 

@@ -16,8 +16,8 @@ import torch
 import gymdata
 from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.schema import EXPERIENCES
-from gymdata.store import hash_file, tables, write_run_json, write_table
-from tests.rollout_files import rollout, two_turns, write_run
+from gymdata.store import hash_file, tables, write_run_json
+from tests.rollout_files import rollout, two_turns, write_run, write_table
 
 pytestmark = pytest.mark.torch
 

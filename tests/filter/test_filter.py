@@ -15,8 +15,8 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
-from gymdata.store import read_run_json, read_table, write_run_json, write_table
-from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
+from gymdata.store import read_run_json, read_table, write_run_json
+from tests.rollout_files import rollout, rollouts_table, two_turns, write_run, write_table
 
 
 @pytest.fixture

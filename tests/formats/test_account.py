@@ -13,8 +13,8 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.formats import exported
 from gymdata.rollouts.schema import PAIRS
-from gymdata.store import read_table, write_table
-from tests.rollout_files import rollout, two_turns, write_run
+from gymdata.store import read_table
+from tests.rollout_files import rollout, two_turns, write_run, write_table
 
 #: A call by a sub-agent that no message names, its retry, which branches, and a turn that continues the retry.
 BRANCHED = [

@@ -22,11 +22,11 @@ from gymdata.formats.text.export import TOOLS as GIVEN_TOOLS
 from gymdata.formats.trl import ABOVE_1, UNLABELLED
 from gymdata.formats.verl import WITH_TOOLS
 from gymdata.rollouts.schema import EXPERIENCES, PAIRS, ROLLOUTS
-from gymdata.store import read_table, write_table
+from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from tests.definition import sequences
 from tests.formats.trajectories import imported, lines
-from tests.rollout_files import BREAK, SHAPES, rollout, two_turns, write_run
+from tests.rollout_files import BREAK, SHAPES, rollout, two_turns, write_run, write_table
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.rollout_files import write_table
+
 pytest.importorskip("transformers")
 
 from transformers import AutoTokenizer
@@ -21,7 +23,7 @@ from gymdata.cli.main import main
 from gymdata.commands.train.settings import TrainDpoConfig, TrainKtoConfig, TrainRewardConfig, TrainSftConfig
 from gymdata.errors import RefusedError, UsageError
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
-from gymdata.store import read_run_json, read_table, write_table
+from gymdata.store import read_run_json, read_table
 from gymdata.store.columns import to_rows
 from tests.definition import sequences
 from tests.formats.trajectories import write

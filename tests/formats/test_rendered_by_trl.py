@@ -16,11 +16,11 @@ from gymdata.chat.template import TransformersChat
 from gymdata.formats import exported as exported_formats
 from gymdata.formats.text.export import CALL_TEXT, ENDS, IDS, TOOLS
 from gymdata.rollouts.schema import PAIRS
-from gymdata.store import read_table, write_table
+from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from tests.check import matrix
 from tests.definition import sequences
-from tests.rollout_files import rollout, write_run
+from tests.rollout_files import rollout, write_run, write_table
 
 pytestmark = pytest.mark.torch
 

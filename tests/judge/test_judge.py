@@ -16,10 +16,10 @@ from gymdata.commands.judge.prompt import DEFAULT_PROMPT, Prompt
 from gymdata.commands.judge.run import judge as run_judge
 from gymdata.errors import DataError, OutsideError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.schema import COMPARISONS, SCORES
-from gymdata.store import read_run_json, read_table, write_table
+from gymdata.store import read_run_json, read_table
 from gymdata.store.reading import reading
 from tests.judge_server import Behaviour, judge_server
-from tests.rollout_files import rollout, two_turns, write_run
+from tests.rollout_files import rollout, two_turns, write_run, write_table
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from gymdata.commands.judge.groups import COLUMNS, Aggregation, group_comparison
 from gymdata.errors import UsageError
 from gymdata.genrm.aggregate import Adjustments
 from gymdata.rollouts.schema import COMPARISONS, SCORES
-from gymdata.store import read_run_json, read_table, write_run_json, write_table
-from tests.rollout_files import rollout, two_turns, write_run
+from gymdata.store import read_run_json, read_table, write_run_json
+from tests.rollout_files import rollout, two_turns, write_run, write_table
 
 #: (i, j, score_1, score_2, ranking) among three rollouts of one task.
 Row = tuple[int, int, float | None, float | None, float | None]

@@ -15,8 +15,8 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.rollouts.schema import PAIRS, SCORES
-from gymdata.store import read_run_json, read_table, write_run_json, write_table
-from tests.rollout_files import BRANCH, rollout, two_turns, write_run
+from gymdata.store import read_run_json, read_table, write_run_json
+from tests.rollout_files import BRANCH, rollout, two_turns, write_run, write_table
 
 
 def group(task: str, number: int, rewards: list[float | None], **columns: Any) -> list[dict[str, Any]]:

@@ -18,9 +18,9 @@ from gymdata.cli.main import main
 from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.schema import AUDIT, TABLES
 from gymdata.rollouts.turns import expand_prompts
-from gymdata.store import Run, write_run_json, write_table
+from gymdata.store import Run, write_run_json
 from tests.query.conftest import ODD
-from tests.rollout_files import rollout, two_turns, write_run
+from tests.rollout_files import rollout, two_turns, write_run, write_table
 
 
 @pytest.fixture(params=["parquet", pytest.param("jsonl", marks=pytest.mark.full)])

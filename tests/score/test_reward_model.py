@@ -13,8 +13,8 @@ from gymdata.commands.score.run import score
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.rollouts.turns import expand_prompts
-from gymdata.store import read_run_json, read_table, write_run_json, write_table
-from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
+from gymdata.store import read_run_json, read_table, write_run_json
+from tests.rollout_files import rollout, rollouts_table, two_turns, write_run, write_table
 from tests.train.trainers.conftest import (
     policy,  # noqa: F401 - fixture
     save_classifier,

@@ -20,11 +20,12 @@ from gymdata.rewards import load_rewards
 from gymdata.rewards.port import RewardPart
 from gymdata.rewards.scheduler import RewardScheduler, Weighted, total
 from gymdata.rollouts.schema import ROLLOUTS, SCORES
-from gymdata.store import StageOutput, read_run_json, read_table, write_table
+from gymdata.store import StageOutput, read_run_json, read_table
 from gymdata.user_code import in_thread
 from tests.collect.conftest import adder, tasks  # noqa: F401 - fixtures
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
 from tests.rewards.rollouts import rollout
+from tests.rollout_files import write_table
 
 Tasks = Callable[..., Path]
 

@@ -19,9 +19,9 @@ from gymdata.commands.view.evidence.tables import Tables
 from gymdata.errors import UsageError
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import default_score, with_score
-from gymdata.store import hash_file, read_run_json, write_run_json, write_table
+from gymdata.store import hash_file, read_run_json, write_run_json
 from gymdata.store.reading import DataWarning, warn_of_changed_scores
-from tests.rollout_files import rollout, two_turns, write_run
+from tests.rollout_files import rollout, two_turns, write_run, write_table
 
 
 def write_scores(run: Path, name: str, values: dict[int, float], kind: str = "scores") -> None:

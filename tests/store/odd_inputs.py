@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import tables, write_table
+from gymdata.store import tables
 from gymdata.store.journal import line_of
 from gymdata.store.lines import encode
-from tests.rollout_files import rollout, rollouts_table, two_turns
+from tests.rollout_files import rollout, rollouts_table, two_turns, write_table
 from tests.validate.generate import NATIVE_PLANTS, NEMO_PLANTS, native_rows, nemo_rows, plant, write_lines
 
 Rows = list[dict[str, Any]]

@@ -14,8 +14,7 @@ import xxhash
 from gymdata.errors import DataError
 from gymdata.rollouts.schema import HASHES, ROLLOUTS
 from gymdata.store import read_table, scan_batches
-from gymdata.store.tables import write_table
-from tests.rollout_files import rollout, two_turns, write_run
+from tests.rollout_files import rollout, two_turns, write_run, write_table
 
 
 def expected(table: pa.Table) -> list[tuple[int, int]]:

@@ -16,9 +16,9 @@ from gymdata.cli.main import main
 from gymdata.errors import DataError, RefusedError
 from gymdata.rollouts.schema import SCORES
 from gymdata.scores.chosen import scores_of
-from gymdata.store import Run, find_run_json, read_run_json, write_run_json, write_table
+from gymdata.store import Run, find_run_json, read_run_json, write_run_json
 from gymdata.store.lineage import keys_of, lineage, parent_of, refuse_repeats, refuse_replaced
-from tests.rollout_files import rollout, rollouts_table, two_turns, write_run
+from tests.rollout_files import rollout, rollouts_table, two_turns, write_run, write_table
 
 
 def test_the_last_score_of_a_rollout_counts(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from gymdata.errors import DataError
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, SCORES
-from gymdata.store import find_run_json, read_run_json, read_table, resolve, scan_batches, write_run_json, write_table
+from gymdata.store import find_run_json, read_run_json, read_table, resolve, scan_batches, write_run_json
+from tests.rollout_files import write_table
 
 
 def score(name: str, rollout: str) -> pa.Table:

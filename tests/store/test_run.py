@@ -14,10 +14,11 @@ from gymdata.commands.finetune.state import State
 from gymdata.commands.pairs.run import pairs
 from gymdata.errors import DataError, StoreError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json, write_table
+from gymdata.store import Run, StageOutput, read_failures, read_run_json, read_table, write_run_json
 from gymdata.store.reading import reading
 from gymdata.store.run_json import state_left
 from tests.kills import full_disk
+from tests.rollout_files import write_table
 
 FORK = multiprocessing.get_context("fork")
 

@@ -17,8 +17,7 @@ from gymdata.cli.main import main
 from gymdata.commands.import_export.run import import_rollouts
 from gymdata.commands.pairs.run import pairs
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import write_table
-from tests.rollout_files import rollouts_table
+from tests.rollout_files import rollouts_table, write_table
 from tests.store import odd_inputs as inputs
 from tests.validate.generate import nemo_rows, write_lines, write_native
 

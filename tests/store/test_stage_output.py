@@ -18,12 +18,12 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.errors import StoreError
 from gymdata.rollouts.schema import SCORES
-from gymdata.store import Run, StageOutput, read_run_json, read_table, resolve, write_table
+from gymdata.store import Run, StageOutput, read_run_json, read_table, resolve
 from gymdata.store.journal import Journal
 from gymdata.store.run_json import hash_file, replacing
 from gymdata.store.stage_output import single_file
 from tests.kills import full_disk
-from tests.rollout_files import rollout, write_run
+from tests.rollout_files import rollout, write_run, write_table
 
 ROWS = [
     rollout(f"t{task}", n, float(n), [([1, 5 + task], [40 + n, 2])], text=f"q={n + 1}")

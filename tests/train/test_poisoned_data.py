@@ -12,8 +12,8 @@ from gymdata.commands.train.settings import TRAINERS
 from gymdata.errors import GymdataError, RefusedError
 from gymdata.models.model_identity import ModelFacts
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import write_run_json, write_table
-from tests.rollout_files import experiences, rollout, rollouts_table, two_turns
+from gymdata.store import write_run_json
+from tests.rollout_files import experiences, rollout, rollouts_table, two_turns, write_table
 from tests.servers import Watcher
 from tests.train.prepared_only import only_prepared
 

@@ -15,8 +15,8 @@ from gymdata.commands.train.prepared import PREPARED, ROWS, opened, prepare
 from gymdata.commands.train.settings import TRAINERS, TrainRlConfig, TrainValueConfig
 from gymdata.errors import DataError, RefusedError, StoreError, UsageError
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS
-from gymdata.store import read_table, write_table
-from tests.rollout_files import experiences, rollout, two_turns, write_run
+from gymdata.store import read_table
+from tests.rollout_files import experiences, rollout, two_turns, write_run, write_table
 
 SAMPLE = Path(__file__).parents[2] / "sample_data" / "rollouts" / "clean.jsonl"
 

@@ -16,8 +16,9 @@ from gymdata.commands.train.settings import TrainDpoConfig, TrainKtoConfig
 from gymdata.errors import OutsideError, RefusedError, StoreError, UsageError
 from gymdata.models.model_identity import ModelFacts
 from gymdata.rollouts.schema import PAIRS
-from gymdata.store import read_run_json, write_run_json, write_table
+from gymdata.store import read_run_json, write_run_json
 from gymdata.store.lineage import lineage
+from tests.rollout_files import write_table
 from tests.servers import Watcher
 
 MODEL = ModelFacts("model", "policy", "tokens", "template", vocab_size=50, max_length=10)

@@ -16,9 +16,8 @@ from gymdata.commands.train.settings import TRAINERS
 from gymdata.commands.train.trainer_settings import LIMITS, RESERVED, check_settings
 from gymdata.errors import UsageError
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import write_table
 from tests.model_files import POLICY, write_adapter
-from tests.rollout_files import rollout, rollouts_table, two_turns
+from tests.rollout_files import rollout, rollouts_table, two_turns, write_table
 
 pytestmark = pytest.mark.torch
 

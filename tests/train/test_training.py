@@ -18,8 +18,8 @@ from gymdata.cli.main import main
 from gymdata.commands.train.settings import TRAINERS
 from gymdata.errors import DataError, UsageError
 from gymdata.rollouts.schema import ROLLOUTS, TABLES
-from gymdata.store import read_table, write_table
-from tests.rollout_files import rollout, two_turns, write_run
+from gymdata.store import read_table
+from tests.rollout_files import rollout, two_turns, write_run, write_table
 from tests.servers import Watcher
 from tests.train.prepared_only import only_prepared
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from gymdata.rollouts import turns as tokens
 from gymdata.rollouts.schema import ROLLOUTS
-from gymdata.store import write_table
-from tests.rollout_files import rollout, rollouts_table
+from tests.rollout_files import rollout, rollouts_table, write_table
 
 VOCAB = 1000
 

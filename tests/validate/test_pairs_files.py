@@ -11,7 +11,7 @@ import pytest
 from gymdata.cli.main import main
 from gymdata.commands.validate.run import validate
 from gymdata.rollouts.schema import PAIRS
-from gymdata.store import write_table
+from tests.rollout_files import write_table
 
 
 def pair(index: int, **columns: Any) -> dict[str, Any]:

@@ -22,9 +22,8 @@ from gymdata.commands.view.app import create_app
 from gymdata.commands.view.run import expanded, server_of
 from gymdata.commands.view.settings import ViewConfig
 from gymdata.rollouts.schema import COMPARISONS
-from gymdata.store import write_table
 from gymdata.urls import address_of, listening_socket
-from tests.rollout_files import rollout, two_turns, write_run
+from tests.rollout_files import rollout, two_turns, write_run, write_table
 
 Serve = Callable[..., str]
 _NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -16,8 +16,7 @@ import pytest
 import gymdata
 from gymdata.commands.view.run import view
 from gymdata.rollouts.schema import AUDIT
-from gymdata.store import write_table
-from tests.rollout_files import rollout, two_turns, write_run
+from tests.rollout_files import rollout, two_turns, write_run, write_table
 from tests.view.conftest import HOSTILE, Serve, training
 
 pytestmark = pytest.mark.browser

@@ -16,8 +16,8 @@ from gymdata.commands.train.prepared import DATA, PREPARED, opened, prepare
 from gymdata.commands.train.settings import TRAINERS
 from gymdata.progress import Progress
 from gymdata.rollouts.schema import PAIRS
-from gymdata.store import write_run_json, write_table
-from tests.rollout_files import experience_rows, scored_run, write_experiences
+from gymdata.store import write_run_json
+from tests.rollout_files import experience_rows, scored_run, write_experiences, write_table
 
 WORDS = "what is the sum of seven and nine the answer is sixteen call tool result done"
 TEMPLATE = (

@@ -15,7 +15,8 @@ import pytest
 
 from gymdata.models.model_identity import model_facts
 from gymdata.rollouts.schema import PAIRS
-from gymdata.store import read_run_json, read_table, write_table
+from gymdata.store import read_run_json, read_table
+from tests.rollout_files import write_table
 from tests.train.trainers.running import gymdata
 
 pytestmark = pytest.mark.torch
