@@ -1,7 +1,7 @@
 """What a port of gymdata may do wrong, once its work is done: the answer is late, lost, cut, or not what it must be.
 
-``Fault`` is a middleware for any aiohttp application: a request with ``mark`` in its body is answered as ``how`` says, by a
-name of ``TRANSPORT`` or by what a function makes of the good answer's JSON. ``FaultyCode`` does the same to code in this
+``Fault`` is a middleware for any aiohttp application: a request whose body matches ``mark`` is answered as ``how`` says, by
+a name of ``TRANSPORT`` or by what a function makes of the good answer's JSON. ``FaultyCode`` does the same to code in this
 process (``tests/faulty_code.py``).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,12 @@ class Fault:
         ) -> web.StreamResponse:
             asked = await request.text()
             answer = await handler(request)
-            if self.how is None or self.met == self.times or self.path not in request.path or self.mark not in asked:
+            if (
+                self.how is None
+                or self.met == self.times
+                or self.path not in request.path
+                or not re.search(self.mark, asked)
+            ):
                 return answer
             self.met += 1
             return await spoiled(self.how, request, answer)
@@ -76,7 +82,7 @@ async def spoiled(how: How, request: web.Request, answer: web.StreamResponse) ->
         request.transport.close()
         return answer
     assert how == "huge body", how
-    endless = web.StreamResponse(headers={"Content-Length": str(1 << 40)})
+    endless = web.StreamResponse(headers={"Content-Length": str(1 << 27)})
     endless.force_close()
     await endless.prepare(request)
     await endless.write(b'{"')

@@ -12,13 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gymdata.commands.judge.http_judge import HttpJudge
 from gymdata.engines.servers.vllm_server import ServerSampler
-from gymdata.environments.resource_server import ResourceServer
 from gymdata.errors import OutsideError
 from gymdata.http import HttpClient, Request, why_unreachable
-from gymdata.rewards.remote import RemoteReward
-from gymdata.rollouts.messages import Task
 from gymdata.urls import address
 from tests.servers import serving
 
@@ -117,38 +113,6 @@ def test_what_an_engine_may_answer_grows_with_the_request() -> None:
     answer = {"choices": [choice] * 3, "prompt_token_ids": [151643] * 10_000}
     body = {"n": 3, "max_tokens": 2_000, "logprobs": 5, "prompt": [151643] * 10_000}
     assert len(json.dumps(answer)) < sampler.most_bytes(body) < 100 << 20
-
-
-def test_every_system_is_named() -> None:
-    """A judge, a reward server and an environment that never end are their own faults."""
-    endless = Endless()
-    task = Task("t", [{"role": "user", "content": "q"}], None, {}, "hash")
-
-    async def judged() -> None:
-        judge = HttpJudge([url], "m", max_tokens=8, max_retries=0)
-        await judge.start()
-        try:
-            await judge.compare([], "a", "b", None, None)
-        finally:
-            await judge.close()
-
-    async def seeded() -> None:
-        server = ResourceServer(url, max_retries=0)
-        try:
-            await server.start(task, 0)
-        finally:
-            await server.close()
-
-    rows = [{"turns": [], "messages": [{"role": "user", "content": "q"}], "prompt": []}]
-    with answering(endless.answer) as url:
-        with pytest.raises(OutsideError, match=r"judge: .*more than 1,050,624 bytes"):
-            asyncio.run(judged())
-        with pytest.raises(OutsideError, match=r"environment: .*more than 16,777,216 bytes"):
-            asyncio.run(seeded())
-        (fault,) = RemoteReward(url, max_retries=0)(rows)
-    assert isinstance(fault, OutsideError)
-    assert "reward: " in str(fault)
-    assert "more than 1,114,112 bytes" in str(fault)
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])

@@ -22,7 +22,7 @@ from gymdata.environments.port import StepResult, Talk, Verdict
 from gymdata.environments.responses import task_body, verify_body
 from gymdata.environments.step import tool_message
 from gymdata.environments.tool_error import as_text, tool_error_message
-from gymdata.errors import OutsideError
+from gymdata.errors import OutsideError, brief
 from gymdata.http import ORDINARY_BYTES, Advice, HttpClient, Reply, Request, is_finite
 from gymdata.rollouts.failures import failure_of, masked_extra
 from gymdata.rollouts.messages import JsonObject, Message, Task, ToolDefinition
@@ -163,6 +163,6 @@ def read_verdict(answer: JsonObject, sent: JsonObject, where: str) -> Verdict:
         return Verdict(None, extra, masked=masked_extra(failure, {"reward": answer.get("reward")}))
     reward = answer.get("reward")
     if not is_finite(reward):
-        reward_text = repr(reward)[:80] if "reward" in answer else "no reward"
-        raise OutsideError("environment", f"{where}: got {reward_text}, expected a finite number as reward")
+        got = brief(reward) if "reward" in answer else "no reward"
+        raise OutsideError("environment", f"{where}: got {got}, expected a finite number as reward")
     return Verdict(float(reward), extra)

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from gymdata.errors import OutsideError, RewardError, option
+from gymdata.errors import OutsideError, RewardError, brief, option
 from gymdata.http import Advice, HttpClient, Request, is_finite
 from gymdata.rewards.port import View
 from gymdata.rewards.views import conversation_ids
@@ -127,7 +127,7 @@ class RemoteReward:
             return [
                 float(reward)
                 if is_finite(reward)
-                else RewardError(f"the server gave {reward!r}, expected a finite number")
+                else RewardError(f"the server gave {brief(reward)}, expected a finite number")
                 for reward in rewards
             ]
 

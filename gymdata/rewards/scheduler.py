@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymdata.errors import DataError, OutsideError
+from gymdata.errors import DataError, OutsideError, RewardError
 from gymdata.rewards.port import RewardFunction, RewardPart, Value, View
 
 _BATCH = 64
@@ -123,7 +123,7 @@ class RewardScheduler:
             try:
                 results = await asyncio.wait_for(self.in_thread(score_batch, self.rewards, views), limit)
             except TimeoutError:
-                late = f"no answer within {self.timeout_s:g} s"
+                late = RewardError(f"no answer within {self.timeout_s:g} s").message
                 results = [self._failed(late, [(r, r.weight_for(view)) for r in self.rewards]) for view in views]
             except BaseException as error:  # noqa: BLE001 - a defect or cancellation: waiting callers must get it
                 for _, future in batch + self._waiting:

@@ -205,6 +205,19 @@ def test_a_time_limit_truncates_with_what_there_is(
     assert (len(rows), summary.failures, summary.exit_code) == (2, 0, 0)
 
 
+def test_a_time_limit_before_the_first_prompt_is_the_environments_failure(play: Play, tmp_path: Path) -> None:
+    """Nothing was requested of the policy, so there is no rollout that could be cut."""
+    (tmp_path / "waits.py").write_text(
+        "import threading\n\nclass Waits:\n    def reset(self, **_):\n        threading.Event().wait()\n\n"
+        "    def respond(self, message):\n        return None\n"
+    )
+    summary, rows = play(1, env=f"{tmp_path / 'waits.py'}:Waits", time_limit=0.2)
+    (record,) = failures_of(tmp_path / "run")
+    message = "environment: gave no prompt within 0.2 s"
+    assert (record["kind"], record["place"], record["message"]) == ("environment", "environment start", message)
+    assert (rows, summary.exit_code) == ([], 1)
+
+
 def test_a_conversation_that_the_chat_template_refuses_is_a_failure(play: Play, tmp_path: Path, adder: str) -> None:
     """At its start for good, and later with the turns so far; the other rollouts are played."""
 

@@ -15,10 +15,10 @@ import pytest
 import gymdata
 from gymdata.commands.collect.run import collect, load_parts
 from gymdata.commands.collect.settings import CollectConfig
-from gymdata.errors import OutsideError, UsageError
+from gymdata.errors import UsageError
 from gymdata.store import read_run_json
 from tests.collect.fake_parts import FakeSampler, add_or_answer, parts
-from tests.collect.saved_rows import failures_of, rows_of
+from tests.collect.saved_rows import rows_of
 from tests.engine_fixtures import InProcess
 from tests.environments.env_server import Server, serving
 
@@ -72,36 +72,6 @@ def test_the_servers_reward_is_a_part_and_its_words_are_kept(
     assert len({json.loads(row["extra"])["environment"]["graded_by"] for row in rows}) == 8
     assert gymdata.validate(tmp_path / "run").errors == 0
     assert read_run_json(tmp_path / "run")["identity"]["environment"] == {"name": "resource_server"}
-
-
-@pytest.mark.parametrize(
-    ("path", "place"), [("/seed_session", "environment start"), ("/add", "turn 0"), ("/verify", "verdict")]
-)
-def test_a_failing_server_is_pending_and_never_scored(
-    server: Server, tasks: Path, tmp_path: Path, path: str, place: str
-) -> None:
-    """Failures are the environment's, name their place, keep the turns so far, and the next call makes them good."""
-    server.modes[path] = ["500"]
-    settings: dict[str, Any] = {"tasks": str(tasks), "output": tmp_path / "run", "seed": 1, "run_id": "r"}
-    summary = collect(**settings, parts=in_server(server))
-    assert (summary.rollouts, summary.pending, summary.exit_code) == (0, 4, 1)
-    records = failures_of(tmp_path / "run")
-    assert {(r["kind"], r["place"], r["counts"]) for r in records} == {("environment", place, True)}
-    assert all(bool(r["turns"]) == (path != "/seed_session") for r in records)
-    server.modes.clear()
-    summary = collect(**settings, parts=in_server(server))
-    assert (summary.rollouts, summary.pending, summary.exit_code) == (4, 0, 0)
-    assert {row["reward"] for row in rows_of(tmp_path / "run")} == {0.5}
-
-
-def test_a_server_that_is_gone_costs_no_attempt(tasks: Path, tmp_path: Path) -> None:
-    """Nobody listens: the command ends with exit code 3 and says so; nothing counts against --max-attempts."""
-    with pytest.raises(OutsideError, match=r"environment: .*cannot be reached") as caught:
-        collect(
-            tasks=str(tasks), output=tmp_path / "run", max_attempts=1, parts=in_server(Server(url="http://127.0.0.1:9"))
-        )
-    assert caught.value.exit_code == 3
-    assert all(not record["counts"] for record in failures_of(tmp_path / "run"))
 
 
 def test_a_server_may_move(server: Server, tasks: Path, tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
 """A small real HTTP server with the endpoints of a resource server, which misbehaves on demand.
 
 ``modes``: path → what becomes of its next requests, one a request; the last one stays. ``ok`` behaves; a number is that
-status; ``hang``, ``disconnect``, ``garbage`` are what they say; anything else in ``answers`` replaces the answer.
+status; anything else in ``answers`` replaces the answer.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -48,13 +47,6 @@ class Server:
         self.asked.append((path, cookie, body))
         given = self.modes.get(path) or ["ok"]
         mode = given.pop(0) if len(given) > 1 else given[0]
-        if mode == "hang":
-            await asyncio.sleep(3600)
-        if mode == "disconnect":
-            assert request.transport is not None
-            request.transport.close()
-        if mode == "garbage":
-            return web.Response(text="<html>bad gateway</html>", content_type="text/html")
         if mode.isdigit():
             return web.json_response(
                 {"detail": f"told {mode}"}, status=int(mode), headers={"Retry-After": self.retry_after}
@@ -76,10 +68,14 @@ class Server:
         return web.json_response({"detail": "Not Found"}, status=404)
 
 
+def app_of(server: Server) -> web.Application:
+    app = web.Application(client_max_size=64 << 20)
+    app.router.add_post("/{path:.*}", server.handle)
+    return app
+
+
 @contextlib.contextmanager
 def serving(server: Server) -> Iterator[Server]:
     """Up on a thread of its own, with ``url``."""
-    app = web.Application(client_max_size=64 << 20)
-    app.router.add_post("/{path:.*}", server.handle)
-    with servers.serving(app) as server.url:
+    with servers.serving(app_of(server)) as server.url:
         yield server

@@ -1,4 +1,4 @@
-"""Environments behind HTTP, against a real server that behaves in every way."""
+"""Environments behind HTTP, against a real server; how that fails is in ``tests/test_faults.py``."""
 
 from __future__ import annotations
 
@@ -141,29 +141,6 @@ def test_what_the_policy_did_wrong_is_told_to_it(server: Server, status: str) ->
     assert verdict.reward == 0.5
 
 
-@pytest.mark.parametrize("path", ["/seed_session", "/add", "/verify"])
-@pytest.mark.parametrize("fault", ["429", "500", "503"])
-def test_passing_faults_cost_a_retry(server: Server, path: str, fault: str) -> None:
-    """One refusal of any endpoint is tried again, and the rollout is as if nothing had been."""
-    server.modes[path] = [fault, "ok"]
-    messages, verdict = play(server, ASK, END)
-    assert (messages[2]["content"], verdict.reward) == ("3", 0.5)
-    assert len(server.bodies(path)) == 2
-
-
-@pytest.mark.parametrize("path", ["/seed_session", "/add", "/verify"])
-@pytest.mark.parametrize("fault", ["429", "500", "disconnect", "hang"])
-def test_lasting_faults_are_the_environments(server: Server, path: str, fault: str) -> None:
-    """A server that goes on failing is the environment's fault at any endpoint, after a bounded number of tries; a tool
-    call that may have been carried out is sent once."""
-    server.modes[path] = [fault]
-    with pytest.raises(OutsideError) as caught:
-        play(server, ASK, END, max_retries=2, tool_timeout_s=0.2, verify_timeout_s=0.2)
-    assert caught.value.system == "environment"
-    once = path == "/add" and fault in ("disconnect", "hang")
-    assert len(server.bodies(path)) == (1 if once else 2 if fault == "hang" else 3)
-
-
 def test_the_server_is_not_asked_before_it_wants_to_be(server: Server) -> None:
     """Retry-After is kept, up to the time limit of a try."""
     server.modes["/verify"], server.retry_after = ["429", "ok"], "0.3"
@@ -178,29 +155,6 @@ def test_the_server_is_not_asked_before_it_wants_to_be(server: Server) -> None:
         patch.setattr(importlib.import_module("gymdata.http").asyncio, "sleep", sleep)
         play(server, END)
     assert [s for s in slept if s >= 0.3] == [0.3]
-
-
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        ('{"graded": true}', "got no reward"),
-        ('{"reward": NaN}', "got nan"),
-        ('{"reward": -Infinity}', "got -inf"),
-        ('{"reward": "1"}', "got '1'"),
-        ('{"reward": true}', "got True"),
-        ('{"reward": null}', "got None"),
-        ('{"reward": 1' + "0" * 400 + "}", "expected a finite number"),
-        ("[1]", "not a JSON object"),
-        ("<html>", "not a JSON object"),
-        ("", "not a JSON object"),
-    ],
-)
-def test_no_reward_comes_of_a_wrong_verdict(server: Server, answer: str, says: str) -> None:
-    """An answer without a finite number as reward is the environment's fault and never a score."""
-    server.modes["/verify"], server.answers["wrong"] = ["wrong"], answer
-    with pytest.raises(OutsideError, match=says) as caught:
-        play(server, END, max_retries=1)
-    assert caught.value.system == "environment"
 
 
 def test_a_masked_sample_has_no_reward(server: Server) -> None:
@@ -227,13 +181,6 @@ def test_a_wrong_address_stops_everything(server: Server, mode: str) -> None:
         play(server, END)
     assert caught.value.fatal
     assert caught.value.hint
-
-
-def test_no_server_at_all() -> None:
-    """An address that nobody listens on is fatal too."""
-    with pytest.raises(OutsideError, match="cannot be reached") as caught:
-        play(Server(url="http://127.0.0.1:9"), END, max_retries=1)
-    assert caught.value.fatal
 
 
 def test_rollouts_do_not_share_sessions(server: Server) -> None:

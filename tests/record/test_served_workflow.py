@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import web
 
 import gymdata
 from gymdata.commands.collect.settings import CollectConfig
@@ -20,10 +20,10 @@ from gymdata.rollouts.schema import ROLLOUTS, SCORES
 from gymdata.store import read_run_json, read_table
 from gymdata.store.journal import read_failure_file
 from tests.collect.fake_parts import FakeSampler, engine_fault
-from tests.environments.env_server import FORMS, Server, serving
+from tests.environments.env_server import FORMS, serving
 from tests.record.recorded_agent import collected
+from tests.record.workflow_server import AGENT, Workflow
 
-AGENT = f"{Path(__file__).parents[2]}/sample_data/served_workflow.py:run"
 TASKS = [{"task_id": f"t{k}", "prompt": f"q{k}", "answer": str(k % 3)} for k in range(4)]
 EVALUATOR = """
 class Output:
@@ -34,33 +34,6 @@ class Length:
     async def evaluate_item(self, item):
         return Output(item.id, len(item.output_obj), {})
 """
-
-
-class Workflow(Server):
-    """Asks the model at the address that each request names (or at ``fixed``) as often as the task says, and answers with
-    what ``verdict`` adds to the task that it was sent."""
-
-    fixed: str | None = None
-    verdict: dict[str, Any] | None = None
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        task = await request.json()
-        if request.path == "/run":
-            async with ClientSession(headers={"Authorization": f"Bearer {task['api_key']}"}) as client:
-                for _ in range(task.get("calls", 1)):
-                    body = {"model": task["model"], "messages": [{"role": "user", "content": task["prompt"]}]}
-                    url = f"{self.fixed or task['base_url']}/chat/completions"
-                    headers = {"Authorization": "Bearer EMPTY"} if self.fixed else None
-                    async with client.post(url, json=body, headers=headers) as response:
-                        if response.status != 200:
-                            return web.json_response({"detail": await response.text()}, status=500)
-                        task["said"] = (await response.json())["choices"][0]["message"]["content"]
-        return await super().handle(request)
-
-    def good(self, path: str, cookie: str | None, body: Any) -> web.StreamResponse:
-        return web.json_response(
-            {**body, **FORMS.get(body.get("form"), self.verdict or {"reward": body["rollout_index"] / 4, "steps": 7})}
-        )
 
 
 @pytest.fixture
@@ -101,24 +74,6 @@ def test_a_rollout_is_what_the_workflow_asked_of_the_model(workflow: Workflow, t
     assert validate(run).ok
     assert gymdata.experience(run, output=tmp_path / "e").counts["sequences"] == 8
     assert collected(TASKS, run, sampler, agent=AGENT, num_rollouts=2).new_rollouts == 0
-
-
-@pytest.mark.parametrize("fault", ["500", "429", "garbage", "disconnect", "hang", "list"])
-def test_a_workflow_that_fails_is_a_failed_attempt_of_the_agent(
-    workflow: Workflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    """With what was sampled in it, and no score; the same command later completes the run."""
-    monkeypatch.setenv("WORKFLOW_TIMEOUT", "1")
-    workflow.modes["/run"], workflow.answers["list"] = [fault], "[1]"
-    summary = collected(TASKS, tmp_path / "run", FakeSampler(), agent=AGENT, reward=["exact_match"])
-    assert (summary.rollouts, summary.pending, summary.exit_code) == (0, 4, 1)
-    faults = failures_of(tmp_path / "run")
-    assert [(f["kind"], f["place"], f["counts"], len(f["turns"])) for f in faults] == [("agent", "run", True, 1)] * 4
-    if fault.isdigit():
-        assert f"the workflow: HTTP {fault}: " in faults[0]["message"]
-    workflow.modes.clear()
-    summary = collected(TASKS, tmp_path / "run", FakeSampler(), agent=AGENT, reward=["exact_match"])
-    assert (summary.rollouts, summary.pending, summary.exit_code) == (4, 0, 0)
 
 
 def test_six_verdicts_are_1_scored_2_masked_and_3_failed_attempts(workflow: Workflow, tmp_path: Path) -> None:
@@ -218,16 +173,6 @@ def test_a_place_that_is_not_there_is_named(workflow: Workflow, tmp_path: Path) 
         load_agent("true {prompt}", None, "$.value")
     with pytest.raises(UsageError, match="no effect without agent"):
         CollectConfig.of({"tasks": "-", "result_json_path": "$.value"}, "test")
-
-
-@pytest.mark.parametrize(
-    "returned", [True, float("nan"), "good", [1.0], {"reward": "good"}, {"reward": float("inf")}, {"reward": True}]
-)
-def test_what_is_no_reward_is_a_failure_of_the_agent(returned: Any) -> None:
-    """And never a score."""
-    with pytest.raises(OutsideError, match=r"expected .*reward") as caught:
-        result_of(returned, {}, (), "agent.py:1")
-    assert caught.value.system == "agent"
 
 
 def test_what_an_answer_repeats_is_no_failure() -> None:

@@ -210,8 +210,6 @@ def test_async_none_and_nan(load: Load) -> None:
         ("yield 1; yield 2", "f returned 2 values for 1 rollout, expected one for each (r.py:1)"),
         ("raise KeyError('k')", "f raised KeyError: 'k' (r.py:2, in f)"),
         ("exit(3)", "f raised SystemExit: 3 (r.py:2, in f)"),
-        ("return ['1']", "f returned '1' for a rollout, expected a finite number or None (r.py:1)"),
-        ("return [float('inf')]", "f returned inf for a rollout, expected a finite number or None (r.py:1)"),
         ("raise __import__('asyncio').CancelledError", "CancelledError"),
         ("raise BaseException('x')", "BaseException"),
         (
@@ -221,7 +219,6 @@ def test_async_none_and_nan(load: Load) -> None:
         ("import numpy; return numpy.ones(1) * 1j", "expected a finite number or None (r.py:1)"),
         ("import numpy; return [numpy.timedelta64(5)]", "expected a finite number or None (r.py:1)"),
         ("return [bytearray(b'1')]", "expected a finite number or None (r.py:1)"),
-        ("return [10**400]", "expected a finite number or None (r.py:1)"),
         ("import json; return json.loads('{')", "(r.py:2, in f)"),
     ],
 )

@@ -1,8 +1,7 @@
-"""A reward server that misbehaves on demand."""
+"""A reward server."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +13,9 @@ PATH = "/get_reward"
 
 @dataclass
 class Behaviour:
-    """``faults`` are used up one a request; ``always`` never ends. ``poison``: a text that the server answers 500 to."""
+    """``broken``: every answer is a 500."""
 
-    faults: list[str] = field(default_factory=list)
-    always: str | None = None
-    poison: str | None = None
+    broken: bool = False
     #: Reward in place of each query that holds the text.
     instead: dict[str, Any] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -32,27 +29,13 @@ def app_of(behaviour: Behaviour) -> web.Application:
     async def answer(request: web.Request) -> web.StreamResponse:
         body = await request.json()
         behaviour.requests.append(body)
-        fault = behaviour.faults.pop(0) if behaviour.faults else behaviour.always
-        if behaviour.poison and any(behaviour.poison in query for query in body["queries"]):
-            fault = "500"
-        if fault == "429":
-            return web.Response(status=429, headers={"Retry-After": "0"}, text="slow down")
-        if fault == "500":
+        if behaviour.broken:
             return web.Response(status=500, text="boom")
-        if fault == "hang":
-            await asyncio.sleep(3600)
-        if fault == "garbage":
-            return web.Response(text="<html>bad gateway</html>")
-        if fault == "disconnect":
-            assert request.transport is not None
-            request.transport.close()
         rewards: list[Any] = [
             next((value for text, value in behaviour.instead.items() if text in query), reward_of(query))
             for query in body["queries"]
         ]
-        if fault in ("short", "one"):
-            rewards = rewards[: {"short": -1, "one": 1}[fault]]
-        return web.Response(text=json.dumps({"scores": rewards} if fault == "keys" else {"rewards": rewards}))
+        return web.Response(text=json.dumps({"rewards": rewards}))
 
     app = web.Application()
     app.router.add_post(PATH, answer)

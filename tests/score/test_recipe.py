@@ -84,7 +84,7 @@ def test_a_label_can_ask_servers_beside_a_function(run: Path, tmp_path: Path) ->
         assert [len(body["queries"]) for body in behaviour.requests] == [2, 2]
         assert totals["t0-0"] == 1 + 2.5 * reward_of(behaviour.requests[0]["queries"][0])
         assert totals["t4-0"] == 1.0
-        behaviour.always = "500"
+        behaviour.broken = True
         summary = score(path=str(run), recipe=file, retries=0, overwrite=True)
     assert (summary.failed, summary.scored, summary.exit_code) == (2, 3, 1)
 

@@ -264,7 +264,7 @@ def test_a_reward_that_hangs_is_left_behind(tmp_path: Path) -> None:
         return [await queue.score(rollout("a", hang=hang)) for hang in (True, False)]
 
     slow, quick = asyncio.run(run())
-    assert slow.faults == {"h": "no answer within 0.2 s"}
+    assert slow.faults == {"h": "reward: no answer within 0.2 s"}
     assert (slow.parts[0].value, quick.parts[0].value) == (None, 1.0)
 
 

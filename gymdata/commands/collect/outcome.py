@@ -124,7 +124,7 @@ def unwritable(error: GymdataError, phase: str | None) -> Failure:
 
 def start_took_too_long(limits: Limits) -> Failure:
     """The time limit passed before there was a prompt: nothing was requested of the policy."""
-    return Failure("environment", "environment start", f"gave no prompt within the {limits.time_limit:g} s limit")
+    return Failure("environment", "environment start", f"environment: gave no prompt within {limits.time_limit:g} s")
 
 
 def server_was_gone(limits: Limits, phase: str) -> Failure:
