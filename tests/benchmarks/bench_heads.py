@@ -62,7 +62,7 @@ def with_heads(file: Path) -> Path:
     import pyarrow as pa
 
     from gymdata.rollouts.schema import EXPERIENCES
-    from gymdata.store import write_table
+    from tests.rollout_files import write_table
 
     rng, rows = np.random.default_rng(0), []
     for i, (number, prompt, answer) in enumerate(SHAPE.drawn(rng)):
