@@ -22,7 +22,7 @@ from gymdata.rollouts.column_names import renamed
 from gymdata.rollouts.failures import failure_of, without_nan
 from gymdata.rollouts.messages import JsonObject, TableRow, field_at
 from gymdata.store.formats import FORMATS as FORMATS
-from gymdata.store.formats import ForeignFormat, first_values, format_of, instead, is_own
+from gymdata.store.formats import ForeignFormat, first_values, format_of, is_own, of_no_format
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -253,6 +253,5 @@ def _unknown(source: Source, expected: str) -> DataError:
     elif is_own(row):
         hint = "files of gymdata need no import"
     else:
-        named = "give --map prompt=COLUMN --map answer=COLUMN"
-        hint = f"the first row has keys {abridged(row, 60)}; {named}" + instead(row, source.path)
-    return DataError(f"{source.path}: its first rows are of no known format, expected {expected}", hint=hint)
+        return of_no_format(source, row, expected, "give --map prompt=COLUMN --map answer=COLUMN")
+    return DataError(f"{source.path}: contains rows of no known format, expected {expected}", hint=hint)

@@ -162,11 +162,13 @@ def table_of(source: Source, expected: str) -> Held:
         raise DataError.other_table(source.path, "tasks", expected)
     if not objects or len(objects) < len(rows) or any(row.keys() & _OURS for row in objects):
         return Held("rollouts")  # whose reader names each fault
-    hint = (
-        f"its first row has the keys {abridged(objects[0])}; `gymdata docs your-data` lists the formats that are read"
-    )
-    hint += instead(objects[0], source.path)
-    raise DataError(f"{source.path}: contains rows of no known format, expected {expected}", hint=hint)
+    raise of_no_format(source, objects[0], expected, "`gymdata docs your-data` lists the formats that are read")
+
+
+def of_no_format(source: Source, row: Mapping[Any, Any], expected: str, advice: str) -> DataError:
+    """The error of a file whose first ``row`` is of no known format. ``advice``: what to do about it."""
+    hint = f"its first row has the keys {abridged(row, 60)}; {advice}{_instead(row, source.path)}"
+    return DataError(f"{source.path}: contains rows of no known format, expected {expected}", hint=hint)
 
 
 def _first_rows(source: Source) -> list[Any]:
@@ -222,7 +224,7 @@ def is_task(row: Mapping[str, Any]) -> bool:
     return any(row.get(name) not in (None, []) for name in ("messages", "prompt", "responses_create_params"))
 
 
-def instead(row: Mapping[Any, Any], path: Path) -> str:
+def _instead(row: Mapping[Any, Any], path: Path) -> str:
     """What ends the hint about a row of no known format: that ``collect`` reads it, or what it lacks; empty where neither is
     sure."""
     of_gym = "responses_create_params" in row
@@ -244,16 +246,12 @@ def instead(row: Mapping[Any, Any], path: Path) -> str:
 
 
 def first_values(source: Source) -> Iterator[Any]:
-    """The values of the first lines of a file. Of Parquet the first rows, without nulls, but none of gymdata's own."""
+    """The first values of a file, but none of a Parquet file of gymdata's own."""
     if source.kind == "parquet":
-        from gymdata.store.parquet import parquet_file
+        from gymdata.store.parquet import schema_of
 
-        with parquet_file(source.path) as file:
-            own = is_own(file.schema_arrow.names)
-            batch = None if own else next(file.iter_batches(_LOOKED_AT), None)
-            rows = batch.to_pylist() if batch is not None else []
-        yield from ({name: cell for name, cell in row.items() if cell is not None} for row in rows)
-        return
+        if is_own(schema_of(source.path).names):
+            return
     for _, value, _ in islice(values_of(source), _LOOKED_AT):
         if not isinstance(value, ValueError):
             # After a list the first of its rows.

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from gymdata.errors import DataError, abridged
-from gymdata.rollouts.messages import JsonObject
+from gymdata.rollouts.messages import JsonObject, drop_nulls
 from gymdata.store.paths import BOM, Source, packed_as, resolve
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -120,7 +120,7 @@ def iter_lines(source: Source) -> Iterator[tuple[int, bytes]]:
         raise DataError.unreadable(source.path, "a pickle with other content than the batches that `import` reads")
     number = 0
     try:
-        for number, line in _table_rows(source) if source.compression in ("csv", "tsv") else _plain_lines(source):
+        for number, line in _table_rows(source) if source.cells else _plain_lines(source):
             if line and not line.isspace():
                 yield number, line
     except FileNotFoundError:
@@ -165,7 +165,11 @@ def fault_of_text(source: Source) -> str:
 def values_of(source: Source, *, exact: bool = False) -> Iterator[tuple[int, Any, bytes]]:
     """(line, value, text) of each line, or of the one value that a file is; the ValueError where the text is no JSON, which
     is one for a file of other text. ``exact``: as for ``decode``; a RepeatedKeyError is the value where a key is given
-    twice. A pickle is one value, with arrays. Raises DataError for one that cannot be read."""
+    twice. A pickle is one value, with arrays; of Parquet each row is one, numbered from 1, without its nulls. Raises
+    DataError for one that cannot be read."""
+    if source.kind == "parquet":
+        yield from _parquet_values(source)
+        return
     if source.kind == "pickle":
         from gymdata.store._pickles import load
 
@@ -185,6 +189,19 @@ def values_of(source: Source, *, exact: bool = False) -> Iterator[tuple[int, Any
                 yield number, ValueError(fault_of_text(source)), line
                 return
         yield number, value, line
+
+
+def _parquet_values(source: Source) -> Iterator[tuple[int, Any, bytes]]:
+    """As ``values_of``. Parquet has every column in every row, and every key in every struct; JSON lines have not."""
+    from gymdata.store.parquet import READ_FAULTS, parquet_file
+
+    try:
+        with parquet_file(source.path) as file:
+            rows = (drop_nulls(row) for batch in file.iter_batches(256) for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield number, row, encode({name: str(cell)[:200] for name, cell in row.items()})
+    except READ_FAULTS as error:
+        raise DataError.unreadable(source.path, str(error)) from error
 
 
 def _is_object(numbered: tuple[int, bytes]) -> bool:
@@ -262,7 +279,7 @@ def _table_rows(source: Source) -> Iterator[tuple[int, bytes]]:
     """The rows of a text table below its header as JSON, each with the number of the line that it begins on. Cells are text,
     an empty one is no value; a row with other cells than the header is a text instead of an object."""
     try:
-        heads = {mark: [*islice(_cells(source, mark), 2)] for mark in SEPARATORS[f".{source.compression}"]}
+        heads = {mark: [*islice(_cells(source, mark), 2)] for mark in SEPARATORS[f".{source.cells}"]}
         widths = {mark: [len(cells) for _, cells in rows] for mark, rows in heads.items()}
         # A comma or a semicolon may be in a name: then the first row has other cells.
         fitting = (mark for mark, (width, *below) in widths.items() if width > 1 and below == [width])

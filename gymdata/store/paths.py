@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 #: A segment is a file of JSON lines in a run, each with its checksum; a pickle is a batch of another project.
 Kind = Literal["parquet", "jsonl", "segment", "pickle"]
-#: How the lines of a file are packed; "csv" and "tsv": a text table.
-Compression = Literal["gzip", "zstd", "csv", "tsv"]
+#: Of a file whose rows are lines of cells.
+TextTable = Literal["csv", "tsv"]
 #: The content of a run.json, and an entry of its ``files`` (``store.run_model`` has the keys).
 RunFacts = dict[str, Any]
 FileEntry = dict[str, Any]
@@ -57,11 +57,11 @@ _PICKLE_MAGICS = (b"PK\x03\x04", *(bytes([0x80, protocol]) for protocol in range
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file with rows: what kind it is, and how it is compressed."""
+    """One file with rows, and what kind it is."""
 
     path: Path
     kind: Kind
-    compression: Compression | None = None
+    cells: TextTable | None = None
 
 
 def resolve(path: str | Path, table: Table | str = ROLLOUTS_FOLDER) -> list[Source]:
@@ -274,24 +274,19 @@ def _classify(path: Path) -> Source:
         return Source(path, "parquet")
     if _is_segment(path):
         return Source(path, "segment")
-    compression: Compression | None = None
     unpacked = re.sub(r"\.(gz|zstd?)$", "", name)
     if unpacked.endswith((".csv", ".tsv")):
-        compression = "csv" if unpacked.endswith(".csv") else "tsv"
-    elif unpacked != name:
-        compression = "gzip" if name.endswith(".gz") else "zstd"
-    elif not name.endswith(_JSON_SUFFIXES):
+        return Source(path, "jsonl", "csv" if unpacked.endswith(".csv") else "tsv")
+    if unpacked == name and not name.endswith(_JSON_SUFFIXES):
         with path.open("rb") as file:
             head = file.read(256).removeprefix(BOM)
         if head.startswith(_PARQUET_MAGIC):
             return Source(path, "parquet")
         if head.startswith(_PICKLE_MAGICS):
             return Source(path, "pickle")
-        if (packed := packed_as(head)) is not None:
-            compression = packed
-        elif head.lstrip()[:1] not in (b"", b"{"):
+        if packed_as(head) is None and head.lstrip()[:1] not in (b"", b"{"):
             raise DataError.unreadable(path, "neither Parquet nor JSON lines", "give a .parquet or .jsonl file")
-    return Source(path, "jsonl", compression)
+    return Source(path, "jsonl")
 
 
 def packed_as(head: bytes) -> Literal["gzip", "zstd"] | None:

@@ -240,7 +240,7 @@ def test_a_compressed_file_that_is_torn_says_how_far_it_was_read(tmp_path: Path)
     (tmp_path / "t.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     read = list[int]()
     with pytest.raises(DataError, match=r"t\.jsonl\.gz: cannot be read: .*\(after line ([\d,]+)\)") as error:
-        read.extend(number for number, _ in row_lines(Source(tmp_path / "t.jsonl.gz", "jsonl", "gzip")))
+        read.extend(number for number, _ in row_lines(Source(tmp_path / "t.jsonl.gz", "jsonl")))
     assert f"(after line {len(read):,})" in str(error.value)
     assert 1_000 < len(read) < 2_100
 

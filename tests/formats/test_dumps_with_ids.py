@@ -142,7 +142,7 @@ def test_a_pickle_of_anything_but_plain_data_is_refused(
 def test_a_pickle_of_other_content_is_no_known_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.pkl").write_bytes(pickle.dumps({"weights": [1]}))
     assert main(["import", str(tmp_path / "x.pkl"), "-o", str(tmp_path / "run")]) == 2
-    assert "its first rows are of no known format" in capsys.readouterr().err
+    assert "contains rows of no known format" in capsys.readouterr().err
     assert main(["validate", str(tmp_path / "x.pkl")]) == 2
     assert "a pickle with other content than the batches" in capsys.readouterr().err
 

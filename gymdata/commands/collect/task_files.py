@@ -20,7 +20,7 @@ from gymdata.errors import DataError, UsageError, abridged
 from gymdata.rollouts.messages import TaskRow, drop_nulls
 from gymdata.store.fetch import fetched
 from gymdata.store.lines import SEPARATORS, decode, row_lines
-from gymdata.store.paths import BOM, Compression, Source, refuse_pipe
+from gymdata.store.paths import BOM, Source, refuse_pipe
 
 HUB = "hf:"
 #: The accepted inputs, for messages and ``--help``.
@@ -29,7 +29,6 @@ _ROWS = 512
 #: The longest row of a JSON array, in bytes.
 _LONGEST = 1 << 26
 _ARROW = (".arrow", ".feather", ".ipc")
-_COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 
 #: Called with the file, the line, what was there and what was expected.
 BadLine = Callable[[Path, int, str, str], None]
@@ -69,7 +68,7 @@ def rows_of(file: Path, bad_line: BadLine) -> Iterator[tuple[int, TaskRow]]:
         yield from _array_rows(file, bad_line)
     else:
         expected = "one JSON object per line"
-        for number, line in row_lines(Source(file, "jsonl", _COMPRESSIONS.get(file.suffix))):
+        for number, line in row_lines(Source(file, "jsonl")):
             try:
                 row = orjson.loads(line)
             except orjson.JSONDecodeError as error:

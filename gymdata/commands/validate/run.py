@@ -132,7 +132,7 @@ def sources_of(path: str | Path) -> list[Source]:
         # The held-out side of a split is beside it.
         heldout = source.path.with_name(source.path.name.replace("pairs", "heldout", 1))
         if heldout.is_file() and heldout != source.path:
-            sources.append(Source(heldout, source.kind, source.compression))
+            sources.append(Source(heldout, source.kind))
     if not sources:
         from gymdata.store.stage_output import other_than_rows
 

@@ -21,7 +21,6 @@ import xxhash
 from gymdata.errors import DataError
 from gymdata.rollouts.messages import JsonObject as JsonObject
 from gymdata.rollouts.messages import TableRow as TableRow
-from gymdata.rollouts.messages import drop_nulls
 from gymdata.store.lines import RepeatedKeyError, values_of
 from gymdata.store.paths import Source
 
@@ -74,25 +73,10 @@ def reason_of(error: Exception) -> str:
 def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
     """(line, value, text) of each document; the value is a BadItem where the text is no JSON. Line 1 is the whole file
     when that is one document."""
-    for number, value, text in _parquet_rows(source) if source.kind == "parquet" else values_of(source, exact=True):
+    for number, value, text in values_of(source, exact=True):
         if isinstance(value, RepeatedKeyError):
             value = BadItem("S102", str(value))
         yield number, BadItem("S101", f"{NO_JSON}{value}") if isinstance(value, ValueError) else value, text
-
-
-def _parquet_rows(source: Source) -> Iterator[tuple[int, Any, bytes]]:
-    from gymdata.store.lines import encode
-    from gymdata.store.parquet import READ_FAULTS, parquet_file
-
-    try:
-        with parquet_file(source.path) as file:
-            rows = (row for batch in file.iter_batches(256) for row in batch.to_pylist())
-            for number, row in enumerate(rows, 1):
-                # Parquet has every column in every row, and every key in every struct; JSON lines have not.
-                value = drop_nulls(row)
-                yield number, value, encode({name: str(cell)[:200] for name, cell in value.items()})
-    except READ_FAULTS as error:
-        raise DataError.unreadable(source.path, str(error)) from error
 
 
 def rollout_id_of(run: str, group: str, index: int) -> str:
