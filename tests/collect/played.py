@@ -376,7 +376,7 @@ def check_failure(world: World, attempt: Attempt, record: dict[str, Any], failur
     timed = [[]] if world.time_limit is not None and record["place"] == "verdict" else []
     assert sampled == (attempt.sampled or timed), "a failure lacks what was sampled"
     assert attempt.values == {}, "a failed attempt was scored"
-    if "s limit" in record["message"]:
+    if "s limit" in record["message"] or "gave no prompt" in record["message"]:
         # Before there was a prompt, or while no server could be reached.
         assert record["duration_s"] >= world.time_limit - 1e-6
         assert not attempt.prompted or (world.wire is not None and "unreachable when" in record["message"])
@@ -416,7 +416,7 @@ def check_row(
         assert len(values) <= 1, f"{reward.name} scored one attempt {len(values)} times"
         if reward.name in faults:
             given = [value for value in values if isinstance(value, OutsideError)]
-            late = f"no answer within {REWARD_S:g} s"
+            late = f"reward: no answer within {REWARD_S:g} s"
             assert faults[reward.name] in {late, *(value.message for value in given)}
             named_so = [(r["message"], r["place"]) for r in records if r["rollout_id"] == row["rollout_id"]]
             assert killed or (faults[reward.name], f"reward {reward.name}") in named_so, (
