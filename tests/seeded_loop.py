@@ -35,6 +35,8 @@ EPOCH = 1_700_000_000.0
 LATE_S = 1.0
 #: Steps after which a schedule that does not end is one that never does.
 MOST_STEPS = 200_000
+#: Callbacks in a row, of which some (anyio's) set themselves again until a task has made its step.
+MOST_BETWEEN = 20
 
 
 class DeadlockError(AssertionError):
@@ -74,9 +76,12 @@ class SeededLoop(asyncio.BaseEventLoop):
         self.in_order = seed % 4 == 0
         self.steps = 0
         self.kill_at: int | None = None
+        #: Whether a process ended; what it had not begun is then never awaited.
+        self.dropped = False
         #: Of exceptions that nobody looked at.
         self.unseen: list[str] = []
         self._now = 0.0
+        self._between = 0
         self._numbers = itertools.count()
         self.set_exception_handler(lambda _, context: self.unseen.append(_in_words(context)))
         self.set_task_factory(lambda loop, coroutine, **more: _Task(next(self._numbers), coroutine, loop, **more))
@@ -105,7 +110,7 @@ class SeededLoop(asyncio.BaseEventLoop):
     def drop(self) -> float:
         """The process ends: every task is cancelled, as by ``asyncio.run``, and runs to its end; calls elsewhere never do.
         Returns the seconds that the tasks took."""
-        self.settle()
+        self.kill_at, self.dropped = None, True
         began, tasks = self._now, sorted(asyncio.all_tasks(self), key=hash)
         for task in tasks:
             task.cancel()
@@ -192,7 +197,8 @@ class SeededLoop(asyncio.BaseEventLoop):
         if len(ready) == 1 or self.in_order:
             return ready.popleft()
         between = (k for k, h in enumerate(ready) if not isinstance(getattr(h._callback, "__self__", None), _Task))
-        place = next(between, None)
+        place = next(between, None) if self._between < MOST_BETWEEN else None
+        self._between = 0 if place is None else self._between + 1
         place = int(self.rng.random() * len(ready)) if place is None else place
         chosen = ready[place]
         del ready[place]
@@ -225,7 +231,8 @@ def seeded(seed: int) -> Iterator[SeededLoop]:
         loop.close()
         gc.collect()
         warned.__exit__()
-        loop.unseen += [str(warning.message) for warning in seen if issubclass(warning.category, RuntimeWarning)]
+        never = [str(warning.message) for warning in seen if issubclass(warning.category, RuntimeWarning)]
+        loop.unseen += [] if loop.dropped else never
         time.monotonic, time.time = clocks
         sys.unraisablehook = hook
         random.setstate(drawn)

@@ -44,7 +44,7 @@ class MemoryRun:
 
     checked: bool
     rows: list[dict[str, Any]] = field(default_factory=list)
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, Any]] = field(default_factory=list)
 
     def append(self, row: dict[str, Any]) -> None:
         if self.checked:
@@ -52,11 +52,11 @@ class MemoryRun:
         self.rows.append(orjson.loads(encode(row)))
 
     def fail(self, record: dict[str, Any]) -> None:
-        self.failures.append(orjson.loads(encode(record)))
+        self.failed.append(orjson.loads(encode(record)))
 
     def left(self) -> MemoryRun:
         """What a killed process leaves."""
-        return MemoryRun(self.checked, list(self.rows), list(self.failures))
+        return MemoryRun(self.checked, list(self.rows), list(self.failed))
 
 
 @dataclass(eq=False)
@@ -244,7 +244,7 @@ def tracker_of(world: World, run: MemoryRun) -> AttemptTracker:
     columns = {"rollout_id": pa.string(), "task_id": pa.string(), "rollout_index": pa.int64()}
     existing = pa.table({name: pa.array([row[name] for row in run.rows], kind) for name, kind in columns.items()})
     return AttemptTracker(
-        KEY, num_rollouts=world.num_rollouts, max_attempts=world.max_attempts, existing=existing, failures=run.failures
+        KEY, num_rollouts=world.num_rollouts, max_attempts=world.max_attempts, existing=existing, failures=run.failed
     )
 
 
@@ -346,9 +346,9 @@ def check_start(world: World, start: Start, before: MemoryRun, run: MemoryRun) -
     rows = {row["rollout_id"]: row for row in run.rows}
     assert len(rows) == len(run.rows), "a rollout is there twice"
     assert run.rows[: len(before.rows)] == before.rows
-    assert run.failures[: len(before.failures)] == before.failures
+    assert run.failed[: len(before.failed)] == before.failed
     new_rows = {i: row for i, row in rows.items() if i not in {row["rollout_id"] for row in before.rows}}
-    records = run.failures[len(before.failures) :]
+    records = run.failed[len(before.failed) :]
     new_failures = {record["rollout_id"]: record for record in records if record["kind"] != "reward"}
     assert len(new_failures) == sum(record["kind"] != "reward" for record in records), "an attempt failed twice"
     assert not new_rows.keys() & new_failures.keys(), "an attempt is a row and a failure"
@@ -360,7 +360,7 @@ def check_start(world: World, start: Start, before: MemoryRun, run: MemoryRun) -
         elif ended is None:
             assert start.dropped or start.killed, f"{place} was begun and is neither a row nor a failure"
         elif "kind" in ended:
-            check_failure(world, attempt, ended, run.failures)
+            check_failure(world, attempt, ended, run.failed)
         else:
             check_row(world, attempt, ended, records, killed=start.killed)
     if not (start.killed or start.dropped):
@@ -432,7 +432,7 @@ def check_row(
 
 def check_end(world: World, run: MemoryRun) -> None:
     """With nothing pending every rollout is there, or has failed as often as it may."""
-    rows, failures = {row["rollout_id"] for row in run.rows}, run.failures
+    rows, failures = {row["rollout_id"] for row in run.rows}, run.failed
     for rollout_id, place in world.rollouts.items():
         counted = [f for f in failures if f["rollout_id"] == rollout_id and f["counts"]]
         spent = bool(counted) and counted[-1]["attempt"] >= world.max_attempts

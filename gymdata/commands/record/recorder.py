@@ -197,8 +197,8 @@ class Recorder:
             raise
 
     async def _completed(self, session: Session, request: AgentRequest, client: Client) -> AgentCompletion:
-        # Requests that begin a session together are of one session.
-        session = self.sessions.get(session.key, session)
+        # Requests that begin a session together are of one session; one that was discarded since then has no more calls.
+        session = self.sessions.get(session.key) or Session(session.key, session.rollout_id, named=session.named)
         if session.lock.locked() or session.rollout_id in self._ended:
             # It ended, or is being scored, since the request came.
             raise self._has_ended(session.key, session.rollout_id)
