@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from gymdata.errors import DataError, UsageError, abridged, json_kind, json_value
-from gymdata.formats.conversion.importing import NO_JSON, ODD, BadItem, Importing, documents
+from gymdata.formats.conversion.importing import NO_JSON, ODD, BadItem, Importing, Origin, documents
 from gymdata.formats.conversion.rows import NOT_TRAINED, unread_row, without_reward
 from gymdata.formats.text.rows import first_row
 from gymdata.formats.text.words import is_trained
@@ -104,12 +104,13 @@ class Format(ForeignFormat):
                 value = rows_renamed(value, importing.columns)
             for number, (place, item) in enumerate(self._divided(value)):
                 importing.origin = (source.path.name, line, number)
+                origin = Origin(source.path, line, place)
                 try:
                     row = self._checked(item, importing)
                 except (BadItem, *ODD) as error:
-                    importing.turn_down(error, source.path, line, text, place=place)
+                    importing.turn_down(error, origin, text)
                 else:
-                    importing.origins.append((source.path, line))
+                    importing.origins.append(origin)
                     yield line, row
 
     def _divided(self, value: Any) -> Iterator[tuple[str, Any]]:

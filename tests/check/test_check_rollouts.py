@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,20 @@ def test_a_foreign_dump_is_read_as_it_is(tmp_path: Path, capsys: Capture) -> Non
     assert (shown["format"], shown["trainable"]) == ("rllm", 1)
     assert shown["verdict"].startswith("not as it is: 1 of 2")
     worst = shown["findings"][0]
-    assert (worst["code"], worst["where"]) == ("L303", "episodes.jsonl line 2, turn 1, position 0")
+    assert (worst["code"], worst["where"]) == ("L303", f"{dump} line 2, turn 1, position 0")
     assert worst["page"] == "gymdata validate --explain L303"
     assert [path.name for path in tmp_path.iterdir()] == ["episodes.jsonl"]
+
+
+def test_a_finding_names_the_file_and_the_sample_of_a_dump(tmp_path: Path) -> None:
+    """Files of a glob have equal names, and a pickle has many samples in one value."""
+    sound = {"tokens": [5, 6, 7], "response_length": 1, "reward": 1.0, "rollout_log_probs": [-0.5]}
+    for step, ids in enumerate(([5, 6, 8], [5, 6, -3])):
+        dump = tmp_path / str(step) / "dump.pt"
+        dump.parent.mkdir()
+        dump.write_bytes(pickle.dumps({"rollout_id": step, "samples": [sound, sound | {"tokens": ids}]}))
+    (finding,) = [f for f in check_rollouts(f"{tmp_path}/*/dump.pt").findings if f.code == "T206"]
+    assert finding.where == f"{tmp_path}/1/dump.pt line 1, samples[1], turn 0, position 0"
 
 
 def test_rows_that_import_rejects_are_errors(tmp_path: Path, capsys: Capture) -> None:
@@ -87,7 +99,7 @@ def test_rows_that_import_rejects_are_errors(tmp_path: Path, capsys: Capture) ->
     shown = json.loads(capsys.readouterr().out)
     assert shown["rejected"] == {"L301": 1}
     assert shown["failures"] == {"environment: error": 1}
-    assert shown["findings"][0]["where"] == "episodes.jsonl line 3"
+    assert shown["findings"][0]["where"] == f"{dump} line 3"
     assert check_rollouts(lines_file(tmp_path / "good.jsonl", [rllm(1), failed])).ok
 
 

@@ -26,7 +26,7 @@ from gymdata.commands.validate.run import kind_of, sources_of, validate
 from gymdata.errors import DataError, counted
 from gymdata.formats import Format, format_in
 from gymdata.formats.conversion.batches import imported_batches
-from gymdata.formats.conversion.importing import Importing, Numbering, Rejected
+from gymdata.formats.conversion.importing import Importing, Numbering, Origin, Rejected
 from gymdata.public import Figures, Report, Row, path_of
 from gymdata.rollouts.failures import is_rollout, short_reason
 from gymdata.rollouts.schema import TABLES
@@ -157,11 +157,11 @@ def check_rollouts(path: str | Path) -> DataReport:
 
 @dataclass(slots=True)
 class _Imported:
-    """The format of a file of another project, what was rejected, and of each row of the import its file and line."""
+    """The format of a file of another project, what was rejected, and where each row of the import was."""
 
     form: Format | None = None
     rejected: list[Rejected] = field(default_factory=list)
-    origins: list[tuple[Path, int]] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
 
 
 def _import(path: str | Path, place: Path) -> _Imported:
@@ -346,16 +346,16 @@ def _findings(report: ValidationReport, imported: _Imported) -> list[Finding]:
     for row in imported.rejected:
         by_code.setdefault(row.code, []).append(row)
     for code, rows in by_code.items():
-        where = f"{rows[0].file.name} line {rows[0].line}"
+        where = str(Origin(rows[0].file, rows[0].line))
         findings.append(Finding(code, "rejected by import", "error", len(rows), where, rows[0].reason))
     order = ("error", "warning", "info")
     return sorted(findings, key=lambda f: (order.index(f.severity), -f.times))
 
 
 class _Places:
-    """Where violations are, in the file that was given. ``origins``: of each row that was imported its file and line."""
+    """Where violations are, in the file that was given. ``origins``: of each row that was imported."""
 
-    def __init__(self, origins: Sequence[tuple[Path, int]], violations: Sequence[Violation]) -> None:
+    def __init__(self, origins: Sequence[Origin], violations: Sequence[Violation]) -> None:
         self._origins = origins
         rows: dict[str, set[int]] = {}
         for v in violations:
@@ -363,11 +363,11 @@ class _Places:
         self._lines = {} if origins else {file: line_numbers(file, of) for file, of in rows.items() if file}
 
     def of(self, v: Violation) -> str:
-        name, line = Path(v.file or "").name, self._lines.get(v.file or "", {}).get(v.row)
+        line = self._lines.get(v.file or "", {}).get(v.row)
         if v.row < len(self._origins):
-            file, line = self._origins[v.row]
-            name = file.name
-        parts = [f"{name} row {v.row}" if line is None else f"{name} line {line}"] if name else []
+            parts = [str(self._origins[v.row])]
+        else:
+            parts = [f"{v.file} row {v.row}" if line is None else f"{v.file} line {line}"] if v.file else []
         parts += [f"turn {v.turn}"] if v.turn is not None else []
         parts += [f"position {v.position}"] if v.position is not None else []
         return ", ".join(parts)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from gymdata.commands.import_export.summaries import ImportSummary
 from gymdata.errors import DataError, RefusedError, UsageError
 from gymdata.formats.conversion.batches import Imported
-from gymdata.formats.conversion.importing import BadItem, Importing
+from gymdata.formats.conversion.importing import BadItem, Importing, Origin
 from gymdata.rollouts.failures import is_rollout
 from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.schema import PAIRS, ROLLOUTS, Table
@@ -102,17 +102,17 @@ def _with_ids(
     has_none: np.ndarray,
     table: Table,
     renderer: TextRenderer,
-    origins: Sequence[tuple[Path, int]],
+    origins: Sequence[Origin],
     importing: Importing,
 ) -> Iterator[TableRow]:
     """The rows of ``batch``; those that have no ids with those of their text."""
     render = renderer.rollout if table is ROLLOUTS else renderer.pair
-    for row, is_text, (file, line) in zip(to_rows(batch), has_none, origins, strict=True):
+    for row, is_text, origin in zip(to_rows(batch), has_none, origins, strict=True):
         try:
             with_ids = render(row) if is_text else row
         except DataError as error:
             renderer.counts.refused[error.reason] += 1
             texts = {name: row[name] for name in ("messages", "prompt", "chosen", "rejected") if name in row}
-            importing.turn_down(BadItem(UNPROVEN, error.message), file, line, texts)
+            importing.turn_down(BadItem(UNPROVEN, error.message), origin, texts)
             continue
         yield decode(encode(with_ids))  # through JSON, from which batches are built

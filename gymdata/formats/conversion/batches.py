@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from gymdata.formats.conversion.importing import BadItem, Importing
+from gymdata.formats.conversion.importing import BadItem, Importing, Origin
 from gymdata.rollouts.messages import TableRow
 from gymdata.rollouts.schema import ROLLOUTS, TABLES, Table
 from gymdata.store.columns import Batch, Fault
@@ -31,10 +30,10 @@ _PAIR_BYTES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """Rows of some files in their order. ``origins``: of each, its file and line."""
+    """Rows of some files in their order."""
 
     batch: pa.RecordBatch
-    origins: list[tuple[Path, int]]
+    origins: list[Origin]
 
 
 def imported_batches(format: Format, sources: Sequence[Source], importing: Importing) -> Iterator[Imported]:
@@ -46,7 +45,7 @@ def imported_batches(format: Format, sources: Sequence[Source], importing: Impor
                 if part.row not in refused:
                     refused.add(part.row)
                     bad = BadItem("S102", part.error().reason)
-                    importing.turn_down(bad, *importing.origins[part.row - base], part.value)
+                    importing.turn_down(bad, importing.origins[part.row - base], part.value)
                 continue
             batch = part.only(np.array([row not in refused for row in part.rows.tolist()]))
             origins = [importing.origins[row - base] for row in batch.rows.tolist()]

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -42,6 +42,17 @@ class Rejected:
 
 
 Reject = Callable[[Rejected], None]
+
+
+class Origin(NamedTuple):
+    """Where a row is: its file, 1-based line, and its place in a line that holds several, as it is put before a reason."""
+
+    file: Path
+    line: int
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file} line {self.line}" + (f", {self.place.removesuffix(': ')}" if self.place else "")
 
 
 class BadItem(Exception):  # noqa: N818 - caught nearby, never shown as an error
@@ -131,15 +142,15 @@ class Importing:
     columns: Mapping[str, str] = field(default_factory=dict)
     #: File, line and place in the line of the row in hand.
     origin: tuple[str | int, ...] = ()
-    #: For each row that was read, its file and line.
-    origins: list[tuple[Path, int]] = field(default_factory=list)
+    #: Of each row that was read.
+    origins: list[Origin] = field(default_factory=list)
     #: What is not read of rows → number of rows.
     unread: Counter[str] = field(default_factory=Counter)
 
-    def turn_down(self, error: Exception, file: Path, line: int, value: Any, *, place: str = "") -> None:
+    def turn_down(self, error: Exception, origin: Origin, value: Any) -> None:
         """Give a row that cannot be used to ``reject``. ``error``: a BadItem or one of ``ODD``; ``value``: the row, or its
-        text; ``place``: of the row in its line. Raises DataError without a ``reject``."""
-        bad = BadItem.of(error)
+        text. Raises DataError without a ``reject``."""
+        bad, (file, line, place) = BadItem.of(error), origin
         reason = place + bad.reason
         if self.reject is None:
             why = f"one that cannot be imported ({bad.code}: {reason})"

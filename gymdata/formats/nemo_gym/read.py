@@ -20,6 +20,7 @@ from gymdata.formats.conversion.importing import (
     BadItem,
     Importing,
     Numbering,
+    Origin,
     rollout_id_of,
 )
 from gymdata.formats.conversion.rows import unread_row, without_reward
@@ -56,12 +57,13 @@ def table_rows(sources: list[Source], importing: Importing | None = None) -> Ite
     importing = importing or Importing(f"import-{blake2b(names, digest_size=8).hexdigest()}", Numbering())
     for source in sources:
         for number, line, read in read_rows(source):
+            origin = Origin(source.path, number)
             try:
                 row = _row(read, line, importing)
             except (BadItem, *ODD) as error:
-                importing.turn_down(error, source.path, number, line)
+                importing.turn_down(error, origin, line)
                 continue
-            importing.origins.append((source.path, number))
+            importing.origins.append(origin)
             yield row
 
 
