@@ -94,7 +94,8 @@ def _of_rollouts(checked: DataReport) -> None:
             paragraphs(f"    {finding.detail:.200}", 0)
         say(f"    {finding.page}")
     if more := len(checked.findings) - len(worst):
-        say(f"{counted(more, 'other finding')}: `gymdata validate` lists rows, --json codes")
+        lists = "after import, `gymdata validate RUN` lists" if checked.is_imported else "`gymdata validate` lists"
+        say(f"{counted(more, 'other finding')}: {lists} rows, --json codes")
     if checked.is_imported and checked.ok:
         say(f"next: gymdata import {quote(checked.path)} -o RUN")
 

@@ -89,6 +89,18 @@ def test_a_finding_names_the_file_and_the_sample_of_a_dump(tmp_path: Path) -> No
     assert finding.where == f"{tmp_path}/1/dump.pt line 1, samples[1], turn 0, position 0"
 
 
+def test_other_findings_are_listed_where_validate_reads(tmp_path: Path, capsys: Capture) -> None:
+    """`validate` reads no dump of another project before it is imported."""
+    sound = {"tokens": [5, 6, 7], "response_length": 1, "rollout_log_probs": [-0.5]}
+    bad = [{"tokens": [5, 6, -3]}, {"rollout_log_probs": [0.5]}, {"rollout_log_probs": []}, {"response_length": 9}]
+    dump = tmp_path / "dump.pt"
+    dump.write_bytes(pickle.dumps({"rollout_id": 0, "samples": [sound | more for more in bad]}))
+    assert main(["check", str(dump)]) == 1
+    assert "after import, `gymdata validate RUN` lists rows, --json codes" in capsys.readouterr().out
+    assert main(["check", str(ROLLOUTS / "broken.jsonl")]) == 1
+    assert "findings: `gymdata validate` lists rows, --json codes" in capsys.readouterr().out
+
+
 def test_rows_that_import_rejects_are_errors(tmp_path: Path, capsys: Capture) -> None:
     """With the reason and the line of the first; failed attempts are failures by their reason, and no errors."""
     bad = rllm(2)
