@@ -36,7 +36,8 @@ from tests.rollout_files import rollout, two_turns, write_run
 from tests.score import reward_server
 from tests.servers import Watcher, serving
 
-HANG_S, RETRIES = 0.5, 2
+#: Long enough for what answers, on a busy machine.
+HANG_S, RETRIES = 1.0, 2
 ADD = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
 TASKS: list[dict[str, Any]] = [{"task_id": f"t{i}", "prompt": f"q{i}"} for i in range(3)]
 
@@ -316,7 +317,7 @@ class Workflow(Port):
 
     def play(self, run: str, timeout_s: float = 60.0) -> Result:
         agent, model = workflow_server.AGENT, {"policy": "fake", "policy_hash": "fake-0"}
-        os.environ.update(WORKFLOW_URL=f"{self.url}/run", WORKFLOW_TIMEOUT=str(timeout_s))
+        os.environ.update(WORKFLOW_URL=f"{self.url}/run", WORKFLOW_TIMEOUT=str(max(timeout_s, 5.0)))
         playing = Parts(FakeSampler(), Letters(), None, [], model, agent=load_agent(agent))
         return self.collected(self.folder / run, playing, agent=agent)
 

@@ -119,7 +119,7 @@ def transport(path: str) -> dict[str, Any]:
         "500": "answered 500: spoiled",
         "garbage": "answer is not a JSON object: got '<html>",
         "half JSON": "answer is not a JSON object: got '{",
-        "hang": f"did not answer within {HANG_S} s",
+        "hang": f"did not answer within {HANG_S:g} s",
         "closed socket": "ServerDisconnectedError",
         "huge body": "bytes, more than requested",
     }
@@ -242,9 +242,9 @@ TABLE: dict[str, dict[str, list[Case] | str]] = {
         ],
         "half JSON": [at("get_reward", """'{"rew'""", "expected a finite number or None")],
         "hang": [
-            at("add", "hang()", f"tool add gave no answer within {HANG_S} s"),
+            at("add", "hang()", f"tool add gave no answer within {HANG_S:g} s"),
             *(
-                at(name, "hang()", f"{name} gave no answer within {HANG_S} s")
+                at(name, "hang()", f"{name} gave no answer within {HANG_S:g} s")
                 for name in ("reset", "respond", "step_reward", "get_reward")
             ),
         ],
@@ -299,7 +299,7 @@ TABLE: dict[str, dict[str, list[Case] | str]] = {
             for name, cases in transport(reward_server.PATH).items()
         },
         # A server that hangs would hang for each rollout of the batch.
-        "hang": [Case("hang", f"did not answer within {HANG_S} s", tries=2, met=6, hit=6)],
+        "hang": [Case("hang", f"did not answer within {HANG_S:g} s", tries=2, met=6, hit=6)],
         "wrong ids": "its rewards have no ids: they are in the order of the queries",
         "wrong lengths": [
             Case(rewards(lambda given: given[:-1]), "rewards, expected", met=9, hit=6),
@@ -323,7 +323,7 @@ TABLE: dict[str, dict[str, list[Case] | str]] = {
         "garbage": [returns("{}", "returned {} for a rollout, expected a finite number or None")],
         "half JSON": [returns("""'{"sco'""", "for a rollout, expected a finite number or None")],
         # Whatever is scored together waits together.
-        "hang": [replace(returns("hang()", f"no answer within {HANG_S} s"), hit=8)],
+        "hang": [replace(returns("hang()", f"no answer within {HANG_S:g} s"), hit=8)],
         "closed socket": [returns("drop()", "raised ConnectionResetError: spoiled")],
         "wrong ids": "its values have no ids",
         "wrong lengths": [returns("[1.0, 2.0, 3.0]", "returned 3 values for a rollout with 1 turn")],
