@@ -92,8 +92,8 @@ class Harbor(Format):
         for place, context in places.items():
             for n, segment in enumerate(context.rollout_details):
                 calls += segment.calls(f"{place}.rollout_details[{n}]", f"segment-{n}" if n else None)
-        rewards = named_scores(trial.verifier_result.rewards)
-        total = rewards.get("reward") if len(rewards) != 1 else next(iter(rewards.values()))
+        given = trial.verifier_result.rewards
+        rewards, total = named_scores(given), given.get("reward") if len(given) != 1 else next(iter(given.values()))
         began, ended = moment(trial.started_at), moment(trial.finished_at)
         row = foreign_row(
             item,

@@ -45,7 +45,7 @@ class NemoGymTokens(PerCall):
     rebuilt response leaves out; text of the model alone, grouped by the first prompt's ids; no rewards."""
 
     content = "calls that NeMo Gym captured"
-    session = "rollout_id"
+    session, call = "rollout_id", "model_call_id"
     keys = ({"rollout_id", "model_call_id", "prompt_token_ids", "generation_token_ids"},)
 
     def row(self, item: Any, importing: Importing) -> TableRow:

@@ -49,7 +49,7 @@ class RllmTraces(PerCall):
     ``completion_token_ids``, ``logprobs``, ``weight_version``, the conversation of the last call; no rewards."""
 
     content = "traces of rLLM's gateway"
-    session = "session_id"
+    session, call = "session_id", "trace_id"
     keys = ({"trace_id", "session_id", "prompt_token_ids", "completion_token_ids"},)
 
     def row(self, item: Any, importing: Importing) -> TableRow:

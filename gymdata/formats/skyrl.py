@@ -14,7 +14,7 @@ from gymdata.formats.conversion.masked import Masked, listed, shared_value
 from gymdata.formats.conversion.models import Int32, Model, Number, read
 from gymdata.formats.text.rows import rollout_row
 from gymdata.formats.text.words import score
-from gymdata.rollouts.messages import object_of
+from gymdata.rollouts.messages import JsonObject, object_of
 
 if TYPE_CHECKING:
     from gymdata.store.paths import Source
@@ -65,17 +65,18 @@ class SkyRLBatch(Format):
             raise BadItem("S102", "pixel_values: images, audio and video are not trained")
         for name in _UNREAD:
             importing.unread[f"`{name}`"] += item.get(name) is not None
-        real, n = item["sequences"][item["attention_mask"] != 0], int(item["response_mask"].sum())
-        first = len(item["response_mask"]) - n
-        columns = {name: item[name][first:] for name in _IDS[2:] if item.get(name) is not None}
-        if not 0 < n <= len(real) or not item["response_mask"][first:].all() or item["loss_mask"][:first].any():
-            raise BadItem("S102", "response_mask: got no response that ends with the sequence")
+        given, first = _parted(item)
+        sequence, columns = (
+            item["sequences"][given],
+            {name: item[name][first:] for name in _IDS[2:] if item.get(name) is not None},
+        )
+        n = len(item["response_mask"]) - first
         about = {name: item[name] for name in ("step", "row") if item[name] is not None}
         item = listed(
             {
                 **about,
-                "prompt": real[: len(real) - n],
-                "response": real[len(real) - n :],
+                "prompt": sequence[: len(sequence) - n],
+                "response": sequence[len(sequence) - n :],
                 **columns,
                 "group": item["group"],
             }
@@ -96,3 +97,25 @@ class SkyRLBatch(Format):
             else f"step-{item.get('step', '')}-{item['group']}-{masked.group[7:]}",
             turns=masked.turns(),
         )
+
+
+def _parted(row: JsonObject) -> tuple[slice, int]:
+    """Where the tokens are that are no padding, which is before them, and where the response begins in the columns beside
+    it. Raises BadItem for padding within them, and for what is said of tokens that are padding."""
+    real, counted = np.flatnonzero(row["attention_mask"]), np.flatnonzero(row["response_mask"])
+    first = len(row["response_mask"]) - len(counted)
+    if (
+        not 0 < len(counted) <= len(real)
+        or counted[0] != first
+        or (np.asarray(row["response_mask"])[first:] != 1).any()
+    ):
+        raise BadItem("S102", "response_mask: got no response that ends with the sequence")
+    if len(row["attention_mask"]) != len(row["sequences"]):
+        expected = f"{len(row['sequences'])}, one per token of sequences"
+        raise BadItem("S102", f"attention_mask: got {len(row['attention_mask'])}, expected {expected}")
+    if len(odd := np.flatnonzero(np.diff(real) != 1)):
+        raise BadItem("S102", f"attention_mask[{real[odd[0]] + 1}]: got 0 between tokens that it counts")
+    for name in ("loss_mask", "rollout_logprobs", "rewards"):
+        if row.get(name) is not None and len(odd := np.flatnonzero(row[name][:first])):
+            raise BadItem("S102", f"{name}[{odd[0]}]: got {row[name][odd[0]]} before the response, in its padding")
+    return slice(int(real[0]), int(real[-1]) + 1), first

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _OF_TASK = ("data_source", "ability", "reward_model", "extra_info", "index", "agent_name", "raw_prompt")
 _ABOUT = ("step", "row", "uid", "session", "min_global_steps", "max_global_steps")
 _OF_RESPONSE = ("responses", "response_mask", "rollout_log_probs")
+#: What verl pads columns with besides 0: log-probabilities of its earlier versions with −1.
+_FILLERS = {"rollout_log_probs": (0, -1)}
 #: What no rollout here has a place for.
 _UNREAD = ("teacher_logprobs", "teacher_ids", "routed_experts", "turn_scores", "tool_rewards")
 
@@ -71,21 +73,29 @@ class VerlSkip(Format):
         is_padded = "non_tensor_batch" in value
         columns = value["batch"] | value["non_tensor_batch"] if is_padded else value["tensordict"]
         keys = object_of(value.get("meta_info")).get("reward_extra_keys") or ()
+        prompts = dict[str, tuple[int, bytes]]()
         for n in range(len(columns["responses"])):
             row = {name: column[n] for name, column in columns.items()}
             if not is_padded:
                 uid, session, output = value["keys"][n].rsplit("_", 2)
                 row |= value["tags"][n] | {"uid": uid, "session": f"{session}_{output}"}
+            first, ids = prompts.setdefault(str(row.get("uid", n)), (n, np.asarray(row["prompts"]).tobytes()))
+            if ids != np.asarray(row["prompts"]).tobytes():
+                yield f"row {n}: ", BadItem("S102", f"uid: got that of row {first}, whose prompt is another")
+                continue
             row |= object_of(row.get("extra_fields"))
             rewards = {name: row[name] for name in keys} | object_of(row.get("reward_extra_info"))
-            yield f"row {n}: ", row | {"step": value.get("global_steps"), "row": n, "rewards": rewards}
+            yield (
+                f"row {n}: ",
+                row | {"step": value.get("global_steps"), "row": n, "rewards": rewards, "is_padded": is_padded},
+            )
 
     def row(self, item: Any, importing: Importing) -> TableRow:
         if item.get("multi_modal_inputs"):
             raise BadItem("S102", "multi_modal_inputs: images, audio and video are not trained")
         for name in _UNREAD:
             importing.unread[f"`{name}`"] += item.get(name) is not None
-        item = _cut(item) if "attention_mask" in item else item
+        item = _cut(item) if item["is_padded"] else item
         names = ("prompts", *_OF_RESPONSE, "rm_scores", *_OF_TASK, *_ABOUT, "rewards")
         item = listed({name: item[name] for name in names if item.get(name) is not None})
         sequence, rewards = read(Sequence, item), item.pop("rewards")
@@ -117,13 +127,26 @@ class VerlSkip(Format):
 
 
 def _cut(row: JsonObject) -> JsonObject:
-    """The row without the padding before its prompt and after its response. Raises BadItem for what is sampled there."""
-    is_real = row["attention_mask"] != 0
-    given, follows = is_real[: len(row["prompts"])], is_real[len(row["prompts"]) :]
-    length = int(follows.sum())
-    marked = np.flatnonzero(row.get("response_mask", follows)[length:])
-    if not follows[:length].all() or len(marked):
-        where = f"response_mask[{length + marked[0]}]" if len(marked) else "attention_mask"
-        raise BadItem("S102", f"{where}: got tokens of the response after its padding")
-    cut = {name: row[name][:length] for name in (*_OF_RESPONSE, "rm_scores") if row.get(name) is not None}
-    return row | cut | {"prompts": row["prompts"][given]}
+    """The row without the padding before its prompt and after its response. Raises BadItem for padding within them, and for
+    what is said of tokens that are padding."""
+    if "attention_mask" not in row:
+        raise BadItem("S102", "attention_mask: missing, which says what is padding")
+    prompt, width, is_real = len(row["prompts"]), len(row["responses"]), np.asarray(row["attention_mask"]) != 0
+    if len(is_real) != prompt + width:
+        expected = f"{prompt + width}, one per token of prompts and responses"
+        raise BadItem("S102", f"attention_mask: got {len(is_real)}, expected {expected}")
+    length, given = int(is_real[prompt:].sum()), int(is_real[:prompt].sum())
+    if len(holes := np.flatnonzero(~is_real[prompt - given : prompt + length])):
+        raise BadItem("S102", f"attention_mask[{prompt - given + holes[0]}]: got 0 between tokens that it counts")
+    columns = {name: row[name] for name in (*_OF_RESPONSE, "rm_scores") if row.get(name) is not None}
+    for name, values in columns.items():
+        if len(values) != width:
+            raise BadItem("L301", f"{name}: got {len(values)}, expected {width}, one per token of responses")
+        beyond = np.asarray(values[length:])
+        if name != "responses" and len(odd := np.flatnonzero(~np.isin(beyond, _FILLERS.get(name, (0,))))):
+            raise BadItem("S102", f"{name}[{length + odd[0]}]: got {beyond[odd[0]]} after the response, in its padding")
+    return (
+        row
+        | {name: values[:length] for name, values in columns.items()}
+        | {"prompts": row["prompts"][prompt - given :]}
+    )

@@ -63,6 +63,17 @@ def test_a_part_with_errors_is_counted_by_trainer(tmp_path: Path) -> None:
     assert report.ok
 
 
+def test_rows_with_errors_alone_cannot_be_trained(tmp_path: Path) -> None:
+    """Also where rows have no name of their own, as those of NeMo Gym, and where two have the same one."""
+    rows = [json.loads(line) for line in (ROLLOUTS / "nemo_gym.jsonl").read_text().splitlines()]
+    rows[1]["reward"] = float("nan")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    twice = write_run(tmp_path / "run", [rollout("a", k, float(k), one_turn(5, 20)) for k in (0, 1, 1)])
+    for path, n in ((tmp_path / "a.jsonl", 23), (twice, 2)):
+        report = check_rollouts(path)
+        assert (report.trainers[0].rollouts, report.validation.trainable, report.ok) == (n, n, False)
+
+
 def test_a_foreign_dump_is_read_as_it_is(tmp_path: Path, capsys: Capture) -> None:
     """Another project's file needs no import, findings name its lines, and nothing is written beside it."""
     bad = rllm(2)

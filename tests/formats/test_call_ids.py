@@ -10,6 +10,7 @@ awslabs/agentcore-rl-toolkit (src/agentcore_rl_toolkit/rollout_gateway/trace.py:
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,14 @@ def test_a_trial_whose_lists_differ_is_named(tmp_path: Path) -> None:
     assert "agent_result.rollout_details[0]: got 1 prompts, 2 completions and 2 lists" in row["reason"]
 
 
+def test_a_reward_that_is_not_a_number_is_named(tmp_path: Path) -> None:
+    """It is neither 0 nor missing."""
+    (row,) = rejected(
+        write(tmp_path / "result.jsonl", trial(verifier_result={"rewards": {"reward": math.nan}})), "harbor"
+    )
+    assert (row["code"], row["reason"]) == ("R502", "verifier_result.rewards: got nan, expected a finite number")
+
+
 def test_the_branches_of_a_tree_are_one_rollout(tmp_path: Path) -> None:
     """What both have in common was sampled once; the reward is that of the whole."""
     (row,) = imported(write(tmp_path / "records.jsonl", *TREE), "agentcore")
@@ -244,6 +253,14 @@ def test_ids_of_art_without_their_prompts_are_named(tmp_path: Path) -> None:
     }
     with pytest.warns(match="art: token ids in the `logprobs` of 1 row are not read"):
         gymdata.import_rollouts(write(tmp_path / "a.jsonl", group), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("name", "rows"), [("rllm-traces", TRACES), ("nemo-gym-tokens", ENTRIES)])
+def test_a_call_that_is_there_twice_is_no_second_turn(name: str, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    """A log that was written twice would train its tokens twice."""
+    (row,) = rejected(write(tmp_path / "a.jsonl", *rows, rows[0]), name)
+    assert row["code"] == "D701"
+    assert "twice in one" in row["reason"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import re
 import shutil
 import sys
 import zipfile
@@ -21,7 +22,8 @@ import gymdata
 from gymdata.cli.main import main
 from gymdata.commands.import_export.summaries import ExportSummary
 from gymdata.errors import DataError
-from gymdata.formats.conversion.importing import BadItem
+from gymdata.formats import format_named
+from gymdata.formats.conversion.importing import BadItem, Importing, Numbering
 from gymdata.formats.conversion.masked import Masked
 from tests.formats.dumped import DUMPS, VERL, pickled, read, sequences
 from tests.rollout_files import rollout, write_run
@@ -39,7 +41,7 @@ def batch(**changes: Any) -> bytes:
         "rollout_log_probs": [[-0.5, -0.25, 0, -1.0], [-0.5, -0.25, 0, 0], [-2.0, 0, 0, 0]],
         "rm_scores": [[0, 0, 0, 1.0], [0, 0.5, 0, 0], [0, 0.0, 0, 0]],
     } | changes
-    arrays = {name: np.array(value) for name, value in columns.items()}
+    arrays = {name: np.array(value) for name, value in columns.items() if value is not None}
     state = {k: (str(a.dtype), a.shape, np.frombuffer(a.tobytes(), np.uint8)) for k, a in arrays.items()}
     return pickled("verl.protocol", "DataProto", (((3,), None, state), {}, {}))
 
@@ -91,10 +93,18 @@ def test_equal_samples_of_a_prompt_are_rollouts_each(tmp_path: Path) -> None:
     ({"response_mask": [[1, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 0]], "rollout_log_probs": np.zeros((3, 4))},
      "row 2: response_mask: no token is marked as sampled"),
     ({"response_mask": [[1, 1, 0, 1], [1, 1, 0, 1], [1, 0, 0, 0]]},
-     "row 1: response_mask[3]: got tokens of the response after its padding"),
+     "row 1: response_mask[3]: got 1 after the response, in its padding"),
     ({"response_mask": [[1, 1, 0, 1], [1, 2, 0, 0], [1, 0, 0, 0]]}, "row 1: response_mask[1]: got 2, expected 0 or 1"),
     ({"rm_scores": [[0, 0, 0, 1.0], [0, math.nan, 0, 0], [0, 0, 0, 0]]}, "row 1: rm_scores: got nan, expected a finite"),
     ({"prompts": [[5, 2**31], [5, 6], [0, 7]]}, "row 0: prompts[1]: got 2147483648"),
+    ({"attention_mask": [[1] * 6, [1, 0, 1, 1, 0, 0], [0, 1, 1, 0, 0, 0]]},
+     "row 1: attention_mask[1]: got 0 between tokens that it counts"),
+    ({"attention_mask": [[1, 1, 1, 0, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 0, 0]]},
+     "row 0: attention_mask[3]: got 0 between tokens that it counts"),
+    ({"rm_scores": [[0, 0, 0, 1.0], [0, 0, 0, 0.5], [0, 0, 0, 0]]},
+     "row 1: rm_scores[3]: got 0.5 after the response, in its padding"),
+    ({"rollout_log_probs": [[-0.5, -0.25, 0, -1.0], [0, -0.5, -0.25, 0], [-2.0, -1, -1, -1]]},
+     "row 1: rollout_log_probs[2]: got -0.25 after the response, in its padding"),
 ])  # fmt: skip
 def test_a_row_that_contradicts_itself_is_named_with_its_place(
     changes: dict[str, Any], reason: str, tmp_path: Path
@@ -104,6 +114,30 @@ def test_a_row_that_contradicts_itself_is_named_with_its_place(
     rows, bad = read(tmp_path / "gen_batch.dp", "verl-skip")
     assert len(rows) == 2
     assert [row.reason[: len(reason)] for row in bad] == [reason]
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"attention_mask": None}, "attention_mask: missing, which says what is padding"),
+    ({"attention_mask": [[1] * 5] * 3}, "attention_mask: got 5, expected 6, one per token of prompts and responses"),
+    ({"rollout_log_probs": [[-0.5] * 5] * 3}, "rollout_log_probs: got 5, expected 4, one per token of responses"),
+])  # fmt: skip
+def test_a_padded_batch_of_columns_that_do_not_fit_is_none(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    """Nothing is cut to fit, and padding is not taken for tokens."""
+    (tmp_path / "gen_batch.dp").write_bytes(batch(**changes))
+    rows, bad = read(tmp_path / "gen_batch.dp", "verl-skip")
+    assert (rows, [row.reason for row in bad]) == ([], [f"row {n}: {reason}" for n in range(3)])
+
+
+def test_a_prompt_that_is_not_that_of_its_group_is_refused() -> None:
+    """An advantage would compare answers to different questions."""
+    ids = {"prompts": np.array([[5, 6], [7, 8], [5, 6]]), "responses": np.array([[1], [1], [2]])}
+    value = {"batch": ids, "non_tensor_batch": {"uid": np.array(["u", "u", "u"])}, "meta_info": {}}
+    first, second, third = (item for _, item in format_named("verl-skip").items(value))
+    assert (first["row"], third["row"]) == (0, 2)
+    assert isinstance(second, BadItem)
+    assert str(second) == "uid: got that of row 0, whose prompt is another"
 
 
 class Evil:
@@ -265,6 +299,24 @@ def test_batches_that_skyrl_wrote_are_rollouts_with_their_ids() -> None:
         {"step": 7, "row": 2, "advantage": 0.0},
     ]  # fmt: skip
     assert [row["rollout_index"] for row in rows] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("name", "values", "reason"), [
+    ("attention_mask", [1, 0, 1, 1, 0, 1], "attention_mask[1]: got 0 between tokens that it counts"),
+    ("rollout_logprobs", [-0.5, 0.0, 0.0, -2.0], "rollout_logprobs[0]: got -0.5 before the response, in its padding"),
+    ("loss_mask", [0.0, 1.0, 0.0, 1.0], "loss_mask[1]: got 1.0 before the response, in its padding"),
+])  # fmt: skip
+def test_what_skyrl_says_of_padding_is_refused_with_its_place(name: str, values: list[float], reason: str) -> None:
+    row = {
+        "sequences": np.array([0, 0, 0, 0, 7, 8]), "attention_mask": np.array([0, 0, 0, 0, 1, 1]),
+        "response_mask": np.array([0, 0, 0, 1]), "loss_mask": np.array([0.0, 0, 0, 1]),
+        "rollout_logprobs": np.array([0.0, 0, 0, -2.0]), "step": 7, "row": 0, "group": 0,
+    }  # fmt: skip
+    importing = Importing("r", Numbering(text=False), lambda _: None)
+    form = format_named("skyrl-batch")
+    assert [turn["generation_token_ids"].tolist() for turn in form.row(dict(row), importing)["turns"]] == [[8]]
+    with pytest.raises(BadItem, match=re.escape(reason)):
+        form.row(row | {name: np.array(values)}, importing)
 
 
 #: As ``TokenExporter.export`` in src/prime_rl/trainer/rl/token_export.py of PrimeIntellect-ai/prime-rl (559b447) writes it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from glob import has_magic
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gymdata.checks.violations import BREAKS, CODES, ValidationReport, Violation
+from gymdata.checks.violations import BREAKS, CODES, ValidationReport, Violation, rows_with_errors
 from gymdata.commands.import_export.rows import ImportedRows
 from gymdata.commands.import_export.run import foreign_sources, warn_of_unread
 from gymdata.commands.import_export.summaries import ImportSummary
@@ -190,12 +190,12 @@ def _checked(path: str | Path, place: str | Path, imported: _Imported) -> DataRe
     report, form, figures = validate(place), imported.form, _Figures()
     kinds = {source: kind_of(source) for source in sources_of(place)}
     is_pairs = "pairs" in kinds.values()
-    bad = {v.rollout_id for v in report.violations if v.severity == "error"}
+    bad = rows_with_errors(report.violations)
     with reading(allow_changed=True, report=lambda _: None):  # findings name what is wrong
         for source, kind in kinds.items():
             for batch in evidence_in(source, kind) if kind != "pairs" else ():
                 if isinstance(batch, Evidence):
-                    figures.add(batch, bad)
+                    figures.add(batch, bad.get(str(source.path), ()))
     failed = Counter(
         short_reason({"kind": row.get("kind"), "reason": row.get("message")}) for row in read_failures(place)
     )
@@ -243,10 +243,11 @@ class _Figures:
     sampled: list[bool] = field(default_factory=list)
     rendered: list[bool] = field(default_factory=list)
 
-    def add(self, e: Evidence, bad: set[str | None]) -> None:
+    def add(self, e: Evidence, bad: Collection[int]) -> None:
+        """Count a batch; ``bad``: the rows of its file with errors."""
         sound = e.turns.has_ids()
         sound[list(e.failures)] = False
-        sound &= np.array([rollout_id not in bad for rollout_id in e.rollout_id], bool)
+        sound &= ~np.isin(e.rows, list(bad))
         rendered = e.turns.has_rendered()
         self.sampled += (sound & ~rendered).tolist()
         self.rendered += (sound & rendered).tolist()
