@@ -8,7 +8,7 @@ from pydantic import Field
 
 from gymdata.formats import FORMATS
 from gymdata.formats.conversion.calls import PerCall
-from gymdata.formats.conversion.importing import Importing, TableRow
+from gymdata.formats.conversion.importing import BadItem, Importing, TableRow
 from gymdata.formats.conversion.masked import group_of_ids
 from gymdata.formats.conversion.models import Int32, Model, Number, Several, read
 from gymdata.rollouts.messages import JsonObject
@@ -30,6 +30,8 @@ class Entry(Model):
         """The items of a response, of which one has the ids."""
         items = [dict(item) for item in self.output_items] or [{"type": "message", "role": "assistant", "content": []}]
         at = len(items) - 1 if self.token_item_index is None else self.token_item_index
+        if not -len(items) <= at < len(items):
+            raise BadItem.value(f"token_item_index of {self.model_call_id}", at, f"0 to {len(items) - 1}")
         names = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
         items[at] |= {name: getattr(self, name) for name in names}
         return items

@@ -72,6 +72,16 @@ def _messages(value: Any, where: str, speaker: str) -> list[Message]:
 _ENOUGH = 4
 
 
+class Term(Model):
+    score: Number | bool
+    weight: Number | bool = 1.0
+
+
+class Scored(Model):
+    #: A term that is null was not scored.
+    rewards: dict[str, Term | None]
+
+
 class Node(Model):
     sampled: Any = None
     token_ids: Several[Int32]
@@ -115,12 +125,11 @@ class VerifiersTraces(Format):
         calls = _calls(read_nodes, chat)
         offered = item.get("tools") or nodes[0].get("tools") or ()  # the first node has them from verifiers 0.4 on
         tools = [{k: t[k] for k in ("name", "description", "parameters") if k in t} for t in offered]
-        terms = item.get("rewards") or {}
-        # A term that is null was not scored: the total is not known.
+        terms = read(Scored, {"rewards": item.get("rewards") or {}}).rewards
         scored = {name: term for name, term in terms.items() if term is not None}
         is_whole = bool(scored) and len(scored) == len(terms)
-        total = sum(term["score"] * term.get("weight", 1.0) for term in scored.values()) if is_whole else None
-        named = {name: term["score"] for name, term in scored.items()} | (item.get("metrics") or {})
+        total = sum(term.score * term.weight for term in scored.values()) if is_whole else None
+        named = {name: term.score for name, term in scored.items()} | (item.get("metrics") or {})
         group = task.get("key") or task.get("hash")
         if group is not None and not isinstance(group, str):
             raise BadItem.value("task.key", group, "text")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: Columns of the prompts' data set that a task has, and other columns of a rollout.
 _OF_TASK = ("data_source", "ability", "reward_model", "extra_info", "index", "agent_name", "raw_prompt")
 _ABOUT = ("step", "row", "uid", "session", "min_global_steps", "max_global_steps")
+#: What ``skip.rollout_tq`` has beside the columns: of each row its key and tags. A key ends with two numbers.
+_OF_QUEUE, _SESSION = ("keys", "tags"), 2
 _OF_RESPONSE = ("responses", "response_mask", "rollout_log_probs")
 #: What verl pads columns with besides 0: log-probabilities of its earlier versions with −1.
 _FILLERS = {"rollout_log_probs": (0, -1)}
@@ -74,11 +76,19 @@ class VerlSkip(Format):
         columns = value["batch"] | value["non_tensor_batch"] if is_padded else value["tensordict"]
         keys = object_of(value.get("meta_info")).get("reward_extra_keys") or ()
         prompts = dict[str, tuple[int, bytes]]()
-        for n in range(len(columns["responses"])):
+        lists, total = columns if is_padded else columns | {k: value[k] for k in _OF_QUEUE}, len(columns["responses"])
+        for n in range(total):
+            if short := next((name for name, column in lists.items() if len(column) <= n), None):
+                fault = f"{short}: got {len(lists[short])}, expected {total}, one per row of responses"
+                yield f"row {n}: ", BadItem("S102", fault)
+                continue
             row = {name: column[n] for name, column in columns.items()}
             if not is_padded:
-                uid, session, output = value["keys"][n].rsplit("_", 2)
-                row |= value["tags"][n] | {"uid": uid, "session": f"{session}_{output}"}
+                uid, *session = str(value["keys"][n]).rsplit("_", 2)
+                if len(session) != _SESSION:
+                    yield f"row {n}: ", BadItem.value(f"keys[{n}]", value["keys"][n], "UID_SESSION_OUTPUT")
+                    continue
+                row |= value["tags"][n] | {"uid": uid, "session": "_".join(session)}
             first, ids = prompts.setdefault(str(row.get("uid", n)), (n, np.asarray(row["prompts"]).tobytes()))
             if ids != np.asarray(row["prompts"]).tobytes():
                 yield f"row {n}: ", BadItem("S102", f"uid: got that of row {first}, whose prompt is another")
@@ -95,6 +105,8 @@ class VerlSkip(Format):
             raise BadItem("S102", "multi_modal_inputs: images, audio and video are not trained")
         for name in _UNREAD:
             importing.unread[f"`{name}`"] += item.get(name) is not None
+        if flat := next((k for k in (*_OF_RESPONSE, "rm_scores") if isinstance(item.get(k), np.number)), None):
+            raise BadItem("S102", f"{flat}: got {item[flat]}, expected a list, one per token of responses")
         item = _cut(item) if item["is_padded"] else item
         names = ("prompts", *_OF_RESPONSE, "rm_scores", *_OF_TASK, *_ABOUT, "rewards")
         item = listed({name: item[name] for name in names if item.get(name) is not None})

@@ -100,7 +100,8 @@ def load(path: Path) -> Any:
         why = f"it has objects of {name}, and only plain data is read" if name else f"damaged ({error!s:.100})"
         raise DataError.unreadable(path, why, _HINT if name else None) from error
     except (EOFError, MemoryError, OverflowError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError.unreadable(path, f"damaged ({error!s:.100})") from error
+        why = str(error).partition(". ")[0]  # torch goes on with its own file and line
+        raise DataError.unreadable(path, f"damaged ({why:.100})") from error
 
 
 def _load(file: BinaryIO) -> Any:

@@ -175,6 +175,20 @@ def test_a_newer_record_of_a_call_is_refused(tmp_path: Path) -> None:
     assert "calls[0].schema_version: got 2" in bad["reason"]
 
 
+def test_an_item_that_a_captured_call_does_not_have_is_named(tmp_path: Path) -> None:
+    """With the call, and how many items there are."""
+    (bad,) = rejected(write(tmp_path / "t.jsonl", ENTRIES[0] | {"token_item_index": 5}), "nemo-gym-tokens")
+    assert bad["reason"] == f"token_item_index of {ENTRIES[0]['model_call_id']}: got 5, expected 0 to 0"
+
+
+@pytest.mark.parametrize(("reward", "got"), [("1", "'1'"), (None, "null")])
+def test_a_reward_of_a_trial_that_is_no_number_is_named(tmp_path: Path, reward: Any, got: str) -> None:
+    """By its path in the trial alone."""
+    bad = trial(verifier_result={"rewards": {"reward": reward}})
+    (row,) = rejected(write(tmp_path / "result.jsonl", bad), "harbor")
+    assert row["reason"] == f"verifier_result.rewards.reward: got {got}, expected a valid number"
+
+
 def test_a_trial_of_harbor_keeps_the_ids_of_each_call(tmp_path: Path) -> None:
     """Of the agent and of its segments, with the verifier's reward and the times of the trial."""
     (row,) = imported(write(tmp_path / "result.jsonl", trial()), "harbor")

@@ -140,6 +140,52 @@ def test_a_prompt_that_is_not_that_of_its_group_is_refused() -> None:
     assert str(second) == "uid: got that of row 0, whose prompt is another"
 
 
+def test_a_column_of_a_batch_that_is_too_short_or_flat_is_named(tmp_path: Path) -> None:
+    """Rows before its end are rollouts; each of the others is turned down."""
+    dump = tmp_path / "gen_batch.dp"
+    dump.write_bytes(batch(rm_scores=[[0, 0, 0, 1.0]]))
+    rows, bad = read(dump, "verl-skip")
+    assert len(rows) == 1
+    assert [row.reason for row in bad] == [
+        f"row {n}: rm_scores: got 1, expected 3, one per row of responses" for n in (1, 2)
+    ]
+    dump.write_bytes(batch(rm_scores=[1.0, 0.5, 0.0]))
+    _, bad = read(dump, "verl-skip")
+    assert [row.reason for row in bad] == [
+        f"row {n}: rm_scores: got {got}, expected a list, one per token of responses"
+        for n, got in enumerate((1.0, 0.5, 0.0))
+    ]
+
+
+@pytest.mark.parametrize(("keys", "reason"), [
+    (["u0_0_0", "u0"], "row 1: keys[1]: got 'u0', expected UID_SESSION_OUTPUT"),
+    (["u0_0_0"], "row 1: keys: got 1, expected 2, one per row of responses"),
+])  # fmt: skip
+def test_a_key_of_a_batch_that_names_no_rollout_is_named(tmp_path: Path, keys: list[str], reason: str) -> None:
+    """The other rows are rollouts."""
+    columns = {"prompts": [[5], [5]], "responses": [[1], [2]], "rollout_log_probs": [[-0.5], [-0.5]]}
+    value = {"keys": keys, "tags": [{}, {}], "global_steps": 1, "tensordict": columns}
+    (tmp_path / "tq_batch.pt").write_bytes(pickle.dumps(value))
+    rows, bad = read(tmp_path / "tq_batch.pt", "verl-skip")
+    assert (len(rows), [row.reason for row in bad]) == (1, [reason])
+
+
+@pytest.mark.parametrize(("rewards", "reason"), [
+    ({"exact": {"score": "1"}}, "rewards.exact.score: got '1', expected a valid number"),
+    ({"exact": {"score": 1.0, "weight": None}}, "rewards.exact.weight: got null, expected a valid number"),
+    ({"exact": {"weight": 1.0}}, "rewards.exact.score: is missing"),
+    ({"exact": 1.0}, "rewards.exact: got 1.0, expected an object"),
+    ([1.0], "rewards: got [1.0], expected an object"),
+])  # fmt: skip
+def test_a_reward_of_a_trace_that_is_no_term_is_named(tmp_path: Path, rewards: Any, reason: str) -> None:
+    """By its path in the trace."""
+    node = {"parent": None, "message": {"role": "user", "content": "hi"}}
+    trace = {"task": {}, "agent": {}, "nodes": [node], "rewards": rewards}
+    (tmp_path / "traces.jsonl").write_text(json.dumps(trace))
+    _, bad = read(tmp_path / "traces.jsonl", "verifiers-traces")
+    assert [row.reason for row in bad] == [reason]
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return os.mkdir, ("evil",)

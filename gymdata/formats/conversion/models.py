@@ -54,14 +54,27 @@ def read(model: type[M], value: Any) -> M:
         return model.model_validate(value)
     except pydantic.ValidationError as error:
         fault = error.errors(include_url=False)[0]
-    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in fault["loc"]).removeprefix(".")
     kind, got = fault["type"], fault["input"]
+    path = _path(fault["loc"], value, is_whole=kind == "missing")
     code = "R502" if path == "reward" else "S103" if got is None or not path or kind in _OF_SHAPE else "S102"
     where = f"{path:.120}: " if path else ""
     if kind == "missing":
         raise BadItem(code, f"{where}is missing")
     shown = "null" if got is None else "an empty list" if got == [] else f"{got!r:.60}"
     raise BadItem(code, f"{where}got {shown}, expected {_EXPECTED.get(kind) or expected_text(fault):.80}")
+
+
+def _path(keys: Sequence[int | str], value: Any, *, is_whole: bool) -> str:
+    """The path of a place in ``value``. Keys that are not there are members of a union, except in one that ``is_whole``."""
+    path = ""
+    for key in keys:
+        if isinstance(key, int):
+            path += f"[{key}]"
+            value = value[key] if isinstance(value, Sequence) else None
+        elif is_whole or key in object_of(value):
+            path += f".{key}"
+            value = object_of(value).get(key)
+    return path.removeprefix(".")
 
 
 Int32 = Annotated[int, pydantic.Field(ge=-(2**31), lt=2**31)]
