@@ -191,6 +191,13 @@ _READ_BY = {
 #: What makes a table of the rollouts of a run.
 _MADE_BY = {"pairs": "pairs", "experiences": "experience"}
 
+#: Names of dumps of other projects, below a folder.
+_DUMPS = tuple(
+    "*/" * depth + name
+    for name in ("tq_batch.pt", "gen_batch.dp", "*_training_input.pkl", "[0-9]*.pt")
+    for depth in range(3)
+)
+
 
 class DataError(GymdataError):
     """A file or row is not what it must be."""
@@ -249,6 +256,8 @@ class DataError(GymdataError):
         hint = "give a folder that `gymdata collect -o` wrote, or a file or glob inside this one"
         if runs:
             hint = f"give a run inside it: {', '.join(str(path / name) for name in runs[:3])}"
+        elif dumps := next((glob for glob in _DUMPS if any(path.glob(glob))), None):
+            hint = f"give its files as a glob: '{path}/{dumps}'"
         return cls(f"{path}: is a folder but not a run: it has no run.json (it holds {inside})", hint=hint)
 
     @classmethod

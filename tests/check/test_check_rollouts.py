@@ -177,5 +177,21 @@ def test_tasks_are_no_rollouts(capsys: Capture) -> None:
 
 def test_a_file_that_is_not_there_is_no_model(capsys: Capture) -> None:
     """Its suffix says that rollouts were meant."""
-    assert main(["check", "nowhere.jsonl"]) == 2
-    assert "nowhere.jsonl: no such file or folder" in capsys.readouterr().err
+    for name in ("nowhere.jsonl", "nowhere.pt", "nowhere.dp", "nowhere.pkl"):
+        assert main(["check", name]) == 2
+        assert f"{name}: no such file or folder (expected a run folder, a file or a glob)" in capsys.readouterr().err
+
+
+def test_an_empty_file_has_no_verdict(tmp_path: Path, capsys: Capture) -> None:
+    """It is refused as `import` refuses it."""
+    (tmp_path / "dump.pt").touch()
+    assert main(["check", str(tmp_path / "dump.pt")]) == 2
+    assert f"{tmp_path / 'dump.pt'}: is empty (expected rollouts or pairs)" in capsys.readouterr().err
+
+
+def test_a_folder_of_dumps_is_given_as_a_glob(tmp_path: Path, capsys: Capture) -> None:
+    """The error has the glob that names the files."""
+    (tmp_path / "3" / "0").mkdir(parents=True)
+    (tmp_path / "3" / "0" / "tq_batch.pt").touch()
+    assert main(["check", str(tmp_path)]) == 2
+    assert f"give its files as a glob: '{tmp_path}/*/*/tq_batch.pt'" in capsys.readouterr().err

@@ -41,7 +41,7 @@ __all__ = ["DataReport", "check_rollouts"]
 
 #: Files of which a folder of a model or tokenizer has one.
 _OF_MODELS = ("config.json", "tokenizer.json", "tokenizer_config.json")
-_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".zst")
+_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".gz", ".zst", ".pt", ".dp", ".pkl")
 #: Reasons that are shown.
 _WORST = 3
 #: What log-probabilities are where a code was found, the worst first.
@@ -146,6 +146,8 @@ def check_rollouts(path: str | Path) -> DataReport:
     sources = sources_of(path)
     form = None
     if sources and not Path(path).is_dir():
+        if not any(source.path.stat().st_size for source in sources):
+            raise DataError.empty(sources[0].path, "rollouts or pairs")
         with contextlib.suppress(DataError):  # of tasks: validate says so
             form = format_in(sources[0], {})
     if form is None or form.read_in_place:
