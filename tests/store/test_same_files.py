@@ -68,6 +68,7 @@ def same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         # How long it took, and how often progress is shown before its end, depend on the machine.
         out = re.sub(r"\(\d+\.\d\d s\)", "", out)
         err = re.sub(r"^\w+ ([\d,]+)/(?!\1\b)[\d,]+.*\n", "", err, flags=re.MULTILINE)
+        err = re.sub(r"  took \d:\d\d:\d\d$", "", err, flags=re.MULTILINE)
         return Done(code, out, err, content(output))
 
     def both(shape: Shape, words: str) -> Done:
