@@ -333,6 +333,8 @@ def one_start(world: World, start: Start, *, interrupted: bool) -> MemoryRun:
         assert loop.waiting() == [], f"tasks are left: {loop.waiting()}"
     world.running = 0
     if world.wire is not None:
+        if start.killed:  # also before its first step, when nothing was there to close what it had opened
+            world.wire.sessions = 0
         world.wire.check()
     check_start(world, start, before, run)
     return run
