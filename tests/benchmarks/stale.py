@@ -1,12 +1,13 @@
 """What batch RL learns from rollouts of an older or a coarser sampler, by loss, with and without score centering:
 
     python -m tests.benchmarks.stale WORK [--seeds 6]
+    python -m tests.benchmarks.stale WORK --real --seeds 3
 
 The sample policy answers 300 training tasks eight times, with heads of 20 ids. That policy, trained for 1, 4, 16 or 64 steps
 on half of them, is then trained for 16 steps on the other half's old rollouts, with each of the losses; in the second arm
 the untrained policy is, on rollouts of its own weights rounded to few bits. What counts is the mean reward of 200 held-out
 tasks, greedy. Losses are paired by seed, which orders both trainings, and by task; each has the learning rate that was best
-for it on a seed of its own, 0.
+for it on a seed of its own, 0. ``--real``: the same with SmolLM2-135M-Instruct and its own tasks, fewer losses and ages.
 
 Each finished training is a line of WORK/cells.jsonl; started again, it goes on. One thread. Prints the tables at the end, of
 all cells that are there; ``--seeds 0`` prints them alone.
@@ -34,6 +35,7 @@ import pyarrow as pa
 
 from gymdata.commands.collect.run import collect, load_parts
 from gymdata.commands.collect.settings import CollectConfig
+from gymdata.commands.demo.model import cached_model
 from gymdata.commands.demo.steps import running, sample_data
 from gymdata.engines.port import Generation, SampleRequest
 from gymdata.rollouts.schema import EXPERIENCES, HEAD, ROLLOUTS
@@ -61,14 +63,49 @@ DIFFERENCES = (
     ("truncated IS", "ppo_clip"),
     ("cispo", "truncated IS"),
 )
-#: Updates that the sampler is older than the policy; bits of its weights.
-AGES, BITS = (1, 4, 16, 64), (4,)
-RATES = (3e-5, 1e-4, 3e-4)
 #: Where learning rates are chosen, and the seed that orders nothing else.
-TUNED_AT, TUNING_SEED = ("age 16",), 0
-#: As the sample policy's ``rl.yaml``, which is what ages it.
-AGING = {"loss": "cispo", "learning_rate": 2e-4}
-BATCH, STEPS, ROLLOUTS_PER_TASK, HEAD_IDS, MAX_TOKENS, HELD_OUT = 32, 16, 8, 20, 48, 200
+TUNED_AT, TUNING_SEED = "age 16", 0
+ROLLOUTS_PER_TASK, HEAD_IDS, MAX_TOKENS = 8, 20, 48
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A model with its tasks, and what is compared on it. ``scored``: the flags of ``collect``, as a mapping; of the tasks
+    each ``every``-th is sampled, and those of each half are every other one of them. ``ages``: updates that the sampler is
+    older than the policy, which ``aging`` makes; ``bits``: of its weights."""
+
+    policy: Path
+    tasks: str
+    scored: Mapping[str, str]
+    every: int
+    losses: Sequence[str]
+    ages: Sequence[int]
+    bits: Sequence[int]
+    rates: Sequence[float]
+    aging: Mapping[str, Any]
+    batch: int
+    steps: int
+    held_out: int
+
+    @property
+    def samplers(self) -> list[str]:
+        return [f"age {age}" for age in self.ages] + [f"{bits} bits" for bits in self.bits]
+
+
+def sample_policy() -> Arm:
+    # Aged as its ``rl.yaml`` trains it.
+    env = f"{sample_data() / 'calculator.py'}:Calculator"
+    return Arm(sample_data() / "policy", "", {"env": env, "reward": "numeric"}, every=2, losses=tuple(LOSSES),
+               ages=(1, 4, 16, 64), bits=(4,), rates=(3e-5, 1e-4, 3e-4), aging={"loss": "cispo", "learning_rate": 2e-4},
+               batch=32, steps=16, held_out=200)  # fmt: skip
+
+
+def real_model() -> Arm:
+    # Aged as the demo's recipe trains it, ``rl-135m.yaml``.
+    model = cached_model(lambda line: print(line, file=sys.stderr))
+    return Arm(model, "sentences-", {"reward": f"{sample_data() / 'sentences.py'}:all_right"}, every=1,
+               losses=("truncated IS", "truncated IS, centered"), ages=(1, 16), bits=(), rates=(1e-5, 3e-5, 1e-4),
+               aging={"loss": "cispo", "learning_rate": 3e-5}, batch=16, steps=8, held_out=100)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,31 +167,35 @@ class Greedy:
 class Work:
     """The folder with what was collected, aged and measured."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.policy = folder, sample_data() / "policy"
+    def __init__(self, folder: Path, arm: Arm) -> None:
+        self.folder, self.arm = folder, arm
         self.run = running(lambda line: print(line, file=sys.stderr, flush=True))
-        self.env = ("--env", f"{sample_data() / 'calculator.py'}:Calculator")
         folder.mkdir(parents=True, exist_ok=True)
+
+    def tasks(self, part: str) -> Path:
+        return sample_data() / "tasks" / f"{self.arm.tasks}{part}.jsonl"
 
     def collected(self, name: str, model: Path, every: int) -> Path:
         """Experiences of rollouts of each ``every``-th training task."""
         out = self.folder / name / "experiences"
         if not (out / "run.json").is_file():
             tasks = self.folder / f"{name}.jsonl"
-            lines = (sample_data() / "tasks" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = self.tasks("train").read_text(encoding="utf-8").splitlines()
             tasks.write_text("\n".join(lines[::every]) + "\n", encoding="utf-8")
             sampling = ["--max-tokens", MAX_TOKENS, "-r", ROLLOUTS_PER_TASK, "--top-logprobs", HEAD_IDS, "--seed", 1]
-            words = [tasks, "-m", model, "-o", self.folder / name, *self.env, "--reward", "numeric", *sampling]
+            scored = [word for flag, value in self.arm.scored.items() for word in (f"--{flag}", value)]
+            words = [tasks, "-m", model, "-o", self.folder / name, *scored, *sampling]
             self.run(["collect", *map(str, words)], (0,))
             self.run(["experience", str(self.folder / name), "-o", str(out)], (0,))
         return out / "experiences.parquet"
 
     def half(self, number: int) -> Path:
-        """Of the policy's experiences those of the tasks 0, 4, 8 … or 2, 6, 10 …"""
-        out = self.folder / f"half-{number}.parquet"
+        """Of the policy's experiences those of every other task, from the first or the second one."""
+        out, every = self.folder / f"half-{number}.parquet", self.arm.every
         if not out.is_file():
-            table = read_table(self.collected("policy", self.policy, 2), EXPERIENCES)
-            chosen = [int(task.removeprefix("train-")) % 4 == 2 * number for task in table["task_id"].to_pylist()]
+            table = read_table(self.collected("policy", self.arm.policy, every), EXPERIENCES)
+            tasks = (int(task.rpartition("-")[2]) // every for task in table["task_id"].to_pylist())
+            chosen = [task % 2 == number for task in tasks]
             write_table(table.filter(pa.array(chosen)), out, EXPERIENCES)
         return out
 
@@ -162,11 +203,11 @@ class Work:
         """The policy with each row of its matrices rounded to as many steps as ``bits`` have."""
         from transformers import AutoModelForCausalLM
 
-        model, out = AutoModelForCausalLM.from_pretrained(self.policy), self.folder / f"model-{bits}-bits"
+        model, out = AutoModelForCausalLM.from_pretrained(self.arm.policy), self.folder / f"model-{bits}-bits"
         for weights in (w.data for w in model.parameters() if w.dim() == 2):
             step = weights.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
             weights.copy_((weights / step).round() * step)
-        shutil.copytree(self.policy, out, dirs_exist_ok=True)
+        shutil.copytree(self.arm.policy, out, dirs_exist_ok=True)
         model.save_pretrained(out)
         return out
 
@@ -174,19 +215,19 @@ class Work:
         """The policy after ``age`` steps on the other half of the tasks."""
         from transformers import TrainerCallback
 
-        folder = self.folder / f"aged-{seed}"
+        folder, ages = self.folder / f"aged-{seed}", self.arm.ages
 
         class Saving(TrainerCallback):  # type: ignore[misc]  # of a library without types
             def on_step_end(self, _args: Any, state: Any, _control: Any, model: Any, **_: Any) -> None:
-                if state.global_step in AGES:
+                if state.global_step in ages:
                     model.save_pretrained(unfinished / str(state.global_step))
 
         if not folder.is_dir():
             unfinished = folder.with_suffix(".tmp")
-            for number in AGES:
-                shutil.copytree(self.policy, unfinished / str(number), dirs_exist_ok=True)
-            settings = {**AGING, "seed": seed, "max_steps": max(AGES), "lr_scheduler_type": "constant"}
-            with self.training(self.half(1), self.policy, **settings) as trainer:
+            for number in ages:
+                shutil.copytree(self.arm.policy, unfinished / str(number), dirs_exist_ok=True)
+            settings = {**self.arm.aging, "seed": seed, "max_steps": max(ages), "lr_scheduler_type": "constant"}
+            with self.training(self.half(1), self.arm.policy, **settings) as trainer:
                 trainer.add_callback(Saving)
                 trainer.train()
             unfinished.rename(folder)
@@ -195,7 +236,7 @@ class Work:
     @contextlib.contextmanager
     def training(self, data: Path, model: Path, **settings: Any) -> Iterator[Any]:
         """``train-rl``'s trainer in this process."""
-        both = {"per_device_train_batch_size": BATCH, "prefix_sharing": "off", "allow_biased_logprobs": True}
+        both = {"per_device_train_batch_size": self.arm.batch, "prefix_sharing": "off", "allow_biased_logprobs": True}
         with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(sys.stderr):
             yield started("rl", data, model, Path(name), PLAIN, **both, **settings)
 
@@ -203,9 +244,9 @@ class Work:
         """Of each held-out task, greedy."""
         with tempfile.TemporaryDirectory() as name:
             config = CollectConfig.load(None, {
-                "tasks": str(sample_data() / "tasks" / "heldout.jsonl"), "model": str(self.policy), "env": self.env[1],
-                "output": f"{name}/run", "limit": HELD_OUT, "reward": ["numeric"], "max_tokens": MAX_TOKENS,
-                "num_rollouts": 1, "temperature": 0.0, "seed": 0,
+                **self.arm.scored, "reward": [self.arm.scored["reward"]], "tasks": str(self.tasks("heldout")),
+                "model": str(self.arm.policy), "output": f"{name}/run", "limit": self.arm.held_out,
+                "max_tokens": MAX_TOKENS, "num_rollouts": 1, "temperature": 0.0, "seed": 0,
             })  # fmt: skip
             parts = load_parts(config)
             parts.sampler = Greedy(model.eval())
@@ -218,7 +259,7 @@ class Work:
         if sampler.startswith("age"):
             return self.aged(int(sampler.split()[1]), seed), self.half(0)
         bits = int(sampler.split()[0])
-        return self.policy, self.collected(f"{bits}-bits", self.rounded(bits), 4)
+        return self.arm.policy, self.collected(f"{bits}-bits", self.rounded(bits), 4)
 
     def measured(self, cell: Cell) -> dict[str, Any]:
         """Train the cell; its line."""
@@ -228,8 +269,8 @@ class Work:
             from transformers import AutoModelForCausalLM
 
             return {**asdict(cell), "rewards": self.rewards(AutoModelForCausalLM.from_pretrained(model))}
-        settings = {**LOSSES[cell.loss], "learning_rate": cell.rate, "lr_scheduler_type": "linear", "max_steps": STEPS}
-        with self.training(data, model, seed=cell.seed, **settings) as trainer:
+        settings = {**LOSSES[cell.loss], "learning_rate": cell.rate, "lr_scheduler_type": "linear"}
+        with self.training(data, model, seed=cell.seed, max_steps=self.arm.steps, **settings) as trainer:
             ratio = trainer.before_training["ratio"]
             trainer.train()
             logged = [row for row in trainer.state.log_history if "loss" in row]
@@ -268,9 +309,7 @@ class Results:
 
     def best_rate(self, loss: str, rates: Sequence[float]) -> float:
         """The learning rate with the highest mean on the tuning seed."""
-        means = {rate: [np.mean(self.by_cell[Cell(loss, sampler, TUNING_SEED, rate)]["rewards"]) for sampler in TUNED_AT]
-                 for rate in rates}  # fmt: skip
-        return max(means, key=lambda rate: float(np.mean(means[rate])))
+        return max(rates, key=lambda rate: np.mean(self.by_cell[Cell(loss, TUNED_AT, TUNING_SEED, rate)]["rewards"]))
 
     def of(self, loss: str, sampler: str) -> dict[int, dict[str, Any]]:
         """Seed → line, of the measured ones."""
@@ -278,27 +317,29 @@ class Results:
         return {row["seed"]: row for row in rows if row["seed"] != TUNING_SEED}
 
 
-def tables(results: Results, samplers: Sequence[str], masses: Mapping[str, float]) -> str:
+def tables(results: Results, arm: Arm, masses: Mapping[str, float]) -> str:
     """Means of each loss, and paired differences, for each sampler; only seeds that all losses of it have."""
+    differences = [pair for pair in DIFFERENCES if set(pair) <= set(arm.losses)]
     lines = [
-        "| sampler | ESS | covered | " + " | ".join((BEFORE, *LOSSES)) + " |",
-        "| --- | ---: | ---: | ---: |" + " ---: |" * len(LOSSES),
+        "| sampler | ESS | covered | " + " | ".join((BEFORE, *arm.losses)) + " |",
+        "| --- | ---: | ---: | ---: |" + " ---: |" * len(arm.losses),
     ]
-    apart = ["| sampler | seeds | " + " | ".join(f"{a} − {b}" for a, b in DIFFERENCES) + " |",
-             "| --- | ---: |" + " ---: |" * len(DIFFERENCES)]  # fmt: skip
-    for sampler in samplers:
-        rows = {loss: results.of(loss, sampler) for loss in (BEFORE, *LOSSES)}
+    apart = ["| sampler | seeds | " + " | ".join(f"{a} − {b}" for a, b in differences) + " |",
+             "| --- | ---: |" + " ---: |" * len(differences)]  # fmt: skip
+    for sampler in arm.samplers:
+        rows = {loss: results.of(loss, sampler) for loss in (BEFORE, *arm.losses)}
         seeds = sorted(set.intersection(*(set(by_seed) for by_seed in rows.values())))
         if not seeds:
             continue
         rewards = {loss: np.array([rows[loss][seed]["rewards"] for seed in seeds]) for loss in rows}
-        effective = statistics.mean(rows["ppo_clip"][seed]["effective_sample_size"] for seed in seeds)
+        effective = statistics.mean(rows[arm.losses[0]][seed]["effective_sample_size"] for seed in seeds)
         means = " | ".join(f"{100 * rewards[loss].mean():.1f} %" for loss in rows)
         lines.append(f"| {sampler} | {effective:.1%} | {masses.get(sampler, float('nan')):.4f} | {means} |")
-        cells = [two_way_ci(rewards[a] - rewards[b]) for a, b in DIFFERENCES]
+        cells = [two_way_ci(rewards[a] - rewards[b]) for a, b in differences]
         shown = " | ".join(f"{100 * m:+.1f} [{100 * low:.1f}, {100 * high:.1f}]" for m, low, high in cells)
         apart.append(f"| {sampler} | {len(seeds)} | {shown} |")
-    rates = {loss: sorted({row["rate"] for s in samplers for row in results.of(loss, s).values()}) for loss in LOSSES}
+    rates = {loss: sorted({row["rate"] for s in arm.samplers for row in results.of(loss, s).values()})
+             for loss in arm.losses}  # fmt: skip
     chosen = ", ".join(f"{loss} {' or '.join(f'{rate:g}' for rate in found)}" for loss, found in rates.items())
     return "\n".join([*lines, "", *apart, "", f"Learning rates: {chosen}."])
 
@@ -307,13 +348,14 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.stale")
     parser.add_argument("work", type=Path)
     parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--real", action="store_true", help="with SmolLM2-135M-Instruct")
     arguments = parser.parse_args(argv)
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     import torch
 
     torch.set_num_threads(1)
-    work, results = Work(arguments.work), Results(arguments.work / "cells.jsonl")
-    samplers = [f"age {age}" for age in AGES] + [f"{bits} bits" for bits in BITS]
+    arm = real_model() if arguments.real else sample_policy()
+    work, results = Work(arguments.work, arm), Results(arguments.work / "cells.jsonl")
 
     def measure(cell: Cell) -> None:
         if cell not in results.by_cell:
@@ -321,19 +363,20 @@ def main(argv: Sequence[str]) -> int:
             print(f"{cell}: {np.mean(row['rewards']):.3f}", file=sys.stderr, flush=True)
 
     if arguments.seeds:
-        for loss in LOSSES:
-            for sampler in TUNED_AT:
-                for rate in RATES:
-                    measure(Cell(loss, sampler, TUNING_SEED, rate))
+        for loss in arm.losses:
+            for rate in arm.rates:
+                measure(Cell(loss, TUNED_AT, TUNING_SEED, rate))
     for seed in range(1, arguments.seeds + 1):
-        for sampler in samplers:
+        for sampler in arm.samplers:
             measure(Cell(BEFORE, sampler, seed, 0.0))
-            for loss in LOSSES:
-                measure(Cell(loss, sampler, seed, results.best_rate(loss, RATES)))
+            for loss in arm.losses:
+                measure(Cell(loss, sampler, seed, results.best_rate(loss, arm.rates)))
     masses = {
-        sampler: covered(work.before(sampler, TUNING_SEED)[1]) for sampler in samplers if results.of("cispo", sampler)
+        sampler: covered(work.before(sampler, TUNING_SEED)[1])
+        for sampler in arm.samplers
+        if results.of(arm.losses[0], sampler)
     }
-    print(tables(results, samplers, masses))
+    print(tables(results, arm, masses))
     return 0
 
 
