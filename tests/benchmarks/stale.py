@@ -104,7 +104,7 @@ def real_model() -> Arm:
     # Aged as the demo's recipe trains it, ``rl-135m.yaml``.
     model = cached_model(lambda line: print(line, file=sys.stderr))
     return Arm(model, "sentences-", {"reward": f"{sample_data() / 'sentences.py'}:all_right"}, every=1,
-               losses=("truncated IS", "truncated IS, centered"), ages=(1, 16), bits=(), rates=(1e-5, 3e-5, 1e-4),
+               losses=("truncated IS", "truncated IS, centered"), ages=(1, 16), bits=(), rates=(3e-6, 1e-5, 3e-5, 1e-4),
                aging={"loss": "cispo", "learning_rate": 3e-5}, batch=16, steps=8, held_out=100)  # fmt: skip
 
 

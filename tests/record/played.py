@@ -34,6 +34,7 @@ from gymdata.workers.signals import together
 from tests.collect.fake_parts import END, FakeSampler
 from tests.collect.played import MemoryRun
 from tests.record.scripted_engine import Letters
+from tests.record.streaming import receiving
 from tests.seeded_loop import LATE_S, KilledError, SeededLoop, seeded
 
 IDLE_S, TICK_S, REWARD_S = 40.0, 1.0, 6.0
@@ -134,16 +135,12 @@ class World:
     async def post(self, handle: Handler, key: str, body: Any, leaves: float | None) -> tuple[int | None, str]:
         """Status and text of the answer, of which there is one; no status for a client that was gone before it."""
         self.seen["requests"] += 1
-        sent, gone, messages = [json.dumps(body).encode()], asyncio.Event(), list[dict[str, Any]]()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(sent[0])).encode())]
+        content, gone, messages = json.dumps(body).encode(), asyncio.Event(), list[dict[str, Any]]()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
         scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
         scope |= {"asgi": {"spec_version": "2.3"}, "path_params": {"key": key}}
 
-        async def receive() -> dict[str, Any]:
-            if sent:
-                return {"type": "http.request", "body": sent.pop(), "more_body": False}
-            await gone.wait()
-            return {"type": "http.disconnect"}
+        receive = receiving(content, gone)
 
         async def send(message: dict[str, Any]) -> None:
             if not gone.is_set():

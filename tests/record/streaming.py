@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gymdata.commands.record.server import Service
@@ -26,13 +26,7 @@ async def streamed(
     if service is None:
         service = Service(r.recorder.config, r.recorder)
         service.alive_s = 0.01
-    sent, gone, text, status = [json.dumps({**body, "stream": True}).encode()], asyncio.Event(), "", 0
-
-    async def receive() -> dict[str, Any]:
-        if sent:
-            return {"type": "http.request", "body": sent.pop(), "more_body": False}
-        await gone.wait()
-        return {"type": "http.disconnect"}
+    gone, text, status = asyncio.Event(), "", 0
 
     async def send(message: dict[str, Any]) -> None:
         nonlocal text, status
@@ -47,8 +41,21 @@ async def streamed(
     scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers}
     scope |= {"scheme": "http", "server": ("testserver", 80), "client": ("127.0.0.1", 1)}
     async with asyncio.timeout(60):
-        await r.app(service)(scope, receive, send)
+        await r.app(service)(scope, receiving(json.dumps({**body, "stream": True}).encode(), gone), send)
     return status, text
+
+
+def receiving(body: bytes, gone: asyncio.Event) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """ASGI's ``receive`` of a client that sends its body at once and hangs up when ``gone`` is set."""
+    sent = [body]
+
+    async def receive() -> dict[str, Any]:
+        if sent:
+            return {"type": "http.request", "body": sent.pop(), "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    return receive
 
 
 def asked(dialect: str, **more: Any) -> tuple[str, dict[str, Any]]:
