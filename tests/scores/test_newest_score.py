@@ -26,15 +26,21 @@ from tests.rollout_files import rollout, two_turns, write_run, write_table
 
 def write_scores(run: Path, name: str, values: dict[int, float], kind: str = "scores") -> None:
     """RUN/scores-NAME as `gymdata score` leaves it, or RUN/judge-NAME: by rollout index, failed for the others."""
-    rows = [
+    write_score_rows(run / f"{kind}-{name}", name, score_rows(run, name, values))
+
+
+def score_rows(run: Path, name: str, values: dict[int, float]) -> list[dict[str, object]]:
+    return [
         {"rollout_id": row["rollout_id"], "name": name, "value": values.get(row["rollout_index"]), "source": "function",
          "status": "scored" if row["rollout_index"] in values else "failed", "run_id": "r", "detail": "no answer"}
         for row in gymdata.load_rollouts(run).select(["rollout_id", "rollout_index"]).to_pylist()
     ]  # fmt: skip
-    table = pa.Table.from_pylist(rows, schema=SCORES.schema)
-    file = write_table(table, run / f"{kind}-{name}" / "scores.parquet", SCORES)
+
+
+def write_score_rows(folder: Path, name: str, rows: list[dict[str, object]]) -> None:
+    file = write_table(pa.Table.from_pylist(rows, schema=SCORES.schema), folder / "scores.parquet", SCORES)
     files = [{"path": file.name, "rows": len(rows), "bytes": file.stat().st_size, "xxh3": hash_file(file)}]
-    write_run_json(run / f"{kind}-{name}", {"stage": "score", "files": files, "rewards": [{"source": f"file:{name}"}]})
+    write_run_json(folder, {"stage": "score", "files": files, "rewards": [{"source": f"file:{name}"}]})
 
 
 @pytest.fixture
@@ -206,6 +212,16 @@ def test_experience_and_filter_use_it(run: Path, capsys: pytest.CaptureFixture[s
     total = ["filter", str(run), "--where", "reward_reward < reward and n_scored = 3", "-o", str(run.parent / "total")]
     assert main(total) == 0
     assert gymdata.load_rollouts(run.parent / "total")["rollout_index"].to_pylist() == [1, 2, 1, 2]
+
+
+def test_a_score_is_that_of_its_rollout_in_whatever_order_they_were_written(run: Path) -> None:
+    """The last row of a rollout counts, wherever the rows of others are."""
+    first, last = (score_rows(run, "mine", values) for values in ({0: 7.0, 1: 7.0, 2: 7.0}, {1: 1.0, 2: 2.0}))
+    again = [row for row in last if row["status"] == "scored"]
+    write_score_rows(run / "scores-mine", "mine", [*reversed(first), *reversed(again)])
+    rollouts, _ = with_score([run], gymdata.load_rollouts(run), "mine")
+    by_index = zip(rollouts["rollout_index"].to_pylist(), rollouts["reward"].to_pylist(), strict=True)
+    assert sorted(by_index) == [(0, 7.0), (0, 7.0), (1, 1.0), (1, 1.0), (2, 2.0), (2, 2.0)]
 
 
 @pytest.mark.parametrize("named", [[], ["--reward", "mine"]])
