@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 import gymdata
 from gymdata.formats import FORMATS, Format
-from gymdata.formats.conversion.importing import BadItem, Importing
+from gymdata.formats.conversion.importing import BadItem, CallIds, Importing, has_content
 from gymdata.formats.conversion.models import (
     Int32,
     Model,
@@ -170,8 +170,8 @@ class Subagent(Model):
             if step.source != "agent" and step.has_ids() is not None:
                 raise BadItem("S102", f"{place}.source: got {step.source!r} with token ids, expected 'agent'")
             if step.is_sampled:
-                expected = "prompt_token_ids and completion_token_ids of one model call"
-                calls.append((step.has_ids(), f"{place}.metrics: expected {expected}"))
+                missing = f"{place}.metrics: expected prompt_token_ids and completion_token_ids of one model call"
+                calls.append(CallIds(step.has_ids(), missing, has_content(step.table_message())))
         importing.check_ids(calls, "steps", is_own=is_own)
         for n, inner in enumerate(self.subagent_trajectories):
             inner.check_ids(importing, is_own, f"{where}subagent_trajectories[{n}].")

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gymdata.formats import FORMATS
-from gymdata.formats.conversion.importing import BadItem, Importing
+from gymdata.formats.conversion.importing import BadItem, CallIds, Importing, has_content
 from gymdata.formats.conversion.models import (
     Int32,
     Model,
@@ -157,9 +157,10 @@ class NatTrajectories(Nested):
             raise BadItem("S102", f"shaped_rewards: got {len(rewards)}, expected {expected}")
         places = [f"episode[{n}]" for n in range(len(episode))]
         checked = [said.check(place) for said, place in zip(episode, places, strict=True)]
-        answers = [found for said, found in zip(episode, checked, strict=True) if said.role == "assistant"]
-        importing.check_ids(answers, "episode", is_own=own is not None)
         messages, encoder = [said.table_message() for said in episode], TurnEncoder()
+        found = zip(checked, messages, strict=True)
+        calls = [CallIds(*ids, has_content(message)) for ids, message in found if message["role"] == "assistant"]
+        importing.check_ids(calls, "episode", is_own=own is not None)
         for n, (is_turn, _) in enumerate(checked):
             if is_turn:
                 messages[n]["turn"] = len(encoder.turns)

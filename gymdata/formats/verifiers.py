@@ -169,7 +169,7 @@ def _calls(nodes: Sequence[Node], messages: Sequence[Message]) -> list[Sampled]:
         if False in node.mask[first:]:
             raise BadItem("S102", f"nodes[{n}].mask[{node.mask.index(False, first)}]: got false after a sampled token")
         if truth(node.sampled) is True:
-            prompt = [*before, *node.token_ids[:first]]
+            prompt = [*before, *node.token_ids[:first]] if node.token_ids else []
             calls.append(Sampled(f"nodes[{n}]", prompt, node.token_ids[first:], node.logprobs or None, message))
         before += node.token_ids
     return calls

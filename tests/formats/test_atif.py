@@ -129,7 +129,8 @@ def agent_step(number: int, prompt: list[int], answer: list[int], **more: Any) -
 
 
 def test_steps_are_turns_when_they_were_sampled_here(tmp_path: Path) -> None:
-    """Copied context, steps without a model call and steps of several calls are no turns; tool answers are messages."""
+    """Copied context and steps without a model call are no turns; tool answers are messages. The ids of several calls are
+    not those of one, whose trajectory is rejected."""
     steps = [
         {"step_id": 1, "source": "user", "message": "q", "timestamp": "2026-01-01T00:00:00Z"},
         agent_step(2, [1], [2, 3], is_copied_context=True),
@@ -140,7 +141,6 @@ def test_steps_are_turns_when_they_were_sampled_here(tmp_path: Path) -> None:
         ),
         {"step_id": 4, "source": "agent", "message": "dispatch", "llm_call_count": 0},
         agent_step(5, [1, 2, 3, 4, 9], [5, 6], llm_call_count=1, timestamp="2026-01-01T00:00:07Z"),
-        agent_step(6, [7], [8], llm_call_count=2),
     ]  # fmt: skip
     about = {"name": "a", "version": "1", "model_name": "m", "tool_definitions": [{"type": "function"}]}
     whole = {"schema_version": "ATIF-v1.7", "agent": about, "steps": steps}
@@ -153,9 +153,11 @@ def test_steps_are_turns_when_they_were_sampled_here(tmp_path: Path) -> None:
     assert [t["generation_token_ids"].tolist() for t in row["turns"]] == [[4], [5, 6]]
     assert [(m["role"], m["turn"]) for m in row["messages"]] == [
         ("user", None), ("assistant", None), ("assistant", 0), ("tool", None), ("assistant", None), ("assistant", 1),
-        ("assistant", None),
     ]  # fmt: skip
     assert (row["policy"], row["duration_s"], row["reward"]) == ("m", 7.0, None)
+    several = whole | {"steps": [*steps, agent_step(6, [7], [8], llm_call_count=2)]}
+    (bad,) = rejected(write_lines(tmp_path / "several.jsonl", [several]), "atif")
+    assert (bad["code"], bad["reason"][:25]) == ("T205", "steps[5].metrics: expecte")
 
 
 def test_subagents_are_turns_of_their_own(tmp_path: Path) -> None:

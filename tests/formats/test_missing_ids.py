@@ -15,7 +15,7 @@ from gymdata.commands.validate.run import validate
 from gymdata.store import read_table
 from gymdata.store.columns import to_rows
 from gymdata.store.reading import DataWarning
-from tests.formats.trajectories import lines, rejected, write_lines
+from tests.formats.trajectories import lines, rejected, verifiers_traces, write_lines
 from tests.rollout_files import rollout, two_turns, write_run
 
 PROMPTS, GENERATIONS = ([1, 2], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7]), ([3, 4], [6], [8, 9])
@@ -123,19 +123,50 @@ def test_import_rejects_what_validate_finds_in_the_file(path: tuple[Any, ...], t
     assert f"turn {found.turn}" in bad["reason"]
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "value"),
-    [
-        ("nemo-gym", ("response", "output", 4), {"type": "message", "role": "assistant", "content": ""}),
-        ("atif", ("steps", 3, "metrics"), None),
-    ],
-)
-def test_a_last_answer_without_ids_is_counted(name: str, path: tuple[Any, ...], value: Any, tmp_path: Path) -> None:
-    """Such as that to a prompt that was too long: it is context of nothing, and is not trained. The summary names it."""
-    file = write_lines(tmp_path / "a.jsonl", [ROWS[name](), changed(name, path, value)])
-    summary = gymdata.import_rollouts(file, tmp_path / "run")
-    assert (summary.rejected, summary.turns, summary.ends_without_ids) == (0, 5, 1)
-    assert ("  whose last answer alone has none (T205)", 1) in summary.rows()
+def ending(name: str, text: str) -> list[dict[str, Any]]:
+    """The lines of a rollout in a format whose last answer is ``text`` and has no ids, as its first call has."""
+    asked, said, answer = (
+        {"role": role, "content": t} for role, t in (("user", "q"), ("assistant", "a"), ("assistant", text))
+    )
+    chat = [asked, said, asked, answer]
+    if name == "rllm-traces":
+        first = {"prompt_token_ids": [1, 2], "completion_token_ids": [3], "logprobs": [-0.5], "timestamp": 1.0}
+        last = {"prompt_token_ids": [], "completion_token_ids": None, "timestamp": 2.0}
+        calls = (chat[:1], said, first), (chat[:3], answer, last)
+        return [{"trace_id": f"{n}", "session_id": "s", "messages": before, "response_message": made, **ids}
+                for n, (before, made, ids) in enumerate(calls)]  # fmt: skip
+    if name == "rllm":
+        steps = [{"chat_completions": chat[:2], "prompt_ids": [1, 2], "response_ids": [3], "logprobs": [-0.5]},
+                 {"chat_completions": chat, "prompt_ids": [], "response_ids": None}]  # fmt: skip
+        return [{"id": "a:0", "trajectories": [{"steps": steps}]}]
+    row = verifiers_traces(4) if name == "verifiers-traces" else ROWS[name]()
+    if name == "verifiers-traces":
+        row["traces"][0]["nodes"][-1] |= {"token_ids": [], "mask": [], "logprobs": [], "message": answer}
+    elif name == "nemo-gym":
+        row["response"]["output"][4:] = [{"type": "message", **answer}]
+    elif name == "atif":
+        row["steps"][-1] = {"source": "agent", "message": text}
+    else:
+        row["episode"][-1] = answer
+    return [row]
+
+
+@pytest.mark.parametrize("name", [*ROWS, "rllm", "rllm-traces", "verifiers-traces"])
+def test_a_last_answer_without_ids_is_rejected_in_every_format(name: str, tmp_path: Path) -> None:
+    """It would not be trained, although the reward is for it, too. An empty one lost nothing: its prompt was too long."""
+    (bad,) = rejected(write_lines(tmp_path / "lost.jsonl", ending(name, "a")), name)
+    assert (bad["code"], bad["reason"][-38:]) == ("T205", ", and other model calls have their ids"), bad
+    summary = gymdata.import_rollouts(write_lines(tmp_path / "empty.jsonl", ending(name, " ")), tmp_path / "run")
+    assert (summary.format, summary.rejected, summary.without_token_data) == (name, 0, 0)
+    assert summary.turns == {"rllm": 1, "rllm-traces": 1, "verifiers-traces": 1}.get(name, 2)
+
+
+def test_validate_and_import_agree_about_a_last_answer_without_ids(tmp_path: Path) -> None:
+    """In a row of NeMo Gym as it is: text without ids is an error, and an empty answer is an empty generation."""
+    file = write_lines(tmp_path / "a.jsonl", [*ending("nemo-gym", "a"), *ending("nemo-gym", "")])
+    report = validate(file, select=["T205", "T212"])
+    assert [(v.code, v.row, v.turn) for v in report.violations] == [("T205", 0, 2), ("T212", 1, 2)]
+    assert (report.errors, report.trainable) == (1, 1)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -144,7 +175,7 @@ def test_rows_of_which_no_call_has_all_its_ids_are_text(name: str, tmp_path: Pat
     text = json.loads(json.dumps(ROWS[name]()).replace("prompt_token_ids", "prompt_ids"))
     with pytest.warns(DataWarning, match=f"{name}: token ids in the `{COLUMNS[name]}` of 1 row are not read"):
         summary = gymdata.import_rollouts(write_lines(tmp_path / "a.jsonl", [text]), tmp_path / "run")
-    assert (summary.rejected, summary.without_token_data, summary.ends_without_ids) == (0, 1, 0)
+    assert (summary.rejected, summary.without_token_data) == (0, 1)
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -18,7 +18,6 @@ from gymdata.formats.conversion.importing import Rejected
 from gymdata.formats.conversion.rows import NO_TIME
 from gymdata.rollouts.failures import CANCELLED, MASKED, failures_in, short_reason
 from gymdata.rollouts.messages import JsonObject, TableRow, loads, object_of
-from gymdata.rollouts.ragged import list_parts
 from gymdata.rollouts.schema import PAIRS, Table
 from gymdata.store import StageOutput
 from gymdata.store.columns import to_rows
@@ -125,25 +124,12 @@ class ImportedRows:
         summary.rollouts += batch.num_rows
         for column, name in _SUMS.items():
             setattr(summary, name, getattr(summary, name) + int(batch.column(column).to_numpy().sum()))
-        has_turns = batch.column("n_turns").to_numpy() > 0
-        summary.without_token_data += int((~has_turns).sum())
-        summary.ends_without_ids += int((_ends_without_turn(batch.column("messages")) & has_turns).sum())
+        summary.without_token_data += int((batch.column("n_turns").to_numpy() == 0).sum())
         rewards = batch.column("reward").to_numpy(zero_copy_only=False)
         summary.without_reward += int(np.count_nonzero(~np.isfinite(rewards)))
         summary.without_time += batch.column("started_at").to_pylist().count(NO_TIME)
         self._rollout_ids.update(batch.column("rollout_id").to_pylist())
         summary.duplicates = summary.rollouts - len(self._rollout_ids)
-
-
-def _ends_without_turn(messages: pa.ListArray) -> np.ndarray:
-    """Which conversations have a last answer that is no turn."""
-    offsets, flat = list_parts(messages)
-    answers = np.flatnonzero(pc.equal(flat.field("role"), "assistant").to_numpy(zero_copy_only=False))
-    is_turn = flat.field("turn").is_valid().to_numpy(zero_copy_only=False)[answers]
-    last = np.searchsorted(answers, offsets[1:])
-    has_answer = last > np.searchsorted(answers, offsets[:-1])
-    ends: np.ndarray = has_answer & ~np.append(is_turn, True)[last - 1]
-    return ends
 
 
 def _attempt(row: TableRow, failure: Mapping[str, Any]) -> JsonObject:

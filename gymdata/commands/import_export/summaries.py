@@ -17,7 +17,7 @@ from gymdata.store.paths import RunFacts
 class ImportSummary(Report):
     """Summary of an import. ``rows_in`` (``rows`` in JSON) = ``rollouts`` + ``pairs`` + ``rejected``; ``reasons``
     counts rejected rows by code, ``duplicates`` the rollouts that are the same as an earlier one (D701; they are in the
-    run as well); ``ends_without_ids`` those with ids whose last answer has none (T205), which is not trained.
+    run as well).
     ``failed``: attempts that failed, by reason, which are in failures.jsonl and also count in ``rows_in``;
     ``masked``: rollouts that their writer masked or cancelled, by reason.
 
@@ -37,7 +37,6 @@ class ImportSummary(Report):
     turns: int = 0
     breaks: int = 0
     without_token_data: int = 0
-    ends_without_ids: int = 0
     without_reward: int = 0
     without_time: int = 0
     equal_scores: int = 0
@@ -78,7 +77,6 @@ class ImportSummary(Report):
             ("turns with token ids", self.turns),
             ("breaks", self.breaks),
             ("rollouts without token data", self.without_token_data),
-            *([("  whose last answer alone has none (T205)", self.ends_without_ids)] if self.ends_without_ids else []),
             ("rollouts without reward", self.without_reward),
             *([("rollouts without a time", self.without_time)] if self.without_time else []),
             *((f"  {why}", n) for why, n in self.masked.items()),

@@ -20,6 +20,7 @@ import xxhash
 
 from gymdata.errors import DataError
 from gymdata.rollouts.messages import JsonObject as JsonObject
+from gymdata.rollouts.messages import Message
 from gymdata.rollouts.messages import TableRow as TableRow
 from gymdata.store.lines import RepeatedKeyError, values_of
 from gymdata.store.paths import Source
@@ -88,6 +89,21 @@ def documents(source: Source) -> Iterator[tuple[int, Any, bytes]]:
         if isinstance(value, RepeatedKeyError):
             value = BadItem("S102", str(value))
         yield number, BadItem("S101", f"{NO_JSON}{value}") if isinstance(value, ValueError) else value, text
+
+
+class CallIds(NamedTuple):
+    """What a row has of the ids of a model call. ``is_whole``: all of them (None: none); ``missing``: what is missing where
+    it is not whole; ``has_content``: whether the model wrote something in it, as far as the row says."""
+
+    is_whole: bool | None
+    missing: str
+    has_content: bool
+
+
+def has_content(message: Message) -> bool:
+    """Whether a message has text, reasoning or tool calls. One without any field is not known, and counts as if."""
+    text = (message.get("content") or "").strip()
+    return not message or bool(text or message.get("reasoning") or message.get("tool_calls"))
 
 
 def rollout_id_of(run: str, group: str, index: int) -> str:
@@ -159,20 +175,21 @@ class Importing:
         text = value.decode("utf-8", "replace") if is_text else json.dumps(value, ensure_ascii=False, default=str)
         self.reject(Rejected(file, line, bad.code, reason, text[:1000]))
 
-    def check_ids(self, calls: Sequence[tuple[bool | None, str]], column: str, *, is_own: bool = False) -> None:
-        """``calls``: of each model call in the ``column`` of a row, whether it has all of its ids (None: it has none), and
-        what is missing where it has not. ``is_own``: gymdata wrote the row, whose answers need not be turns.
+    def check_ids(self, calls: Sequence[CallIds], column: str, *, is_own: bool = False) -> None:
+        """``calls``: the model calls in the ``column`` of a row. ``is_own``: gymdata wrote the row, whose answers may be no
+        turns.
 
-        Raises BadItem for a call that has a part of its ids where others have them all, and for one without any before the
-        last that has them: what it sampled would be context there. Where no call has all of them, those that there are
-        are counted as not read."""
-        last = max((number for number, (is_whole, _) in enumerate(calls) if is_whole), default=None)
+        Raises BadItem for a call without all of its ids where others have theirs: what it sampled would be context of the
+        next call, or not be trained. An end without ids in which nothing was written is no fault: no token was sampled, as
+        when the prompt was too long. Where no call has all of its ids, those that there are are counted as not read."""
+        last = max((number for number, call in enumerate(calls) if call.is_whole), default=None)
         if last is None:
-            self.unread[_ids_in(column)] += any(is_whole is False for is_whole, _ in calls)
+            self.unread[_ids_in(column)] += any(call.is_whole is False for call in calls)
             return
-        for number, (is_whole, missing) in enumerate(calls):
-            if is_whole is False or (is_whole is None and number < last and not is_own):
-                raise BadItem("T205", f"{missing}, and other model calls have their ids")
+        for number, call in enumerate(calls):
+            is_lost = call.is_whole is None and not is_own and (number < last or call.has_content)
+            if call.is_whole is False or is_lost:
+                raise BadItem("T205", f"{call.missing}, and other model calls have their ids")
 
     def count_unread(self, row: JsonObject, column: str, *keys: str) -> None:
         """Count a row whose ``column`` is a list of steps with token ids, under one of these keys, that are not read."""

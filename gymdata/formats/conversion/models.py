@@ -20,7 +20,7 @@ import pydantic
 import xxhash
 
 from gymdata.errors import DataError
-from gymdata.formats.conversion.importing import BadItem, Importing
+from gymdata.formats.conversion.importing import BadItem, CallIds, Importing, has_content
 from gymdata.formats.conversion.rows import refuse_surrogates
 from gymdata.rollouts.messages import JsonObject, Message, RolloutRow, TableRow, json_text, object_of
 from gymdata.rollouts.turns import Call, Turn, TurnEncoder
@@ -186,9 +186,12 @@ def turns_of(calls: Sequence[Sampled], importing: Importing, column: str) -> Tur
     """The turns of the model calls in a ``column`` of a row; each message gets the number of its turn. Raises BadItem as
     ``Importing.check_ids`` and ``model_call``."""
     whole = [bool(call.prompt and call.generation) for call in calls]
-    has_any = [bool(call.prompt or call.generation) for call in calls]
-    missing = [f"{call.where}: ids of its {'generation' if call.prompt else 'prompt'} are missing" for call in calls]
-    importing.check_ids([(w if a else None, m) for w, a, m in zip(whole, has_any, missing, strict=True)], column)
+    found = []
+    for call, is_whole in zip(calls, whole, strict=True):
+        missing = f"{call.where}: ids of its {'generation' if call.prompt else 'prompt'} are missing"
+        has_any = call.prompt or call.generation
+        found.append(CallIds(is_whole if has_any else None, missing, has_content(call.message)))
+    importing.check_ids(found, column)
     encoder = TurnEncoder()
     for call in itertools.compress(calls, whole):
         call.message["turn"] = len(encoder.turns)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from gymdata.formats.conversion.importing import (
     ODD,
     BadItem,
+    CallIds,
     Importing,
     Numbering,
     Origin,
@@ -139,13 +140,14 @@ def _turns(row: Row, importing: Importing) -> tuple[dict[int, int], dict[str, An
 
 def _check_ids(row: Row, importing: Importing) -> None:
     """Raises BadItem as ``Importing.check_ids``."""
-    calls = list[tuple[bool | None, str]]()
+    calls = list[CallIds]()
+    writing = {entry.turn for entry in row.entries if entry.says or entry.calls}
     for number, call in enumerate(row.calls):
         if call is None:
-            calls.append((None, f"turn {number}: the model call has no ids"))
+            calls.append(CallIds(None, f"turn {number}: the model call has no ids", number in writing))
         else:
             lost = GENERATION if len(call.prompt) else PROMPT
-            calls.append((call.is_whole, f"turn {number}: {lost} missing, null or empty"))
+            calls.append(CallIds(call.is_whole, f"turn {number}: {lost} missing, null or empty", number in writing))
     importing.check_ids(calls, "response.output", is_own=isinstance(row.value.get("gymdata"), dict))
 
 
