@@ -55,14 +55,22 @@ class Sample(Model):
         pairs = (zip(*head, strict=True) for head in zip(ids or (), log_probs or (), strict=True))
         return [[{"id": i, "log_prob": log_prob} for i, log_prob in head if i >= 0] for head in pairs]
 
+    def refuse_unknown_mask(self) -> None:
+        """Raises BadItem where a mask that is null may hide what a tool answered: slime trains every token then, gives those
+        that it did not sample the log-probability 0, and has a version of the weights for each call."""
+        zero = next((i for i, number in enumerate(self.rollout_log_probs or ()) if number == 0), None)
+        if self.loss_mask is None and zero is not None and len(self.weight_versions or ()) != 1:
+            got = f"got null, and rollout_log_probs[{zero}] is 0, as where no token was sampled"
+            raise BadItem("S103", f"loss_mask: {got}; expected 1 for each sampled token and 0 for others")
+
 
 @FORMATS.register("slime")
 class Slime(Format):
     """``--save-debug-rollout-data`` of slime and miles (``.pt``): ``tokens`` parted by ``response_length``, the spans of
-    ``loss_mask``, ``rollout_log_probs``, miles' heads (``rollout_topk_token_ids``, ``rollout_topk_log_probs``), ``reward``
-    (of several the numbers are named rewards, and the total is not known), ``group_index``, ``label``, ``weight_versions``
-    where it has one for all spans or for each, and ``status``. Messages are those of a plain prompt with one span; other
-    texts are kept in ``extra``."""
+    ``loss_mask`` (null: all was sampled), ``rollout_log_probs``, miles' heads (``rollout_topk_token_ids``,
+    ``rollout_topk_log_probs``), ``reward`` (of several the numbers are named rewards, and the total is not known),
+    ``group_index``, ``label``, ``weight_versions`` where it has one for all spans or for each, and ``status``. Messages
+    are those of a plain prompt with one span; other texts are kept in ``extra``."""
 
     content = "rollouts that slime or miles dumped"
     several = "samples"
@@ -88,6 +96,7 @@ class Slime(Format):
             raise BadItem.value(
                 "response_length", sample.response_length, f"0 to {len(sample.tokens)}, as many as tokens"
             )
+        sample.refuse_unknown_mask()
         ids = sample.tokens[:first], sample.tokens[first:]
         names = ("the response", *_OF_RESPONSE[1:])
         masked = Masked(*ids, sample.loss_mask, sample.rollout_log_probs, names, heads=sample.heads())

@@ -315,6 +315,8 @@ def test_heads_that_miles_keeps_are_those_of_each_sampled_token(tmp_path: Path) 
     ({"response_length": 4}, "T205", "samples[0]: the prompt has no token ids"),
     ({"loss_mask": [1]}, "L301", "samples[0]: loss_mask: got 1, expected 2, one per token of the response"),
     ({"loss_mask": [1, 0], "rollout_log_probs": [-1.0, -2.0]}, "S102", "samples[0]: loss_mask[1]: got 0, but rollout_log"),
+    ({"rollout_log_probs": [-1.0, 0.0]}, "S103", "samples[0]: loss_mask: got null, and rollout_log_probs[1] is 0, as wh"),
+    ({"rollout_log_probs": [-0.0, -1.0], "weight_versions": []}, "S103", "samples[0]: loss_mask: got null, and rollout_l"),
     ({"tokens": [1, True, 3, 4]}, "S102", "samples[0]: tokens[1]: got True"),
     ({"reward": math.nan}, "R502", "samples[0]: reward: got nan"),
     ({"multimodal_inputs": {"images": [1]}}, "S102", "samples[0]: multimodal_inputs: images, audio and video"),
@@ -325,6 +327,17 @@ def test_a_sample_that_cannot_be_trained_is_named(
     rows, bad = read(dump(tmp_path, sample, {"index": 5}), "slime")
     assert len(rows) == 1
     assert [(row.code, row.reason[: len(reason)]) for row in bad] == [(code, reason)]
+
+
+@pytest.mark.parametrize("sample", [
+    {"rollout_log_probs": [0.0, -1.0], "weight_versions": ["1"]},
+    {"rollout_log_probs": [0.0, -1.0], "loss_mask": [1, 1]},
+    {"rollout_log_probs": [-0.5, -1.0]},
+])  # fmt: skip
+def test_a_certain_token_of_one_call_or_of_a_mask_is_sampled(sample: dict[str, Any], tmp_path: Path) -> None:
+    """A log-probability of 0 is a sampler's where nothing but its one call can have written the token."""
+    ((row,), bad) = read(dump(tmp_path, sample), "slime")
+    assert (row["n_generated_tokens"], bad) == (2, [])
 
 
 def test_samples_that_slime_masks_or_that_failed_have_no_reward(tmp_path: Path) -> None:
