@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from gymdata.cli.main import main
+from gymdata.cli.main import check_words, main
 from gymdata.commands.finetune.plan import Judging, Plan, Validation
 from gymdata.commands.finetune.port import CollectOrder, TrainingJob
 from gymdata.commands.finetune.settings import EpochsTrainer, FinetuningSection
@@ -60,6 +60,9 @@ class Commands:
         folder = next(Path(word) for word in words[1:] if "epoch-" in word)
         epoch = next(part for part in folder.parts if part.startswith("epoch-"))
         with self.calls.call(f"{epoch} {words[0]}"):
+            if words[0] == "audit":  # without a model
+                check_words(words)
+                return {"kl_k1": 0.25, "kl_k3": 0.5, "tokens": 10, "rollouts": 2, "exit_code": 1}
             out = io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()) as said:
                 code = main([*words, "--json"])
@@ -162,16 +165,13 @@ def plan(
         {"reward_function": {"name": "numeric"}, "num_epochs": 2, "algorithm": "dpo", **loop}
     )
 
-    def measure(run: Path, start: Path, out: Path, limit: int, log: Path, progress: Progress) -> dict[str, Any]:
-        with calls.call(f"{run.parent.name} kl"):
-            return {"k1": 0.25, "k3": 0.5, "tokens": 10, "rollouts": 2}
-
     return Plan(
         output=output, tasks="tasks.jsonl", start=output.parent / "start", served=served, reward=("numeric",),
         judging=judging, curriculum=CurriculumConfig(**({"enabled": False} if curriculum is None else curriculum)),
-        loop=section, trainer=EpochsTrainer(pairs={"strategy": "all"}), commands=Commands(calls),
+        loop=section, commands=Commands(calls),
+        trainer=EpochsTrainer(pairs={"strategy": "all"}, measure_kl=512 if kl else 0),
         validation=Validation("heldout.jsonl", validation, {}, 2, 0.5, ("numeric",), judging) if validation else None,
-        measure_kl=measure if kl else None, write_page=None, identity=identity or {"tasks": "hash"},
+        write_page=None, identity=identity or {"tasks": "hash"},
     )  # fmt: skip
 
 

@@ -114,7 +114,7 @@ class _Run:
         if plan.loop.deploy is not None and next_version != version:
             self._stage(epoch, "deploy", lambda: self._deploy(epoch, after, next_version))
         kl: Figures = {}
-        if plan.measure_kl is not None and plan.trainer.measure_kl:
+        if plan.trainer.measure_kl and not plan.served:
             kl = self._stage(epoch, "kl", lambda: self._kl(epoch, version))
         validation = self.state.done(epoch, "validate")  # done already where it was the last epoch once
         if plan.validated(epoch):
@@ -126,7 +126,7 @@ class _Run:
             **chosen,
             **{k: v for k, v in data.items() if k != "path"},
             **{k: v for k, v in trained.items() if k not in ("policy_of_epoch", "next_policy_version")},
-            "kl_to_start": kl.get("k3"),
+            "kl_to_start": kl.get("kl_k3"),
             "validation": validation,
         }
         row = cast("EpochRow", self._stage(epoch, "log", lambda: facts))
@@ -219,11 +219,12 @@ class _Run:
     def _kl(self, epoch: int, version: int) -> Figures:
         """KL per token of the epoch's policy to the first one; 0 when it is the first."""
         if version == 0:
-            return {"k1": 0.0, "k3": 0.0, "tokens": 0, "rollouts": 0}
-        assert self.plan.measure_kl is not None
-        folder, limit = self.plan.folder(epoch), self.plan.trainer.measure_kl
-        log, out = folder / "logs" / "kl.log", folder / "kl.json"
-        return dict(self.plan.measure_kl(folder / "rollouts", self.plan.start, out, limit, log, self.watch))
+            return {"kl_k3": 0.0}
+        plan, folder = self.plan, self.plan.folder(epoch)
+        words = ["audit", str(folder / "rollouts"), "-m", str(plan.start), "-n", str(plan.trainer.measure_kl)]
+        words += ["--dtype", "float32", "-o", str(folder / "kl"), "--overwrite"]
+        result = plan.commands.run(words, folder / "logs" / "kl.log", self.watch)
+        return {name: result[name] for name in ("kl_k1", "kl_k3", "tokens", "rollouts")}
 
     def _validate(self, epoch: int, policy: Path, version: int) -> Figures:
         plan = self.plan

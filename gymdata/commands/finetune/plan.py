@@ -146,8 +146,6 @@ class Plan:
     trainer: EpochsTrainer
     validation: Validation | None
     commands: Commands
-    #: (rollouts, first policy, file to write, how many, log, progress): see gymdata.commands.train.trainers.kl_to_reference.
-    measure_kl: Callable[[Path, Path, Path, int, Path, Progress], Figures] | None
     #: Writes report.html of the epochs so far into the folder.
     write_page: Callable[[Path], None] | None
     identity: Identity = field(default_factory=dict)

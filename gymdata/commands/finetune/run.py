@@ -37,7 +37,7 @@ from gymdata.commands.finetune.settings import (
 )
 from gymdata.curriculum import CurriculumConfig
 from gymdata.errors import DataError, UsageError, abridged, option, redacted
-from gymdata.progress import NullProgress, Progress
+from gymdata.progress import NullProgress
 from gymdata.public import Figures, Report, Row, path_of, rate_text
 from gymdata.settings import Settings
 from gymdata.store import hash_file
@@ -45,7 +45,6 @@ from gymdata.store.paths import Identity, local_output
 from gymdata.store.run_json import write_text
 from gymdata.urls import API_KEYS
 from gymdata.user_code import from_here
-from gymdata.workers import python_module
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -279,7 +278,6 @@ def plan_of(
         trainer=trainer,
         validation=validation,
         commands=commands,
-        measure_kl=None if served else _measure_kl,
         write_page=_write_page,
         identity=identity,
         defaults=defaults,
@@ -445,18 +443,6 @@ def _served_by(read: Callable[..., FinetuneConfig], overrides: Overrides, endpoi
         served_name = names[0]
     served = {"_type": "openai", "base_url": endpoint, "model": llm.model or llm.model_name, "model_name": served_name}
     return {"llms": {name: served}}
-
-
-def _measure_kl(rollouts: Path, start: Path, out: Path, limit: int, log: Path, progress: Progress) -> Figures:
-    from gymdata.commands.finetune.jobs import complete
-
-    words = [
-        *python_module("gymdata.commands.train.trainers.kl_to_reference"),
-        *map(str, (rollouts, start, out, limit)),
-    ]
-    complete("scoring with the first policy", words, log, progress)
-    divergence: Figures = json.loads(out.read_text())
-    return divergence
 
 
 def _write_page(folder: Path) -> None:
