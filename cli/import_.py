@@ -30,8 +30,10 @@ def import_(
     """
     from gymdata.commands.import_export.rows import REJECTED
     from gymdata.commands.import_export.run import import_rollouts
+    from gymdata.progress import log_to
 
     done = import_rollouts(files, output, **dict(settings), overwrite=overwrite, command=command_words())
+    log_to(Path(done.run))
     if done.rejected:
         rejected = f"{done.rejected:,} of {counted(done.rows_in, 'row')} rejected"
         note(f"{rejected}: {output / REJECTED} has their lines and reasons")

@@ -24,7 +24,6 @@ from gymdata.formats.conversion.batches import imported_batches
 from gymdata.formats.conversion.exporting import Export
 from gymdata.formats.conversion.importing import ODD, Importing, Numbering, reason_of
 from gymdata.formats.nemo_gym.rows import failures_file, main_file
-from gymdata.progress import log_to
 from gymdata.public import Figures, path_of, paths_of
 from gymdata.rollouts.column_names import TEXT_FIELDS, columns_of, fields_in
 from gymdata.rollouts.messages import split_tasks
@@ -124,7 +123,6 @@ def import_rollouts(
             if test_share is not None and rows.tasks:
                 split_tasks(rows.tasks, test_share)  # refuses one task before anything is written
             out.finish({**facts, "identity": identity, "run_id": run_id, "counts": summary.counts()})
-    log_to(output)
     if test_share is not None:
         summary.tasks = split_by_task(output, table, output / SPLIT, test_share, seed, command)
     return summary

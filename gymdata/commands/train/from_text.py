@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 #: The folder in a training's output for what was made of its text.
 TEXT = "data"
-#: The folder in it with the two sides of a split by task.
-SPLIT = "split"
+#: The folder in it with the two sides of a split by task, and the side that is trained.
+SPLIT, TRAIN = "split", "split/train.parquet"
 #: A list of token ids that is not empty.
 _IDS = re.compile(rb'_ids"\s*:\s*\[\s*\d')
 _Settings = TypeVar("_Settings", bound=RenderedConfig)
@@ -114,7 +114,8 @@ def rendered(
 ) -> tuple[str, _Settings]:
     """(data, settings) to train with: ``files`` are imported into ``folder``/tokens, rendered with the template of the
     model; a share of the tasks is held out in ``folder``/split/test.parquet, and answers with rewards
-    become ``folder``/pairs where pairs are trained. Raises DataError when no row can be used."""
+    become ``folder``/pairs where pairs are trained. What was made there of the same text is taken, unless ``overwrite``.
+    Raises DataError when no row can be used, StoreError where other text is there."""
     from gymdata.commands.import_export.run import import_rollouts
 
     tokens = folder / "tokens"
@@ -124,7 +125,7 @@ def rendered(
         source=format.name,
         model=settings.model,
         map=settings.map,
-        test_share=settings.test_share,
+        test_share=settings.test_share if overwrite else None,
         seed=settings.trainer.get("seed", 0),
         overwrite=overwrite,
         command=command,
@@ -151,7 +152,9 @@ def rendered(
         progress.message(f"{counted(n, 'row')} with {name} in a text: it is trained as the control token")
     if imported.unopened:
         progress.message(f"{counted(imported.unopened, 'answer')} without the reasoning that the prompt opens")
-    source = _divided(format, settings, folder, imported.tasks, progress, command)
+    if overwrite:
+        _divide(format, settings, folder, imported.tasks, progress, command)
+    source = next(path for part in (PAIRS.name, TRAIN, "tokens") if (path := folder / part).exists())
     update: dict[str, object] = {"allow_rendered": True}
     if isinstance(settings, TrainSftConfig) and imported.without_reward == imported.rollouts:
         update |= {"select": "all", "min_reward": None}
@@ -180,33 +183,33 @@ def rendered(
             progress.message(
                 "desirable: a score above the mean of its prompt's, undesirable: below it (--threshold X: above, below X)"
             )
-    return trained_of(folder, format, settings), settings.model_copy(update=update)
+    return str(source), settings.model_copy(update=update)
 
 
-def _divided(
+def _divide(
     format: Format,
     settings: RenderedConfig,
     folder: Path,
     tasks: Mapping[str, int],
     progress: Progress,
     command: Sequence[str],
-) -> Path:
-    """The part of the tokens in ``folder`` that is trained; pairs are made of it where answers have rewards. ``tasks``: of
-    each side of a split."""
+) -> None:
+    """Take the split of the tokens in ``folder`` out of them, and make pairs where answers have rewards. ``tasks``: of each
+    side of a split."""
     from gymdata.commands.pairs.run import pairs
 
     source = tokens = folder / "tokens"
+    for earlier in (SPLIT, PAIRS.name):
+        shutil.rmtree(folder / earlier, ignore_errors=True)
     if tasks:
-        shutil.rmtree(folder / SPLIT, ignore_errors=True)
         (tokens / SPLIT).rename(folder / SPLIT)
-        source = folder / SPLIT / "train.parquet"
+        source = folder / TRAIN
         where = settings.output / TEXT / SPLIT / "test.parquet"
         progress.message(f"held out: {tasks['test']:,} of {counted(sum(tasks.values()), 'task')}, in {where}")
     if format.table != settings.table.name:
         report = pairs(
             source,
-            output=folder / "pairs",
-            overwrite=True,
+            output=folder / PAIRS.name,
             command=command,
             reward=_label(tokens),
             allow_rendered=True,
@@ -222,14 +225,6 @@ def _divided(
         progress.message(
             f"{counted(counts.pairs, 'pair')} of the best and the worst answer to each prompt, by reward{none}"
         )
-    return source
-
-
-def trained_of(folder: Path, format: Format, settings: RenderedConfig) -> str:
-    """The data to train on that ``rendered`` made in ``folder``."""
-    if format.table != settings.table.name:
-        return str(folder / "pairs")
-    return str(folder / SPLIT / "train.parquet" if settings.test_share else folder / "tokens")
 
 
 def _scored(files: Sequence[Source]) -> bool:

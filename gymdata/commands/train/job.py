@@ -23,9 +23,6 @@ class Job(TypedDict, total=False):
     own_keys: list[str]
     trained_tokens: TokenFacts
     dry_run: bool
-    #: Of a training from text: its settings as given, and those that the text decided.
-    asked: dict[str, object]
-    set_by_text: dict[str, object]
 
 
 def processes() -> int:

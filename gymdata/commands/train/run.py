@@ -12,12 +12,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from gymdata.commands.train import process
 from gymdata.commands.train.adapter import merge_adapter
 from gymdata.commands.train.data_checks import check
-from gymdata.commands.train.from_text import TEXT, naming_file, rendered, text_format, trained_of
+from gymdata.commands.train.from_text import TEXT, naming_file, rendered, text_format
 from gymdata.commands.train.job import Job, is_first
 from gymdata.commands.train.prepared import DATA, prepare
 from gymdata.commands.train.settings import RenderedConfig, RolloutsConfig, TrainConfig
@@ -57,7 +57,7 @@ _NO_ROWS = {
     "rollouts": "`gymdata collect` or `gymdata import` writes rollouts; `gymdata filter` prints what it drops",
 }
 #: In a job file, but not part of what is trained: free to change on a resume.
-_OPERATION = ("dry_run", "output", "own_keys", "asked", "set_by_text")
+_OPERATION = ("dry_run", "output", "own_keys")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -182,27 +182,18 @@ def train(
         raise StoreError(message, hint="give another output folder")
     own_keys = type(settings).model_fields
     check_settings(settings.algorithm, settings.trainer, own_keys, settings.called, settings.model)
-    of_text: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         if text is not None:
             assert isinstance(settings, RenderedConfig)  # text_format refuses text for others
-            model, asked = model or model_facts(settings.model), settings
-            hashes = [hash_file(file.path) for file in files]
-            made_of = {"text": text.name, "text_xxh3": hashes, "policy_hash": model.policy_hash}
-            of_text = {"asked": plain({**asked.own(), "settings": asked.trainer, **made_of})}
-            recorded = None if overwrite else _recorded_text(out, of_text["asked"], asked.defaults())
-            if recorded is not None:
-                source, settings = trained_of(out / TEXT, text, asked), asked.model_copy(update=recorded)
-            else:
-                folder = out / TEXT
-                if dry_run:
-                    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                    stack.enter_context(naming_file(folder, files[0].path))
-                source, settings = rendered(
-                    text, files, asked, folder, overwrite=True, progress=progress, command=command
-                )
-            values, now = asked.model_dump(mode="json"), settings.model_dump(mode="json")
-            of_text["set_by_text"] = {key: value for key, value in now.items() if value != values[key]}
+            folder = out / TEXT
+            if dry_run:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                stack.enter_context(naming_file(folder, files[0].path))
+            # The tokens of a training that is resumed were made already: the same text is not rendered again.
+            again = overwrite or not _is_kept(out)
+            source, settings = rendered(
+                text, files, settings, folder, overwrite=again, progress=progress, command=command
+            )
         if isinstance(settings, RolloutsConfig):
             reward, note = default_score([source], settings.reward)
             settings = settings.model_copy(update={"reward": reward})
@@ -212,7 +203,7 @@ def train(
         refuse_replaced(source)
         warn_of_changed_scores(source)
         training = _Training(
-            source, settings, model or model_facts(settings.model), out, run_job or process.run, progress, of_text
+            source, settings, model or model_facts(settings.model), out, run_job or process.run, progress
         )
         words = list(command) or [f"gymdata.{stage.replace('-', '_')}"]
         report = TrainReport.of(training.run(words, overwrite=overwrite, dry_run=dry_run))
@@ -223,9 +214,8 @@ def train(
 
 @dataclass
 class _Training:
-    """A training of ``model`` on ``source`` in ``out``. ``of_text``: where that was rendered from text, the settings as
-    given (``asked``) and those that the text decided; ``job``: what the trainer gets; ``begun``: what run.json
-    begins with."""
+    """A training of ``model`` on ``source`` in ``out``. ``job``: what the trainer gets; ``begun``: what run.json begins
+    with."""
 
     source: str
     config: TrainConfig
@@ -233,7 +223,6 @@ class _Training:
     out: Path
     run_job: Runner
     progress: Progress
-    of_text: Figures = field(default_factory=dict)
     job: Job = field(default_factory=Job)
     begun: Figures = field(default_factory=dict)
 
@@ -310,7 +299,6 @@ class _Training:
             "settings": config.trainer,
             "own_keys": sorted(type(config).model_fields),
             "dry_run": dry_run,
-            **self.of_text,
         }
         self.job = cast("Job", job)
         # Without the content of their files: a model stays as it is when its rollouts are overwritten, as is what is sampled
@@ -415,7 +403,7 @@ def _is_finished(out: Path, job: Job, defaults: Settings, *, overwrite: bool) ->
 def _recorded(out: Path) -> Job | None:
     """The job of the training in ``out``; None where there is none that is finished or could be resumed. Raises
     StoreError when it is not known."""
-    if not ((out / SUCCESS).is_file() or _checkpoints(out)):
+    if not _is_kept(out):
         return None
     try:
         return cast("Job", json.loads((out / JOB / "job.json").read_text()))
@@ -427,13 +415,9 @@ def _recorded(out: Path) -> Job | None:
         ) from error
 
 
-def _recorded_text(out: Path, asked: Settings, defaults: Settings) -> Settings | None:
-    """The settings that the text decided of which the training in ``out`` has its tokens; None where these are still to be
-    made. Raises StoreError when that is a training of other text, or with other settings."""
-    was = _recorded(out)
-    if was is not None and (changed := differences(was.get("asked") or {}, asked, defaults)):
-        raise StoreError.other_identity(out, changed)
-    return None if was is None or not (out / TEXT / "tokens").is_dir() else was["set_by_text"]
+def _is_kept(out: Path) -> bool:
+    """Whether ``out`` holds a training that is finished or could be resumed."""
+    return (out / SUCCESS).is_file() or _checkpoints(out)
 
 
 def _checkpoints(out: Path) -> bool:
