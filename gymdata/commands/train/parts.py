@@ -72,6 +72,7 @@ def rollout_parts(
     abandoned: Abandoned,
     *,
     rendered: bool,
+    heads: bool = False,
     rows: int = ROWS,
 ) -> Iterator[tuple[np.ndarray, list[str], pa.Table, int]]:
     """(numbers among ``chosen``, rollout_ids, and what ``made_sequences`` returns) of the rollouts at ``chosen``, row
@@ -81,7 +82,7 @@ def rollout_parts(
         require_agents(turns, agents, source)
     n_sequences = 0
     for numbers, rollouts in chosen_parts(source, columns, chosen, rows):
-        sequences, n_abandoned = made_sequences(rollouts, source, agents, abandoned, rendered=rendered)
+        sequences, n_abandoned = made_sequences(rollouts, source, agents, abandoned, rendered=rendered, heads=heads)
         n_sequences += sequences.num_rows
         yield numbers, rollouts["rollout_id"].to_pylist(), sequences, n_abandoned
     if not n_sequences:

@@ -5,7 +5,7 @@ Which rollouts are chosen or labelled does not depend on the order of the rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -15,9 +15,8 @@ import pyarrow.compute as pc
 
 from gymdata.commands.train.data import TrainingData
 from gymdata.commands.train.pair_data import sequences_of
-from gymdata.commands.train.sequence_data import training_experiences
 from gymdata.errors import DataError, RefusedError, counted
-from gymdata.rollouts.sequences import Abandoned, head_columns, require_agents, stitch
+from gymdata.rollouts.sequences import Abandoned, head_columns, stitch
 from gymdata.rollouts.turn_columns import TurnColumns
 from gymdata.scores.chosen import labels, unscored_hint
 from gymdata.stats import known_rewards
@@ -84,39 +83,28 @@ def rollouts_to_train(
     return np.asarray(rows[chosen]), tied if select == "best" else 0
 
 
-def distilled_rollouts(
-    chosen: pa.Table,
-    max_length: int | None,
-    where: str,
-    agents: Collection[str],
-    abandoned: Abandoned,
-    *,
-    rendered: bool,
-) -> tuple[TrainingData, int]:
-    """The sequences of all chosen rollouts (``SFT_COLUMNS``) with the distributions that were saved with them, at the
-    rollouts' temperatures, and how many turns are left out. Raises RefusedError for rollouts without those, and when the
-    tokens must not be trained on."""
-    # The most alternatives that a sampled token has. Raises RefusedError unless every one of these rollouts has some.
-    column = chosen["turns"].combine_chunks()
-    turns = column.flatten()
-    tops = turns.field("top_log_probs")
-    generated = pc.list_value_length(turns.field("generation_token_ids"))
-    counts = pc.list_value_length(tops.flatten())
-    has = pc.and_(pc.equal(pc.fill_null(pc.list_value_length(tops), 0), generated), pc.greater(generated, 0))
-    bare = pc.and_(pc.greater(generated, 0), pc.invert(has)).to_numpy(zero_copy_only=False)
-    if bare.any() or not len(counts) or pc.min(counts).as_py() == 0:
+def most_alternatives(parts: Iterable[pa.Table], where: str) -> int:
+    """The most alternatives that were saved for a sampled token of rollouts (``rollout_id`` and ``turns``), in parts. Raises
+    RefusedError unless every one of these rollouts has some."""
+    most, n_rollouts, bare = 0, 0, list[str]()
+    for part in parts:
+        column = part["turns"].combine_chunks()
+        turns = column.flatten()
+        tops = turns.field("top_log_probs")
+        generated = pc.list_value_length(turns.field("generation_token_ids"))
+        counts = pc.list_value_length(tops.flatten())
+        lacks = pc.not_equal(pc.fill_null(pc.list_value_length(tops), 0), generated).to_numpy(zero_copy_only=False)
+        lacks = lacks | (pc.min(counts).as_py() == 0)
         owner = np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
-        first = int(owner[bare][0]) if bare.any() else 0
-        n = len(np.unique(owner[bare])) if bare.any() else len(column)
+        bare += part["rollout_id"].take(pa.array(np.unique(owner[lacks]))).to_pylist()
+        most, n_rollouts = max(most, pc.max(counts).as_py() or 0), n_rollouts + len(column)
+    if bare or not most:
+        first = f" (first: {bare[0]})" if bare else ""
         raise RefusedError(
-            f"{where}: {n:,} of {counted(len(column), 'rollout')} have no top_log_probs to distill (first: "
-            f"{chosen['rollout_id'][first].as_py()})",
+            f"{where}: {len(bare):,} of {counted(n_rollouts, 'rollout')} have no top_log_probs to distill{first}",
             hint="collect the teacher's rollouts with --top-logprobs K; without --distill their sampled tokens are trained",
         )
-    k = int(pc.max(counts).as_py())
-    require_agents(chosen["turns"].chunks, agents, where)
-    sequences, unread = made_sequences(chosen, where, agents, abandoned, rendered=rendered, heads=True)
-    return training_experiences(sequences, max_length, where, k=k, ratios=False), unread
+    return most
 
 
 def trained_once(

@@ -9,7 +9,7 @@ the proof of trained tokens, metrics and resuming are shared by all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
@@ -29,7 +29,7 @@ from gymdata.commands.train.prepared import proven
 from gymdata.commands.train.rollout_data import (
     KTO_COLUMNS,
     SFT_COLUMNS,
-    distilled_rollouts,
+    most_alternatives,
     rollouts_to_label,
     rollouts_to_train,
     trained_once,
@@ -363,11 +363,11 @@ class RolloutsConfig(RenderedConfig):
         return values, rescorings
 
     def sequences(
-        self, source: str, chosen: np.ndarray, rows: int
+        self, source: str, chosen: np.ndarray, rows: int, *, heads: bool = False
     ) -> Iterator[tuple[np.ndarray, list[str], pa.Table, int]]:
         """``rollout_parts`` of the rollouts at ``chosen``."""
-        agents, rendered = self.target_agents, bool(self.allow_rendered)
-        return rollout_parts(source, self.columns, chosen, agents, self.abandoned, rendered=rendered, rows=rows)
+        how = {"rendered": bool(self.allow_rendered), "heads": heads, "rows": min(rows, HEADED_ROWS) if heads else rows}
+        return rollout_parts(source, self.columns, chosen, self.target_agents, self.abandoned, **how)
 
 
 class TrainSftConfig(RolloutsConfig):
@@ -411,19 +411,13 @@ class TrainSftConfig(RolloutsConfig):
         chosen, tied = rollouts_to_train(
             self.scored(table, source), self.select, self.min_reward, source, self.target_model
         )
-        experiences: Iterable[tuple[TrainingData, int]]
-        if self.distill:  # how many alternatives a token has is known only from the whole file
-            rollouts = pa.concat_tables(part for _, part in chosen_parts(source, self.columns, chosen, rows))
-            agents, rendered = self.target_agents, bool(self.allow_rendered)
-            options = agents, self.abandoned
-            experiences = [distilled_rollouts(rollouts, self.max_length, source, *options, rendered=rendered)]
-        else:
-            sequences = self.sequences(source, chosen, rows)
-            experiences = (
-                (training_experiences(part, self.max_length, source, ratios=False), n) for *_, part, n in sequences
-            )
+        k = 0
+        if self.distill:
+            turns = chosen_parts(source, ("rollout_id", "turns"), chosen, HEADED_ROWS)
+            k = most_alternatives((part for _, part in turns), source)
         total, seen = table.num_rows, None if self.keep_duplicates else set[bytes]()
-        for data, unread in experiences:
+        for *_, part, unread in self.sequences(source, chosen, rows, heads=self.distill):
+            data = training_experiences(part, self.max_length, source, k=k, ratios=False)
             counts = {"rollouts": total, "rollouts_chosen": len(set(data.rollout_ids))}
             counts |= {"left_out_masked": len(masked)} if masked and total else {}
             counts |= {"groups_of_equal_rewards": tied} if tied else {}

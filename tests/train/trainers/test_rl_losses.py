@@ -181,7 +181,7 @@ def broken(logprobs, saved, advantages, mask, reference=None):
 def whole(logprobs, saved, advantages, mask, reference=None):
     return -advantages * logprobs, advantages > 0
 
-whole.aggregation = "sequence"
+whole.aggregation = "sequence-sum"
 """
 
 

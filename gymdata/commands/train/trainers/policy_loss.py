@@ -6,11 +6,11 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 
-from gymdata.commands.train.losses import AGGREGATIONS, DEFAULT, LOSSES, Aggregation
+from gymdata.commands.train.losses import DEFAULT, LOSSES, Aggregation
 from gymdata.commands.train.settings import TrainRlConfig
 from gymdata.errors import UsageError, counted, raised
 from gymdata.user_code import load_symbol, place_in
@@ -59,12 +59,9 @@ class PolicyLoss:
             )
         function, _ = load_symbol(config.loss, "--loss")
         named = str(getattr(function, "aggregation", "token"))
-        # What this was called when there were two.
-        aggregations: dict[str, Aggregation] = {**AGGREGATIONS, "sequence": "sequence-sum"}
-        aggregations |= {name: name for name in AGGREGATIONS.values()}
-        if named not in aggregations:
-            raise UsageError.unknown_choice(f"--loss {config.loss}: its aggregation", named, aggregations)
-        mean = config.loss_aggregation or aggregations[named]
+        if named not in get_args(Aggregation):
+            raise UsageError.unknown_choice(f"--loss {config.loss}: its aggregation", named, get_args(Aggregation))
+        mean = config.loss_aggregation or cast("Aggregation", named)
         return cls(users(function, config.loss), {}, mean, config.sequence_mask, constant=constant)
 
     def __call__(
