@@ -348,33 +348,13 @@ class Crediting:
             credited = experiences.give_credit(sampled, outcome, steps, self.config, evidence, after, turns)
             yield row, sequences, batch, credited
 
-    @property
-    def repeats_numbers(self) -> bool:
-        """Does a token's credit follow from rewards and its place alone, so that the same numbers come again?"""
-        config = self.config
-        by_token = config.kl_coef > 0 or config.teacher_coef or config.estimator == "otb"
-        return not by_token and not (config.estimator == "gae" and "values" in self.evidence)
-
     def moments(self, shaped: Shaped) -> credit.Moments | None:
         """The moments of the advantages of kept rollouts, of ``target_agents`` where they are named, if they are
         normalised."""
         config = self.config
         if not (config.whiten or config.normalize_cross_batch):
             return None
-        undisturbed = ALL[config.estimator].returns and config.estimator != "otb" and not config.teacher_coef
-        # Counts of a column stand for tokens only where every sampled token is trained.
-        undisturbed &= config.abandoned == "keep" and not config.target_agents and shaped.steps is None
-        discounted = config.estimator != "gae" and not config.kl_coef > 0 and config.discount_unit == "token"
         total = credit.Moments()
-        if undisturbed and discounted and shaped.outcome is not None:
-            # A token's return is known from the outcome and the tokens after it, which are counted in a column.
-            for row in range(0, len(self.rollouts), BATCH_ROWS):
-                here = slice(row, row + BATCH_ROWS)
-                lengths = self.rollouts.generated[here]
-                outcome = np.nan_to_num(shaped.outcome[here])
-                returns = experiences.discounted(outcome, offsets_of(lengths), config.gamma)
-                total = credit.running_moments(total, returns[np.repeat(shaped.keep[here], lengths)])
-            return total
         for row, sequences, credited, batch in self.credited(shaped):
             keep = shaped.keep[row : row + batch.num_rows]
             advantages = tokens_of(credited.advantages, sequences, keep, config.target_agents)

@@ -6,7 +6,6 @@ The same rollouts and settings give the same file. Memory does not grow with the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -201,13 +200,8 @@ def _write(
     tables = ahead(credited_tables())
     first = next(tables)
     schema = pa.schema([EXPERIENCES.schema.field(name) for name in first.column_names])
-    table = EXPERIENCES
-    if work.repeats_numbers:
-        # Plain encoding is then faster and smaller than byte-stream split.
-        leaves = {f"{name}.list.element" for name in ("advantages", "returns")}
-        table = replace(table, split=tuple(leaf for leaf in table.split if leaf not in leaves))
     batches = (b for t in chain([first], tables) for b in pa.Table.from_arrays(t.columns, schema=schema).to_batches())
-    out.batches("experiences.parquet", batches, table, schema)
+    out.batches("experiences.parquet", batches, EXPERIENCES, schema)
     if why := sampled.fault():
         if work.config.kl_coef > 0 or work.config.teacher_coef:
             raise RefusedError(

@@ -129,11 +129,6 @@ def _needed(columns: Mapping[str, Array], name: str) -> Array:
     return columns[name]
 
 
-def discounted(outcome: Array, offsets: Array, gamma: float) -> Array:
-    """The return of every sampled token of rollouts that have a reward after their last token and no other."""
-    return credit.cumulative_returns_ragged(_at_the_end(outcome, offsets), offsets, gamma)
-
-
 def _at_the_end(outcome: Array, offsets: Array) -> Array:
     rewards = np.zeros(int(offsets[-1]), np.float64)
     filled = offsets[1:] > offsets[:-1]

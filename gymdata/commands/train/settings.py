@@ -366,8 +366,11 @@ class RolloutsConfig(RenderedConfig):
         self, source: str, chosen: np.ndarray, rows: int, *, heads: bool = False
     ) -> Iterator[tuple[np.ndarray, list[str], pa.Table, int]]:
         """``rollout_parts`` of the rollouts at ``chosen``."""
-        how = {"rendered": bool(self.allow_rendered), "heads": heads, "rows": min(rows, HEADED_ROWS) if heads else rows}
-        return rollout_parts(source, self.columns, chosen, self.target_agents, self.abandoned, **how)
+        agents, rendered = self.target_agents, bool(self.allow_rendered)
+        rows = min(rows, HEADED_ROWS) if heads else rows
+        return rollout_parts(
+            source, self.columns, chosen, agents, self.abandoned, rendered=rendered, heads=heads, rows=rows
+        )
 
 
 class TrainSftConfig(RolloutsConfig):
