@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Where the environment keeps Python from writing .pyc files, each process of a test would compile what it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo demo-seeds demo-real demo-real-seeds compare-trainers test test-fast test-full coverage bench lint types schemas docs setup clean
 
 setup: .venv/.ready

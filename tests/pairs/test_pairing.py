@@ -25,9 +25,8 @@ def group(task: str, number: int, rewards: list[float | None], **columns: Any) -
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return write_run(
-        tmp_path / "run", group("a", 5, [0.0, 1.0]) + group("b", 6, [1.0, 1.0]) + group("c", 7, [None, 1.0])
-    )
+    worse, better = rollout("a", 0, 0.0, two_turns(5, 50), logprob=-4.0), rollout("a", 1, 1.0, two_turns(5, 51))
+    return write_run(tmp_path / "run", [worse, better, *group("b", 6, [1.0, 1.0]), *group("c", 7, [None, 1.0])])
 
 
 def test_a_pair_has_the_saved_ids_masks_and_messages(run: Path) -> None:
@@ -41,6 +40,7 @@ def test_a_pair_has_the_saved_ids_masks_and_messages(run: Path) -> None:
     assert pair["rejected_ids"] == [10, 11, 2, 30, 31, 50, 2]
     assert pair["chosen_mask"] == pair["rejected_mask"] == [1, 1, 1, 0, 0, 1, 1]
     assert pair["chosen_logprobs"] == [-1.0, -2.0, -3.0, 0.0, 0.0, -1.0, -2.0]
+    assert pair["rejected_logprobs"] == [-4.0, -5.0, -6.0, 0.0, 0.0, -4.0, -5.0]
     assert [m["content"] for m in pair["prompt"]] == ["question a"]
     assert [m["content"] for m in pair["chosen"]] == ["calling", "42", "51 2"]
     assert (pair["source"], pair["policy_hash"], pair["temperature"]) == ("reward", "hash", 1.0)
