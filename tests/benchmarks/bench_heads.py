@@ -2,7 +2,7 @@
 
 The ratio of the model to the sampler where ids were left out, as ``audit`` finds it: over the whole vocabulary, and
 normalized over the kept sets that the saved heads are. And ``train-rl --score-centering`` with heads of 32 ids against the
-same loss without, in CPU time.
+same loss without, in CPU time and peak memory.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 import gymdata
 from gymdata.commands.demo.steps import running, sample_data
+from tests.benchmarks.bench_memory import peak_mb
 from tests.benchmarks.bench_train import VOCABULARY, Shape, started
 from tests.benchmarks.rows import Row, interleave, seconds
 
@@ -96,6 +97,19 @@ def cost(folder: Path, model: Path, name: str) -> Row:
     return Row(f"train-rl --score-centering, K = {K}, {name}, {SHAPE.name}, CPU time", *shown, ratio, at_most=1.25)
 
 
+def memory(folder: Path, model: Path, name: str) -> Row:
+    """The command with and without, on the same file."""
+    both = {"loss": "tis_reinforce", "prefix_sharing": "off", "allow_biased_logprobs": True, "max_steps": 2}
+    both |= {"per_device_train_batch_size": SHAPE.batch, "save_strategy": "no"}
+
+    def peak(out: str, **more: object) -> float:
+        return peak_mb("rl", folder / "experiences.parquet", model, folder / f"memory-{out}", {**both, **more})
+
+    ours, rival = peak("with", score_centering=True), peak("without")
+    what = f"train-rl --score-centering, K = {K}, {name}, {SHAPE.name}, peak memory"
+    return Row(what, f"{ours:,.0f} MB", f"without, {rival:,.0f} MB", ours / rival)
+
+
 def main() -> list[Row]:
     if (own := os.environ.get("GYMDATA_BENCH_MODEL")) is None:
         sys.stderr.write("heads: no GYMDATA_BENCH_MODEL: nothing was measured\n")
@@ -103,5 +117,5 @@ def main() -> list[Row]:
     model = Path(own)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = [cost(folder, model, model.name)]
+        rows = [cost(folder, model, model.name), memory(folder, model, model.name)]
         return rows + list(ratios(folder, model))

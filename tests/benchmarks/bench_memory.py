@@ -1,18 +1,17 @@
-"""Peak memory of a training as its experiences grow: of the command and of the training process, 4 times the data.
+"""Peak memory of a training as its experiences grow: 4 times the data.
 
 Run: ``python -m tests.benchmarks memory``, or ``python -m tests.benchmarks.bench_memory 4 16`` for other sizes in GB
-(these need 30 GB of disk). Experiences of 1,000 tokens each; two steps of a tiny model. Peak: VmHWM, which counts mapped
-pages too. At most 300 MB apart.
+(these need 30 GB of disk). Experiences of 1,000 tokens each; two steps of a tiny model. The peak counts mapped pages too.
+At most 300 MB apart.
 """
 
 from __future__ import annotations
 
-import re
+import os
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,86 +24,46 @@ from tests.benchmarks.rows import Row
 SIZES = (0.5, 2.0)
 APART_MB = 300
 ALGORITHMS = ("rl", "value")
+SETTINGS = {"max_steps": 2, "per_device_train_batch_size": 8, "save_strategy": "no"}
 _ROWS, _LENGTH, _PROMPT = 512, 1000, 200
 #: Bytes of a token in the file: an id, a mask (which Parquet stores in 4) and three numbers.
 _BYTES = 21.0
 
 
 def main(sizes: tuple[float, ...] = SIZES) -> list[Row]:
-    peaks: dict[str, dict[float, dict[str, float]]] = {name: {} for name in ALGORITHMS}
+    peaks: dict[str, dict[float, float]] = {name: {} for name in ALGORITHMS}
     with tempfile.TemporaryDirectory(prefix="gymdata-bench-") as scratch:
         here = Path(scratch)
         model = tiny_model(here / "model")
         for size in sizes:
             file = write_experiences(here / "experiences.parquet", size * 1e9)
             for name in ALGORITHMS:
-                peaks[name][size] = peak_mb(name, file, model, here / f"out-{name}-{size:g}")
+                settings = SETTINGS | ({"split": 0.02} if name == "value" else {})
+                peaks[name][size] = peak_mb(name, file, model, here / f"out-{name}-{size:g}", settings)
                 print(f"{name}, {file.stat().st_size / 1e9:.2f} GB: {peaks[name][size]}", file=sys.stderr, flush=True)
             file.unlink()
-    return [row for name, found in peaks.items() for row in _rows(name, found)]
+    return [_row(name, found) for name, found in peaks.items()]
 
 
-def _rows(name: str, found: dict[float, dict[str, float]]) -> Iterator[Row]:
+def _row(name: str, found: dict[float, float]) -> Row:
     small, large = min(found), max(found)
-    for process in ("command", "training process"):
-        ours, rival = found[large][process], found[small][process]
-        what = f"peak memory of train-{name}, {process}: difference / {APART_MB} MB"
-        apart = abs(ours - rival) / APART_MB
-        yield Row(what, f"{ours:,.0f} MB at {large:g} GB", f"{rival:,.0f} MB at {small:g} GB", apart, at_most=1.0)
+    ours, rival = (f"{found[size]:,.0f} MB at {size:g} GB" for size in (large, small))
+    apart = abs(found[large] - found[small]) / APART_MB
+    return Row(f"peak memory of train-{name}: difference / {APART_MB} MB", ours, rival, apart, at_most=1.0)
 
 
-def peak_mb(algorithm: str, file: Path, model: Path, out: Path) -> dict[str, float]:
-    """Peak resident memory of the command and of its training process, MB. Raises RuntimeError when it fails."""
-    command = [
-        sys.executable,
-        "-m",
-        "gymdata.cli",
-        f"train-{algorithm}",
-        str(file),
-        "-m",
-        str(model),
-        "-o",
-        str(out),
-    ]
-    settings = {"max_steps": 2, "per_device_train_batch_size": 8, "save_strategy": "no", "split": 0.02}
+def peak_mb(algorithm: str, file: Path, model: Path, out: Path, settings: Mapping[str, object]) -> float:
+    """Peak resident memory of a training, MB. Raises RuntimeError when it fails."""
+    command = [sys.executable, "-m", "gymdata.cli", f"train-{algorithm}", *map(str, (file, "-m", model, "-o", out))]
     for name, value in settings.items():
-        if name != "split" or algorithm == "value":
-            command += ["--set", f"{name}={value}"]
+        command += ["--set", f"{name}={value}"]
     with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        ended = threading.Event()
-        peaks = {"command": 0.0, "training process": 0.0}
-
-        def watch() -> None:
-            while not ended.wait(0.05):
-                for pid in _with_children(process.pid):
-                    kind = "command" if pid == process.pid else "training process"
-                    peaks[kind] = max(peaks[kind], _peak_of(pid))
-
-        watching = threading.Thread(target=watch)
-        watching.start()
-        code = process.wait()
-        ended.set()
-        watching.join()
-        if code:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
             log.seek(0)
             raise RuntimeError(f"{' '.join(command)}: {log.read()[-2000:].decode()}")
-    return peaks
-
-
-def _with_children(pid: int) -> list[int]:
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-    return [pid, *(int(child) for child in children)]
-
-
-def _peak_of(pid: int) -> float:
-    try:
-        found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    except OSError:
-        return 0.0
-    return int(found[1]) / 1024 if found else 0.0
+    return usage.ru_maxrss / 1024
 
 
 def write_experiences(path: Path, size: float) -> Path:
