@@ -7,7 +7,6 @@ float32: what an engine reports as processed log-probabilities. Memory is bounde
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -51,38 +50,6 @@ def multiplies(dtype: str) -> bool:
     if question is None or not getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None):
         return True
     return bool(getattr(torch.ops.mkldnn, question)())
-
-
-@contextmanager
-def inference(model: Any) -> Iterator[None]:
-    """Forward passes of ``model`` without gradients. Where its processor does not multiply in the model's number format,
-    matrices are multiplied in float32 and the product is rounded, as a processor that has the format does it."""
-    import torch
-
-    parameter = next(model.parameters())
-    rounded = parameter.device.type == "cpu" and not multiplies(str(parameter.dtype).removeprefix("torch."))
-    with torch.inference_mode(), _rounded_products() if rounded else nullcontext():
-        yield
-
-
-def _rounded_products() -> AbstractContextManager[Any]:
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    aten = torch.ops.aten
-    products = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.linear, aten.matmul}
-
-    class RoundedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch has no types here
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            options = dict(kwargs or {})
-            if func.overloadpacket not in products or not args[0].dtype.is_floating_point or args[0].dtype.itemsize > 2:
-                return func(*args, **options)
-            out = options.pop("out", None)
-            in_float32 = (arg.float() if isinstance(arg, torch.Tensor) else arg for arg in args)
-            product = func.overloadpacket(*in_float32, **options).to(args[0].dtype)
-            return product if out is None else out.copy_(product)
-
-    return RoundedProducts()  # type: ignore[no-untyped-call]  # as above
 
 
 def load(source: Place, head: str, **options: Any) -> Any:
@@ -199,7 +166,7 @@ class ForwardPolicy:
             for start in range(0, len(tokens.scores), at_once):
                 here = slice(start, start + at_once)
                 hidden, sets = tokens.states[here], ids.take(tokens.scores[here])
-                with inference(self._model), answering(self._model.base_model, hidden[None]):
+                with torch.inference_mode(), answering(self._model.base_model, hidden[None]):
                     logits = self._model().logits[0].float()
                 logits = logits / torch.from_numpy(temperatures[here]).to(logits)[:, None]
                 padded = torch.from_numpy(sets.padded(-1).astype(np.int64)).to(logits.device)
@@ -218,7 +185,7 @@ class ForwardPolicy:
             vars(model).pop("forward", None)
             add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy")[: 1 + entropy])
             self._temperature = (temperature, entropy)
-        with inference(model), answering(model.base_model, hidden[None]):
+        with torch.inference_mode(), answering(model.base_model, hidden[None]):
             out = model(shift_labels=torch.from_numpy(targets).to(hidden.device)[None], fused_lm_head=True)
         entropies = out.entropy[0].float().cpu().numpy() if entropy else None
         return out.log_probs[0].float().cpu().numpy(), entropies
@@ -241,11 +208,13 @@ class ForwardCritic:
     def values(self, to_score: ToScore) -> tuple[np.ndarray, np.ndarray]:
         """float32 (to_score.n_scored,) each: the value of the state before a scored token, and of the state after it."""
         _check(self._model, to_score, self._source.name)
+        import torch
+
         values = np.empty((2, to_score.n_scored), np.float32)
         for batch in _passes(self._model, to_score, self._batch_tokens):
             for line in (0, 1):
                 tokens = batch.scored(shift=line)
-                with inference(self._model):
+                with torch.inference_mode():
                     predicted = self._model.score(tokens.states)[:, 0]
                 values[line, tokens.scores] = predicted.float().cpu().numpy()
         return values[0], values[1]
@@ -294,7 +263,7 @@ def _passes(model: Any, to_score: ToScore, batch_tokens: int) -> Iterator[_Pass]
             "input_ids": torch.from_numpy(ids).to(device),
             "attention_mask": torch.from_numpy(attention).to(device),
         }
-        with inference(model):
+        with torch.inference_mode():
             hidden = backbone(**inputs, use_cache=False).last_hidden_state
         yield _Pass(rows, hidden, ids, attention, mask, score_index)
 

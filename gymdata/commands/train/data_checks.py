@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow as pa
 
 from gymdata.commands.train.data import MASK, TrainingData, lists_of
 from gymdata.commands.train.heads import has_kept_sets
@@ -27,9 +26,6 @@ from gymdata.progress import Progress
 from gymdata.rollouts.logprobs import SampledLogProbs, sampling_biases, truncations
 from gymdata.rollouts.schema import HEAD, PAIRS
 from gymdata.store.paths import RunFacts
-
-#: A number this many times the median of the others that are not 0, and of 1, is refused.
-OUTLIER = 10_000
 
 
 def check(
@@ -94,7 +90,7 @@ def check(
                 f"warning: {source}: the returns were made with --estimator {estimator}, which compares the rollouts of a "
                 "task: a critic learns little from them; `gymdata experience --estimator gae` keeps the rewards as they are"
             )
-    _refuse_outliers(data, source)
+    _refuse_useless(data, source)
     _warn_of_nothing(config, data, source, progress)
 
 
@@ -108,45 +104,19 @@ def _extent(data: TrainingData, name: str) -> np.ndarray:
     return np.array([lowest, highest])
 
 
-def _refuse_outliers(data: TrainingData, source: str) -> None:
-    """Raises DataError for a margin that is not known, and RefusedError for weights that are all 0 and for a number beside
-    which the rest of its column means nothing."""
-    numbers = [name for name in data.read_by_loss if name not in (*HEAD, "label")]
-    largest = {name: _largest(data, name) for name in numbers}
-    for name in {"margin", "reward_margin"} & largest.keys():
-        if (unknown := np.isnan(largest[name])).any():
+def _refuse_useless(data: TrainingData, source: str) -> None:
+    """Raises DataError for a margin that is not known, and RefusedError for weights that are all 0."""
+    for name in {"margin", "reward_margin"}.intersection(data.read_by_loss):
+        if (unknown := np.isnan(data.numbers(name))).any():
             raise DataError(
                 f"{source}: {counted(int(unknown.sum()), 'pair has', 'pairs have')} no margin, which this loss reads "
                 f"(first: {data.table['name'][int(unknown.argmax())]})",
                 hint="give the pairs a margin, or choose a loss without one",
             )
-    if "weight" in largest and not largest["weight"].any():
+    if "weight" in data.read_by_loss and not data.numbers("weight").any():
         raise RefusedError(
             f"{source}: weight is 0 in every row: nothing would be learned", hint="leave the column at 1"
         )
-    for name, values in largest.items():
-        others = np.sort(values[values > 0])[:-1]
-        typical = max(1.0, float(np.median(others))) if len(others) else 1.0
-        if len(values) > 1 and values.max() > OUTLIER * typical:
-            row = int(values.argmax())
-            named = data.table["name"][row] if len(values) == len(data) else data.name(row)
-            raise RefusedError(
-                f"{source}: {name} of {named} is ±{values[row]:g}, more than {OUTLIER:,} times the median of the others",
-                hint="correct this row or leave it out; if all of them are right, scale the column",
-            )
-
-
-def _largest(data: TrainingData, name: str) -> np.ndarray:
-    """float64: the number of each row without its sign, or the largest at a trained token of each sequence."""
-    largest = [np.empty(0)]
-    for batch in data.batches(MASK, name):
-        mask, column = lists_of(batch[MASK]), batch[name]
-        if pa.types.is_floating(column.type):
-            largest.append(np.abs(column.to_numpy()))
-        else:
-            trained = np.where(mask.values, lists_of(column).values, 0)
-            largest.append(np.maximum.reduceat(np.abs(trained).astype(np.float64), mask.offsets[:-1]))
-    return np.concatenate(largest)
 
 
 def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progress: Progress) -> None:
@@ -163,7 +133,10 @@ def _warn_of_nothing(config: TrainConfig, data: TrainingData, source: str, progr
         )
     loss = LOSSES.get(config.loss) if isinstance(config, TrainRlConfig) else None
     if loss is not None and not loss.at_zero:
-        if _largest(data, "advantages").any():
+        if any(
+            lists_of(b["advantages"]).values[lists_of(b[MASK]).values != 0].any()
+            for b in data.batches(MASK, "advantages")
+        ):
             return
         progress.message(
             f"warning: {source}: the advantage of every trained token is 0, with which the loss is 0: nothing is learned "
