@@ -118,12 +118,16 @@ def configurable() -> dict[str, tuple[type[Any], Any]]:
 
 def config_schema(command: str) -> dict[str, Any]:
     """The JSON Schema of a command's ``--config`` file. Raises UsageError for a command that has none."""
-    if command == "finetune":
-        from gymdata.commands.finetune.json_schema import schema
-
-        return schema()
     from gymdata.settings import DIALECT
 
+    if command == "finetune":
+        from gymdata.commands.finetune.settings import IGNORED_KEYS, FinetuneConfig
+
+        spec = FinetuneConfig.model_json_schema(by_alias=True)
+        # What files of the NeMo Agent Toolkit have besides, which is not read.
+        spec["properties"] |= dict.fromkeys(IGNORED_KEYS, True)
+        spec["$defs"]["EvalGeneral"]["properties"] |= {"output_dir": True, "output": True}
+        return {"$schema": DIALECT, **spec, "title": "gymdata finetune"}
     commands = configurable()
     if command not in commands:
         raise UsageError.unknown_choice("command with a --config file", command, [*commands, "finetune"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gymdata.commands.finetune import json_schema
+from gymdata.cli.docs import config_schema
 from gymdata.commands.finetune.config_file import load
 from gymdata.commands.finetune.parts import adapter_of
 from gymdata.commands.finetune.run import finetune, plan_of
@@ -276,11 +276,12 @@ def test_the_shipped_file_is_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_schema_says_what_is_read() -> None:
     """The JSON Schema takes the shipped file and refuses a misspelt one."""
     jsonschema = pytest.importorskip("jsonschema")
-    schema = json_schema.schema()
+    schema = config_schema("finetune")
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
     assert check.is_valid(MINIMAL)
     assert check.is_valid(yaml.safe_load(SHIPPED.read_text()))
     assert not check.is_valid(MINIMAL | {"finetunig": {}})
-    assert not check.is_valid(MINIMAL | {"trajectory_builders": {"b": {"_type": "collect", "num_generation": 2}}})
+    assert not check.is_valid(MINIMAL | {"trajectory_builders": {"b": {"num_generations": 2}}})
     assert check.is_valid(MINIMAL | {"trajectory_builders": {"b": {"_type": "mine.py:Builder", "anything": 2}}})
+    assert check.is_valid(MINIMAL | {"workflow": {"_type": "react_agent"}})
