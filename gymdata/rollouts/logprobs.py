@@ -166,10 +166,21 @@ def sampled_at(temperature: Array) -> Array:
     return np.where(temperature > 0, temperature, 1.0)
 
 
-#: Fewer tokens than this may be alike by chance.
-LEAST_TOKENS = 64
+#: Fewer tokens than this may be alike by chance; of one rollout, of which a sampler is not certain of each, these.
+LEAST_TOKENS, LEAST_OF_ROLLOUT = 64, 8
 #: Nats: below the least normal float32 probability nothing is drawn. Sentinels are there: −100, −9999, −1e9.
 LEAST_LOG_PROB = float(np.log(np.finfo(np.float32).tiny))
+
+
+def all_alike(logprobs: Array, lengths: Array) -> npt.NDArray[np.bool_]:
+    """(n,) which of n rollouts have ``LEAST_OF_ROLLOUT`` log-probs or more, all of them equal: a sampler's differ.
+    ``logprobs``: float, those of all rollouts; ``lengths``: int (n,), how many each has."""
+    alike, long = np.zeros(len(lengths), np.bool_), np.flatnonzero(lengths >= LEAST_OF_ROLLOUT)
+    last = np.cumsum(lengths)[long] - 1
+    changes = np.append(0, np.cumsum(logprobs[1:] != logprobs[:-1]))
+    usable = np.isfinite(logprobs[last]) & (logprobs[last] <= POSITIVE_TOLERANCE)
+    alike[long] = usable & (changes[last] == changes[last - lengths[long] + 1])
+    return alike
 
 
 @dataclass(slots=True)
@@ -177,11 +188,12 @@ class SampledLogProbs:
     """Whether the log-probs of a file, which come in parts, can be a sampler's (L306). NaN, infinite and positive ones have
     codes of their own and are not counted.
 
-    ``followers``: tokens after another of their turn; ``alike``: those of them that have its log-prob; ``rounded``: tokens
-    whose log-prob has at most two decimals.
+    ``filled``: tokens of rollouts in which all are alike (``all_alike``); ``followers``: tokens after another of their turn;
+    ``alike``: those of them that have its log-prob; ``rounded``: tokens whose log-prob has at most two decimals.
     """
 
     tokens: int = 0
+    filled: int = 0
     sentinels: int = 0
     rounded: int = 0
     followers: int = 0
@@ -189,10 +201,12 @@ class SampledLogProbs:
     low: float = math.inf
     high: float = -math.inf
 
-    def add(self, logprobs: Array, follows: npt.NDArray[np.bool_]) -> None:
-        """Log-probs of further tokens, float (n,); ``follows``, bool (n,): the token before is of the same turn."""
+    def add(self, logprobs: Array, follows: npt.NDArray[np.bool_], lengths: Array) -> None:
+        """Log-probs of further tokens, float (n,); ``follows``, bool (n,): the token before is of the same turn;
+        ``lengths``: how many of them each of the rollouts has."""
         if not len(logprobs):
             return
+        self.filled += int(lengths[all_alike(logprobs, lengths)].sum())
         low, high = logprobs.min(), logprobs.max()
         if self.rounded < self.tokens and self.alike < self.followers and low >= LEAST_LOG_PROB and high <= 0:
             self.tokens += len(logprobs)  # neither rounded nor alike, whatever these are
@@ -219,7 +233,10 @@ class SampledLogProbs:
             return f"all {self.tokens:,} log-probabilities are {self.low + 0.0:g}"
         if self.alike == self.followers >= LEAST_TOKENS // 2:
             return f"all log-probabilities of a turn are equal, in every turn ({self.tokens:,} tokens)"
-        return f"all {self.tokens:,} log-probabilities have at most two decimals" * (self.rounded == self.tokens)
+        if self.rounded == self.tokens:
+            return f"all {self.tokens:,} log-probabilities have at most two decimals"
+        share = f"{self.filled:,} of {self.tokens:,} log-probabilities are of rollouts in which all are equal"
+        return share * (self.filled >= LEAST_TOKENS)
 
 
 @dataclass

@@ -153,6 +153,17 @@ def test_ratios_to_what_no_sampler_recorded_are_refused(logprobs: list[float], w
         train("rl", greedy, tmp_path)
 
 
+def test_ratios_to_sequences_that_no_sampler_recorded_are_refused(tmp_path: Path) -> None:
+    """Half of the sequences have zeros, 8 tokens each: they are named from 64 tokens on."""
+    ids, mask = list(range(1, 10)), [0, *[1] * 8]
+    rows = [
+        {"input_ids": ids, "loss_mask": mask, "advantages": [0.0, *[1.0] * 8], "logprobs": [0.0, *numbers]}
+        for numbers in ([0.0] * 8, [-0.123 * k for k in range(1, 9)])
+    ]
+    with pytest.raises(RefusedError, match=r"L306.*64 of 128 log-probabilities are of rollouts in which all are equal"):
+        train("rl", experiences(tmp_path, rows * 8), tmp_path)
+
+
 def test_what_is_not_known_of_the_origin_is_said_as_it_is(tmp_path: Path) -> None:
     """Of a file without run.json, and of one whose run names no tokenizer: two warnings that are true."""
     source = experiences(tmp_path, [{}] * 4)

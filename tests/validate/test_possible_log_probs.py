@@ -1,4 +1,4 @@
-"""L306: log-probabilities that no sampler can have recorded, by file, with their count."""
+"""L306: log-probabilities that no sampler can have recorded, by file and by rollout, with their count."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ def found(path: Path) -> list[str]:
         (lambda values: [float(round(v)) for v in values], "at most two decimals"),
         (lambda values: [round(v, 3) for v in values], None),
         (lambda values: [values[4 * (k // 4)] for k in range(80)], "all log-probabilities of a turn are equal"),
-        (lambda values: [*[0.0] * 79, values[0]], None),
         (lambda values: [-80.0, *values[1:]], None),
     ],
 )
@@ -87,11 +86,33 @@ def test_what_no_sampler_records_is_one_warning_per_file(
 def test_each_file_is_judged_over_64_tokens(tmp_path: Path) -> None:
     """63 tokens, or 48 in each of two files, may be alike by chance; of two files the filled one is named."""
     for name, values in (("a", [0.0] * 48), ("b", [0.0] * 48)):
-        write_run(tmp_path / name, rows_of(values))
+        write_run(tmp_path / name, rows_of(values, turns=1))
     assert found(tmp_path / "[ab]") == []
-    write_run(tmp_path / "b", rows_of([0.0] * 64))
+    write_run(tmp_path / "b", rows_of([0.0] * 64, turns=1))
     (violation,) = validate(tmp_path / "[ab]", select=["L306"]).violations
     assert "/b/" in str(violation.file)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "nemo"])
+def test_rollouts_of_one_number_are_named_among_others(tmp_path: Path, kind: str) -> None:
+    """A source that recorded the log-probabilities of some rollouts alone: each of the others is a warning, and ratios are
+    refused. Seven tokens may be certain, and so may all but one of a rollout."""
+    numbers = [*[0.0] * 32, *[-1.5] * 16, *SAMPLED[:16], *[0.0] * 15, -0.5]
+    if kind == "nemo":
+        rows = nemo_rows(n=5, turns=4)
+        for k in range(20):
+            ids = with_ids(rows[k // 4], k % 4)
+            ids["generation_token_ids"], ids["generation_log_probs"] = [10, 11, 12, 20 + k], numbers[4 * k : 4 * k + 4]
+        path = write_lines(tmp_path / "a.jsonl", rows)
+    else:
+        path = write_run(tmp_path / "run", rows_of(numbers), kind)
+    violations = validate(path, select=["L306"]).violations
+    assert [(v.row, v.detail, v.severity) for v in violations] == [
+        (row, f"all 16 log-probabilities of the rollout are {number}", "warning")
+        for row, number in ((0, "0"), (1, "0"), (2, "-1.5"))
+    ]
+    short = write_run(tmp_path / "short", rows_of([*[0.0] * 4, *SAMPLED], turns=1))
+    assert found(short) == []
 
 
 def test_greedy_and_rendered_turns_are_not_judged(tmp_path: Path) -> None:
@@ -127,10 +148,10 @@ def test_parts_in_any_cut_give_the_same_judgement(turns: list[list[float]]) -> N
     values = np.array([v for turn in turns for v in turn], np.float32)
     follows = np.array([k > 0 for turn in turns for k in range(len(turn))], bool)
     whole, by_turn = SampledLogProbs(), SampledLogProbs()
-    whole.add(values, follows)
+    whole.add(values, follows, np.array([len(turn) for turn in turns], int))
     start = 0
     for turn in turns:
         part = slice(start, start + len(turn))
-        by_turn.add(values[part], follows[part])
+        by_turn.add(values[part], follows[part], np.array([len(turn)]))
         start += len(turn)
     assert whole.fault() == by_turn.fault()

@@ -26,6 +26,7 @@ from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.progress import NullProgress, Progress
 from gymdata.public import paths_of
 from gymdata.rollouts.logprobs import SampledLogProbs
+from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.schema import AUDIT, EXPERIENCES, ROLLOUTS
 from gymdata.scores.chosen import default_score, scores_of, taken
 from gymdata.store import StageOutput, read_run_json, scan_batches
@@ -183,14 +184,12 @@ def _write(
             counts["sequences"] += table.num_rows
             counts["rollouts_cut"] += int((np.bincount(sequences.rollout, minlength=n)[keep] > 1).sum())
             counts["tokens"] += len(table["input_ids"].combine_chunks().flatten())
-            is_trained = table["loss_mask"].combine_chunks().flatten().to_numpy() != 0
+            masks = Ragged.of(table["loss_mask"].combine_chunks())
+            is_trained = masks.values != 0
             counts["trained_tokens"] += int(is_trained.sum())
-            greedy = np.repeat(
-                table["temperature"].to_numpy() == 0, pc.list_value_length(table["loss_mask"]).to_numpy()
-            )
-            drawn = is_trained & ~greedy
+            drawn = is_trained & ~masks.spread(table["temperature"].to_numpy() == 0)
             logprobs = table["logprobs"].combine_chunks().flatten().to_numpy()
-            sampled.add(logprobs[drawn], np.roll(drawn, 1)[drawn])
+            sampled.add(logprobs[drawn], np.roll(drawn, 1)[drawn], masks.sums(drawn))
             advantages = table["advantages"].combine_chunks().flatten().to_numpy()
             seen = credit.running_moments(seen, advantages[is_trained])
             progress.update(done=row + n, total=len(work.rollouts), tokens=counts["tokens"])

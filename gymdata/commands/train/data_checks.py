@@ -151,7 +151,7 @@ def _check_reference(source: str, runs: list[RunFacts], model: ModelFacts, data:
         distinct(source, PAIRS, name) for name in ("rendered", "policy_hash", "temperature")
     )
     reasons = ["ids rendered from text have no log-probabilities (T213)"] if True in rendered else []
-    if not reasons and any(np.isnan(logprobs).any() for logprobs, _ in _trained_logprobs(data)):
+    if not reasons and any(np.isnan(logprobs).any() for logprobs, *_ in _trained_logprobs(data)):
         reasons.append("some are not known (L302)")
     reasons += [f"policy {p}, not {model.policy_hash}" for p in policies - {model.policy_hash}]
     reasons += [f"temperature {t:g}, not 1" for t in temperatures - {1.0}]
@@ -172,16 +172,17 @@ def _check_reference(source: str, runs: list[RunFacts], model: ModelFacts, data:
 def _impossible(data: TrainingData) -> str:
     """L306: why the saved log-probabilities of trained tokens cannot be a sampler's, or nothing."""
     counts = SampledLogProbs()
-    for logprobs, follows in _trained_logprobs(data):
-        counts.add(logprobs, follows)
+    for trained in _trained_logprobs(data):
+        counts.add(*trained)
     return counts.fault()
 
 
-def _trained_logprobs(data: TrainingData) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The saved log-probabilities of trained tokens, and which of these follow another; in parts."""
+def _trained_logprobs(data: TrainingData) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The saved log-probabilities of trained tokens, which of these follow another, how many a sequence has; in parts."""
     for batch in data.batches(MASK, "logprobs"):
-        trained = lists_of(batch[MASK]).values != 0
-        yield lists_of(batch["logprobs"]).values[trained], np.roll(trained, 1)[trained]
+        masks = lists_of(batch[MASK])
+        trained = masks.values != 0
+        yield lists_of(batch["logprobs"]).values[trained], np.roll(trained, 1)[trained], masks.sums(trained)
 
 
 def _sampling_faults(data: TrainingData, runs: list[RunFacts], source: str, what: str, progress: Progress) -> str:
