@@ -28,21 +28,35 @@ if TYPE_CHECKING:
 WORST = 3
 
 
-@with_flags(CheckConfig, keys={"named": "model"})
+@with_flags(CheckConfig)
 def check(
     settings: CheckConfig,
     named: Annotated[
-        str | None, typer.Argument(metavar="PATH", help="Rollouts or pairs; or a model folder, as --model.")
+        str | None,
+        typer.Argument(metavar="PATH", help="Rollouts or pairs, with --model for that model; or a model folder."),
     ] = None,
     json: Json = False,
 ) -> int:
     """Of rollouts or pairs (a run folder, a file, a glob, another project's dump): whether they can be trained, in one
-    screen; nothing is written. Of a model or a server, problems that break multi-turn training are reported. With --env, an
-    environment's tools are called with sampled arguments and played, by chance and (--play) by hand; its faults have file
-    and line. Exit code 1 if there is any problem: training on the data would be wrong."""
+    screen; nothing is written. -m bounds their ids by that model's vocabulary and renders text. Of a model or a server,
+    problems that break multi-turn training are reported. With --env, an environment's tools are called with sampled
+    arguments and played, by chance and (--play) by hand; its faults have file and line. Exit code 1 if there is any
+    problem: training on the data would be wrong."""
     from gymdata.commands.check import run as checking
 
     model = settings.model
+    if named is not None and settings.endpoint is None and settings.env is None:
+        from gymdata.commands.check.rollouts import check_rollouts, is_rollouts
+
+        if is_rollouts(named):
+            checked = check_rollouts(named, model=model, chat_template=settings.chat_template)
+            return finish(checked, lambda: _of_rollouts(checked), json=json)
+    if named is not None and settings.env is not None:
+        raise UsageError(f"{named}: has no effect with --env", hint="leave it out")
+    if named is not None and model is not None:
+        hint = "a model is checked alone, or with -m after rollouts or pairs: a file, a glob or a run folder"
+        raise UsageError(f"model: given twice: {named} and {model}", hint=hint)
+    model = model if named is None else named
     if settings.env is not None:
         from gymdata.commands.check.environment import check_environment
 
@@ -57,12 +71,6 @@ def check(
         )
         title = "the environment passes" if tried.ok else "the environment has errors"
         return finish(tried, title, json=json, above=_of_environment(tried))
-    if named is not None and settings.endpoint is None and settings.chat_template is None:
-        from gymdata.commands.check.rollouts import check_rollouts, is_rollouts
-
-        if is_rollouts(named):
-            checked = check_rollouts(named)
-            return finish(checked, lambda: _of_rollouts(checked), json=json)
     if model is not None and model.startswith(("http://", "https://")):
         raise UsageError(
             f"{model}: is a URL, expected the folder of a model", hint="to probe a server: gymdata check --endpoint URL"

@@ -195,3 +195,24 @@ def test_a_folder_of_dumps_is_given_as_a_glob(tmp_path: Path, capsys: Capture) -
     (tmp_path / "3" / "0" / "tq_batch.pt").touch()
     assert main(["check", str(tmp_path)]) == 2
     assert f"give its files as a glob: '{tmp_path}/*/*/tq_batch.pt'" in capsys.readouterr().err
+
+
+@pytest.mark.tokenizer
+def test_a_model_bounds_the_ids_of_a_dump_and_renders_its_text(tmp_path: Path, policy: Path, capsys: Capture) -> None:
+    """With -m: an id beyond the model's vocabulary is T206 at its place, in own files and dumps; a row of text is rendered
+    (T213), as `import -m` does. A second model is refused."""
+    whole, wide, text = rllm(4), rllm(4), rllm(4)
+    wide["trajectories"][0]["steps"][1]["response_ids"] = [4, 99_999]
+    for step in text["trajectories"][0]["steps"]:
+        step |= {"prompt_ids": [], "response_ids": [], "logprobs": []}
+    file = lines_file(tmp_path / "a.jsonl", [whole, wide, text])
+    assert main(["check", str(file), "-m", str(policy), "--json"]) == 1
+    found = {f["code"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert (found["T206"]["times"], found["T206"]["where"]) == (1, f"{file} line 2, turn 1, position 1")
+    assert found["T213"]["where"].startswith(f"{file} line 3, turn ")
+    assert "T206" not in {finding.code for finding in check_rollouts(file).findings}
+    run = write_run(tmp_path / "run", [rollout("a", 0, 1.0, one_turn(5, 99_999))])
+    assert [f.code for f in check_rollouts(run, model=str(policy)).findings if f.severity == "error"] == ["T206"]
+    capsys.readouterr()
+    assert main(["check", str(policy), "-m", str(policy)]) == 2
+    assert f"model: given twice: {policy} and {policy}" in capsys.readouterr().err

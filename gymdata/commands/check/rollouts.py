@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 from glob import has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from gymdata.checks.violations import BREAKS, CODES, ValidationReport, Violation, rows_with_errors
+from gymdata.commands.import_export.rendering import rendered, renderer_of
 from gymdata.commands.import_export.rows import ImportedRows
 from gymdata.commands.import_export.run import foreign_sources, warn_of_unread
 from gymdata.commands.import_export.summaries import ImportSummary
 from gymdata.commands.validate.rollouts import evidence_in
 from gymdata.commands.validate.run import kind_of, sources_of, validate
-from gymdata.errors import DataError, counted
+from gymdata.errors import DataError, UsageError, counted
 from gymdata.formats import Format, format_in
 from gymdata.formats.conversion.batches import imported_batches
 from gymdata.formats.conversion.importing import Importing, Numbering, Origin, Rejected
@@ -36,6 +37,9 @@ from gymdata.store.fetch import is_url
 from gymdata.store.lines import line_numbers
 from gymdata.store.paths import RunFacts, read_facts
 from gymdata.store.reading import reading
+
+if TYPE_CHECKING:
+    from gymdata.chat.rendering import TextRenderer
 
 __all__ = ["DataReport", "check_rollouts"]
 
@@ -136,12 +140,17 @@ class DataReport(Report):
         ]
 
 
-def check_rollouts(path: str | Path) -> DataReport:
+def check_rollouts(
+    path: str | Path, *, model: str | None = None, chat_template: str | Path | None = None
+) -> DataReport:
     """Whether the rollouts or pairs at ``path`` can be trained: a run folder, a Parquet or JSONL file, a glob, or a file of
     another project. ``ok`` is False where training on all of it would be wrong.
 
-    Raises DataError when nothing can be read there.
+    ``model``: a model or tokenizer folder, whose vocabulary bounds the ids; text of another project is rendered with its
+    template, or ``chat_template`` (a file), as ``import_rollouts`` does. Raises DataError when nothing can be read there.
     """
+    if chat_template is not None and model is None:
+        raise UsageError("--chat-template: renders text with a model's tokenizer", hint="give the model with -m MODEL")
     path = path_of(path, "check_rollouts")
     sources = sources_of(path)
     form = None
@@ -151,10 +160,11 @@ def check_rollouts(path: str | Path) -> DataReport:
         with contextlib.suppress(DataError):  # of tasks: validate says so
             form = format_in(sources[0], {})
     if form is None or form.read_in_place:
-        return _checked(path, path, _Imported(form))
+        return _checked(path, path, _Imported(form), model)
+    renderer = renderer_of(model, chat_template, form) if model is not None and form.holds_text else None
     with TemporaryDirectory() as folder:
         place = Path(folder, "run")
-        return _checked(path, place, _import(path, place))
+        return _checked(path, place, _import(path, place, renderer), model)
 
 
 @dataclass(slots=True)
@@ -166,14 +176,15 @@ class _Imported:
     origins: list[Origin] = field(default_factory=list)
 
 
-def _import(path: str | Path, place: Path) -> _Imported:
-    """``gymdata import`` of ``path`` into ``place``."""
+def _import(path: str | Path, place: Path, renderer: TextRenderer | None) -> _Imported:
+    """``gymdata import`` of ``path`` into ``place``; ``renderer``: of its text."""
     sources, form = foreign_sources([path], None, {})
     imported = _Imported(form)
     importing = Importing(secrets.token_hex(8), Numbering(text=form.holds_text), imported.rejected.append)
 
     def batches() -> Iterator[object]:
-        for part in imported_batches(form, sources, importing):
+        parts = imported_batches(form, sources, importing)
+        for part in parts if renderer is None else rendered(parts, renderer, TABLES[form.table], importing):
             extra = part.batch.column("extra").to_pylist() if form.table == "rollouts" else []
             kept = [is_rollout(text) for text in extra] or [True] * len(part.origins)
             imported.origins += [origin for origin, is_kept in zip(part.origins, kept, strict=True) if is_kept]
@@ -187,9 +198,9 @@ def _import(path: str | Path, place: Path) -> _Imported:
     return imported
 
 
-def _checked(path: str | Path, place: str | Path, imported: _Imported) -> DataReport:
+def _checked(path: str | Path, place: str | Path, imported: _Imported, model: str | None) -> DataReport:
     """The report of ``path``, whose rows are at ``place``."""
-    report, form, figures = validate(place), imported.form, _Figures()
+    report, form, figures = validate(place, tokenizer=model), imported.form, _Figures()
     kinds = {source: kind_of(source) for source in sources_of(place)}
     is_pairs = "pairs" in kinds.values()
     bad = rows_with_errors(report.violations)

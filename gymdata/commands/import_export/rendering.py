@@ -58,18 +58,19 @@ def rendered_identity(renderer: TextRenderer, model: str, facts: RunFacts) -> di
 
 def rendered(
     parts: Iterable[Imported], renderer: TextRenderer, table: Table, importing: Importing
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[Imported]:
     """The rows of ``parts`` with the ids of their text, in order; ``importing`` rejects those that cannot be proven."""
     for part in parts:
         batch = part.batch
         if table is PAIRS and "rendered" not in batch.schema.names:
             batch = batch.append_column(PAIRS.schema.field("rendered"), pa.nulls(batch.num_rows, pa.bool_()))
         has_none = _without_ids(batch, table)
-        rows = list(_with_ids(batch, has_none, table, renderer, part.origins, importing)) if has_none.any() else None
-        if rows is None:
-            yield batch
-        elif rows:
-            yield build(rows, table, batch.schema.names, f"rendered {table.name}", list(range(len(rows))))
+        if not has_none.any():
+            yield Imported(batch, part.origins)
+        elif found := list(_with_ids(batch, has_none, table, renderer, part.origins, importing)):
+            rows, origins = zip(*found, strict=True)
+            whole = build(rows, table, batch.schema.names, f"rendered {table.name}", list(range(len(rows))))
+            yield Imported(whole, [*origins])
 
 
 def count_rendered(summary: ImportSummary, renderer: TextRenderer) -> None:
@@ -104,8 +105,8 @@ def _with_ids(
     renderer: TextRenderer,
     origins: Sequence[Origin],
     importing: Importing,
-) -> Iterator[TableRow]:
-    """The rows of ``batch``; those that have no ids with those of their text."""
+) -> Iterator[tuple[TableRow, Origin]]:
+    """The rows of ``batch``, those that have no ids with those of their text, and where each was."""
     render = renderer.rollout if table is ROLLOUTS else renderer.pair
     for row, is_text, origin in zip(to_rows(batch), has_none, origins, strict=True):
         try:
@@ -115,4 +116,4 @@ def _with_ids(
             texts = {name: row[name] for name in ("messages", "prompt", "chosen", "rejected") if name in row}
             importing.turn_down(BadItem(UNPROVEN, error.message), origin, texts)
             continue
-        yield decode(encode(with_ids))  # through JSON, from which batches are built
+        yield decode(encode(with_ids)), origin  # through JSON, from which batches are built

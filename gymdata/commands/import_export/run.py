@@ -115,8 +115,8 @@ def import_rollouts(
             numbering = Numbering(text=foreign.holds_text)
             importing = Importing(run_id, numbering, rows.rejected.append, keep_contradicting, columns)
             parts = imported_batches(foreign, sources, importing)
-            batches = (p.batch for p in parts) if renderer is None else rendered(parts, renderer, table, importing)
-            rows.write(batches, table, out, format)
+            parts = parts if renderer is None else rendered(parts, renderer, table, importing)
+            rows.write((part.batch for part in parts), table, out, format)
             warn_of_unread(foreign, importing)
             if renderer is not None:
                 count_rendered(summary, renderer)
