@@ -294,7 +294,6 @@ class Watch:
         self._counts |= counts
         task = self._counted(stage, counts.get("done"), counts.get("total"))
         tokens = self._counted(f"{stage}: tokens", counts.get("tokens"))
-        # A fraction is a part of a cell of a sweep: it moves the time that is left, and is not counted.
         of = f"{int(task.completed):,}" + (f"/{task.total:,.0f}" if task.total else "")
         facts, left = self._facts(_speed(task), _speed(tokens)), _left(task)
         self._bars.update(task.id, visible=True, of=of, facts=facts, left=left)

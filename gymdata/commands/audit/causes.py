@@ -24,8 +24,8 @@ Cause = Literal["off_by_one", "temperature", "raw_logprobs", "template", "sampli
 _LEFT, _LEFT_OF_ROUNDING = 0.2, 0.7
 #: A temperature this close to that of the rows is no other one; and a Δ that is this one-sided is of a cut distribution.
 _SAME_TEMPERATURE, _ONE_SIDED = 0.03, 0.8
-#: The search for a temperature: a grid, then golden sections until it is known to this share.
-_COARSE, _GOLDEN, _NARROW = np.geomspace(0.1, 5.0, 14), (5**0.5 - 1) / 2, 1e-3
+#: The search for a temperature: grids of so many from the lowest to the highest, each around the best of the one before.
+_LOWEST, _HIGHEST, _POINTS, _GRIDS = 0.1, 5.0, 14, 4
 #: Temperatures that people set: a fit this close to one of them is that one, if it leaves hardly more.
 _USUAL = np.round(np.arange(0.1, 2.01, 0.05), 2)
 _USUAL_WITHIN, _HARDLY_MORE = 0.02, 1.02
@@ -163,25 +163,15 @@ def temperature_mismatch(
 
 
 def _fit(saved: Array, log_probs_at: Callable[[Sequence[float]], Array]) -> tuple[float, float, Array]:
-    """(temperature, mean |Δ| there, log-probs there): the best of a grid, narrowed by golden sections, or the usual value
-    nearby."""
-
-    def tried(temperature: float) -> tuple[float, float, Array]:
-        row = log_probs_at([temperature])[0]
-        return temperature, mean_apart(saved, row), row
-
-    errors = [mean_apart(saved, row) for row in log_probs_at(_COARSE.tolist())]
-    best = int(np.argmin(errors))
-    low, high = float(_COARSE[max(0, best - 1)]), float(_COARSE[min(len(_COARSE) - 1, best + 1)])
-    lower, upper = tried(high - _GOLDEN * (high - low)), tried(low + _GOLDEN * (high - low))
-    while high - low > _NARROW * high:
-        if lower[1] <= upper[1]:
-            high, upper = upper[0], lower
-            lower = tried(high - _GOLDEN * (high - low))
-        else:
-            low, lower = lower[0], upper
-            upper = tried(low + _GOLDEN * (high - low))
-    fit, error, row = min(lower, upper, key=lambda trial: trial[1])
+    """(temperature, mean |Δ| there, log-probs there): the best of grids that become finer, or the usual value nearby."""
+    low, high = _LOWEST, _HIGHEST
+    for _ in range(_GRIDS):
+        grid = np.geomspace(low, high, _POINTS)
+        rows = log_probs_at(grid.tolist())
+        errors = [mean_apart(saved, row) for row in rows]
+        best = int(np.argmin(errors))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, _POINTS - 1)]
+    fit, error, row = float(grid[best]), errors[best], rows[best]
     usual = float(_USUAL[np.abs(_USUAL - fit).argmin()])
     if abs(usual - fit) <= _USUAL_WITHIN * usual:
         row = log_probs_at([usual])[0]

@@ -162,7 +162,7 @@ def sweep(
             say.message(f"{cell.name}: left to another process ({error})")
             continue
         try:
-            _run(cell, _CellProgress(say, number, len(cells)))
+            _run(cell, say)
         except KeyboardInterrupt:
             interrupted = True
             break
@@ -174,23 +174,6 @@ def sweep(
         finally:
             lock.release()
     return _finished(folder, config, cells, failed, elsewhere, command, interrupted=interrupted)
-
-
-@dataclass(slots=True)
-class _CellProgress:
-    """Progress of a cell's commands as cells of the sweep. ``done``: those before, and the part of this one."""
-
-    progress: Progress
-    done: float
-    total: int
-    share: float = 0.0
-
-    def update(self, *, done: float = 0.0, total: float = 0.0, **_: float) -> None:
-        if total:
-            self.progress.update(done=self.done + self.share * done / total, total=self.total)
-
-    def message(self, text: str) -> None:
-        self.progress.message(text)
 
 
 def _lock(cell: Cell, overwrite: bool) -> Lock:
@@ -228,18 +211,16 @@ def _steps_done(cell: Cell) -> int:
     )
 
 
-def _run(cell: Cell, progress: _CellProgress) -> None:
+def _run(cell: Cell, progress: Progress) -> None:
     """The steps that are not done yet."""
     first = _steps_done(cell)
-    before, progress.share = progress.done, 1 / len(cell.commands)
     record = _record(cell)
     del record["done"][first:]
     for number, words in enumerate(cell.commands[first:], first + 1):
         progress.message(f"{cell.name}: gymdata {shlex.join(words)}")
-        progress.done = before + (number - 1) * progress.share
         began, read = time.monotonic(), inputs(words, cell.folder)
         log = cell.folder / "logs" / f"{number}-{words[0]}.log"
-        code = wait(start(gymdata_words(words), log), log, progress)
+        code = wait(start(gymdata_words(words), log), log, NullProgress())
         if code in (EXIT_INTERRUPTED, -signal.SIGINT):
             raise KeyboardInterrupt
         if code != EXIT_OK:
