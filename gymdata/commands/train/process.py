@@ -37,36 +37,33 @@ def run(job: Job, progress: Progress) -> Figures:
     Raises what is wrong with the settings or the data, OutsideError("trainer") for whatever the libraries raise, and
     KeyboardInterrupt after a Ctrl-C, for which a checkpoint was saved.
     """
-    from gymdata.commands.train.trainers import libraries
-    from gymdata.commands.train.trainers import run as trainers
-
-    with libraries.used(job["settings"], Path(job["output"])):
-        arguments = trainers.arguments(job)
-        trainers.of_first(job)
-        return trainers.train(job, arguments, progress)
+    figures = _together(job, job, Path(job["output"]), progress)
+    assert figures is not None  # this process has something to train
+    return figures
 
 
 def follow(job: Job) -> None:
     """Take part in the training of the first process, which has the same settings as ``job`` and the rest; nothing where
     that has nothing to train."""
-    from gymdata.commands.train.trainers import libraries
-    from gymdata.commands.train.trainers import run as trainers
-
-    with libraries.used(job["settings"], None):
-        arguments = trainers.arguments(job)
-        if (whole := trainers.of_first(None)) is not None:
-            trainers.train(whole, arguments, NullProgress())
+    _together(job, None, None, NullProgress())
 
 
 def dismiss(job: Job) -> None:
     """Tell the other processes that there is nothing to train."""
     if processes() > 1:
-        from gymdata.commands.train.trainers import libraries
-        from gymdata.commands.train.trainers import run as trainers
+        _together(job, None, None, NullProgress())
 
-        with libraries.used(job["settings"], None):
-            trainers.arguments(job)
-            trainers.of_first(None)
+
+def _together(job: Job, whole: Job | None, out: Path | None, progress: Progress) -> Figures | None:
+    """Join the other processes with the settings of ``job``, and train what the first of them has: ``whole`` where this is
+    it. None where that is nothing."""
+    from gymdata.commands.train.trainers import libraries
+    from gymdata.commands.train.trainers import run as trainers
+
+    with libraries.used(job["settings"], out):
+        arguments = trainers.arguments(job)
+        whole = trainers.of_first(whole)
+        return None if whole is None else trainers.train(whole, arguments, progress)
 
 
 @contextlib.contextmanager
