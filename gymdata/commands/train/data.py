@@ -88,20 +88,6 @@ class LengthCost:
             f"because no trained token remains; {self.trained_tokens_lost:,} trained tokens lost in all"
         )
 
-    def as_json(self) -> dict[str, object]:
-        rows = f"{self.unit}s"
-        of_pairs = {"pairs_left_out_identical": list(self.identical)} if self.unit == "pair" else {}
-        nothing = "pairs_left_out_nothing_trained" if self.unit == "pair" else "left_out_nothing_trained"
-        return {
-            "max_length": self.max_length,
-            rows: self.rows,
-            "longest": self.longest,
-            f"{rows}_cut": self.rows_cut,
-            "trained_tokens_lost": self.trained_tokens_lost,
-            **of_pairs,
-            nothing: list(self.nothing_trained),
-        }
-
 
 @dataclass(frozen=True)
 class Facts:

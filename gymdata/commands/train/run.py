@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -326,7 +326,7 @@ class _Training:
         expected = data.trained()
         self.job["trained_tokens"] = expected.as_json()
         counts = {**data.counts, "trained_tokens": expected.count}
-        self.begun |= {"counts": counts, "length_limit": data.facts.cost.as_json()}
+        self.begun |= {"counts": counts, "length_limit": asdict(data.facts.cost)}
 
     def to_the_end(self) -> Figures:
         """Run the job; returns run.json's content."""
