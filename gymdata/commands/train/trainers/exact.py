@@ -50,9 +50,10 @@ class MeasureHeldOut(TrainerCallback):
         Trainer.log(self.trainer, self.trainer.heldout_figures())
 
 
-class Exact:
-    """Mixin; list it before the library's trainer. ``token_checksum`` follows the training; ``sharing``: whether shared
-    prefixes of a batch are computed once; ``before_training``: figures for run.json that are known before the first step."""
+class Exact(Trainer):
+    """The base of all trainers; list it before the library's. ``token_checksum`` follows the training; ``sharing``: whether
+    shared prefixes of a batch are computed once; ``before_training``: figures for run.json that are known before the first
+    step."""
 
     data: TrainingData
     #: What is installed on the model that is trained, and the group of each row where batches are grouped.
@@ -66,20 +67,9 @@ class Exact:
     steps_skipped: int = 0
     #: Work to do once accelerate has sharded the model.
     waiting: tuple[Callable[[], Any], ...] = ()
-    state: Any
     args: Any
-    optimizer: Any
-    lr_scheduler: Any
-    model_wrapped: Any
-    get_train_dataloader: Any
-    is_fsdp_enabled: bool
-    is_deepspeed_enabled: bool
     model: Any
-    accelerator: Any
-    compute_loss_context_manager: Any
-    _load_from_checkpoint: Any
-    _load_optimizer_and_scheduler: Any
-    callback_handler: Any
+    train_dataset: Any
 
     def __init__(
         self,
@@ -93,11 +83,11 @@ class Exact:
     ) -> None:
         self.data, self.token_checksum, self.sharing = data, token_checksum, sharing
         self.progress, self.before_training = progress, dict[str, object]()
-        super().__init__(args=args, **rest)  # type: ignore[call-arg]  # the Trainer beside this mixin takes it
+        super().__init__(args=args, **rest)
         self._refuse_unsavable()
         self.share_prefixes()
         token_checksum.bind(self)
-        self.add_callback(token_checksum)  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+        self.add_callback(token_checksum)
 
     def share_prefixes(self) -> None:
         """Install sharing on the models, once; a model that cannot is named."""
@@ -134,7 +124,7 @@ class Exact:
 
     def note(self, text: str) -> None:
         """Say something, once for all processes."""
-        if self.is_world_process_zero():  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+        if self.is_world_process_zero():
             self.progress.message(text)
 
     @property
@@ -144,10 +134,10 @@ class Exact:
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        size = len(self.train_dataset)  # type: ignore[attr-defined]  # the Trainer's
+        size = len(self.train_dataset)
         if self.args.train_sampling_strategy == "random" and (self.groups is not None or size > self.rows):
             return EpochSampler(self.rows, size, seed, self.groups)
-        return super()._get_train_sampler(dataset)  # type: ignore[misc]  # the Trainer beside this mixin has it
+        return super()._get_train_sampler(dataset)
 
     @property
     def sharded_late(self) -> bool:
@@ -264,7 +254,7 @@ class Exact:
         """Only ends the epoch when a training resumes after its last step within it: the library would train one more
         step."""
         if self.state.global_step < self.state.max_steps:
-            super()._run_epoch(*args, **kwargs)  # type: ignore[misc]  # the Trainer beside this mixin has it
+            super()._run_epoch(*args, **kwargs)  # type: ignore[no-untyped-call]  # transformers gives it no types
         else:
             self.control: Any = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
 
@@ -322,12 +312,12 @@ class Exact:
         """The trained model, or its adapter, into ``out``. Called on every process."""
         model = self.accelerator.unwrap_model(self.model)
         if self.merges and hasattr(model, "merge_and_unload"):
-            if self.is_world_process_zero():  # type: ignore[attr-defined]  # the Trainer beside this mixin has it
+            if self.is_world_process_zero():
                 model.merge_and_unload().save_pretrained(out)
             return
         if self.is_fsdp_enabled:  # accelerate saves shards by default
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-        self.save_model(str(out))  # type: ignore[attr-defined]  # as above
+        self.save_model(str(out))
 
     def finish(self, out: Path) -> None:
         """The last changes to ``out``, on the main process, after the tokenizer's files are there."""
@@ -380,7 +370,7 @@ class MeanOverRows(Exact):
 
     def stock_loss(self, *arguments: Any) -> Any:
         """TRL's loss."""
-        stock: Any = super()._compute_loss  # type: ignore[misc]  # the Trainer beside this mixin has it
+        stock: Any = super()._compute_loss  # type: ignore[misc]  # TRL's trainers have it
         return stock(*arguments)
 
     def recorded_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, **attributes: Any) -> Any:

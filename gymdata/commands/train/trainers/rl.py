@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, PreTrainedModel, TrainingArguments
 from trl.trainer.utils import add_fused_lm_head, selective_log_softmax
 
 from gymdata.commands.train.data import MASK, TrainingData
@@ -149,7 +149,7 @@ def of_policy(sequences: Mapping[str, np.ndarray]) -> np.ndarray:
     return trained & (sequences["rl_weight"] != 0) if "rl_weight" in sequences else trained
 
 
-class BatchRLTrainer(Exact, Trainer):
+class BatchRLTrainer(Exact):
     """Trains ``data`` with ``loss``, in rows that ``packed`` makes when given. After ``compare`` the reference is known
     where the loss needs one.
 
