@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gymdata.formats import FORMATS, Format
-from gymdata.formats.conversion.importing import BadItem, Importing, JsonObject, TableRow
+from gymdata.formats.conversion.importing import BadItem, Importing, JsonObject, TableRow, has_content
 from gymdata.formats.conversion.models import Int32, Model, Number, Sampled, Several, read, turns_of
 from gymdata.formats.text.rows import answer, column, conversation, first_row, rollout_row
 from gymdata.formats.text.words import named_scores, score
@@ -156,8 +156,12 @@ class VerifiersTraces(Format):
 
 def _calls(nodes: Sequence[Node], messages: Sequence[Message]) -> list[Sampled]:
     """The model calls of a conversation: what a node adds is the generation prompt, and then what was sampled. Raises
-    BadItem for a mask that is otherwise, with its first position."""
+    BadItem for a mask that is otherwise, with its first position, and for a message without ids that the model read.
+
+    Where the client did not part a prompt by its messages, none of these has ids, and all are on the answer's node."""
     calls, before = list[Sampled](), list[int]()
+    is_parted = any(node.token_ids and truth(node.sampled) is not True for node in nodes)
+    lost: int | None = None  # the first message since the last answer that has no ids
     for n, (node, message) in enumerate(zip(nodes, messages, strict=True)):
         if len(node.mask) != len(node.token_ids):
             raise BadItem(
@@ -168,7 +172,13 @@ def _calls(nodes: Sequence[Node], messages: Sequence[Message]) -> list[Sampled]:
             raise BadItem("S102", f"nodes[{n}].mask[{first}]: got true in a message that was not sampled")
         if False in node.mask[first:]:
             raise BadItem("S102", f"nodes[{n}].mask[{node.mask.index(False, first)}]: got false after a sampled token")
-        if truth(node.sampled) is True:
+        if truth(node.sampled) is not True:
+            if lost is None and not node.token_ids and has_content(message):
+                lost = n
+        else:
+            if lost is not None and node.token_ids and (is_parted or not first):
+                raise BadItem("T205", f"nodes[{lost}].token_ids: missing in a message that the call of nodes[{n}] read")
+            lost = None
             prompt = [*before, *node.token_ids[:first]] if node.token_ids else []
             calls.append(Sampled(f"nodes[{n}]", prompt, node.token_ids[first:], node.logprobs or None, message))
         before += node.token_ids

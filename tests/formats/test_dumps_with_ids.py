@@ -25,6 +25,7 @@ from gymdata.errors import DataError
 from gymdata.formats import format_named
 from gymdata.formats.conversion.importing import BadItem, Importing, Numbering
 from gymdata.formats.conversion.masked import Masked
+from gymdata.rollouts.turns import expand_prompts
 from tests.formats.dumped import DUMPS, VERL, pickled, read, sequences
 from tests.rollout_files import rollout, write_run
 
@@ -469,6 +470,29 @@ def test_a_node_that_contradicts_itself_is_named(node: dict[str, Any], code: str
     rows, bad = read(tmp_path / "traces.jsonl", "verifiers-traces")
     assert [(row.code, row.reason[: len(reason)]) for row in bad] == [(code, reason)]
     assert rows == []
+
+
+@pytest.mark.parametrize(("ids", "reason"), [
+    ({0: [5, 6], 1: [4, 1, 2], 2: [], 3: [4, 9]}, "nodes[2].token_ids: missing in a message that the call of nodes[3] read"),
+    ({0: [], 1: [4, 1, 2], 2: [3], 3: [4, 9]}, "nodes[0].token_ids: missing in a message that the call of nodes[1] read"),
+    ({0: [], 1: [4, 1, 2], 2: [], 3: [9]}, "nodes[2].token_ids: missing in a message that the call of nodes[3] read"),
+    ({0: [], 1: [5, 6, 4, 1, 2], 2: [], 3: [3, 4, 9]}, None),
+])  # fmt: skip
+def test_a_message_without_ids_that_the_model_read_is_named(
+    ids: dict[int, list[int]], reason: str | None, tmp_path: Path
+) -> None:
+    """Its tokens would be missing in the prompt. A client that does not part a prompt has all of it on the answer
+    (``_commit_turn`` in verifiers/v1/graph.py)."""
+    row = trace()
+    for n, node in enumerate(row["nodes"]):
+        sampled = {1: 2, 3: 1}.get(n, 0)
+        node |= {"token_ids": ids[n], "mask": [False] * (len(ids[n]) - sampled) + [True] * sampled}
+    (tmp_path / "traces.jsonl").write_text(json.dumps(row))
+    rows, bad = read(tmp_path / "traces.jsonl", "verifiers-traces")
+    assert [(row.code, row.reason) for row in bad] == ([] if reason is None else [("T205", reason)])
+    assert [[prompt.tolist() for prompt in expand_prompts(row["turns"])] for row in rows] == (
+        [[[5, 6, 4], [5, 6, 4, 1, 2, 3, 4]]] if reason is None else []
+    )
 
 
 @pytest.fixture
