@@ -100,6 +100,7 @@ class Harbor(Format):
             [],
             importing,
             turns=turns_of(calls, importing, "rollout_details"),
+            known_as=item.get("id"),
             group=trial.task_name,
             policy=trial.agent_info.model_info.name or "unknown",
             reward=score(total, "verifier_result.rewards"),

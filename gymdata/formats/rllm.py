@@ -25,6 +25,7 @@ class Step(Model):
 
 
 class Trajectory(Model):
+    uid: Any = None
     name: str | None = None
     steps: list[Step]
     task: Any = None
@@ -83,4 +84,5 @@ class Rllm(Format):
             group=f"{name}-{trajectory.name}" if name and trajectory.name else name,
             truncated="max_" in str(episode.termination_reason).lower(),
             turns=turns_of(calls, importing, "steps"),
+            known_as=[episode.id, trajectory.uid, trajectory.name] if episode.id or trajectory.uid else item,
         )

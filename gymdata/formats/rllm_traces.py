@@ -17,6 +17,7 @@ from gymdata.rollouts.messages import JsonObject
 
 class Trace(Model):
     session_id: str
+    trace_id: Any = None
     model: str = ""
     messages: Several[JsonObject]
     prompt_token_ids: Several[Int32]
@@ -76,6 +77,7 @@ class RllmTraces(PerCall):
             policy=last.model,
             truncated=last.finish_reason == "length",
             turns=turns_of(sampled, importing, "calls"),
+            known_as=[last.session_id, *(call.trace_id for call in calls)],
         )
         first = calls[0].timestamp
         times = {

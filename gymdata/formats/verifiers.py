@@ -151,6 +151,7 @@ class VerifiersTraces(Format):
             group=group,
             policy=model,
             turns=turns_of(calls, importing, "nodes"),
+            known_as=item.get("id") or item,
         )
 
 

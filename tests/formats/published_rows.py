@@ -37,7 +37,7 @@ def rllm(n: int) -> dict[str, Any]:
         for chat, (prompt, response, numbers) in zip((said, again), ids, strict=True)
     ]
     return {
-        "id": "sum:0", "task": {"question": _ASKED}, "termination_reason": "env_done", "is_correct": True,
+        "id": f"sum:{n}", "task": {"question": _ASKED}, "termination_reason": "env_done", "is_correct": True,
         "trajectories": [{"uid": "u", "name": "solver", "task": {"question": _ASKED}, "steps": steps, "reward": 1.0}],
         "metrics": {"turns": 2.0}, "info": {},
     }  # fmt: skip

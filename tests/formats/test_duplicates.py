@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,26 @@ from gymdata.commands.validate.fix import fix
 from gymdata.commands.validate.run import validate
 from gymdata.formats.conversion.importing import Numbering
 from gymdata.store import read_table
-from tests.formats.trajectories import ATIF, NAT, write_lines
+from tests.formats.published_rows import rllm
+from tests.formats.trajectories import ATIF, NAT, verifiers_traces, write_lines
 from tests.validate.generate import nemo_rows
+
+TRACE = {
+    "trace_id": "t1", "session_id": "s-1", "messages": [{"role": "user", "content": "q"}], "prompt_token_ids": [1, 2],
+    "response_message": {"role": "assistant", "content": "a"}, "completion_token_ids": [4, 9], "logprobs": [-0.5, -0.25],
+}  # fmt: skip
+DETAILS = [{"prompt_token_ids": [[1, 2]], "completion_token_ids": [[4, 9]], "logprobs": [[-0.5, -0.25]]}]
+TRIAL = {
+    "id": "t1", "task_name": "sum", "trial_name": "sum__1", "agent_info": {}, "agent_result": {"rollout_details": DETAILS},
+    "verifier_result": {"rewards": {"reward": 1.0}},
+}  # fmt: skip
+#: What is changed in the text of a row for other tokens, and for another id.
+CHANGES = {
+    "rllm": (("[4, 5]", "[4, 6]"), ('"sum:4"', '"sum:5"')),
+    "verifiers-traces": ((" 9]", " 8]"), ('"id": "t4"', '"id": "t5"')),
+    "rllm-traces": (("[4, 9]", "[4, 8]"), ("t1", "t2")),
+    "harbor": (("[4, 9]", "[4, 8]"), ("t1", "t2")),
+}
 
 
 @pytest.mark.parametrize(("source", "rows"), [("nemo-gym", nemo_rows(n=2)), ("nat-trajectories", NAT), ("atif", ATIF)])
@@ -33,6 +52,25 @@ def test_a_duplicate_line_is_a_duplicate_in_the_run(source: str, rows: list[Any]
     assert "row 0" in (found[0].detail or "")
     fix(tmp_path / "run", "drop", tmp_path / "b.parquet")
     assert "D701" not in validate(tmp_path / "b.parquet").by_code
+
+
+@pytest.mark.parametrize(("source", "row"), [
+    ("rllm", rllm(4)), ("verifiers-traces", verifiers_traces(4)), ("rllm-traces", TRACE), ("harbor", TRIAL),
+])  # fmt: skip
+def test_a_rollout_of_one_id_in_two_files_is_a_duplicate(source: str, row: dict[str, Any], tmp_path: Path) -> None:
+    """Also where the second file says more of it; the same id with other tokens is another rollout, as of another step, and
+    so are the same tokens with another id."""
+    other_tokens, other_id = ({**json.loads(json.dumps(row).replace(*change))} for change in CHANGES[source])
+    for name, again, n in (
+        ("same", row, 1),
+        ("more", row | {"note": 1}, 1),
+        ("tokens", other_tokens, 0),
+        ("id", other_id, 0),
+    ):
+        files = [write_lines(tmp_path / f"{name}-{k}.jsonl", [each]) for k, each in enumerate((row, again))]
+        summary = import_rollouts(files, tmp_path / name, source=source)
+        assert (summary.rollouts, summary.rejected, summary.duplicates) == (2, 0, n), name
+        assert validate(tmp_path / name).by_code.get("D701", 0) == n
 
 
 def test_import_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -333,7 +333,7 @@ def verifiers_traces(n: int) -> dict[str, Any]:
     ]  # fmt: skip
     task = {"type": "Sum", "data": {"idx": 7, "answer": "5"}, "key": "sum-7"}
     trace = {
-        "version": 1, "id": "t", "task": task, "agent": {"config": {}, "name": "agent", "trainable": True},
+        "version": 1, "id": f"t{n}", "task": task, "agent": {"config": {}, "name": "agent", "trainable": True},
         "tools": [{"type": "function", "name": "add", "description": "Adds.", "parameters": {}}], "nodes": nodes,
         "calls": [{"node": 1, "model": "m"}], "rewards": {"exact": {"score": 1.0, "weight": 0.5}},
         "metrics": {"turns": 2.0}, "info": {}, "is_completed": True, "ok": True, "errors": [],

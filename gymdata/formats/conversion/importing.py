@@ -2,8 +2,8 @@
 rollout.
 
 Invariants: a value that is no JSON is reported with its line and hides no other; a row of tokens that repeats an earlier
-one, byte for byte, is the same rollout and gets the same index, so that the imported run shows the duplicate (D701) as its
-file does.
+one, byte for byte or with the id that its source gave it, is the same rollout and gets the same index, so that the imported
+run shows the duplicate (D701) as its file does.
 """
 
 from __future__ import annotations
@@ -126,15 +126,18 @@ class Numbering:
         #: Group → hash of the first prompt that has it.
         self._prompts = dict[str, bytes]()
 
-    def of_content(self, content: bytes, group: str | None, given: str = "") -> tuple[str, int]:
+    def of_content(
+        self, content: bytes, group: str | None, given: str = "", *, has_ids: bool = False
+    ) -> tuple[str, int]:
         """(group, index in it) of a row. Without a ``group`` the row is a group of its own. ``given``: identifies the
-        prompt of a row whose group is an id of its source; the id is the group of the first prompt that has it."""
+        prompt of a row whose group is an id of its source; the id is the group of the first prompt that has it.
+        ``has_ids``: the row has tokens, also where others of its format are text."""
         if group and given:
             # Files count from 0, each: the id may have been another prompt's before.
             prompt = xxhash.xxh3_128_digest(given.encode("utf-8", "surrogatepass"))[:6]
             group = group if self._prompts.setdefault(group, prompt) == prompt else f"{group}-{prompt.hex()}"
         new = len(self._indices)
-        row = new if self._text else self._first.setdefault(xxhash.xxh3_128_digest(content), new)
+        row = new if self._text and not has_ids else self._first.setdefault(xxhash.xxh3_128_digest(content), new)
         group = group or f"row-{row}"
         if row == new:
             self._indices.append(self._sizes[group])

@@ -59,14 +59,19 @@ def foreign_row(
     tools: str = "[]",
     started_at: str | None = None,
     duration_s: float = 0.0,
+    known_as: Any = None,
 ) -> TableRow:
     """The row of ``item``, which another project wrote; unknown columns get neutral values. Rows with the same ``opening``
     (by default the messages before the first answer) and tools, and the same ``group`` where the source has an id, are
-    attempts at one task; ``reward``: a number, also as text, or null; ``turns``: its token data, none by default. Raises
+    attempts at one task; ``reward``: a number, also as text, or null; ``turns``: its token data, none by default;
+    ``known_as``: the id that its source gave the rollout, which is one and the same wherever it has the same tokens. Raises
     BadItem."""
     prompt = prompt_group(opening or given(messages), tools)
-    group, index = importing.numbering.of_content(refuse_surrogates(item), group or prompt, prompt if group else "")
-    turns = turns or TurnEncoder()
+    turns, content = turns or TurnEncoder(), refuse_surrogates(item)
+    if turns.turns and known_as is not None:
+        content = json.dumps([known_as, [turn["digest"] for turn in turns.turns]]).encode()
+    names = group or prompt, prompt if group else ""
+    group, index = importing.numbering.of_content(content, *names, has_ids=bool(turns.turns))
     return {
         "rollout_id": rollout_id_of(importing.run_id, group, index),
         "run_id": importing.run_id,

@@ -263,13 +263,14 @@ def rollout_row(
     policy: Any = None,
     truncated: bool = False,
     turns: TurnEncoder | None = None,
+    known_as: Any = None,
 ) -> TableRow:
     """The rollouts row of ``row``. ``prompt``: the messages that are given; ``written``: the conversation from the model's
     first message on, in which all of the assistant's are trained but those that are marked; ``texts``: columns that are
     these messages, or lost; ``about``: columns of its ``extra``; the others are columns of its task; ``truncated``: a limit
-    ended it; ``turns``: its token data (``conversion.models.turns_of``); where nothing is ``written`` their text is not
-    known, and the rollout has no messages. Without a ``reward`` the row is data, not a rollout of a policy: its columns
-    state what the answer is worth, and an empty answer is refused."""
+    ended it; ``turns``, ``known_as``: its token data (``conversion.models.turns_of``) and id (``foreign_row``); where
+    nothing is ``written`` their text is not known, and the rollout has no messages. Without a ``reward`` the row is data,
+    not a rollout of a policy: its columns state what the answer is worth, and an empty answer is refused."""
     if (written or turns is None) and not any(message["role"] == "assistant" for message in written):
         raise BadItem("S103", "no message of the assistant")
     _refuse_pictures((*prompt, *written))
@@ -280,7 +281,7 @@ def rollout_row(
         raise BadItem.value("the task", group, "text")
     policy = policy if isinstance(policy, str) and policy else "unknown"
     tools, messages = tools_of(row), [*prompt, *written] if written else []
-    known = {"reward": reward, "tools": tools, "group": group, "policy": policy}
+    known = {"reward": reward, "tools": tools, "group": group, "policy": policy, "known_as": known_as}
     rollout = foreign_row(row, messages, importing, turns=turns, opening=prompt, **known)
     elsewhere = {"messages", "prompt", "tools", "functions", *texts, *about}
     task = {name: value for name, value in row.items() if name not in elsewhere}
