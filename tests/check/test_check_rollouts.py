@@ -100,6 +100,16 @@ def test_a_finding_names_the_file_and_the_sample_of_a_dump(tmp_path: Path) -> No
     assert finding.where == f"{tmp_path}/1/dump.pt line 1, samples[1], turn 0, position 0"
 
 
+def test_the_twin_of_a_rollout_is_named_by_its_place_in_the_dump(tmp_path: Path) -> None:
+    """A duplicate (D701), and one of the same tokens (D702), of which the temporary import has only a row and an id."""
+    files = [
+        lines_file(tmp_path / f"{k}.jsonl", rows) for k, rows in enumerate(([rllm(1), [rllm(2), rllm(3)]], [rllm(3)]))
+    ]
+    details = {f.code: (f.where, f.detail) for f in check_rollouts(f"{tmp_path}/*.jsonl").findings}
+    assert details["D701"] == (f"{files[1]} line 1", f"first seen at {files[0]} line 2, row 1")
+    assert details["D702"] == (f"{files[0]} line 2, row 0", f"same tokens as {files[0]} line 1")
+
+
 def test_other_findings_are_listed_where_validate_reads(tmp_path: Path, capsys: Capture) -> None:
     """`validate` reads no dump of another project before it is imported."""
     sound = {"tokens": [5, 6, 7], "response_length": 1, "rollout_log_probs": [-0.5]}

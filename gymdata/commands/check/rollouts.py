@@ -6,6 +6,7 @@ Invariant: nothing is written; another project's file is imported into a tempora
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -169,11 +170,12 @@ def check_rollouts(
 
 @dataclass(slots=True)
 class _Imported:
-    """The format of a file of another project, what was rejected, and where each row of the import was."""
+    """The format of a file of another project, what was rejected, and where each row of the import was, also by its id."""
 
     form: Format | None = None
     rejected: list[Rejected] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
+    by_id: dict[str, Origin] = field(default_factory=dict)
 
 
 def _import(path: str | Path, place: Path, renderer: TextRenderer | None) -> _Imported:
@@ -188,6 +190,9 @@ def _import(path: str | Path, place: Path, renderer: TextRenderer | None) -> _Im
             extra = part.batch.column("extra").to_pylist() if form.table == "rollouts" else []
             kept = [is_rollout(text) for text in extra] or [True] * len(part.origins)
             imported.origins += [origin for origin, is_kept in zip(part.origins, kept, strict=True) if is_kept]
+            names = part.batch.column("rollout_id").to_pylist() if form.table == "rollouts" else []
+            for name, origin in zip(names, part.origins, strict=False):
+                imported.by_id.setdefault(name, origin)
             yield part.batch
 
     summary = ImportSummary(str(place), form.name, files=[str(source.path) for source in sources])
@@ -348,12 +353,12 @@ def _findings(report: ValidationReport, imported: _Imported) -> list[Finding]:
     found: dict[str, list[Violation]] = {}
     for violation in report.violations:
         found.setdefault(violation.code, []).append(violation)
-    places = _Places(imported.origins, [violations[0] for violations in found.values()])
+    places = _Places(imported, [violations[0] for violations in found.values()])
     findings = []
     for code, violations in found.items():
         first = violations[0]
         sides = [f"{name} {value}" for name, value in (("expected", first.expected), ("got", first.got)) if value]
-        detail = "; ".join(filter(None, (first.detail, *sides)))
+        detail = "; ".join(filter(None, (places.named_in(first), *sides)))
         severity = first.severity or CODES[code].severity
         findings.append(Finding(code, CODES[code].name, severity, len(violations), places.of(first), detail))
     by_code: dict[str, list[Rejected]] = {}
@@ -367,14 +372,21 @@ def _findings(report: ValidationReport, imported: _Imported) -> list[Finding]:
 
 
 class _Places:
-    """Where violations are, in the file that was given. ``origins``: of each row that was imported."""
+    """Where violations are, in the file that was given."""
 
-    def __init__(self, origins: Sequence[Origin], violations: Sequence[Violation]) -> None:
-        self._origins = origins
+    def __init__(self, imported: _Imported, violations: Sequence[Violation]) -> None:
+        self._origins, self._by_id = imported.origins, imported.by_id
         rows: dict[str, set[int]] = {}
         for v in violations:
             rows.setdefault(v.file or "", set()).add(v.row)
-        self._lines = {} if origins else {file: line_numbers(file, of) for file, of in rows.items() if file}
+        self._lines = {} if self._origins else {file: line_numbers(file, of) for file, of in rows.items() if file}
+
+    def named_in(self, v: Violation) -> str | None:
+        """The detail, which names rows of an import by their place in the file that was given."""
+        if not self._origins or v.detail is None:
+            return v.detail
+        detail = re.sub(rf"{re.escape(v.file or '')} row (\d+)", lambda row: str(self._origins[int(row[1])]), v.detail)
+        return re.sub(r"\b[0-9a-f]{32}\b", lambda name: str(self._by_id.get(name[0], name[0])), detail)
 
     def of(self, v: Violation) -> str:
         line = self._lines.get(v.file or "", {}).get(v.row)
