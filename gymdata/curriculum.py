@@ -9,38 +9,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 import numpy as np
+import pydantic
 
 from gymdata.errors import UsageError
+from gymdata.settings import Config
 
 #: Rewards such as 0.9 − 0.8 fall short of 0.1 by rounding alone.
 _TOLERANCE = 1e-9
 
 
-@dataclass(frozen=True)
-class CurriculumConfig:
+class CurriculumConfig(Config):
     """Settings of the curriculum. Percentiles are shares in (0, 1]; ``expansion_interval`` counts epochs."""
 
     enabled: bool = True
-    initial_percentile: float = 0.3
-    increment_percentile: float = 0.2
-    expansion_interval: int = 5
-    min_reward_diff: float = 0.1
+    initial_percentile: float = pydantic.Field(0.3, gt=0.0, le=1.0)
+    increment_percentile: float = pydantic.Field(0.2, ge=0.0, le=1.0)
+    expansion_interval: int = pydantic.Field(5, ge=1)
+    min_reward_diff: float = pydantic.Field(0.1, ge=0.0)
     sort_ascending: bool = False
-    random_subsample: float | None = None
+    random_subsample: float | None = pydantic.Field(None, gt=0.0, le=1.0)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        _within("initial_percentile", self.initial_percentile, 0 < self.initial_percentile <= 1, "above 0, at most 1")
-        _within("increment_percentile", self.increment_percentile, 0 <= self.increment_percentile <= 1, "0 to 1")
-        _within("expansion_interval", self.expansion_interval, self.expansion_interval >= 1, "at least 1 epoch")
-        _within("min_reward_diff", self.min_reward_diff, self.min_reward_diff >= 0, "0 or more")
-        share = self.random_subsample
-        _within("random_subsample", share, share is None or 0 < share <= 1, "above 0, at most 1, or none")
 
 
 @dataclass(frozen=True)
@@ -137,10 +130,5 @@ def _state(
         "last_expansion_epoch": grew,
         "total_groups": total,
         "included_groups": list(included),
-        "config": asdict(config),
+        "config": config.model_dump(),
     }
-
-
-def _within(name: str, value: object, valid: bool, expected: str) -> None:
-    if not valid:
-        raise UsageError.bad_value(f"curriculum: {name}", value, expected)

@@ -101,7 +101,7 @@ def test_the_state_names_tasks_and_the_epoch_of_the_last_expansion():
 def test_settings_out_of_range_are_refused(bad: dict):
     """A share of nothing, an interval of no epochs or more than everything is a usage error that names the key."""
     with pytest.raises(UsageError, match=next(iter(bad))):
-        CurriculumConfig(**bad)
+        CurriculumConfig.of(bad, "curriculum")
 
 
 @given(st.dictionaries(st.text("abc", min_size=1), st.lists(st.none() | st.floats(), max_size=4)), st.integers(1, 30))

@@ -273,7 +273,7 @@ def plan_of(
         served=served,
         reward=reward,
         judging=judging,
-        curriculum=CurriculumConfig(**loop.curriculum_learning.model_dump(), seed=loop.seed),
+        curriculum=CurriculumConfig(**{"seed": loop.seed, **loop.curriculum_learning.model_dump(exclude_unset=True)}),
         loop=loop,
         trainer=trainer,
         validation=validation,

@@ -14,6 +14,7 @@ from gymdata.commands.collect.settings import CollectConfig
 from gymdata.commands.experience.settings import ExperienceConfig
 from gymdata.commands.judge.settings import JudgeConfig
 from gymdata.commands.pairs.settings import PairsConfig
+from gymdata.curriculum import CurriculumConfig
 from gymdata.errors import COMMAND_LINE, UsageError
 from gymdata.settings import Config, Settings
 
@@ -219,16 +220,10 @@ class EpochsTrainer(Config):
         return self
 
 
-class CurriculumSection(Config):
-    """Which groups an epoch learns from; see ``gymdata.curriculum``."""
+class CurriculumSection(CurriculumConfig):
+    """Which groups an epoch learns from; see ``gymdata.curriculum``. Its ``seed`` is that of the loop unless it has one."""
 
     enabled: bool = False
-    initial_percentile: float = pydantic.Field(0.3, gt=0.0, le=1.0)
-    increment_percentile: float = pydantic.Field(0.2, ge=0.0, le=1.0)
-    expansion_interval: int = pydantic.Field(5, ge=1)
-    min_reward_diff: float = pydantic.Field(0.1, ge=0.0)
-    sort_ascending: bool = False
-    random_subsample: float | None = pydantic.Field(None, gt=0.0, le=1.0)
 
 
 class RewardFunction(Config):

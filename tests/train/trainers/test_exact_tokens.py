@@ -147,7 +147,7 @@ def test_weighted_loss_with_equal_weights_is_trls(assemble: Assemble, kind: str)
     batch["ref_chosen_logps"], batch["ref_rejected_logps"] = known.unbind(1)
     results = []
     read = {name: batch.pop(name) for name in ("weight", "margin")}
-    for loss in (trainer.stock_loss(trainer.model, batch, False), trainer.weighted_loss(trainer.model, batch, read)):
+    for loss in (trainer.stock_loss(trainer.model, batch), trainer.weighted_loss(trainer.model, batch, read)):
         trainer.model.zero_grad()
         loss.backward()
         gradient = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])

@@ -97,7 +97,7 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
             self.ref_model,
         )
 
-    def _compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False) -> Any:
+    def _compute_loss(self, model: Any, inputs: Batch, _return_outputs: bool = False) -> Any:
         self.token_checksum.count(inputs)
         inputs = dict(inputs)
         rows: np.ndarray = inputs.pop(ROWS)
@@ -111,14 +111,11 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
             inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = logps.unbind(dim=1)
         full = real.all() and ("sft" not in self.loss_types or self.step_rows in (0, len(rows)))
         plain = self.uniform and (full or not set(self.loss_types) <= set(WEIGHABLE))
-        if plain or return_outputs:
-            loss = self.stock_loss(model, inputs, return_outputs)
+        if plain:
+            loss = self.stock_loss(model, inputs)
         else:
             read["weight"] = read["weight"] * torch.from_numpy(real).to(read["weight"])
             loss = self.weighted_loss(model, inputs, read)
-        if return_outputs:
-            self.require_finite(loss[0], rows)
-            return loss
         self.require_finite(loss, rows)
         if not real.all():
             loss = loss * (len(rows) / max(self.real(rows), 1))  # fillers have no gradient, but are in the mean
@@ -136,7 +133,7 @@ class ExactDPOTrainer(MeanOverRows, DPOTrainer):
             reference = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
             inputs["ref_chosen_logps"], inputs["ref_rejected_logps"] = reference
         losses = ["sigmoid" if kind in self.own else kind for kind in self.loss_types]
-        _, (output,) = self.recorded_loss(model, inputs, loss_types=losses)
+        (output,) = self.recorded_loss(model, inputs, loss_types=losses)
         mask = inputs["completion_mask"][:, 1:]
         token_logps = output.log_probs[:, -mask.size(1) :] * mask
         reference = torch.cat([inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]])

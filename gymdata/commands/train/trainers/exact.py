@@ -368,14 +368,14 @@ class MeanOverRows(Exact):
         count = torch.tensor([sum(self.real(batch[ROWS]) for batch in batch_samples)], device=device)
         self.step_rows = int(self.accelerator.gather(count).sum())
 
-    def stock_loss(self, *arguments: Any) -> Any:
+    def stock_loss(self, model: Any, inputs: Batch) -> Any:
         """TRL's loss."""
         stock: Any = super()._compute_loss  # type: ignore[misc]  # TRL's trainers have it
-        return stock(*arguments)
+        return stock(model, inputs, False)
 
-    def recorded_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, **attributes: Any) -> Any:
-        """(TRL's loss with reference log-probs that ``inputs`` hold, the model's output). ``attributes``: of this trainer,
-        while it is computed."""
+    def recorded_loss(self, model: Any, inputs: Batch, **attributes: Any) -> list[Any]:
+        """The model's outputs while TRL computes its loss with the reference log-probs that ``inputs`` hold, and logs its
+        metrics. ``attributes``: of this trainer, while it does."""
         outputs: list[Any] = []
 
         def recorded(**kwargs: Any) -> Any:
@@ -386,7 +386,8 @@ class MeanOverRows(Exact):
         before = {name: getattr(self, name) for name in attributes}
         vars(self).update(attributes)
         try:
-            return self.stock_loss(recorded, inputs, return_outputs), outputs
+            self.stock_loss(recorded, inputs)
+            return outputs
         finally:
             vars(self).update(before)
 

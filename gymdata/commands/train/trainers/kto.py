@@ -179,14 +179,11 @@ class ExactKTOTrainer(MeanOverRows, KTOTrainer):
         stock: Any = super()._compute_kl_logps
         return stock(*arguments) if self.crossed is None else self.crossed
 
-    def _compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False) -> Any:
+    def _compute_loss(self, model: Any, inputs: Batch, _return_outputs: bool = False) -> Any:
         self.token_checksum.count(inputs)
         rows: np.ndarray = inputs[ROWS]
         tensors = self._with_reference(inputs)
-        stocks, outputs = self.recorded_loss(model, tensors, return_outputs, crossed=inputs.get(_CROSSED))
-        if return_outputs:
-            self.require_finite(stocks[0], rows)
-            return stocks
+        outputs = self.recorded_loss(model, tensors, crossed=inputs.get(_CROSSED))
         # TRL's mean is that of its batch, and so is its estimate of the KL.
         kl = self._metrics["train" if self.model.training else "eval"]["kl"]
         if self.step_kl is not None:

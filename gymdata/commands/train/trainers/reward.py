@@ -95,7 +95,7 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
             self.add_callback(MeasureHeldOut(self))
 
     def compute_loss(
-        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: Any, inputs: Batch, _return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         self.token_checksum.count(inputs)
         rows: np.ndarray = inputs[ROWS]
@@ -110,8 +110,7 @@ class ExactRewardTrainer(MeanOverRows, RewardTrainer):
             weight = weight * torch.from_numpy(real).to(weight)
             loss = self._weighted(outputs.logits.squeeze(-1).float(), weight, margin, int(real.sum()))
         self.require_finite(loss, rows)
-        loss = self.of_step(loss, rows)
-        return (loss, outputs) if return_outputs else loss
+        return self.of_step(loss, rows)
 
     def _weighted(self, scores: torch.Tensor, weight: torch.Tensor, margin: torch.Tensor, real: int) -> torch.Tensor:
         """TRL's loss as a mean of weighted pairs."""

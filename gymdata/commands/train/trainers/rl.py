@@ -251,7 +251,7 @@ class BatchRLTrainer(Exact):
         return torch.zeros(mask.shape, device=ids.device).index_copy(1, positions, logprobs).masked_fill(~mask, 0.0)
 
     def compute_loss(
-        self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: Any, inputs: Batch, _return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         self.token_checksum.count(inputs)
         inputs = dict(inputs)
@@ -268,8 +268,7 @@ class BatchRLTrainer(Exact):
         self.require_finite(loss, rows)
         self._note(outputs.detach(), inputs, mask)
         # Gradients are averaged over the processes, and ours are parts of a sum.
-        scaled = loss * self.args.world_size
-        return (scaled, None) if return_outputs else scaled
+        return loss * self.args.world_size
 
     def token_losses(self, logps: torch.Tensor, inputs: Batch) -> dict[str, torch.Tensor]:
         """The loss of each token of a batch, (B, L − 1), for each of ``components``, in that order; without its weights."""
