@@ -158,6 +158,20 @@ def test_another_temperature(clean_rows: Rows, sample_model: Any, tmp_path: Path
     assert report.explanation.after < 1e-4 < report.explanation.before
 
 
+@pytest.mark.matrix("2")
+@pytest.mark.parametrize(("factor", "says"), [
+    (1 / np.log(2), "logarithms of base 2: "), (1 / np.log(10), "logarithms of base 10: "), (0.5, "a constant factor: "),
+], ids=["2", "10", "half"])  # fmt: skip
+def test_numbers_of_another_scale_are_no_temperature(clean_rows: Rows, tmp_path: Path, factor: float, says: str):
+    """Logarithms of base 2 or 10, and any other constant factor, are named as such and with the factor."""
+    rows = [changed(r, lambda p, g, lp, n: (p, g, lp * factor)) for r in clean_rows]
+    report = audit(saved_run(tmp_path / "run", rows), str(POLICY))
+    assert not report.ok
+    assert report.explanation is not None
+    assert (report.explanation.cause, report.explanation.text[: len(says)]) == ("scale", says)
+    assert f"are {factor:.4g} times the model's" in report.explanation.text
+
+
 @pytest.mark.matrix("raw_logprobs")
 @pytest.mark.parametrize("mode", [None, "raw_logprobs"])
 def test_raw_log_probabilities(clean_rows: Rows, sample_model: Any, tmp_path: Path, mode: str | None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -13,17 +14,19 @@ import pyarrow as pa
 
 from gymdata.commands.audit import compare as audit
 from gymdata.models.scoring import PolicyModel, ToScore
-from gymdata.rollouts.logprobs import Rounding
+from gymdata.rollouts.logprobs import Rounding, more_than
 from gymdata.rollouts.ragged import Ragged
 from gymdata.rollouts.sequences import RolloutSequences
 
 Array = npt.NDArray[Any]
-Cause = Literal["off_by_one", "temperature", "raw_logprobs", "template", "sampling", "checkpoint", "unknown"]
+Cause = Literal["off_by_one", "scale", "temperature", "raw_logprobs", "template", "sampling", "checkpoint", "unknown"]
 
 #: An explanation must leave at most this share of the mean |Δ|, or what rounding leaves and at most the second.
 _LEFT, _LEFT_OF_ROUNDING = 0.2, 0.7
 #: A temperature this close to that of the rows is no other one; and a Δ that is this one-sided is of a cut distribution.
 _SAME_TEMPERATURE, _ONE_SIDED = 0.03, 0.8
+#: A factor this close to that of a base is that one.
+_SAME_BASE = 0.02
 #: The search for a temperature: grids of so many from the lowest to the highest, each around the best of the one before.
 _LOWEST, _HIGHEST, _POINTS, _GRIDS = 0.1, 5.0, 14, 4
 #: Temperatures that people set: a fit this close to one of them is that one, if it leaves hardly more.
@@ -126,6 +129,22 @@ def off_by_one(probe: Probe, by_shift: Mapping[int, Array]) -> Explanation | Non
         probe.take(finite).apart,
         after,
     )
+
+
+def scaled(probe: Probe, rounding: Rounding) -> Explanation | None:
+    """Saved numbers that are a constant factor apart at all tokens, as logarithms of another base are, and those of no other
+    distribution."""
+    saved, recomputed = probe.saved.astype(np.float64), probe.recomputed.astype(np.float64)
+    factor = float(saved @ recomputed) / (float(recomputed @ recomputed) or 1.0)
+    base = next((base for base in (2, 10) if abs(factor * math.log(base) - 1) <= _SAME_BASE), None)
+    factor = factor if base is None else 1 / math.log(base)
+    far = np.abs(saved - factor * recomputed) > rounding.token * max(1.0, factor)
+    if abs(factor - 1) <= _SAME_TEMPERATURE or more_than(far.sum(), len(far), rounding.far):
+        return None
+    text = f"a constant factor: the saved numbers are {factor:.4g} times the model's log-probabilities"
+    if base is not None:
+        text = f"logarithms of base {base}: {text}; times ln {base} they are natural logarithms"
+    return Explanation("scale", text, probe.apart, mean_apart(probe.saved, factor * recomputed))
 
 
 def temperature_mismatch(
@@ -324,6 +343,7 @@ def explain(
         [
             shifted(probe),
             off_by_one(probe, {by: model.log_probs(to_score, shift=by)[0] for by in (-1, 1)}),
+            scaled(probe, rounding),
             temperature_mismatch(probe, partial(model.log_probs_at, to_score), metadata.logprobs_mode),
         ],
         rounding.mean,
