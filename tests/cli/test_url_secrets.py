@@ -201,7 +201,6 @@ USERINFO: dict[str, Callable[[str, Path], list[str]]] = {
     "collect --env resources": lambda url, run: ["collect", "x.jsonl", "-m", "m", "--env", f"resources:{url}"],
     "collect --reward": lambda url, run: ["collect", "x.jsonl", "-m", "m", "--reward", url],
     "check --endpoint": lambda url, run: ["check", "--endpoint", url],
-    "check": lambda url, run: ["check", url],
     "score --reward-url": lambda url, run: ["score", str(run), "--reward-url", url],
     "score --reward": lambda url, run: ["score", str(run), "--reward", f"{url}=2"],
     "judge --endpoint": lambda url, run: ["judge", str(run), "--endpoint", url],

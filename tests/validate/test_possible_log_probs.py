@@ -1,4 +1,4 @@
-"""L306: log-probabilities that no sampler can have recorded, by file and by rollout, with their count."""
+"""L306: log-probabilities that no sampler can have recorded, by file, with their count."""
 
 from __future__ import annotations
 
@@ -94,23 +94,21 @@ def test_each_file_is_judged_over_64_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "nemo"])
-def test_rollouts_of_one_number_are_named_among_others(tmp_path: Path, kind: str) -> None:
-    """A source that recorded the log-probabilities of some rollouts alone: each of the others is a warning, and ratios are
-    refused. Seven tokens may be certain, and so may all but one of a rollout."""
-    numbers = [*[0.0] * 32, *[-1.5] * 16, *SAMPLED[:16], *[0.0] * 15, -0.5]
+def test_rollouts_of_one_number_are_counted_among_others(tmp_path: Path, kind: str) -> None:
+    """A source that recorded the log-probabilities of some rollouts alone: the tokens of the others are counted, from 64 on.
+    Seven tokens may be certain, and so may all but one of a rollout."""
+    numbers = [*[0.0] * 48, *[-1.5] * 16, *SAMPLED[:16], *[0.0] * 15, -0.5]
     if kind == "nemo":
-        rows = nemo_rows(n=5, turns=4)
-        for k in range(20):
+        rows = nemo_rows(n=6, turns=4)
+        for k in range(24):
             ids = with_ids(rows[k // 4], k % 4)
             ids["generation_token_ids"], ids["generation_log_probs"] = [10, 11, 12, 20 + k], numbers[4 * k : 4 * k + 4]
-        path = write_lines(tmp_path / "a.jsonl", rows)
+        path, fewer = write_lines(tmp_path / "a.jsonl", rows), write_lines(tmp_path / "b.jsonl", rows[1:])
     else:
         path = write_run(tmp_path / "run", rows_of(numbers), kind)
-    violations = validate(path, select=["L306"]).violations
-    assert [(v.row, v.detail, v.severity) for v in violations] == [
-        (row, f"all 16 log-probabilities of the rollout are {number}", "warning")
-        for row, number in ((0, "0"), (1, "0"), (2, "-1.5"))
-    ]
+        fewer = write_run(tmp_path / "fewer", rows_of(numbers[16:]), kind)
+    assert found(path) == ["64 of 96 log-probabilities are of rollouts in which all are equal"]
+    assert found(fewer) == []
     short = write_run(tmp_path / "short", rows_of([*[0.0] * 4, *SAMPLED], turns=1))
     assert found(short) == []
 

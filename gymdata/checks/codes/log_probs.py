@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from gymdata.checks.violations import CHECKS, Check, CheckSettings, Violation, code_pages
-from gymdata.rollouts.logprobs import SampledLogProbs, all_alike
+from gymdata.rollouts.logprobs import SampledLogProbs
 from gymdata.rollouts.turn_columns import Evidence
 
 _CODES = code_pages("""
@@ -45,24 +45,21 @@ class LogProbs(Check):
 
 @CHECKS.register("possible_log_probs")
 class PossibleLogProbs(Check):
-    """L306, by file and by rollout: over what was sampled at a temperature above 0. Greedy decoding may record 0 everywhere:
-    it is L304."""
+    """L306, by file: over what was sampled at a temperature above 0. Greedy decoding may record 0 everywhere: it is L304."""
 
     codes = code_pages("""
-L306 cannot be a sampler's (warning): the log-probabilities of a file or a rollout cannot be those of a sampler
+L306 cannot be a sampler's (warning): the log-probabilities of a file cannot be those of a sampler
 Over at least 64 sampled tokens: all are 0 or another constant, all of a turn are equal, all have at most two decimals,
-or some are sentinels such as -9999 (below -87.3 a float32 sampler draws nothing). One finding per file; in one without, a
-finding for each rollout of 8 or more sampled tokens that all have 0, or another constant. They were filled in, averaged or
-rounded after sampling, so ratios to the sampler mean nothing: training that uses ratios refuses such files, with rollouts of
-one number from 64 tokens on. Export the log-probabilities that the engine returned, or train with SFT, DPO or KTO, which
-need none.
+some are sentinels such as -9999 (below -87.3 a float32 sampler draws nothing), or 64 and more are of rollouts of which
+all are equal (each of 8 or more tokens). One finding per file. They were filled in, averaged or rounded after sampling, so
+ratios to the sampler mean nothing: training that uses ratios refuses such files. Export the log-probabilities that the
+engine returned, or train with SFT, DPO or KTO, which need none.
 """)
 
     def __init__(self, settings: CheckSettings) -> None:
         super().__init__(settings)
-        #: Of each file: its first row, and its log-probabilities; and the findings of rollouts that have one number.
+        #: Of each file: its first row, and its log-probabilities.
         self._by_file: dict[str | None, tuple[int, SampledLogProbs]] = {}
-        self._of_rollouts: dict[str | None, list[Violation]] = {}
 
     def find(self, e: Evidence) -> Iterable[Violation]:
         """Nothing yet; ``finish`` judges."""
@@ -78,17 +75,10 @@ need none.
         follows = np.ones(len(t.logprobs.values), bool)
         follows[t.logprobs.offsets[:-1][t.logprobs.lengths > 0]] = False
         chosen = t.logprobs.spread(sampled)
-        values, lengths = t.logprobs.values[chosen], t.by_rollout(t.logprobs).sums(chosen)
-        counts.add(values, follows[chosen], lengths)
-        last = np.cumsum(lengths) - 1
-        for r in np.flatnonzero(all_alike(values, lengths)).tolist():
-            why = f"all {lengths[r]:,} log-probabilities of the rollout are {values[last[r]] + 0.0:g}"
-            self._of_rollouts.setdefault(e.file, []).append(self.at_rollout(e, r, "L306", detail=why))
+        counts.add(t.logprobs.values[chosen], follows[chosen], t.by_rollout(t.logprobs).sums(chosen))
         return ()
 
     def finish(self) -> Iterator[Violation]:
         for file, (row, counts) in self._by_file.items():
             if why := counts.fault():
                 yield Violation("L306", row, detail=why, file=file)
-            else:
-                yield from self._of_rollouts.get(file, ())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from gymdata.commands.audit.context import (
 from gymdata.commands.audit.report import Audit, AuditReport
 from gymdata.commands.audit.settings import AuditConfig
 from gymdata.commands.validate.run import validate
-from gymdata.errors import DataError, UsageError, counted, require
+from gymdata.errors import DataError, UsageError, require
 from gymdata.models.forward import load_policy
 from gymdata.models.model_identity import sampler_formats
 from gymdata.models.scoring import PolicyModel
@@ -111,10 +110,7 @@ def _compare(
     report = AuditReport(facts, rounding if config.tolerance is None else rounding.tolerating(config.tolerance))
     impossible = [v for source in sources for v in validate(source, select=("L306",)).violations]
     kept_sets = _kept_sets(sources, runs)
-    for file, found in groupby(impossible, lambda v: v.file):
-        first, *others = found
-        why = f"{first.detail}, as of {counted(len(others), 'other rollout')}" if others else first.detail
-        report.first.append(f"{file}: {why}: no sampler's, so they say nothing of a model (L306)")
+    report.first = [f"{v.file}: {v.detail}: no sampler's, so they say nothing of a model (L306)" for v in impossible]
     settings = rollouts["policy_hash"], rollouts["temperature"], runs, facts
     report.first += logprob_settings(*settings, kept_sets=kept_sets)
     n = rollouts.num_rows
