@@ -22,7 +22,7 @@ KEYS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
 def ids_of(prompt: list[int], generation: list[int]) -> dict[str, Any]:
-    return dict(zip(KEYS, (prompt, generation, [-0.5] * len(generation)), strict=True))
+    return dict(zip(KEYS, (prompt, generation, [-0.5 - k for k in range(len(generation))]), strict=True))
 
 
 def message(turn: int, **ids: Any) -> dict[str, Any]:

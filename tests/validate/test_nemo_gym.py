@@ -113,7 +113,7 @@ def test_duplicates_and_groups(tmp_path: Path) -> None:
         for name in ("prompt_token_ids", "generation_token_ids"):
             with_ids(rows[3], turn)[name] = with_ids(rows[2], turn)[name]
         size = len(with_ids(rows[2], turn)["generation_token_ids"])
-        with_ids(rows[3], turn)["generation_log_probs"] = [-1.0] * size
+        with_ids(rows[3], turn)["generation_log_probs"] = [-1.0 - k for k in range(size)]
     report = validate(write_lines(tmp_path / "a.jsonl", [*rows, rows[2]]))
     assert [(v.code, v.row) for v in report.violations] == [("R503", 0), ("D702", 3), ("D701", 4)]
 
