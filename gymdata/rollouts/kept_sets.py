@@ -11,8 +11,8 @@ from gymdata.errors import counted
 from gymdata.rollouts.ragged import Array, Ragged, list_parts
 from gymdata.rollouts.sequences import Bools, heads_of
 
-#: A head has at least this much of its position's probability, or something that could be sampled is not in it.
-KEPT_MASS = 1 - 1e-3
+#: A head lacks at most this much of its position's probability, or something that could be sampled is not in it.
+MISSING_MASS = 1e-3
 
 
 def is_kept_set(ids: Ragged, logprobs: Ragged, sampled: Array) -> Bools:
@@ -22,7 +22,7 @@ def is_kept_set(ids: Ragged, logprobs: Ragged, sampled: Array) -> Bools:
     mass = np.bincount(owner, weights=np.exp(logprobs.values.astype(np.float64)), minlength=len(ids))
     has_own = np.zeros(len(ids), np.bool_)
     has_own[owner[ids.values == ids.spread(sampled)]] = True
-    return (mass >= KEPT_MASS) & has_own
+    return (np.abs(mass - 1) <= MISSING_MASS) & has_own
 
 
 class KeptSets:

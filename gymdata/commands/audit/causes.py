@@ -28,7 +28,7 @@ _SAME_TEMPERATURE, _ONE_SIDED = 0.03, 0.8
 #: A factor this close to that of a base is that one.
 _SAME_BASE = 0.02
 #: The search for a temperature: grids of so many from the lowest to the highest, each around the best of the one before.
-_LOWEST, _HIGHEST, _POINTS, _GRIDS = 0.1, 5.0, 14, 4
+_LOWEST, _HIGHEST, _POINTS, _GRIDS = 0.1, 5.0, 14, 5
 #: Temperatures that people set: a fit this close to one of them is that one, if it leaves hardly more.
 _USUAL = np.round(np.arange(0.1, 2.01, 0.05), 2)
 _USUAL_WITHIN, _HARDLY_MORE = 0.02, 1.02

@@ -157,7 +157,9 @@ class CollectConfig(Config):
     frequency_penalty: Annotated[float, SAMPLED] = pydantic.Field(
         0.0, description="Frequency penalty; other than 0, logprobs are biased."
     )
-    top_logprobs: Annotated[int, SAMPLED] = pydantic.Field(0, ge=0, description="Record the top K logprobs per token.")
+    top_logprobs: Annotated[int, SAMPLED] = pydantic.Field(
+        0, ge=0, le=64, description="Record the top K logprobs per token."
+    )
     sampling: Settings = pydantic.Field(
         default_factory=dict,
         description="Other sampling parameters of vLLM, such as stop or logit_bias; most bias the logprobs (L304).",

@@ -313,7 +313,7 @@ class Crediting:
             token_mask, offsets, groups = self._kept_tokens(shaped, row, sequences)
             squares = credited.evidence.get("sum_pi_squared")
             if squares is None:
-                squares = sum_pi_squared(batch.column("turns"), sampled, keep)
+                squares = sum_pi_squared(batch, sampled, keep)
             energy = credit.gradient_energy(sampled.logprobs.values, squares)
             baseline.add(credited.returns[token_mask], energy[token_mask], offsets, groups)
         return baseline

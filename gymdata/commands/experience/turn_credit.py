@@ -11,6 +11,7 @@ from gymdata.commands.experience.group_rewards import Shaped
 from gymdata.commands.experience.settings import ExperienceConfig
 from gymdata.credit.estimators import ALL, TurnRewards
 from gymdata.errors import RefusedError
+from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
 from gymdata.rollouts.ragged import Array
 from gymdata.rollouts.sequences import RolloutSequences, SampledTokens, alternatives
 from gymdata.rollouts.turn_columns import TurnColumns
@@ -45,10 +46,15 @@ def turn_advantages(batches: Batches, shaped: Shaped, groups: Array, config: Exp
     return np.nan_to_num(credit_of(rewards, **config.own_settings))
 
 
-def sum_pi_squared(turns: pa.ListArray, sampled: SampledTokens, keep: Array) -> Array:
+def sum_pi_squared(batch: pa.RecordBatch, sampled: SampledTokens, keep: Array) -> Array:
     """Σπ² over the saved most likely tokens of each sampled token, float64: what is left out adds at most the rest of the
-    probability times the smallest saved one. Raises RefusedError where a ``keep`` rollout (bool, one each) has none."""
-    _, logprobs = alternatives(turns, sampled)
+    probability times the smallest saved one. Raises RefusedError where a ``keep`` rollout (bool, one each) has none, and for
+    what is no log-probability."""
+    _, logprobs = alternatives(batch.column("turns"), sampled)
+    if len(odd := np.flatnonzero(~(logprobs.values <= POSITIVE_TOLERANCE))):
+        row, position = sampled.token_ids.locate(int(logprobs.owner[odd[0]]))
+        where = f"sampled token {position} of {batch.column('rollout_id')[row]}"
+        raise RefusedError(f"{where}: top_log_probs: got {logprobs.values[odd[0]]:g}, expected a log-probability")
     needed = sampled.logprobs.spread(keep)
     if bool((logprobs.lengths[needed] == 0).any()):
         raise RefusedError(

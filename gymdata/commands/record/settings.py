@@ -80,7 +80,7 @@ class RecordConfig(Config):
         1.0, ge=0.0, allow_inf_nan=False, description="Sampling temperature of requests that name none."
     )
     top_logprobs: int = pydantic.Field(
-        0, ge=0, description="Record the top K logprobs per token, whatever clients request."
+        0, ge=0, le=64, description="Record the top K logprobs per token, whatever clients request."
     )
     sampling: Settings = pydantic.Field(
         default_factory=dict, description="Other sampling parameters of vLLM for requests that do not name them."

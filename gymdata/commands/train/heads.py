@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow.compute as pc
 
 from gymdata.commands.train.data import MASK, TrainingData, lists_of
 from gymdata.commands.train.token_checksum import IDS
 from gymdata.errors import RefusedError, UsageError
+from gymdata.rollouts.heads import of_another_token
 from gymdata.rollouts.kept_sets import KeptSets
 from gymdata.rollouts.logprobs import sampling_biases
-from gymdata.rollouts.ragged import Ragged, offsets_of
+from gymdata.rollouts.ragged import Array, Ragged, offsets_of
 from gymdata.rollouts.schema import EXPERIENCES, HEAD, HEADED_ROWS
 from gymdata.store import scan_batches
 from gymdata.store.paths import RunFacts
@@ -56,10 +59,43 @@ def has_kept_sets(data: TrainingData, runs: Sequence[RunFacts]) -> bool:
     if not data.head_ids or not only_cuts(runs, list(data.facts.temperatures)):
         return False
     kept = KeptSets()
-    for batch in data.batches(IDS, MASK, *HEAD):
-        tokens, mask, ids, logprobs = (lists_of(batch[name]).values for name in (IDS, MASK, *HEAD))
-        there, sampled = ids >= 0, tokens[mask != 0]
-        n_ids = there.reshape(len(sampled), data.head_ids).sum(axis=1)
-        lists = Ragged(ids[there], offsets_of(n_ids))
-        kept.count(lists, lists.like(logprobs[there]), sampled)
+    for heads in _heads(data):
+        kept.count(heads.ids, heads.logprobs, heads.sampled)
     return kept.all_kept
+
+
+def others_heads(data: TrainingData) -> str:
+    """How many trained tokens have the head of another token, as their saved log-probs say; empty for none."""
+    headed = others = row = 0
+    first = ""
+    for heads in _heads(data):
+        wrong = of_another_token(heads.ids, heads.logprobs, heads.sampled, heads.saved)
+        if wrong.any() and not first:
+            first = data.name(row + int(np.searchsorted(np.cumsum(heads.of_rows), int(wrong.argmax()), side="right")))
+        row, others = row + len(heads.of_rows), others + int(wrong.sum())
+        headed += int((heads.ids.lengths > 0).sum())
+    if not others:
+        return ""
+    return (
+        f"{others:,} of {headed:,} heads have another log-probability of the sampled id than is saved (first: {first})"
+    )
+
+
+class _Heads(NamedTuple):
+    """The heads of a batch's trained tokens, their ids, their log-probs, and how many each row has."""
+
+    ids: Ragged
+    logprobs: Ragged
+    sampled: Array
+    saved: Array
+    of_rows: Array
+
+
+def _heads(data: TrainingData) -> Iterator[_Heads]:
+    for batch in data.batches(IDS, MASK, "logprobs", *HEAD):
+        tokens, masks, saved, ids, logprobs = (lists_of(batch[name]) for name in (IDS, MASK, "logprobs", *HEAD))
+        trained, there = masks.values != 0, ids.values >= 0
+        n_ids = there.reshape(int(trained.sum()), data.head_ids).sum(axis=1)
+        lists = Ragged(ids.values[there], offsets_of(n_ids))
+        of_rows = masks.sums(trained)
+        yield _Heads(lists, lists.like(logprobs.values[there]), tokens.values[trained], saved.values[trained], of_rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -12,15 +12,13 @@ from gymdata.commands.train.data import MASK, Facts, LengthCost, TrainingData
 from gymdata.commands.train.pair_data import NamedSequences, check_numbers, numbers
 from gymdata.commands.train.token_checksum import IDS
 from gymdata.errors import DataError, RefusedError, UsageError, counted
-from gymdata.rollouts.logprobs import POSITIVE_TOLERANCE
+from gymdata.rollouts.heads import head_fault
 from gymdata.rollouts.ragged import Ragged, list_parts, offsets_of
 from gymdata.rollouts.schema import HEAD
 from gymdata.rollouts.soundness import Lists, is_rendered, refuse_unsound
 
 #: Weights of the parts of a loss, a number per token each.
 WEIGHTS = ("rl_weight", "ce_weight", "ref_kl_weight")
-#: What rounding leaves of a sum of probabilities above 1.
-_ROUNDED_SUM = 1e-3
 #: Columns of an experiences file that training reads; those from ``ref_logprobs`` on only where there are any.
 EXPERIENCE_COLUMNS: tuple[str, ...] = (
     "rollout_id",
@@ -157,7 +155,7 @@ def _heads(
     table: pa.Table, sequences: NamedSequences, trained: np.ndarray, k: int, where: str, first_row: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The columns ``HEAD`` of the tokens that are true in ``trained``, (n, k) each, −1 and −∞ where there is none. Raises
-    RefusedError for lists that do not fit, an id that is twice in a head, and log-probs of no distribution."""
+    RefusedError for lists that do not fit, and as ``head_fault`` finds."""
     lists, names = {}, sequences.names
     for name in HEAD:
         rows = [list_parts(chunk) for chunk in table[name].chunks]
@@ -177,35 +175,16 @@ def _heads(
         places[sequences.token_ids.spread(lengths > 0)] = np.arange(len(flat))
         lists[name] = Ragged(flat.values, np.append(flat.offsets, flat.offsets[-1])).take(places[trained])
     ids, logprobs = (lists[name] for name in HEAD)
-    places = np.flatnonzero(trained)
-    _refuse_odd_heads(ids, logprobs, lambda token: sequences.token_ids.locate(int(places[token])), names, where)
+    if found := head_fault(ids, logprobs):
+        token, code, what = found
+        row, position = sequences.token_ids.locate(int(np.flatnonzero(trained)[token]))
+        raise RefusedError(f"{where}: token {position} of {names[row]}: {what}", code=code)
     return _wide(ids, k, -1), _wide(logprobs, k, -np.inf)
 
 
 def _wide(lists: Ragged, k: int, filler: float) -> np.ndarray:
     padded = lists.padded(filler)
     return np.pad(padded, ((0, 0), (0, k - padded.shape[1])), constant_values=filler)
-
-
-def _refuse_odd_heads(
-    ids: Ragged, logprobs: Ragged, place: Callable[[int], tuple[int, int]], names: Sequence[str], where: str
-) -> None:
-    """Raises RefusedError for the first head that no distribution has; ``place``: row and position of a token."""
-    unequal = np.flatnonzero(ids.lengths != logprobs.lengths)
-    values, owner = logprobs.values.astype(np.float64), logprobs.owner
-    order = np.lexsort((ids.values, ids.owner))
-    twice = (np.diff(ids.values[order]) == 0) & (np.diff(ids.owner[order]) == 0)
-    too_much = np.bincount(owner, weights=np.exp(np.minimum(values, 1)), minlength=len(logprobs)) > 1 + _ROUNDED_SUM
-    for tokens, code, what in (
-        (unequal, "L301", "top_ids and top_log_probs differ in number"),
-        (owner[~np.isfinite(values)], "L302", "a log-probability of top_log_probs is not finite"),
-        (owner[values > POSITIVE_TOLERANCE], "L303", "a log-probability of top_log_probs is above 0"),
-        (ids.owner[order][1:][twice], None, "an id is twice in top_ids"),
-        (np.flatnonzero(too_much), None, "the probabilities of top_log_probs sum to more than 1"),
-    ):
-        if len(tokens):
-            row, position = place(int(tokens.min()))
-            raise RefusedError(f"{where}: token {position} of {names[row]}: {what}", code=code)
 
 
 def _weights(table: pa.Table, sequences: NamedSequences, where: str, first_row: int) -> dict[str, Ragged]:

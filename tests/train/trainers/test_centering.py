@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,28 @@ def test_other_losses_are_refused_by_name(loss: str) -> None:
         )
 
 
+@pytest.mark.parametrize(("moved", "says"), [
+    (0, None),
+    (1, r"11 of 11 heads have another log-probability of the sampled id than is saved \(first: rollout-0/0\)"),
+])  # fmt: skip
+def test_heads_of_other_tokens_are_counted(moved: int, says: str | None, policy: Path, tmp_path: Path) -> None:
+    """A warning where heads have another number of the sampled token than its own, as those of the next token have."""
+    rows = with_heads(policy, experience_rows(policy)[:2], 0, nucleus=0.1)
+    for row in rows:
+        trained = np.flatnonzero(row["loss_mask"])
+        for name in ("top_ids", "top_log_probs"):
+            lists = [row[name][t] for t in trained]
+            for t, of_token in zip(trained, [*lists[moved:], *lists[:moved]], strict=True):
+                row[name][t] = of_token
+    file = run_of(tmp_path, rows, **{**PROCESSED, "top_p": 1.0})
+    done = gymdata(
+        "train-rl", file, "-m", policy, "-o", tmp_path / "out", "--loss", "gpg", "--score-centering", "--dry-run"
+    )
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert re.search(says, said) if says else "heads have another" not in said
+
+
 @pytest.mark.parametrize(("change", "says"), [
     (lambda head: [], "reads the sampler's head of each token, and .* has no top_ids"),
     (lambda head: [(i, -9.0) for i in range(65)], "65 ids of one token, expected at most 64"),
@@ -191,7 +214,8 @@ def test_other_losses_are_refused_by_name(loss: str) -> None:
     (lambda head: [(i, -0.1) for i, _ in head], "sum to more than 1"),
     (lambda head: [(head[0][0], lp - 3) for _, lp in head], "an id is twice in top_ids"),
     (lambda head: [(i + 100_000, lp) for i, lp in head], "top_ids: token id 1.* is not in the vocabulary"),
-], ids=["none", "65", "positive", "too much", "twice", "unknown"])  # fmt: skip
+    (lambda head: [*head[1:], (-1, -5.0)], "token 4 of rollout-0/0: an id of top_ids is negative"),
+], ids=["none", "65", "positive", "too much", "twice", "unknown", "negative"])  # fmt: skip
 def test_heads_that_no_sampler_has_are_refused(policy: Path, tmp_path: Path, change: Any, says: str) -> None:
     """With the place: the rollout and the token."""
     rows = with_heads(policy, experience_rows(policy)[:2], 3)
