@@ -36,9 +36,9 @@ demo-real-seeds: $(REAL)
 compare-trainers: .venv/.ready
 	$(BIN)/python -m tests.benchmarks.compare_trainers runs/compare-trainers
 
-# Three processes on two cores, for some tests wait: by file, the longest first; tests that share an engine or a wheel stay
+# Four processes on two cores, for some tests wait: by file, the longest first; tests that share an engine or a wheel stay
 # together (tests/schedule.py). At the end stands what was skipped, and why.
-PYTEST := $(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations 25 -rs
+PYTEST := $(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder --durations 25 -rs
 
 # mypy runs beside the tests: it has one process, and some of theirs wait.
 test: lint
