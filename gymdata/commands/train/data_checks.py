@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gymdata.commands.train.data import MASK, TrainingData, lists_of
-from gymdata.commands.train.heads import has_kept_sets, others_heads
+from gymdata.commands.train.heads import has_kept_sets, head_warnings
 from gymdata.commands.train.losses import LOSSES
 from gymdata.commands.train.parts import distinct
 from gymdata.commands.train.settings import (
@@ -36,8 +36,8 @@ def check(
     refuse_unknown_ids(_extent(data, IDS), model.vocab_size, model.path, f"{source}: ")
     if data.head_ids:
         refuse_unknown_ids(_extent(data, HEAD[0]), model.vocab_size, model.path, f"{source}: {HEAD[0]}: ")
-        if why := others_heads(data):
-            progress.message(f"warning: {source}: {why}: were they saved at other tokens?")
+        for why in head_warnings(data):
+            progress.message(f"warning: {source}: {why}")
     check_tokenizer(runs, model, source, progress)
     if isinstance(config, TrainDpoConfig) and config.ref == "saved":
         _check_reference(source, runs, model, data)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from gymdata.commands.train.data import MASK, TrainingData, lists_of
 from gymdata.commands.train.token_checksum import IDS
-from gymdata.errors import RefusedError, UsageError
+from gymdata.errors import RefusedError, UsageError, counted
 from gymdata.rollouts.heads import of_another_token
 from gymdata.rollouts.kept_sets import KeptSets
 from gymdata.rollouts.logprobs import sampling_biases
@@ -64,21 +64,21 @@ def has_kept_sets(data: TrainingData, runs: Sequence[RunFacts]) -> bool:
     return kept.all_kept
 
 
-def others_heads(data: TrainingData) -> str:
-    """How many trained tokens have the head of another token, as their saved log-probs say; empty for none."""
-    headed = others = row = 0
+def head_warnings(data: TrainingData) -> Iterator[str]:
+    """How many trained tokens have no head, and how many that of another token, as their saved log-probs say."""
+    tokens = headed = others = row = 0
     first = ""
     for heads in _heads(data):
         wrong = of_another_token(heads.ids, heads.logprobs, heads.sampled, heads.saved)
         if wrong.any() and not first:
             first = data.name(row + int(np.searchsorted(np.cumsum(heads.of_rows), int(wrong.argmax()), side="right")))
-        row, others = row + len(heads.of_rows), others + int(wrong.sum())
+        row, tokens, others = row + len(heads.of_rows), tokens + len(wrong), others + int(wrong.sum())
         headed += int((heads.ids.lengths > 0).sum())
-    if not others:
-        return ""
-    return (
-        f"{others:,} of {headed:,} heads have another log-probability of the sampled id than is saved (first: {first})"
-    )
+    if headed < tokens:
+        yield f"{tokens - headed:,} of {counted(tokens, 'trained token')} have no head of the sampler"
+    if others:
+        log_prob = "have another log-probability of the sampled id than is saved"
+        yield f"{others:,} of {headed:,} heads {log_prob} (first: {first}): were they saved at other tokens?"
 
 
 class _Heads(NamedTuple):

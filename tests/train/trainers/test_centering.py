@@ -164,11 +164,12 @@ def test_the_command_logs_the_heads(policy: Path, tmp_path: Path) -> None:
     done = gymdata("train-rl", file, "-m", policy, "-o", out, "--loss", "icepop", "--score-centering",
                    "--set", "per_device_train_batch_size=64", "--set", "learning_rate=0.001")  # fmt: skip
     assert done.returncode == 0, done.stderr
+    n_without, n_tokens = sum(rows[0]["loss_mask"]), sum(sum(row["loss_mask"]) for row in rows)
+    assert f"{n_without} of {n_tokens} trained tokens have no head" in " ".join(done.stderr.split())
     assert "score_centering" in str(read_run_json(out)["config"])
     logged = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     first = next(row for row in logged if "loss" in row)
-    share = sum(rows[0]["loss_mask"]) / sum(sum(row["loss_mask"]) for row in rows)
-    assert first["centering/without_head"] == pytest.approx(share)
+    assert first["centering/without_head"] == pytest.approx(n_without / n_tokens)
     covered = [np.exp(head).sum() for row in rows for head in row["top_log_probs"] if head]
     assert first["centering/covered"] == pytest.approx(np.mean(covered), abs=1e-5)
     assert first["centering/rho"] > 0 < first["centering/term"]
