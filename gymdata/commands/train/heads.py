@@ -92,10 +92,13 @@ class _Heads(NamedTuple):
 
 
 def _heads(data: TrainingData) -> Iterator[_Heads]:
-    for batch in data.batches(IDS, MASK, "logprobs", *HEAD):
-        tokens, masks, saved, ids, logprobs = (lists_of(batch[name]) for name in (IDS, MASK, "logprobs", *HEAD))
+    """Those of each batch; ``saved`` is NaN where the data has no log-probs, as that to distill."""
+    has_saved = "logprobs" in data.table.column_names
+    for batch in data.batches(IDS, MASK, *HEAD, *["logprobs"] * has_saved):
+        tokens, masks, ids, logprobs = (lists_of(batch[name]) for name in (IDS, MASK, *HEAD))
         trained, there = masks.values != 0, ids.values >= 0
-        n_ids = there.reshape(int(trained.sum()), data.head_ids).sum(axis=1)
+        sampled = tokens.values[trained]
+        n_ids = there.reshape(len(sampled), data.head_ids).sum(axis=1)
         lists = Ragged(ids.values[there], offsets_of(n_ids))
-        of_rows = masks.sums(trained)
-        yield _Heads(lists, lists.like(logprobs.values[there]), tokens.values[trained], saved.values[trained], of_rows)
+        saved = lists_of(batch["logprobs"]).values[trained] if has_saved else np.full(len(sampled), np.nan)
+        yield _Heads(lists, lists.like(logprobs.values[there]), sampled, saved, masks.sums(trained))
